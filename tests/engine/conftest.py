@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from tests.engine.parties import Parties, Party
 from tests.engine.twins import Twin, in_memory, in_mongodb
-from tests.engine.waiters import InThread
+from tests.engine.waiters import InThread, Waiter
 from tests.support import failpoints
 
 Document = dict[str, Any]
@@ -188,6 +189,33 @@ def other(new_session: Callable[..., Session]) -> LockMaker:
     """Makes locks of another session, as another process would have it."""
     session = new_session()
     return lambda *keys, **options: make_lock(session, *keys, **options)
+
+
+@dataclass(frozen=True)
+class Here:
+    """What most tests use: locks of this test's session, of another one, and what is stored."""
+
+    lock: LockMaker
+    other: LockMaker
+    session: Session
+    new_session: Callable[..., Session]
+    in_thread: InThread
+    entries: Callable[..., list[Any]]
+    stored: Callable[..., Document]
+    timer: Timer
+    commands: Commands
+    collection: Collection[Document]
+    take_away: Callable[..., None]
+
+    def waiter(self, lock: MongoLock, first: MongoLock | None = None) -> Waiter:
+        """A thread that waits for *lock*, and holds *first* meanwhile."""
+        return Waiter(self.in_thread, lock, first)
+
+
+@pytest.fixture
+def here(request: pytest.FixtureRequest) -> Here:
+    """See the class."""
+    return Here(**{each.name: request.getfixturevalue(each.name) for each in fields(Here)})
 
 
 @pytest.fixture(params=["apply", "take_free"])

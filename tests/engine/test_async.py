@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from pymongo.collection import Collection
 
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockNotAcquired
-from tests.engine.conftest import Document, LockMaker, make_lock
+from tests.engine.conftest import Here, LockMaker, make_lock
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -41,11 +40,14 @@ async def test_cancelled_before_anything_was_sent(session: Session, entries: Ent
     assert entries() == []
 
 
-async def test_cancelled_in_flight(
-    session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch, door: str
-) -> None:
+async def test_cancelled_in_flight(here: Here, monkeypatch: pytest.MonkeyPatch, door: str) -> None:
     """F36: the command is applied after the cancellation; the lock is taken back, and the next one gets it."""
-    sent, let_go, applied, apply = threading.Event(), threading.Event(), threading.Event(), getattr(session.store, door)
+    sent, let_go, applied, apply = (
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+        getattr(here.session.store, door),
+    )
 
     def slow(*arguments: Any) -> Any:
         sent.set()
@@ -56,15 +58,15 @@ async def test_cancelled_in_flight(
             applied.set()
 
     with monkeypatch.context() as patch:
-        patch.setattr(session.store, door, slow)
-        task = asyncio.create_task(make_lock(session).aacquire())
+        patch.setattr(here.session.store, door, slow)
+        task = asyncio.create_task(make_lock(here.session).aacquire())
         assert await asyncio.to_thread(sent.wait, 10)
         assert await cancelled(task)
         let_go.set()
         assert await asyncio.to_thread(applied.wait, 10)
-    assert await asyncio.to_thread(settled, session)
-    assert entries() == []
-    async with make_lock(session, wait=0):
+    assert await asyncio.to_thread(settled, here.session)
+    assert here.entries() == []
+    async with make_lock(here.session, wait=0):
         pass
 
 
@@ -89,12 +91,10 @@ async def test_cancelled_on_release(session: Session, entries: Entries, monkeypa
 
 
 @pytest.mark.long
-async def test_cancelled_at_random_moments_also_twice(
-    new_session: Callable[..., Session], collection: Collection[Document]
-) -> None:
+async def test_cancelled_at_random_moments_also_twice(here: Here) -> None:
     """F36: a hundred tasks at a few keys, each cancelled somewhere between its start and its end, every third one
     twice: no holder and no waiter is left, and every key can be had."""
-    session, chance = new_session(), random.Random(36)
+    session, chance = here.new_session(), random.Random(36)
     outcomes = []
 
     async def work(number: int) -> None:
@@ -114,24 +114,22 @@ async def test_cancelled_at_random_moments_also_twice(
         outcomes += await asyncio.gather(*(disturb(number) for number in range(start, start + 10)))
     assert any(outcomes)
     assert await asyncio.to_thread(settled, session)
-    assert [d["_id"] for d in collection.find() if d["holders"] or d["waiters"]] == []
+    assert [d["_id"] for d in here.collection.find() if d["holders"] or d["waiters"]] == []
     for number in range(4):
         assert await make_lock(session, f"k{number}").atry_acquire()
 
 
-async def test_a_cancelled_acquisition_of_several_keys_leaves_none(
-    session: Session, other: LockMaker, entries: Entries
-) -> None:
+async def test_a_cancelled_acquisition_of_several_keys_leaves_none(here: Here) -> None:
     """F36: also while what was had already is given back."""
-    async with other("c"):
+    async with here.other("c"):
         for delay in (0, 0.002, 0.004, 0.006, 0.05, 0.1, 0.101, 0.102, 0.103):
-            task = asyncio.create_task(make_lock(session, "a", "b", "c", wait=0.1).aacquire())
+            task = asyncio.create_task(make_lock(here.session, "a", "b", "c", wait=0.1).aacquire())
             await asyncio.sleep(delay)
             task.cancel()
             with pytest.raises((asyncio.CancelledError, LockNotAcquired)):
                 await task
-        assert await asyncio.to_thread(settled, session)
-        assert entries("a") == entries("b") == []
+        assert await asyncio.to_thread(settled, here.session)
+        assert here.entries("a") == here.entries("b") == []
 
 
 def test_one_event_loop_after_another(session: Session, entries: Entries) -> None:

@@ -1,7 +1,6 @@
 """What a waiter may believe comes from its own last command, whatever it was given before, and whatever it is told."""
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,9 +11,8 @@ from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed
-from tests.engine.conftest import Document, LockMaker
+from tests.engine.conftest import Document, Here
 from tests.engine.overlap import Watch
-from tests.engine.waiters import InThread, Waiter
 from tests.support.waiting import eventually
 
 #: A place in the queue is worth a third of a lease: whoever took one for the other is found out.
@@ -36,37 +34,28 @@ def crowd(store: MongoStore, size: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["removed", "paused"])
 def test_a_place_is_worth_what_the_last_command_gave(
-    store: MongoStore,
-    session: Session,
-    lock: LockMaker,
-    other: LockMaker,
-    new_session: Callable[..., Session],
-    *,
-    collection: Collection[Document],
-    in_thread: InThread,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    here: Here, store: MongoStore, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """F107: a waiter stood behind 40 others, lost its place (forced, or while it was paused) and got another in a short
     queue. Granted the lock by another's command and cut off, it holds it no longer than that place lasts."""
-    holder = other(terms=CALM).acquire()
+    holder = here.other(terms=CALM).acquire()
     crowd(store, 40)
-    renew, apply = session.store.renew, session.store.apply
-    waiter = Waiter(in_thread, lock(terms=PLACE, wait=None))
-    (grant,) = eventually_one(session)
+    renew, apply = here.session.store.renew, here.session.store.apply
+    waiter = here.waiter(here.lock(terms=PLACE, wait=None))
+    (grant,) = eventually_one(here.session)
     assert eventually(lambda: grant.lease.until > 0)
     if how == "removed":
-        collection.update_one({"_id": "k"}, {"$set": {"waiters": []}})
+        here.collection.update_one({"_id": "k"}, {"$set": {"waiters": []}})
     else:
-        session.store.renew = fails  # type: ignore[method-assign]
+        here.session.store.renew = fails  # type: ignore[method-assign]
         time.sleep(PLACE.lease + 1)  # the longest that any place of it can last
-        collection.update_one({"_id": "k"}, {"$pull": {"waiters": {"session": "crowd"}}})
-        session.store.renew = renew  # type: ignore[method-assign]
-    assert eventually(lambda: places(collection) == [grant.id], 20)
+        here.collection.update_one({"_id": "k"}, {"$pull": {"waiters": {"session": "crowd"}}})
+        here.session.store.renew = renew  # type: ignore[method-assign]
+    assert eventually(lambda: places(here.collection) == [grant.id], 20)
     before = grant.lease.until
     assert eventually(lambda: grant.lease.until > before, 10)  # its new place is renewed
-    session.store.renew = session.store.apply = session.store.read = fails  # type: ignore[method-assign]
-    third = other(terms=CALM, wait=20)
+    here.session.store.renew = here.session.store.apply = here.session.store.read = fails  # type: ignore[method-assign]
+    third = here.other(terms=CALM, wait=20)
     with Watch(waiter.lock, third) as watch:
         holder.release()
         assert waiter.end().has_it
@@ -74,7 +63,7 @@ def test_a_place_is_worth_what_the_last_command_gave(
         time.sleep(0.5)
         third.release()
     assert watch.overlap == 0
-    session.store.renew, session.store.apply = renew, apply  # type: ignore[method-assign]
+    here.session.store.renew, here.session.store.apply = renew, apply  # type: ignore[method-assign]
     waiter.let_go()
 
 

@@ -19,7 +19,7 @@ from django_mongolock.engine.session import listener
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from testproject.servers import Mongod
-from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock, store_of
+from tests.engine.conftest import CALM, Commands, Document, Here, LockMaker, make_lock, store_of
 from tests.engine.overlap import Watch
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
@@ -83,19 +83,17 @@ def test_a_bell_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], commands
     assert [name for name in commands.names if name not in ("getMore", "find")] == ["update", "findAndModify", "insert"]
 
 
-def test_a_bell_is_rung_when_the_majority_has_the_grant(
-    queued: tuple[MongoLock, Waiter], other: LockMaker, commands: Commands
-) -> None:
+def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tuple[MongoLock, Waiter]) -> None:
     """P3, F5: the release that grants the lock waits for the majority; the bell follows it, and waits for nothing."""
     theirs, waiter = queued
-    commands.clear()
+    here.commands.clear()
     theirs.release()
     waiter.end()
-    (release,) = [command for command in commands.documents if "findAndModify" in command]
-    (bell,) = [command for command in commands.documents if "insert" in command]
+    (release,) = [command for command in here.commands.documents if "findAndModify" in command]
+    (bell,) = [command for command in here.commands.documents if "insert" in command]
     assert release["writeConcern"]["w"] == "majority"
     assert bell["writeConcern"] == {"w": 0}
-    assert commands.names.index("findAndModify") < commands.names.index("insert")
+    assert here.commands.names.index("findAndModify") < here.commands.names.index("insert")
 
 
 @pytest.mark.parametrize("kind", ["earlier", "twice", "nobody", "damaged"])
@@ -122,30 +120,26 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
 
 
 def test_a_bell_for_an_earlier_grant_that_comes_late(
-    queued: tuple[MongoLock, Waiter],
-    session: Session,
-    other: LockMaker,
-    *,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Here, queued: tuple[MongoLock, Waiter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P1, F107: a waiter was granted the lock, and lost it, before it heard of that; a late copy of its command has
     queued it again, and it has renewed that place. The bell of the first grant comes now: it holds nothing."""
     theirs, waiter = queued
-    grant, ring = mine(session), MongoStore.ring
+    grant, ring = mine(here.session), MongoStore.ring
     held_back: list[Bell] = []
     monkeypatch.setattr(MongoStore, "ring", lambda self, bell: held_back.append(bell))
-    third = other(terms=CALM, wait=10)
+    third = here.other(terms=CALM, wait=10)
     with Watch(waiter.lock, third) as watch:
         theirs.release()
         assert eventually(lambda: bool(held_back))
-        store_of(session).apply("k", Step(remove=(grant.id,), force=True), 5)
+        store_of(here.session).apply("k", Step(remove=(grant.id,), force=True), 5)
         third.acquire()
-        store_of(session).apply("k", Step(ask=grant.id, add=grant.acquisition.entry, beat=1), 5)
+        store_of(here.session).apply("k", Step(ask=grant.id, add=grant.acquisition.entry, beat=1), 5)
         until = grant.lease.until
         grant.lease.renew_at = clock.now()
-        session.heartbeat.see_to(clock.now())
+        here.session.heartbeat.see_to(clock.now())
         assert eventually(lambda: grant.lease.until > until)
-        ring(store_of(session), held_back[0])
+        ring(store_of(here.session), held_back[0])
         time.sleep(0.2)
         assert not waiter.done
         monkeypatch.undo()
@@ -154,9 +148,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
     assert watch.overlap == 0
 
 
-def test_a_bell_is_heard_that_was_rung_before_anybody_listened(
-    session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bell_is_heard_that_was_rung_before_anybody_listened(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F11: between the queue and the cursor nothing passes unheard: it begins with the bells that are there."""
     late = threading.Event()
     listen = MongoStore.listen
@@ -169,14 +161,14 @@ def test_a_bell_is_heard_that_was_rung_before_anybody_listened(
     monkeypatch.setattr(MongoStore, "listen", listen_late)
 
     def listens_only(*_: object) -> float:
-        session.waits.listen()
+        here.session.waits.listen()
         return 60.0
 
-    monkeypatch.setattr(session.waits, "_seconds", listens_only)  # nobody finds it by looking
-    theirs = other(terms=CALM).acquire()
-    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-    assert eventually(lambda: bool(session.queue.waiting) and mine(session).lease.until > 0)
-    assert eventually(lambda: bells.is_good(store_of(session).bells.collections[bells._number(session.id)]))
+    monkeypatch.setattr(here.session.waits, "_seconds", listens_only)  # nobody finds it by looking
+    theirs = here.other(terms=CALM).acquire()
+    waiter = here.waiter(here.lock(terms=CALM, wait=None))
+    assert eventually(lambda: bool(here.session.queue.waiting) and mine(here.session).lease.until > 0)
+    assert eventually(lambda: bells.is_good(store_of(here.session).bells.collections[bells._number(here.session.id)]))
     theirs.release()
     assert not eventually(lambda: waiter.done, 0.3)
     late.set()
@@ -204,39 +196,34 @@ def kill_cursor(mongo: MongoClient[Document], appname: str, collection: Collecti
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["killed", "dropped", "emptied", 136, 13])
 def test_listening_that_ends_comes_back_and_nobody_is_forgotten(
+    here: Here,
     queued: tuple[MongoLock, Waiter],
-    session: Session,
-    lock: LockMaker,
-    other: LockMaker,
     end: str | int,
-    *,
     mongo: MongoClient[Document],
     appname: str,
-    collection: Collection[Document],
     failpoint: Callable[..., None],
-    in_thread: InThread,
 ) -> None:
     """F11: its cursor killed, overtaken in a full collection (136), the right taken away (13), the bells dropped, or
     made anew without a limit: the waiter gets its lock all the same, and soon by a bell again."""
     theirs, waiter = queued
-    bell = store_of(session).bells.collections[bells._number(session.id)]
+    bell = store_of(here.session).bells.collections[bells._number(here.session.id)]
     if end == "killed":
-        kill_cursor(mongo, appname, collection)
+        kill_cursor(mongo, appname, here.collection)
     elif isinstance(end, str):
         bell.drop()
         if end == "emptied":
             bell.insert_one({"to": "a ringer made it"})
     else:
         failpoint(["getMore"], times=1, errorCode=end)
-        assert eventually(lambda: not session.waits.listener.listening)
+        assert eventually(lambda: not here.session.waits.listener.listening)
     released = clock.now()
     theirs.release()
     assert waiter.end().at - released < SOON
     waiter.let_go().thread.join(10)
-    again = other(terms=CALM, wait=5).acquire()
-    second = Waiter(in_thread, lock(terms=CALM, wait=None))
+    again = here.other(terms=CALM, wait=5).acquire()
+    second = here.waiter(here.lock(terms=CALM, wait=None))
     assert eventually(lambda: bells.is_good(bell))
-    assert listening(session)
+    assert listening(here.session)
     assert not eventually(lambda: second.done, 0.3)
     released = clock.now()
     again.release()
@@ -259,16 +246,7 @@ def test_a_full_collection_takes_the_next_bell(queued: tuple[MongoLock, Waiter],
 
 @pytest.mark.long
 def test_without_the_right_to_listen_waiters_look_and_say_so_once(
-    session: Session,
-    lock: LockMaker,
-    other: LockMaker,
-    in_thread: InThread,
-    stored: Callable[..., Document],
-    *,
-    failpoint: Callable[..., None],
-    commands: Commands,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Here, failpoint: Callable[..., None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F11, F60: one line in the log however often it is tried again; and bells as soon as they are allowed. Nothing is
     written to a collection that is not there: that would grow for ever."""
@@ -276,20 +254,20 @@ def test_without_the_right_to_listen_waiters_look_and_say_so_once(
     monkeypatch.setattr(listener, "RETRY_LAST", 0.1)
     monkeypatch.setattr(bells, "LOOK_EVERY", 0.0)
     failpoint(["create", "convertToCapped"], errorCode=13)
-    theirs = other(terms=CALM).acquire()
-    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-    assert eventually(lambda: bool(stored()["waiters"]))
-    assert eventually(lambda: commands.names.count("create") >= 3)
+    theirs = here.other(terms=CALM).acquire()
+    waiter = here.waiter(here.lock(terms=CALM, wait=None))
+    assert eventually(lambda: bool(here.stored()["waiters"]))
+    assert eventually(lambda: here.commands.names.count("create") >= 3)
     released = clock.now()
     theirs.release()
     assert waiter.end().at - released < SOON
-    assert "insert" not in commands.names
+    assert "insert" not in here.commands.names
     assert caplog.text.count("waiting by polling") == 1
     waiter.let_go().thread.join(10)
-    with other(terms=CALM, wait=10):
-        Waiter(in_thread, lock(terms=CALM, wait=None)).let_go()
+    with here.other(terms=CALM, wait=10):
+        here.waiter(here.lock(terms=CALM, wait=None)).let_go()
         failpoint([])
-        assert listening(session)
+        assert listening(here.session)
     assert caplog.text.count("waiting by polling") == 1
 
 
@@ -312,34 +290,26 @@ def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
 
 
 @pytest.mark.long
-def test_one_listener_for_a_process_and_only_while_somebody_waits(
-    session: Session,
-    lock: LockMaker,
-    other: LockMaker,
-    commands: Commands,
-    in_thread: InThread,
-    *,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_listener_for_a_process_and_only_while_somebody_waits(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """P8: a thread and a cursor with the first waiter, one for all keys, and none a moment after the last."""
     monkeypatch.setattr(listener, "LINGER", 0.2)
-    with lock("free"), lock("free2"):
-        assert thread_of(session) is None
-    with other("a", terms=CALM), other("b", terms=CALM):
-        waiters = [Waiter(in_thread, lock(key, terms=CALM, wait=None)) for key in ("a", "b", "a")]
-        assert listening(session)
+    with here.lock("free"), here.lock("free2"):
+        assert thread_of(here.session) is None
+    with here.other("a", terms=CALM), here.other("b", terms=CALM):
+        waiters = [here.waiter(here.lock(key, terms=CALM, wait=None)) for key in ("a", "b", "a")]
+        assert listening(here.session)
         time.sleep(1.0)  # longer than it lingers
-        assert session.waits.listener.listening
-        thread = thread_of(session)
+        assert here.session.waits.listener.listening
+        thread = thread_of(here.session)
         assert thread is not None
     for waiter in [waiter.let_go() for waiter in waiters]:
         waiter.end()
     thread.join(10)
     assert not thread.is_alive()
-    assert len([command for command in commands.documents if command.get("tailable")]) <= 3
-    with other("a", terms=CALM, wait=5):
-        Waiter(in_thread, lock("a", terms=CALM, wait=None)).let_go()
-        assert listening(session)
+    assert len([command for command in here.commands.documents if command.get("tailable")]) <= 3
+    with here.other("a", terms=CALM, wait=5):
+        here.waiter(here.lock("a", terms=CALM, wait=None)).let_go()
+        assert listening(here.session)
 
 
 def test_a_holder_that_wants_to_know_is_told_at_once(session: Session, lock: LockMaker, new_session: Any) -> None:

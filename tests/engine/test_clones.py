@@ -17,7 +17,7 @@ from pymongo.collection import Collection
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.session.session import Session
-from tests.engine.conftest import Document, LockMaker, make_lock
+from tests.engine.conftest import Document, Here, make_lock
 from tests.engine.faces import Face
 from tests.engine.processes import processes
 from tests.support.waiting import eventually
@@ -69,16 +69,14 @@ def test_they_exclude_each_other(clones: Clones, face: Face) -> None:
     assert face.release(theirs)
 
 
-async def test_what_one_gave_up_is_not_refused_to_the_other(
-    clones: Clones, other: LockMaker, collection: Collection[Document]
-) -> None:
+async def test_what_one_gave_up_is_not_refused_to_the_other(here: Here, clones: Clones) -> None:
     """F79, F17: the tombstone of a clone's command that was given up does not lie on the other one's."""
     first, second = clones
 
     def field(name: str) -> list[Any]:
-        return list((collection.find_one({"_id": "k"}) or {})[name])
+        return list((here.collection.find_one({"_id": "k"}) or {})[name])
 
-    async with other(terms=CALM):
+    async with here.other(terms=CALM):
         task = asyncio.create_task(take(first, wait=None).aacquire())
         assert await asyncio.to_thread(eventually, lambda: field("waiters"))
         task.cancel()

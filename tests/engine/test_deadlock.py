@@ -20,7 +20,7 @@ from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.protocol import PollSchedule
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
-from tests.engine.conftest import QUICK, Commands, Document, LockMaker, make_lock, store_of
+from tests.engine.conftest import QUICK, Document, Here, LockMaker, make_lock, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.support.waiting import eventually
@@ -58,18 +58,16 @@ def ring(in_thread: InThread, makers: Sequence[LockMaker], entries: Entries) -> 
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("apart", [True, False], ids=["processes", "threads"])
-def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(
-    count: int, *, apart: bool, new_session: Callable[..., Session], in_thread: InThread, entries: Entries
-) -> None:
+def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(here: Here, count: int, apart: bool) -> None:
     """F45: A holds 1 and wants 2, B holds 2 and wants 1, also over three sessions: LockDeadlock names the cycle, to
     the youngest waiter only."""
-    sessions = [new_session() for _ in range(count if apart else 1)] * (1 if apart else count)
+    sessions = [here.new_session() for _ in range(count if apart else 1)] * (1 if apart else count)
 
     def maker(session: Session) -> LockMaker:
         return lambda *keys, **options: make_lock(session, *keys, **options)
 
     started = clock.now()
-    *others, youngest = ring(in_thread, [maker(session) for session in sessions], entries)
+    *others, youngest = ring(here.in_thread, [maker(session) for session in sessions], here.entries)
     for party in (youngest, *reversed(others)):
         party.end(15).let_go()
     assert clock.now() - started < 15
@@ -122,27 +120,19 @@ def test_processes_find_their_deadlock(collection: Collection[Document], entries
     ],
 )
 def test_who_has_to_be_in_a_cycle(
-    lock: LockMaker,
-    other: LockMaker,
-    in_thread: InThread,
-    entries: Entries,
-    *,
-    free: Terms | None,
-    holder: Terms,
-    wanted: Terms,
-    is_deadlock: bool,
+    here: Here, free: Terms | None, holder: Terms, wanted: Terms, is_deadlock: bool
 ) -> None:
     """F45: the owner of "data" waits for "gpu", whose holders wait for "data", but for one that is free: it is a
     deadlock only if what that one will release is not enough."""
-    bystander = None if free is None else Waiter(in_thread, other("gpu", terms=free)).end()
+    bystander = None if free is None else here.waiter(here.other("gpu", terms=free)).end()
     users = [
-        Waiter(in_thread, other("data", wait=20), first=other("gpu", terms=holder)).ready()
+        here.waiter(here.other("data", wait=20), first=here.other("gpu", terms=holder)).ready()
         for _ in range(2 if free is None else 1)
     ]
-    owner = Waiter(in_thread, lock("gpu", terms=wanted, wait=20), first=lock("data")).ready()
+    owner = here.waiter(here.lock("gpu", terms=wanted, wait=20), first=here.lock("data")).ready()
     for number, user in enumerate(users):
         user.go()
-        assert eventually(partial(queue_is, entries, "data", 2 + number))
+        assert eventually(partial(queue_is, here.entries, "data", 2 + number))
     owner.go()
     if is_deadlock:
         assert isinstance(owner.end(5).error, LockDeadlock)
@@ -158,9 +148,7 @@ def test_who_has_to_be_in_a_cycle(
 
 
 @pytest.mark.long
-def test_no_deadlock_is_found_where_there_is_none(
-    lock: LockMaker, other: LockMaker, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_deadlock_is_found_where_there_is_none(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45: six threads of two sessions take random locks inside one another, always in one order, and look for a
     deadlock at every chance: none is ever found, and all of them finish."""
     monkeypatch.setattr(PollSchedule, "is_deadlock_check_due", lambda self, now: self.deadlock_check_at < FOREVER)
@@ -177,28 +165,24 @@ def test_no_deadlock_is_found_where_there_is_none(
         except BaseException as error:  # noqa: BLE001
             errors.append(error)
 
-    threads = [in_thread(lambda make=make, seed=seed: work(make, seed)) for seed in range(3) for make in (lock, other)]
+    threads = [
+        here.in_thread(lambda make=make, seed=seed: work(make, seed))
+        for seed in range(3)
+        for make in (here.lock, here.other)
+    ]
     for thread in threads:
         thread.join(60)
     assert errors == []
 
 
 @pytest.mark.long
-def test_cycles_are_listed_once_for_the_admin(
-    lock: LockMaker,
-    other: LockMaker,
-    in_thread: InThread,
-    entries: Entries,
-    collection: Collection[Document],
-    *,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cycles_are_listed_once_for_the_admin(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45: `cycles` finds each deadlock once, whoever is asked, and none among those who merely wait."""
     monkeypatch.setattr(protocol, "DEADLOCK_CHECK_AFTER", 1.5)
-    parties = ring(in_thread, [lock, other], entries)
-    bystander = Waiter(in_thread, lock("key0", wait=20))
-    assert eventually(lambda: len(entries("key0")) == 3)
-    documents = list(collection.find())
+    parties = ring(here.in_thread, [here.lock, here.other], here.entries)
+    bystander = here.waiter(here.lock("key0", wait=20))
+    assert eventually(lambda: len(here.entries("key0")) == 3)
+    documents = list(here.collection.find())
     (found,) = cycles(documents, datetime.now(UTC).replace(tzinfo=None))
     assert sorted(found.keys) == ["key0", "key1"]
     assert found.victim.key == "key0"
@@ -209,57 +193,45 @@ def test_cycles_are_listed_once_for_the_admin(
 
 
 @pytest.mark.long
-def test_nobody_pays_who_holds_nothing_else(
-    lock: LockMaker, other: LockMaker, commands: Commands, in_thread: InThread, entries: Entries
-) -> None:
+def test_nobody_pays_who_holds_nothing_else(here: Here) -> None:
     """F45: nested locks that are free cost one command each, and who waits without holding anything never looks."""
-    with lock("a"), lock("b"), lock("c"):
+    with here.lock("a"), here.lock("b"), here.lock("c"):
         pass
-    assert commands.names == ["findAndModify"] * 3 + ["update"] * 3
-    with other("a", terms=Terms(lease=30, margin=1)):
-        commands.clear()
-        waiter = Waiter(in_thread, lock("a", terms=Terms(lease=30, margin=1)))
+    assert here.commands.names == ["findAndModify"] * 3 + ["update"] * 3
+    with here.other("a", terms=Terms(lease=30, margin=1)):
+        here.commands.clear()
+        waiter = here.waiter(here.lock("a", terms=Terms(lease=30, margin=1)))
         assert not eventually(lambda: waiter.done, 1.0)
-        assert [d["aggregate"] for d in commands.documents if "$graphLookup" in str(d.get("pipeline"))] == []
+        assert [d["aggregate"] for d in here.commands.documents if "$graphLookup" in str(d.get("pipeline"))] == []
     waiter.end().let_go()
 
 
 @pytest.mark.long
-def test_a_release_that_is_on_its_way_is_no_deadlock(
-    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45, F100: a thread that lost its lock object, to a signal for example, and asks again, waits for the release."""
-    queued, abandon = threading.Event(), session.orphans._abandon
+    queued, abandon = threading.Event(), here.session.orphans._abandon
 
     def later(grant: Grant, **options: Any) -> None:
         assert queued.wait(20)
         abandon(grant, **options)
 
-    monkeypatch.setattr(session.orphans, "_abandon", later)
-    lock(wait=0).acquire()  # and its object is gone
+    monkeypatch.setattr(here.session.orphans, "_abandon", later)
+    here.lock(wait=0).acquire()  # and its object is gone
     timer = threading.Timer(0.8, queued.set)
     timer.start()
-    with lock(wait=20) as again:
+    with here.lock(wait=20) as again:
         assert again.held
     timer.join()
 
 
 @pytest.mark.long
-def test_a_deadlock_that_is_over_is_not_told(
-    lock: LockMaker,
-    other: LockMaker,
-    in_thread: InThread,
-    entries: Entries,
-    session: Session,
-    *,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_deadlock_that_is_over_is_not_told(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45: what was seen once and is gone at the second look was no deadlock (somebody gave up just then)."""
-    store = store_of(session)
-    waiter = Waiter(in_thread, lock("x", wait=2), first=lock("y")).ready()
-    with other("x"):
+    store = store_of(here.session)
+    waiter = here.waiter(here.lock("x", wait=2), first=here.lock("y")).ready()
+    with here.other("x"):
         waiter.go()
-        assert eventually(lambda: len(entries("x")) == 2)
+        assert eventually(lambda: len(here.entries("x")) == 2)
         aggregate, seen = type(store.collection).aggregate, threading.Event()
 
         def once(collection: Collection[Document], pipeline: Any, *arguments: Any, **options: Any) -> Any:

@@ -11,9 +11,8 @@ import pytest
 
 from django_mongolock.engine import fast_path
 from django_mongolock.engine.session.releases import MAX_KEYS, NO_GUESS_FOR, FreeKeys
-from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockNotAcquired
-from tests.engine.conftest import Commands, Document, LockMaker, store_of
+from tests.engine.conftest import Commands, Document, Here, LockMaker, store_of
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Document]]
@@ -60,66 +59,58 @@ def test_a_key_that_was_left_free_is_taken_in_the_short_form(lock: LockMaker, co
     ]
 
 
-def test_a_key_that_is_not_known_is_taken_in_the_short_form_after_another(
-    lock: LockMaker, other: LockMaker, commands: Commands
-) -> None:
+def test_a_key_that_is_not_known_is_taken_in_the_short_form_after_another(here: Here) -> None:
     """P8: one command, whether it makes the document or others have left it free."""
-    with other("theirs"):
+    with here.other("theirs"):
         pass
-    with lock("first"):
+    with here.lock("first"):
         pass
-    commands.clear()
+    here.commands.clear()
     for key in ("new", "theirs"):
-        with lock(key) as mine:
+        with here.lock(key) as mine:
             assert mine.held
-    assert sent(commands) == ["TAKE_FREE", "RELEASE_UNCONTENDED"] * 2
+    assert sent(here.commands) == ["TAKE_FREE", "RELEASE_UNCONTENDED"] * 2
 
 
-def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(
-    lock: LockMaker, other: LockMaker, commands: Commands
-) -> None:
+def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(here: Here) -> None:
     """Nobody is let in who should not be."""
-    with lock():
+    with here.lock():
         pass
-    theirs = other().acquire()
-    commands.clear()
+    theirs = here.other().acquire()
+    here.commands.clear()
     with pytest.raises(LockNotAcquired):
-        lock(wait=0).acquire()
-    assert sent(commands) == ["TAKE_FREE", "whole"]
+        here.lock(wait=0).acquire()
+    assert sent(here.commands) == ["TAKE_FREE", "whole"]
     theirs.release()
     for _ in range(NO_GUESS_FOR + 1):
-        with lock():
+        with here.lock():
             pass
-    assert set(sent(commands)) - {"RELEASE_UNCONTENDED"} == {"whole"}
-    with lock():
+    assert set(sent(here.commands)) - {"RELEASE_UNCONTENDED"} == {"whole"}
+    with here.lock():
         pass
-    assert sent(commands) == ["TAKE_FREE", "RELEASE_UNCONTENDED"]
+    assert sent(here.commands) == ["TAKE_FREE", "RELEASE_UNCONTENDED"]
 
 
-def test_a_key_that_somebody_waited_for_is_not_guessed(
-    lock: LockMaker, other: LockMaker, commands: Commands, entries: Entries, in_thread: InThread
-) -> None:
+def test_a_key_that_somebody_waited_for_is_not_guessed(here: Here) -> None:
     """Whose release lets somebody in has not left a free key."""
-    mine, theirs = lock().acquire(), other()
-    thread = in_thread(lambda: theirs.acquire(10).release())
-    assert eventually(lambda: len(entries()) == 2)
+    mine, theirs = here.lock().acquire(), here.other()
+    thread = here.in_thread(lambda: theirs.acquire(10).release())
+    assert eventually(lambda: len(here.entries()) == 2)
     mine.release()
     thread.join()
-    commands.clear()
-    with lock():
+    here.commands.clear()
+    with here.lock():
         pass
-    assert sent(commands)[0] == "whole"
+    assert sent(here.commands)[0] == "whole"
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_an_answer_that_is_lost_is_removed_as_ever(
-    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch, entries: Entries, is_new: bool
-) -> None:
+def test_an_answer_that_is_lost_is_removed_as_ever(here: Here, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
     """F17: the short command has taken the lock and nobody knows: the whole one finds the grant, whose id gets a
     tombstone. The same where it has made the document."""
-    with lock("another" if is_new else "k"):
+    with here.lock("another" if is_new else "k"):
         pass
-    store = store_of(session)
+    store = store_of(here.session)
     take_free = store.take_free
 
     def lose_the_answer(*arguments: Any) -> None:
@@ -128,9 +119,9 @@ def test_an_answer_that_is_lost_is_removed_as_ever(
         raise LockBackendFailed("gone", "k")
 
     monkeypatch.setattr(store, "take_free", lose_the_answer)
-    with lock() as mine:
+    with here.lock() as mine:
         assert mine.held
-        assert len(entries()) == 1
+        assert len(here.entries()) == 1
     found = store.collection.find_one({"_id": "k"})
     assert found is not None
     assert found["holders"] == []

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from bson import Int64
-from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.document import Terms
@@ -24,9 +23,8 @@ from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.session.notifications import MOST_CALLBACKS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockLost, LockNotAcquired
-from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed, store_of
+from tests.engine.conftest import CALM, QUICK, Commands, Document, Here, LockMaker, Timer, make_lock, renewed, store_of
 from tests.engine.processes import processes
-from tests.engine.waiters import InThread
 from tests.engine.worker import PAUSE_WAITING
 from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually
@@ -41,22 +39,14 @@ BEAT = CALM.lease / 3
 
 @pytest.mark.parametrize("how", ["returns", "dies", "was not started by threading"])
 def test_a_thread_that_ends_with_a_lock_loses_it(
-    lock: LockMaker,
-    session: Session,
-    timer: Timer,
-    entries: Entries,
-    in_thread: InThread,
-    *,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    how: str,
+    here: Here, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """F32: released at the next beat, with a warning that says where it was acquired; also if the object lives on."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     kept: list[MongoLock] = []
 
     def work() -> None:
-        kept.append(lock(terms=CALM).acquire())
+        kept.append(here.lock(terms=CALM).acquire())
         if how == "dies":
             raise RuntimeError
 
@@ -65,14 +55,14 @@ def test_a_thread_that_ends_with_a_lock_loses_it(
         assert eventually(lambda: bool(kept) and kept[0].held)
         time.sleep(0.2)  # until it has ended
     else:
-        in_thread(work).join()
-    timer.move(BEAT)
-    assert eventually(lambda: entries() == [])
+        here.in_thread(work).join()
+    here.timer.move(BEAT)
+    assert eventually(lambda: here.entries() == [])
     assert not kept[0].held
     assert not kept[0].release()
     assert "its thread or event loop has ended" in caplog.text
     assert "test_living.py" in caplog.text
-    assert eventually(lambda: not session.registry.grants)
+    assert eventually(lambda: not here.session.registry.grants)
 
 
 def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
@@ -101,14 +91,12 @@ def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
 
 
 @pytest.mark.long
-def test_danger_comes_before_the_loss_and_goes_again(
-    lock: LockMaker, timer: Timer, failpoint: Callable[..., None]
-) -> None:
+def test_danger_comes_before_the_loss_and_goes_again(here: Here, failpoint: Callable[..., None]) -> None:
     """P7: while renewals fail the lock says so before it is lost; when they succeed again, no more."""
-    mine = lock(terms=CALM).acquire()
+    mine = here.lock(terms=CALM).acquire()
     assert not mine.in_danger
     failpoint(["update"], errorCode=91)
-    timer.move(BEAT)
+    here.timer.move(BEAT)
     assert eventually(lambda: mine.in_danger)
     assert mine.held
     assert not mine.lost
@@ -116,9 +104,9 @@ def test_danger_comes_before_the_loss_and_goes_again(
     assert eventually(lambda: not mine.in_danger)
     assert renewed(mine)
     failpoint(["update"], errorCode=91)
-    timer.move(BEAT)
+    here.timer.move(BEAT)
     assert eventually(lambda: mine.in_danger and mine.held)
-    timer.move(2 * BEAT)
+    here.timer.move(2 * BEAT)
     assert eventually(lambda: mine.lost)
     assert not mine.in_danger
 
@@ -137,15 +125,13 @@ def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker, timer: Time
 
 
 @pytest.mark.long
-def test_a_heartbeat_that_is_starved_keeps_the_deadline_honest(
-    collection: Collection[Document], lock: LockMaker
-) -> None:
+def test_a_heartbeat_that_is_starved_keeps_the_deadline_honest(here: Here) -> None:
     """F35: a thread that does not let go of the interpreter: the lock is not held after its lease, whoever looks, and
     others had it."""
-    with processes(1, "starve", collection.name) as (process,):
+    with processes(1, "starve", here.collection.name) as (process,):
         token = process.hear()["token"]
         process.say()
-        with lock(wait=30) as mine:
+        with here.lock(wait=30) as mine:
             assert mine.fencing_token > token
             told = process.hear()
         assert told == {"held": False, "lost": True, "heartbeat": True}
@@ -230,21 +216,19 @@ _pattern: Document | None = None
 
 @pytest.mark.long
 @pytest.mark.parametrize("granted", [False, True], ids=["still waiting", "granted meanwhile"])
-def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(
-    collection: Collection[Document], other: LockMaker, entries: Entries, *, granted: bool
-) -> None:
+def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(here: Here, granted: bool) -> None:
     """F26, F28: stopped past its waiter's lease, it was granted the lock by news that it reads only now: by then it
     had ended, and somebody else has it. It waits on, and when it has the lock, it really has it."""
-    theirs = other(terms=CALM).acquire()
-    with processes(1, "pause_waiting", collection.name) as (process,):
+    theirs = here.other(terms=CALM).acquire()
+    with processes(1, "pause_waiting", here.collection.name) as (process,):
         process.hear()
-        assert eventually(lambda: len(entries()) == 2)
+        assert eventually(lambda: len(here.entries()) == 2)
         time.sleep(0.7)
         process.send(signal.SIGSTOP)
         if granted:
             theirs.release()
         time.sleep(PAUSE_WAITING.waiter_lease + PAUSE_WAITING.margin + 0.5)
-        second = theirs if not granted else other(terms=CALM, wait=10).acquire()
+        second = theirs if not granted else here.other(terms=CALM, wait=10).acquire()
         resumed = time.monotonic()
         process.send(signal.SIGCONT)
         time.sleep(0.5)
@@ -255,7 +239,7 @@ def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(
         assert told["at"] >= released > resumed
         assert told["held"]
         assert told["token"] > token
-        assert [holder["token"] for holder in entries()] == [told["token"]]
+        assert [holder["token"] for holder in here.entries()] == [told["token"]]
         process.say().end()
 
 
@@ -281,13 +265,11 @@ def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
-def test_what_is_released_is_not_held_to_whoever_looks(
-    new_session: Callable[..., Session], other: LockMaker, name: str, expected: object
-) -> None:
+def test_what_is_released_is_not_held_to_whoever_looks(here: Here, name: str, expected: object) -> None:
     """P1: another thread releases a lock and somebody else has got it; at whatever line the end of the release meets
     one who looks, to him the lock is not held."""
     for number in itertools.count(1):
-        session = new_session()
+        session = here.new_session()
         gone, answer, release = threading.Event(), threading.Event(), session.store.release_uncontended
 
         def slowly(*arguments: Any, release: Any = release, gone: Any = gone, answer: Any = answer) -> bool:
@@ -301,7 +283,7 @@ def test_what_is_released_is_not_held_to_whoever_looks(
         releasing = threading.Thread(target=mine.release)
         releasing.start()
         assert gone.wait(10)
-        next_one = other().acquire()
+        next_one = here.other().acquire()
 
         def end_the_release(answer: Any = answer, releasing: threading.Thread = releasing) -> None:
             answer.set()
@@ -322,20 +304,18 @@ def test_what_is_released_is_not_held_to_whoever_looks(
 
 
 @pytest.mark.long
-def test_a_fork_with_a_lock_held_one_waited_for_and_the_stream_open(
-    collection: Collection[Document], other: LockMaker, entries: Entries
-) -> None:
+def test_a_fork_with_a_lock_held_one_waited_for_and_the_stream_open(here: Here) -> None:
     """F30, F31: the child holds nothing and takes locks of its own; it ends by os._exit with one held, which is free
     after its lease. The parent's lock, its place in the queue and its listener go on."""
-    with other(terms=CALM) as theirs, processes(1, "fork", collection.name) as (process,):
+    with here.other(terms=CALM) as theirs, processes(1, "fork", here.collection.name) as (process,):
         process.hear()
-        assert len(entries()) == 2
+        assert len(here.entries()) == 2
         process.say()
         assert process.hear() == {"status": 0, "held": True, "waits": True}
-        assert len(entries("own")) == 1
-        assert eventually(lambda: make_free(other, "own"))
+        assert len(here.entries("own")) == 1
+        assert eventually(lambda: make_free(here.other, "own"))
         time.sleep(3.5)
-        assert len(entries()) == 2
+        assert len(here.entries()) == 2
         theirs.release()
         process.say()
         assert process.hear() == {"held": True, "mine": True}
@@ -349,31 +329,29 @@ def make_free(other: LockMaker, key: str) -> bool:
 
 @pytest.mark.long
 def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
-    collection: Collection[Document], other: LockMaker, entries: Entries, capfd: pytest.CaptureFixture[str]
+    here: Here, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """F34, P6: held, waited for and not yet collected objects: all given back at exit, without a traceback."""
-    with other(terms=CALM), processes(1, "exit_with_everything", collection.name, "held") as (process,):
+    with here.other(terms=CALM), processes(1, "exit_with_everything", here.collection.name, "held") as (process,):
         process.hear()
-        assert eventually(lambda: len(entries()) == 2)
+        assert eventually(lambda: len(here.entries()) == 2)
         assert process.say().end() == 0
-        assert entries("held") == entries("also") == []
-        assert len(entries()) == 1
+        assert here.entries("held") == here.entries("also") == []
+        assert len(here.entries()) == 1
     assert capfd.readouterr().err == ""
 
 
-def test_a_signal_while_cleaning_up_leaves_nothing(
-    session: Session, lock: LockMaker, other: LockMaker, entries: Entries, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_cleaning_up_leaves_nothing(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F29: a second signal strikes in the cleaning up after the first: the grant is taken back all the same, when
     nobody can reach it any more, and the line of the process moves on."""
 
     def strike(*_: object) -> None:
         raise KeyboardInterrupt
 
-    with other(terms=CALM):
-        for part, method in ((session.queue, "leave"), (session, "abandon"), (session, "forget")):
+    with here.other(terms=CALM):
+        for part, method in ((here.session.queue, "leave"), (here.session, "abandon"), (here.session, "forget")):
             with monkeypatch.context() as patch:
-                patch.setattr(session.waits, "pause", strike)
+                patch.setattr(here.session.waits, "pause", strike)
                 keep, calls = getattr(part, method), [strike]
 
                 def once(grant: Grant, keep: Any = keep, calls: list[Any] = calls) -> Any:
@@ -381,26 +359,24 @@ def test_a_signal_while_cleaning_up_leaves_nothing(
 
                 patch.setattr(part, method, once)
                 with pytest.raises(KeyboardInterrupt):
-                    lock(terms=CALM, wait=None).acquire()
-            assert eventually(lambda: not (session.registry.grants or session.queue.waiting or session.queue.lines)), (
-                method
-            )
-        assert eventually(lambda: not session.cleanup.pending)
-        assert len(entries()) == 1
+                    here.lock(terms=CALM, wait=None).acquire()
+            assert eventually(
+                lambda: not (here.session.registry.grants or here.session.queue.waiting or here.session.queue.lines)
+            ), method
+        assert eventually(lambda: not here.session.cleanup.pending)
+        assert len(here.entries()) == 1
 
 
 @pytest.mark.long
-def test_who_loses_its_lock_in_its_last_moment_is_told(
-    lock: LockMaker, session: Session, collection: Collection[Document]
-) -> None:
+def test_who_loses_its_lock_in_its_last_moment_is_told(here: Here) -> None:
     """P7: the block ends, its lock turns out to have been taken away, and nobody has the lock object any more: by an
     error and by `on_lost`, which has its lock even so."""
     told: list[str] = []
     busy = threading.Event()
     for _ in range(MOST_CALLBACKS):  # so that the call can only be made when everything else is over
-        session.notifications.threads.submit(busy.wait)
-    with pytest.raises(LockLost), lock(terms=CALM, on_lost=lambda lost: told.append(lost.key)):
-        collection.update_one({"_id": "k"}, {"$set": {"holders": []}})
+        here.session.notifications.threads.submit(busy.wait)
+    with pytest.raises(LockLost), here.lock(terms=CALM, on_lost=lambda lost: told.append(lost.key)):
+        here.collection.update_one({"_id": "k"}, {"$set": {"holders": []}})
     gc.collect()
     busy.set()
     assert eventually(lambda: told == ["k"])

@@ -26,7 +26,7 @@ from django_mongolock.exceptions import (
     LockQueueFull,
     LockReentry,
 )
-from tests.engine.conftest import QUICK, Document, LockMaker, Timer, make_lock
+from tests.engine.conftest import QUICK, Here, LockMaker, Timer, make_lock
 from tests.engine.faces import Face
 from tests.support.grants import grant_of, own
 from tests.support.waiting import eventually
@@ -81,45 +81,39 @@ def test_a_wait_is_a_number_of_seconds_or_none(lock: LockMaker, face: Face, wait
 # Release
 
 
-def test_a_release_gives_back_once_and_never_what_another_holds(
-    lock: LockMaker, other: LockMaker, face: Face, take_away: Callable[..., None], entries: Entries
-) -> None:
+def test_a_release_gives_back_once_and_never_what_another_holds(here: Here, face: Face) -> None:
     """F38: twice, never acquired, after a loss, after somebody else has it: False, and it stays theirs."""
-    assert not face.release(lock())
-    mine = face.acquire(lock(terms=Terms(lease=30)))
+    assert not face.release(here.lock())
+    mine = face.acquire(here.lock(terms=Terms(lease=30)))
     assert face.release(mine)
     assert not face.release(mine)
     face.acquire(mine)
-    take_away()
-    theirs = other().acquire()
+    here.take_away()
+    theirs = here.other().acquire()
     assert not face.release(mine)
     assert theirs.held
-    assert [e["token"] for e in entries()] == [theirs.fencing_token]
+    assert [e["token"] for e in here.entries()] == [theirs.fencing_token]
     assert theirs.release()
 
 
-def test_another_thread_may_release(
-    lock: LockMaker, face: Face, in_thread: Callable[..., threading.Thread], entries: Entries
-) -> None:
+def test_another_thread_may_release(here: Here, face: Face) -> None:
     """F38: the object is what counts, not the thread."""
-    mine = face.acquire(lock())
-    in_thread(partial(face.release, mine)).join()
+    mine = face.acquire(here.lock())
+    here.in_thread(partial(face.release, mine)).join()
     assert not mine.held
-    assert entries() == []
+    assert here.entries() == []
 
 
-def test_an_object_in_use_is_refused(
-    lock: LockMaker, other: LockMaker, face: Face, in_thread: Callable[..., threading.Thread]
-) -> None:
+def test_an_object_in_use_is_refused(here: Here, face: Face) -> None:
     """One object is one acquisition at a time, held or waiting."""
-    mine = face.acquire(lock())
+    mine = face.acquire(here.lock())
     with pytest.raises(LockMisused, match="in use"):
         face.acquire(mine)
     assert mine.held
     assert face.release(mine)
-    with other():
-        waiting = lock()
-        thread = in_thread(lambda: waiting.acquire(3).release())
+    with here.other():
+        waiting = here.lock()
+        thread = here.in_thread(lambda: waiting.acquire(3).release())
         assert eventually(lambda: own(waiting).wanted)
         with pytest.raises(LockMisused, match="being acquired"):
             face.acquire(waiting)
@@ -189,11 +183,9 @@ def test_one_key_lost_is_all_lost(lock: LockMaker, face: Face, lose: Callable[..
 
 
 @pytest.mark.parametrize("moment", range(1, 8))
-def test_interrupted_while_giving_back_what_it_had(
-    session: Session, other: LockMaker, moment: int, entries: Entries, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_while_giving_back_what_it_had(here: Here, moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """F29, F36: KeyboardInterrupt at any command of an acquisition of several keys leaves none of them."""
-    send, count = session.commands.call, 0
+    send, count = here.session.commands.call, 0
 
     def interrupted(action: Any) -> Any:
         nonlocal count
@@ -202,14 +194,14 @@ def test_interrupted_while_giving_back_what_it_had(
             raise KeyboardInterrupt
         return send(action)
 
-    with other("c"):
-        monkeypatch.setattr(session.commands, "call", interrupted)
+    with here.other("c"):
+        monkeypatch.setattr(here.session.commands, "call", interrupted)
         with pytest.raises((KeyboardInterrupt, LockNotAcquired)):
-            make_lock(session, "a", "b", "c", wait=0.05).acquire()
-        assert eventually(lambda: not session.cleanup.pending)
-        assert not session.registry.grants
-        assert entries("a") == entries("b") == []
-        assert len(entries("c")) == 1
+            make_lock(here.session, "a", "b", "c", wait=0.05).acquire()
+        assert eventually(lambda: not here.session.cleanup.pending)
+        assert not here.session.registry.grants
+        assert here.entries("a") == here.entries("b") == []
+        assert len(here.entries("c")) == 1
 
 
 # Callbacks and observers
@@ -231,28 +223,24 @@ def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, l
 
 
 def test_a_loss_is_told_also_where_the_grant_was_in_doubt(
-    new_session: Callable[..., Session],
-    face: Face,
-    failpoint: Callable[..., None],
-    take_away: Callable[..., None],
-    stored: Callable[..., Document],
+    here: Here, face: Face, failpoint: Callable[..., None]
 ) -> None:
     """P7, F8: the first answer to the acquisition was an error, and the loss shows only at the release: `on_lost` and
     the observers are told as ever, and a copy of the command that may still come is refused."""
     told, events = threading.Event(), []
-    session = new_session(observer=lambda event, grant: events.append(event))
+    session = here.new_session(observer=lambda event, grant: events.append(event))
     error = {"code": 64, "errmsg": "waiting for replication timed out"}
     failpoint(["findAndModify"], times=1, writeConcernError=error)
     terms = Terms(lease=60, margin=1)
     mine = face.acquire(make_lock(session, terms=terms, on_lost=lambda _: told.set()))
     grant = grant_of(mine)
     assert grant.outcome_unknown
-    take_away()
+    here.take_away()
     assert not face.release(mine)
     assert told.wait(5)
     assert "lost" in events
     assert "released" not in events
-    assert eventually(lambda: grant.id in [tombstone["grant"] for tombstone in stored()["tombstones"]])
+    assert eventually(lambda: grant.id in [tombstone["grant"] for tombstone in here.stored()["tombstones"]])
 
 
 def test_a_callback_that_fails_does_no_harm(
@@ -269,25 +257,23 @@ def test_a_callback_that_fails_does_no_harm(
     assert lost.lost
 
 
-def test_what_an_observer_raises_reaches_the_caller_and_leaves_no_lock(
-    new_session: Callable[..., Session], face: Face, entries: Callable[..., list[Any]]
-) -> None:
+def test_what_an_observer_raises_reaches_the_caller_and_leaves_no_lock(here: Here, face: Face) -> None:
     """F29: it may be what a signal handler raises. (Django logs what its receivers raise.)"""
 
     def observer(event: str, grant: Grant) -> None:
         if event in failing:
             raise ZeroDivisionError(event)
 
-    session = new_session(observer=observer)
+    session = here.new_session(observer=observer)
     failing = ["acquired"]
     with pytest.raises(ZeroDivisionError, match="acquired"):
         face.acquire(make_lock(session))
-    assert eventually(lambda: entries() == [])
+    assert eventually(lambda: here.entries() == [])
     failing = ["released"]
     mine = face.acquire(make_lock(session))
     with pytest.raises(ZeroDivisionError, match="released"):
         face.release(mine)
-    assert eventually(lambda: entries() == [] and not session.known)
+    assert eventually(lambda: here.entries() == [] and not session.known)
 
 
 def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: Face) -> None:
@@ -327,13 +313,11 @@ def test_errors_survive_pickling_with_their_facts(error: LockError) -> None:
     assert isinstance(again, LockError)
 
 
-def test_nothing_secret_is_logged(
-    lock: LockMaker, session: Session, caplog: pytest.LogCaptureFixture, lose: Callable[..., None]
-) -> None:
+def test_nothing_secret_is_logged(here: Here, caplog: pytest.LogCaptureFixture, lose: Callable[..., None]) -> None:
     """F57: key and token, never a grant id or a URI."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
-    mine = lock().acquire()
+    mine = here.lock().acquire()
     lose()
     assert eventually(lambda: "lock lost" in caplog.text)
-    assert grant_of(mine).id not in caplog.text + repr(mine) + repr(session) + repr(grant_of(mine))
+    assert grant_of(mine).id not in caplog.text + repr(mine) + repr(here.session) + repr(grant_of(mine))
     assert "mongodb://" not in caplog.text

@@ -8,13 +8,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pymongo.collection import Collection
 
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
-from tests.engine.conftest import Commands, Document, LockMaker, Timer
+from tests.engine.conftest import Here, LockMaker
 from tests.engine.twins import Twin
-from tests.engine.waiters import InThread
 from tests.support.waiting import eventually
 
 #: The hold is longer than the lease, as that of a job is which runs once a day.
@@ -47,19 +45,17 @@ def test_a_renewal_after_the_release_leaves_the_end_alone(twin: Twin, way: str, 
 
 
 @pytest.mark.long
-def test_no_hold_is_lengthened_in_the_race_of_heartbeat_and_release(
-    lock: LockMaker, collection: Collection[Document], commands: Commands
-) -> None:
+def test_no_hold_is_lengthened_in_the_race_of_heartbeat_and_release(here: Here) -> None:
     """F64: three hundred locks are given back while their heartbeat renews them: each hold lasts as long as it was
     to."""
     terms = Terms(lease=3, margin=10, waiter_lease=3, min_hold=600)
-    locks = [lock(f"k{number:03}", terms=terms).acquire() for number in range(300)]
-    commands.clear()
-    assert eventually(lambda: "update" in commands.names)
+    locks = [here.lock(f"k{number:03}", terms=terms).acquire() for number in range(300)]
+    here.commands.clear()
+    assert eventually(lambda: "update" in here.commands.names)
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(MongoLock.release, reversed(locks)))  # the renewal goes by the order of the keys
     time.sleep(1)
-    holders = [holder for document in collection.find() for holder in document["holders"]]
+    holders = [holder for document in here.collection.find() for holder in document["holders"]]
     spans = [holder["until"] - holder["acquired_at"] for holder in holders]
     lengthened = [span.total_seconds() for span in spans if span != timedelta(seconds=600)]
     assert (len(spans), lengthened) == (300, [])
@@ -67,14 +63,14 @@ def test_no_hold_is_lengthened_in_the_race_of_heartbeat_and_release(
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_release_without_an_answer_leaves_the_hold_alone(
-    lock: LockMaker, failpoint: Callable[..., None], entries: Callable[..., list[Any]], early: bool
+    here: Here, failpoint: Callable[..., None], early: bool
 ) -> None:
     """F64: the release is made again in the background, and the hold ends as it was to, unless it was to end early."""
-    mine = lock(terms=HELD).acquire()
+    mine = here.lock(terms=HELD).acquire()
     failpoint(["findAndModify"], times=1, errorCode=50)
     assert mine.release(early=early)
-    assert eventually(lambda: not any("released" not in holder for holder in entries()))
-    spans = [holder["until"] - holder["acquired_at"] for holder in entries()]
+    assert eventually(lambda: not any("released" not in holder for holder in here.entries()))
+    spans = [holder["until"] - holder["acquired_at"] for holder in here.entries()]
     assert spans == ([] if early else [timedelta(seconds=HELD.min_hold)])
 
 
@@ -86,14 +82,12 @@ def lasts(entries: Callable[..., list[Any]]) -> bool:
     ]
 
 
-def test_a_thread_that_ends_while_it_holds_leaves_the_hold_alone(
-    lock: LockMaker, in_thread: InThread, timer: Timer, entries: Callable[..., list[Any]]
-) -> None:
+def test_a_thread_that_ends_while_it_holds_leaves_the_hold_alone(here: Here) -> None:
     """F64: its lock is released for it, and kept until the hold ends."""
-    mine = lock(terms=HELD)
-    in_thread(mine.acquire).join(10)
-    timer.move(HELD.lease / 3)
-    assert eventually(lambda: lasts(entries))
+    mine = here.lock(terms=HELD)
+    here.in_thread(mine.acquire).join(10)
+    here.timer.move(HELD.lease / 3)
+    assert eventually(lambda: lasts(here.entries))
 
 
 def test_what_the_caller_never_had_is_not_kept(lock: LockMaker, entries: Callable[..., list[Any]]) -> None:

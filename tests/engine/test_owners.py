@@ -17,7 +17,7 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock, processes
 from django_mongolock.engine.document import Terms
 from django_mongolock.exceptions import LockNotAcquired
-from tests.engine.conftest import LockMaker
+from tests.engine.conftest import Here, LockMaker
 from tests.engine.faces import Face
 from tests.engine.processes import Process
 from tests.engine.processes import processes as started
@@ -49,17 +49,15 @@ def take(lock: Any) -> Callable[[], int]:
 
 @pytest.mark.long
 @linux
-def test_an_owner_resumes_at_once_when_its_process_was_killed(
-    lock: LockMaker, other: LockMaker, face: Face, former: Process, collection: Collection[Document]
-) -> None:
+def test_an_owner_resumes_at_once_when_its_process_was_killed(here: Here, face: Face, former: Process) -> None:
     """F49: it goes before everybody who waits, with a new fencing token, and needs no more than a single try."""
     token = former.hear()["token"]
-    waiting = take(other(wait=30))
-    assert eventually(lambda: collection.find_one({"waiters.0": {"$exists": True}}))
-    assert not face.try_acquire(lock(terms=TERMS))
+    waiting = take(here.other(wait=30))
+    assert eventually(lambda: here.collection.find_one({"waiters.0": {"$exists": True}}))
+    assert not face.try_acquire(here.lock(terms=TERMS))
     former.send(signal.SIGKILL)
     former.popen.wait()
-    again = face.acquire(lock(terms=TERMS, wait=0))
+    again = face.acquire(here.lock(terms=TERMS, wait=0))
     assert again.fencing_token > token
     assert again.held
     assert not waiting()
@@ -71,15 +69,13 @@ def test_an_owner_resumes_at_once_when_its_process_was_killed(
 
 @pytest.mark.long
 @linux
-def test_an_owner_that_waits_for_its_living_process_notices_its_death(
-    lock: LockMaker, other: LockMaker, former: Process, collection: Collection[Document]
-) -> None:
+def test_an_owner_that_waits_for_its_living_process_notices_its_death(here: Here, former: Process) -> None:
     """F49: soon, not only when the lease ends; and although another one has queued before."""
     former.hear()
-    others = take(other(wait=30))
-    assert eventually(lambda: collection.find_one({"waiters.0": {"$exists": True}}))
-    resumed = take(lock(terms=TERMS, wait=30))
-    assert eventually(lambda: collection.find_one({"waiters.1": {"$exists": True}}))
+    others = take(here.other(wait=30))
+    assert eventually(lambda: here.collection.find_one({"waiters.0": {"$exists": True}}))
+    resumed = take(here.lock(terms=TERMS, wait=30))
+    assert eventually(lambda: here.collection.find_one({"waiters.1": {"$exists": True}}))
     before = clock.now()
     former.send(signal.SIGKILL)
     assert eventually(lambda: resumed() and others())
@@ -88,17 +84,15 @@ def test_an_owner_that_waits_for_its_living_process_notices_its_death(
 
 
 @pytest.mark.long
-def test_a_process_that_nobody_can_judge_is_waited_for(
-    lock: LockMaker, face: Face, former: Process, collection: Collection[Document]
-) -> None:
+def test_a_process_that_nobody_can_judge_is_waited_for(here: Here, face: Face, former: Process) -> None:
     """F49: on another machine or in another container a pid proves nothing: then only the end of the lease counts."""
     former.hear()
     former.send(signal.SIGKILL)
     former.popen.wait()
     for name in ("", "another-boot pid:[1] time:[1] 1 1"):
-        collection.update_one({"_id": "k"}, {"$set": {"holders.0.process": name}})
+        here.collection.update_one({"_id": "k"}, {"$set": {"holders.0.process": name}})
         with pytest.raises(LockNotAcquired):
-            face.acquire(lock(terms=TERMS, wait=0.7))
+            face.acquire(here.lock(terms=TERMS, wait=0.7))
 
 
 def test_a_minimum_hold_is_no_former_run(lock: LockMaker, other: LockMaker, face: Face) -> None:

@@ -2,15 +2,14 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pymongo.collection import Collection
 
-from tests.engine.conftest import Document
+from tests.engine.conftest import Document, Here
 from tests.engine.processes import processes
 from tests.support.waiting import eventually
 
@@ -57,20 +56,18 @@ def test_without_the_lock_increments_are_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_processes_are_served_in_order_of_arrival(
-    collection: Collection[Document], entries: Callable[..., list[Any]]
-) -> None:
+def test_processes_are_served_in_order_of_arrival(here: Here) -> None:
     """P5: who came first gets it first, across processes."""
 
     def queue_is(length: int) -> bool:
-        return len(entries()) == length
+        return len(here.entries()) == length
 
     with contextlib.ExitStack() as stack:
-        (holder,) = stack.enter_context(processes(1, "hold", collection.name, 60))
+        (holder,) = stack.enter_context(processes(1, "hold", here.collection.name, 60))
         holder.hear()
         waiters = []
         for number in range(6):
-            waiters += stack.enter_context(processes(1, "wait_for", collection.name))
+            waiters += stack.enter_context(processes(1, "wait_for", here.collection.name))
             assert eventually(partial(queue_is, number + 2))
         holder.say()
         granted = [waiter.hear() for waiter in waiters for _ in range(2)][1::2]

@@ -37,6 +37,7 @@ from django_mongolock.engine.rule_in_python import Moment, _Rule, apply_rule
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
+from tests.engine.conftest import Here
 
 Document = dict[str, Any]
 Entries = Callable[..., list[Any]]
@@ -385,9 +386,7 @@ def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Docume
 # One by one
 
 
-def test_the_short_release_does_what_the_whole_one_does(
-    client: Client, collection: Collection[Document], stored: Stored
-) -> None:
+def test_the_short_release_does_what_the_whole_one_does(here: Here, client: Client) -> None:
     """The statistics, the index and the last holder too, field by field; only the purge may come an hour later."""
     results = []
     ways: list[Callable[[], bool]] = [
@@ -395,13 +394,13 @@ def test_the_short_release_does_what_the_whole_one_does(
         lambda: client.store.apply("k", Step(remove=("g2",), given="g2"), TIMEOUT).found,
     ]
     for give_back in ways:
-        collection.delete_many({})
+        here.collection.delete_many({})
         client.add("g1")
         client.remove("g1")
         client.add("g2")
-        travel(collection, "k", 7)
+        travel(here.collection, "k", 7)
         assert give_back()
-        results.append(stored())
+        results.append(here.stored())
     short, whole = results
     assert short.keys() == whole.keys()
     assert short["expires_at"] is whole["expires_at"] is None
@@ -431,15 +430,13 @@ def test_the_short_release_does_what_the_whole_one_does(
     ],
     ids=str,
 )
-def test_the_short_release_leaves_everything_else_alone(
-    client: Client, collection: Collection[Document], stored: Stored, change: Document
-) -> None:
+def test_the_short_release_leaves_everything_else_alone(here: Here, client: Client, change: Document) -> None:
     """F38, F55: somebody else's grant, one with company, or in a damaged document, stays exactly as it is."""
     client.add("g")
-    collection.update_one({"_id": "k"}, change)
-    before = stored()
+    here.collection.update_one({"_id": "k"}, change)
+    before = here.stored()
     assert not client.store.release_uncontended("k", "g", TIMEOUT)
-    assert stored() == before
+    assert here.stored() == before
 
 
 @pytest.mark.parametrize("removed", ["g1", "g2"])

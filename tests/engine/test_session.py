@@ -27,7 +27,7 @@ from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
 from django_mongolock.exceptions import LockBackendFailed, LockError
-from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
+from tests.engine.conftest import CALM, QUICK, Document, Here, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
 from tests.support.grants import grant_of, own
@@ -72,48 +72,44 @@ def test_a_loss_is_told_at_the_next_beat(lock: LockMaker, timer: Timer, take_awa
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["told at a beat", "found at the release"])
-def test_a_lost_lock_whose_first_command_got_no_answer_is_removed(
-    lock: LockMaker, session: Session, take_away: Callable[..., None], entries: Entries, how: str
-) -> None:
+def test_a_lost_lock_whose_first_command_got_no_answer_is_removed(here: Here, how: str) -> None:
     """F17, P7: it is gone, and told so; the command that is still on its way brings it back for nobody."""
     told = threading.Event()
-    mine = lock(terms=QUICK if how == "told at a beat" else Terms(), on_lost=lambda _: told.set()).acquire()
+    mine = here.lock(terms=QUICK if how == "told at a beat" else Terms(), on_lost=lambda _: told.set()).acquire()
     grant = grant_of(mine)
     grant.outcome_unknown = True
-    take_away()
+    here.take_away()
     if how == "found at the release":
         assert not mine.release()
     assert told.wait(10)
-    assert eventually(lambda: not session.cleanup.pending)
-    session.store.apply("k", grant.acquisition.enter(trial=False).step, 5)
-    assert entries() == []
+    assert eventually(lambda: not here.session.cleanup.pending)
+    here.session.store.apply("k", grant.acquisition.enter(trial=False).step, 5)
+    assert here.entries() == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("failure", [{"errorCode": 91}, {"closeConnection": True}, {"errorCode": 13}])
 def test_a_renewal_that_fails_for_a_while_does_not_lose_the_lock(
-    lock: LockMaker, timer: Timer, commands: Commands, failpoint: Callable[..., None], failure: Document
+    here: Here, failpoint: Callable[..., None], failure: Document
 ) -> None:
     """F3, F9: tried again within the lease; only a lock that is surely gone is told to be lost."""
-    mine = lock(terms=CALM).acquire()
+    mine = here.lock(terms=CALM).acquire()
     failpoint(["update"], **failure)
-    timer.move(CALM.lease / 2)
-    assert eventually(lambda: commands.names.count("update") >= 2)
+    here.timer.move(CALM.lease / 2)
+    assert eventually(lambda: here.commands.names.count("update") >= 2)
     failpoint([])
     assert eventually(lambda: renewed(mine))
-    timer.move(CALM.lease * 0.6)
+    here.timer.move(CALM.lease * 0.6)
     assert mine.held
     assert mine.release()
 
 
 @pytest.mark.long
-def test_a_renewal_that_fails_for_good_ends_at_the_deadline(
-    lock: LockMaker, failpoint: Callable[..., None], in_thread: Callable[..., threading.Thread]
-) -> None:
+def test_a_renewal_that_fails_for_good_ends_at_the_deadline(here: Here, failpoint: Callable[..., None]) -> None:
     """P1, P7: not held when the lease is over, told by itself, and not before."""
     told = threading.Event()
     failpoint(["update"], errorCode=13)
-    mine = lock(terms=QUICK, on_lost=lambda _: told.set())
+    mine = here.lock(terms=QUICK, on_lost=lambda _: told.set())
     started = clock.now()
     mine.acquire()
     assert told.wait(10)
@@ -122,12 +118,10 @@ def test_a_renewal_that_fails_for_good_ends_at_the_deadline(
 
 
 @pytest.mark.long
-def test_a_purged_document_is_not_taken_for_a_loss_until_the_deadline(
-    lock: LockMaker, collection: Collection[Document]
-) -> None:
+def test_a_purged_document_is_not_taken_for_a_loss_until_the_deadline(here: Here) -> None:
     """F6: a primary that has been left behind may not have the document yet; the deadline decides."""
-    mine = lock(terms=QUICK).acquire()
-    collection.delete_one({"_id": "k"})
+    mine = here.lock(terms=QUICK).acquire()
+    here.collection.delete_one({"_id": "k"})
     assert mine.held
     assert eventually(lambda: mine.lost)
 
@@ -146,12 +140,7 @@ def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Sessi
 
 
 def test_the_heartbeat_survives_an_exception(
-    lock: LockMaker,
-    session: Session,
-    timer: Timer,
-    *,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F35: it is logged, and the renewals go on."""
     failed = threading.Event()
@@ -160,18 +149,16 @@ def test_the_heartbeat_survives_an_exception(
         failed.set()
         raise RuntimeError("beat")
 
-    with lock(terms=CALM) as mine:
+    with here.lock(terms=CALM) as mine:
         with monkeypatch.context() as patch:
-            patch.setattr(session.store, "renew", fail)
-            timer.move(CALM.lease / 2)
+            patch.setattr(here.session.store, "renew", fail)
+            here.timer.move(CALM.lease / 2)
             assert failed.wait(10)
         assert eventually(lambda: renewed(mine))
     assert "a call in the background failed" in caplog.text
 
 
-def test_a_dead_heartbeat_is_replaced(
-    lock: LockMaker, session: Session, timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_heartbeat_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F35: the next grant finds it dead and starts another."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
@@ -179,32 +166,30 @@ def test_a_dead_heartbeat_is_replaced(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(session.heartbeat, "next_due", die)
+        patch.setattr(here.session.heartbeat, "next_due", die)
         patch.setattr(keeping, "log_exception", die)
-        first = lock("first", terms=CALM).acquire()
-        heartbeat = session.heartbeat.thread
+        first = here.lock("first", terms=CALM).acquire()
+        heartbeat = here.session.heartbeat.thread
         assert heartbeat is not None
         heartbeat.join(10)
         assert not heartbeat.is_alive()
-    with lock(terms=CALM) as mine:
-        timer.move(CALM.lease / 2)
+    with here.lock(terms=CALM) as mine:
+        here.timer.move(CALM.lease / 2)
         assert eventually(lambda: renewed(mine) and renewed(first))
 
 
-def test_a_heartbeat_that_fails_goes_on(
-    lock: LockMaker, session: Session, timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_heartbeat_that_fails_goes_on(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F35: whatever goes wrong while it looks what is due, the locks that are held are renewed."""
-    next_due, failures = session.heartbeat.next_due, iter([RuntimeError("once")])
+    next_due, failures = here.session.heartbeat.next_due, iter([RuntimeError("once")])
 
     def fail_once() -> float:
         for failure in failures:
             raise failure
         return next_due()
 
-    monkeypatch.setattr(session.heartbeat, "next_due", fail_once)
-    with lock(terms=CALM) as mine:
-        timer.move(CALM.lease / 2)
+    monkeypatch.setattr(here.session.heartbeat, "next_due", fail_once)
+    with here.lock(terms=CALM) as mine:
+        here.timer.move(CALM.lease / 2)
         assert eventually(lambda: renewed(mine))
     assert next(failures, None) is None
 
@@ -230,12 +215,10 @@ def test_a_grant_that_comes_while_the_heartbeat_lies_down_is_seen(
     assert beats.wait(10)
 
 
-def test_a_loss_that_its_holder_saw_first_is_told_all_the_same(
-    lock: LockMaker, session: Session, timer: Timer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_its_holder_saw_first_is_told_all_the_same(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """P7: the holder looks at `held` while a renewal hangs beyond the deadline; on_lost comes nevertheless."""
     told, hanging, looked = threading.Event(), threading.Event(), threading.Event()
-    mine = lock(terms=CALM, on_lost=lambda _: told.set()).acquire()
+    mine = here.lock(terms=CALM, on_lost=lambda _: told.set()).acquire()
 
     def hang(*_: object) -> None:
         hanging.set()
@@ -244,26 +227,24 @@ def test_a_loss_that_its_holder_saw_first_is_told_all_the_same(
         looked.set()
         raise LockBackendFailed("no answer")
 
-    monkeypatch.setattr(session.store, "renew", hang)
-    timer.move(CALM.lease / 2)
+    monkeypatch.setattr(here.session.store, "renew", hang)
+    here.timer.move(CALM.lease / 2)
     assert hanging.wait(10)
-    timer.move(CALM.lease)
+    here.timer.move(CALM.lease)
     assert looked.wait(10)
     assert told.wait(10)
 
 
 @pytest.mark.long
-def test_a_lock_that_nobody_can_release_any_more_is_released(
-    lock: LockMaker, session: Session, entries: Entries
-) -> None:
+def test_a_lock_that_nobody_can_release_any_more_is_released(here: Here) -> None:
     """F33: its object was collected: the renewal ends, the lock is given back, and a ResourceWarning says so."""
-    mine = lock(on_lost=print).acquire()
+    mine = here.lock(on_lost=print).acquire()
     with pytest.warns(ResourceWarning, match="'k', acquired at .*test_session.py:[0-9]+, was not") as warned:  # noqa: PT031
         del mine
         gc.collect()
         assert eventually(lambda: len(warned) > 0)
-    assert eventually(lambda: entries() == [] and not session.registry.grants)
-    outer, inner = lock().acquire(), lock(reentrant=True).acquire()
+    assert eventually(lambda: here.entries() == [] and not here.session.registry.grants)
+    outer, inner = here.lock().acquire(), here.lock(reentrant=True).acquire()
     del outer
     gc.collect()
     time.sleep(0.05)
@@ -272,10 +253,10 @@ def test_a_lock_that_nobody_can_release_any_more_is_released(
 
 
 def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
-    session: Session, lock: LockMaker, face: Face, monkeypatch: pytest.MonkeyPatch, door: str
+    here: Here, face: Face, monkeypatch: pytest.MonkeyPatch, door: str
 ) -> None:
     """F33: no error that was overcome on the way keeps its object alive until the garbage collector comes."""
-    apply = getattr(session.store, door)
+    apply = getattr(here.session.store, door)
     failed: list[int] = []
 
     def fail_once(*args: Any) -> Any:
@@ -284,10 +265,10 @@ def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
             raise LockBackendFailed("no answer")
         return apply(*args)
 
-    monkeypatch.setattr(session.store, door, fail_once)
+    monkeypatch.setattr(here.session.store, door, fail_once)
     gc.disable()
     try:
-        mine = weakref.ref(face.acquire(lock()))
+        mine = weakref.ref(face.acquire(here.lock()))
         assert failed
         assert mine() is None
     finally:
@@ -295,26 +276,24 @@ def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
 
 
 @pytest.mark.long
-def test_a_lock_that_was_forgotten_is_not_entered_again(
-    session: Session, lock: LockMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_was_forgotten_is_not_entered_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F33: the same thread takes it again, reentrant, before the heartbeat has given it back: it gets a grant of its
     own, which the heartbeat does not take away with the forgotten one."""
-    dropped, not_busy, done = session.heartbeat.adopt, threading.Event(), threading.Event()
+    dropped, not_busy, done = here.session.heartbeat.adopt, threading.Event(), threading.Event()
 
     def later(owner_ref: OwnerRef) -> None:
         not_busy.wait(5)
         dropped(owner_ref)
         done.set()
 
-    monkeypatch.setattr(session.heartbeat, "adopt", later)
-    forgotten = lock(reentrant=True).acquire()
+    monkeypatch.setattr(here.session.heartbeat, "adopt", later)
+    forgotten = here.lock(reentrant=True).acquire()
     token = forgotten.fencing_token
     with pytest.warns(ResourceWarning):  # noqa: PT031
         del forgotten
         gc.collect()
         threading.Timer(0.1, not_busy.set).start()
-        with lock(reentrant=True) as again:
+        with here.lock(reentrant=True) as again:
             assert done.wait(5)
             assert again.held
             assert again.fencing_token > token
@@ -394,57 +373,51 @@ def test_a_renewal_counts_from_before_its_command_as_well(
 # Signals
 
 
-def test_the_main_thread_sends_nothing_itself(
-    lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F29: an exception raised by a signal handler must not strike inside the driver, and handlers run in the main
     thread. Whatever other threads send they send themselves."""
     senders: list[int] = []
-    send = session.commands.send
+    send = here.session.commands.send
 
     def watched(*arguments: Any, **how: Any) -> Any:
         senders.append(threading.get_ident())
         return send(*arguments, **how)
 
-    monkeypatch.setattr(session.commands, "send", watched)
-    with lock():
+    monkeypatch.setattr(here.session.commands, "send", watched)
+    with here.lock():
         pass
     assert threading.get_ident() not in senders
     assert len(senders) == 2
 
 
-def test_closing_gives_back_what_is_held_and_what_waits(
-    new_session: Callable[..., Session], other: LockMaker, entries: Entries, in_thread: Callable[..., threading.Thread]
-) -> None:
+def test_closing_gives_back_what_is_held_and_what_waits(here: Here) -> None:
     """P6: a session that closes keeps nobody waiting, not even by its place in a queue."""
-    session = new_session()
+    session = here.new_session()
     lock = make_lock(session, "held").acquire()
 
     def wait() -> None:
         with contextlib.suppress(LockError):
             make_lock(session, wait=30).acquire()
 
-    with other():
-        in_thread(wait)
-        assert eventually(lambda: len(entries()) == 2)
+    with here.other():
+        here.in_thread(wait)
+        assert eventually(lambda: len(here.entries()) == 2)
         session.close()
         assert not lock.held
-        assert entries("held") == []
-        assert len(entries()) == 1
+        assert here.entries("held") == []
+        assert len(here.entries()) == 1
 
 
 @pytest.mark.witness
-def test_the_key_of_a_killed_holder_is_free_within_its_lease(
-    lock: LockMaker, collection: Collection[Document], stored: Callable[..., Document]
-) -> None:
+def test_the_key_of_a_killed_holder_is_free_within_its_lease(here: Here) -> None:
     """F27: and whoever waits gets it then, not when its place in the queue is renewed."""
-    with processes(1, "hold", collection.name, 2) as (holder,):
+    with processes(1, "hold", here.collection.name, 2) as (holder,):
         token = holder.hear()["token"]
         holder.send(signal.SIGKILL)
         holder.popen.wait(10)
-        end = stored()["holders"][0]["until"]
-        with lock(terms=CALM, wait=20) as mine:
-            assert 0 <= (stored()["holders"][0]["acquired_at"] - end).total_seconds() < CALM.waiter_lease / 6
+        end = here.stored()["holders"][0]["until"]
+        with here.lock(terms=CALM, wait=20) as mine:
+            assert 0 <= (here.stored()["holders"][0]["acquired_at"] - end).total_seconds() < CALM.waiter_lease / 6
             assert mine.fencing_token > token
 
 

@@ -28,9 +28,9 @@ from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from django_mongolock.signals import signal_sender
-from tests.engine.conftest import Document, LockMaker, make_lock
+from tests.engine.conftest import Document, Here, make_lock
 from tests.engine.processes import processes
-from tests.engine.waiters import InThread, Waiter
+from tests.engine.waiters import Waiter
 from tests.support.grants import grant_of
 from tests.support.waiting import eventually
 
@@ -148,14 +148,12 @@ TAKE: dict[str, Callable[[MongoLock], object]] = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("way", TAKE)
-def test_no_line_under_a_lock_that_is_dropped(
-    lock: LockMaker, session: Session, collection: Collection[Document], way: str
-) -> None:
+def test_no_line_under_a_lock_that_is_dropped(here: Here, way: str) -> None:
     """F65, F29: no Python runs where its object dies unreleased, nothing that a signal could strike: Python swallows
     what is raised there. The heartbeat releases it."""
 
     def drop(key: str, strikes: Strikes) -> None:
-        mine = [lock(key, terms=CALM)]
+        mine = [here.lock(key, terms=CALM)]
         TAKE[way](mine[0])
         with strikes:
             mine.clear()
@@ -163,21 +161,19 @@ def test_no_line_under_a_lock_that_is_dropped(
     quiet = Strikes(0)
     drop("k", quiet)
     assert quiet.events == 0
-    assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
+    assert nothing_is_left(here.session, here.collection), f"{held(here.collection)} are held: {known(here.session)}"
 
 
 @pytest.mark.long
-def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(
-    lock: LockMaker, session: Session, collection: Collection[Document]
-) -> None:
+def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(here: Here) -> None:
     """F65: the same where the garbage collector finds it, with everything struck."""
     for number in range(10):
-        mine: Any = lock(f"k{number}", terms=CALM).acquire()
+        mine: Any = here.lock(f"k{number}", terms=CALM).acquire()
         mine.itself = mine
         with Strikes(1):
             del mine
             gc.collect()
-    assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
+    assert nothing_is_left(here.session, here.collection), f"{held(here.collection)} are held: {known(here.session)}"
 
 
 @pytest.mark.long
@@ -234,54 +230,49 @@ WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="fr
 
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
-def test_every_line_of_a_block(
-    lock: LockMaker, session: Session, collection: Collection[Document], options: dict[str, Any], step: int
-) -> None:
+def test_every_line_of_a_block(here: Here, options: dict[str, Any], step: int) -> None:
     """F65, F29: a free lock is taken and given back, struck at any line of it."""
 
     def block(key: str) -> None:
-        with lock(key, terms=CALM, wait=10):
+        with here.lock(key, terms=CALM, wait=10):
             pass
 
     block("warm")
     times = strike_everywhere(block, count_events(lambda: block("none")), step, **options)
     assert times > 100
-    assert nothing_is_left(session, collection), f"of {times}, {held(collection)} are held: {known(session)}"
+    assert nothing_is_left(here.session, here.collection), (
+        f"of {times}, {held(here.collection)} are held: {known(here.session)}"
+    )
     block("usable")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
-def test_every_line_of_a_wait(
-    lock: LockMaker, other: LockMaker, session: Session, collection: Collection[Document],
-    *, options: dict[str, Any], step: int,
-) -> None:  # fmt: skip
+def test_every_line_of_a_wait(here: Here, options: dict[str, Any], step: int) -> None:
     """F65, F29: a lock is waited for, in vain, struck at any line of it: no place in its queue is left."""
-    theirs = other(terms=CALM).acquire()
+    theirs = here.other(terms=CALM).acquire()
 
     def wait(_: str) -> None:
-        lock(terms=CALM, wait=0.01).acquire()
+        here.lock(terms=CALM, wait=0.01).acquire()
 
     with Strikes(0) as quiet:
         wait("k")
     times = strike_everywhere(wait, quiet.events, step, **options)
     assert times > 100
-    assert nothing_is_left(session, collection, but=1), f"of {times}: {known(session)}"
+    assert nothing_is_left(here.session, here.collection, but=1), f"of {times}: {known(here.session)}"
     theirs.release()
-    assert nothing_is_left(session, collection)
+    assert nothing_is_left(here.session, here.collection)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
-def test_every_line_of_a_hand_over(
-    session: Session, collection: Collection[Document], in_thread: InThread, options: dict[str, Any], step: int
-) -> None:
+def test_every_line_of_a_hand_over(here: Here, options: dict[str, Any], step: int) -> None:
     """F65, F29: the lock is given back while another thread waits for it, struck at any line: that one gets it."""
 
     def give(key: str, strikes: Strikes) -> Waiter:
-        mine = [make_lock(session, key, terms=CALM).acquire()]
-        waiter = Waiter(in_thread, make_lock(session, key, terms=CALM, wait=60))
-        assert eventually(lambda: any(grant.key == key for grant in list(session.queue.waiting.values())))
+        mine = [make_lock(here.session, key, terms=CALM).acquire()]
+        waiter = here.waiter(make_lock(here.session, key, terms=CALM, wait=60))
+        assert eventually(lambda: any(grant.key == key for grant in list(here.session.queue.waiting.values())))
         with strikes, contextlib.suppress(Struck):
             mine[0].release()
         mine.clear()
@@ -293,34 +284,32 @@ def test_every_line_of_a_hand_over(
     stuck = [waiter for waiter in waiters if not eventually(lambda w=waiter: w.done, 10)]  # type: ignore[misc]
     for waiter in waiters:
         waiter.let_go()
-    assert stuck == [], f"{len(stuck)} of {len(waiters)} wait for what nobody holds: {known(session)}"
-    assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
+    assert stuck == [], f"{len(stuck)} of {len(waiters)} wait for what nobody holds: {known(here.session)}"
+    assert nothing_is_left(here.session, here.collection), f"{held(here.collection)} are held: {known(here.session)}"
 
 
 @pytest.mark.long
-def test_a_hand_over_whose_giver_was_struck(
-    session: Session, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hand_over_whose_giver_was_struck(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F65, F101: its command takes effect after the waiter was woken and has looked, and nothing passes the answer on:
     the waiter looks again."""
-    session.waits.listen()
-    assert eventually(lambda: session.waits.listener.listening)
-    mine = make_lock(session, terms=CALM).acquire()
-    waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=60))
-    assert eventually(lambda: any(grant.lease.until > 0 for grant in session.queue.waiting.values()))
-    looked, read = threading.Event(), session.store.read
+    here.session.waits.listen()
+    assert eventually(lambda: here.session.waits.listener.listening)
+    mine = make_lock(here.session, terms=CALM).acquire()
+    waiter = here.waiter(make_lock(here.session, terms=CALM, wait=60))
+    assert eventually(lambda: any(grant.lease.until > 0 for grant in here.session.queue.waiting.values()))
+    looked, read = threading.Event(), here.session.store.read
 
     def look(*arguments: Any) -> Reply:
         reply = read(*arguments)
         looked.set()
         return reply
 
-    monkeypatch.setattr(session.store, "read", look)
-    given = session.queue.reserve_handover(grant_of(mine))
+    monkeypatch.setattr(here.session.store, "read", look)
+    given = here.session.queue.reserve_handover(grant_of(mine))
     assert given is not None
     given.waiting.wake()
     assert looked.wait(20)
-    assert session.run(protocol.hand_over(given.acquisition, grant_of(mine).id)) is not None
+    assert here.session.run(protocol.hand_over(given.acquisition, grant_of(mine).id)) is not None
     assert eventually(lambda: waiter.done, 20)
     waiter.end().let_go()
     assert waiter.error is None

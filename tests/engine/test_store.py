@@ -12,10 +12,9 @@ from pymongo.synchronous.database import Database
 
 from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed
-from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock
+from tests.engine.conftest import CALM, Commands, Document, Here, LockMaker, make_lock
 from tests.support.waiting import eventually
 
 SECRET = "hunter2-very-secret"
@@ -215,39 +214,33 @@ def test_a_write_concern_error_is_no_grant(
     ],
 )
 def test_what_got_no_answer_is_sent_again_and_granted_once(
-    lock: LockMaker, failpoint: Callable[..., None], entries: Callable[..., list[Any]], failure: Document, times: int
+    here: Here, failpoint: Callable[..., None], failure: Document, times: int
 ) -> None:
     """F2, F8, F15: applied or not, after the answer there is one holder, and after the release none."""
     failpoint(["findAndModify"], times=times, **failure)
-    mine = lock()
+    mine = here.lock()
     with mine:
         assert mine.held
-        assert [e["token"] for e in entries()] == [mine.fencing_token]
-    assert entries() == []
+        assert [e["token"] for e in here.entries()] == [mine.fencing_token]
+    assert here.entries() == []
 
 
-def test_an_outcome_that_stays_unknown_is_removed(
-    lock: LockMaker,
-    other: LockMaker,
-    session: Session,
-    failpoint: Callable[..., None],
-    entries: Callable[..., list[Any]],
-) -> None:
+def test_an_outcome_that_stays_unknown_is_removed(here: Here, failpoint: Callable[..., None]) -> None:
     """F8, F15: the caller gets an error, and the lock that was applied all the same is taken back in the background."""
     failpoint(["findAndModify"], times=2, writeConcernError={"code": 64, "errmsg": "x"})
     with pytest.raises(LockBackendFailed):
-        lock(wait=0).acquire()
-    assert eventually(lambda: not session.cleanup.pending, 5)
-    assert entries() == []
-    assert other(wait=0).try_acquire()
+        here.lock(wait=0).acquire()
+    assert eventually(lambda: not here.session.cleanup.pending, 5)
+    assert here.entries() == []
+    assert here.other(wait=0).try_acquire()
 
 
 def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(
-    session: Session, monkeypatch: pytest.MonkeyPatch, entries: Callable[..., list[Any]], door: str
+    here: Here, monkeypatch: pytest.MonkeyPatch, door: str
 ) -> None:
     """F17: the first copy is held up in the network, the second is granted and given back; then the first arrives."""
     held_up: list[Any] = []
-    apply = getattr(session.store, door)
+    apply = getattr(here.session.store, door)
 
     def hold_up(*arguments: Any) -> Any:
         if held_up:
@@ -255,11 +248,11 @@ def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(
         held_up.append(arguments)
         raise LockBackendFailed("no answer", "k")
 
-    monkeypatch.setattr(session.store, door, hold_up)
-    with make_lock(session):
+    monkeypatch.setattr(here.session.store, door, hold_up)
+    with make_lock(here.session):
         pass
     apply(*held_up[0])
-    assert entries() == []
+    assert here.entries() == []
 
 
 # Counting

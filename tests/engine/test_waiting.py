@@ -24,9 +24,9 @@ from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired, LockQueueFull
-from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock
+from tests.engine.conftest import CALM, QUICK, Document, Here, LockMaker, make_lock
 from tests.engine.processes import processes
-from tests.engine.waiters import InThread, Waiter
+from tests.engine.waiters import InThread
 from tests.engine.worker import COMPETE
 from tests.support.grants import new_grant
 from tests.support.waiting import eventually
@@ -67,31 +67,25 @@ def local_handover(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.long
-def test_missed_news_are_made_good_by_the_renewal(
-    session: Session, lock: LockMaker, other: LockMaker, in_thread: InThread, timer: Timer
-) -> None:
+def test_missed_news_are_made_good_by_the_renewal(here: Here) -> None:
     """P5: an event that never came costs a third of a waiter's lease, not the lock."""
-    session.waits.listener._on_bell = lambda _: None
-    with other(terms=CALM):
-        waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-        assert listening(session)
+    here.session.waits.listener._on_bell = lambda _: None
+    with here.other(terms=CALM):
+        waiter = here.waiter(here.lock(terms=CALM, wait=None))
+        assert listening(here.session)
         time.sleep(0.3)
     assert not eventually(lambda: waiter.done, 0.3)
-    timer.bring_forward_the_beat(CALM.waiter_lease / 3)
+    here.timer.bring_forward_the_beat(CALM.waiter_lease / 3)
     waiter.end().let_go()
 
 
 @pytest.mark.long
 def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_answer_comes(
-    session: Session,
-    lock: LockMaker,
-    other: LockMaker,
-    in_thread: InThread,
-    monkeypatch: pytest.MonkeyPatch,
+    here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P1, F62: the renewal is carried out, then the lock is granted, then the renewal is answered: that is no lease."""
-    assert isinstance(session.store, MongoStore)
-    collection, written, granted = session.store.collection, threading.Event(), threading.Event()
+    assert isinstance(here.session.store, MongoStore)
+    collection, written, granted = here.session.store.collection, threading.Event(), threading.Event()
     find = collection.find
 
     def find_once(*arguments: Any, **options: Any) -> Any:
@@ -105,13 +99,13 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
     monkeypatch.setattr(collection, "find", find_once)
     monkeypatch.setattr(bells, "RING_TIMEOUT", 10.0)  # nothing else tells the waiter, also on a busy machine
     waiter_lease = 20
-    with other(terms=CALM):
-        waiter = Waiter(in_thread, lock(terms=replace(CALM, waiter_lease=waiter_lease), wait=None))
-        assert listening(session)
-        (grant,) = session.registry.grants.values()
+    with here.other(terms=CALM):
+        waiter = here.waiter(here.lock(terms=replace(CALM, waiter_lease=waiter_lease), wait=None))
+        assert listening(here.session)
+        (grant,) = here.session.registry.grants.values()
         assert eventually(lambda: grant.lease.until > 0)
         grant.lease.renew_at = clock.now()
-        session.heartbeat.see_to(grant.lease.renew_at)
+        here.session.heartbeat.see_to(grant.lease.renew_at)
         assert written.wait(10)
     assert waiter.end().has_it
     granted.set()
@@ -125,12 +119,10 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
 
 @pytest.mark.long
 @pytest.mark.parametrize(("sessions", "threads"), [(2, 1), (8, 1), (1, 8), (1, 64), (4, 8)])
-def test_a_contended_lock_costs_three_commands(
-    sessions: int, threads: int, new_session: Callable[..., Session], commands: Commands, in_thread: InThread
-) -> None:
+def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, threads: int) -> None:
     """P8, F44: one to queue, one to give back, one (getMore) to be told, however many wait, and a bell that nobody
     awaits; what a process hands over within costs one in all."""
-    all_sessions = [new_session() for _ in range(sessions)]
+    all_sessions = [here.new_session() for _ in range(sessions)]
     workers, rounds = sessions * threads, max(3, 120 // (sessions * threads))
     warm, counted = threading.Barrier(workers + 1), threading.Barrier(workers + 1)
 
@@ -142,34 +134,32 @@ def test_a_contended_lock_costs_three_commands(
         for _ in range(rounds):
             make_lock(session, terms=CALM, wait=None).acquire().release()
 
-    threads_ = [in_thread(lambda session=session: work(session)) for session in all_sessions * threads]
+    threads_ = [here.in_thread(lambda session=session: work(session)) for session in all_sessions * threads]
     holder = make_lock(all_sessions[0], terms=CALM).acquire()
     warm.wait()
     time.sleep(0.6)
     holder.release()
     counted.wait(30)
-    commands.clear()
+    here.commands.clear()
     counted.wait(30)
     for thread in threads_:
         thread.join(60)
-    count = len(commands.names) / (workers * rounds)
-    assert count <= (4.3 if sessions > 1 else 1.3), {n: commands.names.count(n) for n in set(commands.names)}
+    count = len(here.commands.names) / (workers * rounds)
+    assert count <= (4.3 if sessions > 1 else 1.3), {n: here.commands.names.count(n) for n in set(here.commands.names)}
 
 
-def test_long_in_line_is_no_reason_to_be_renewed(
-    lock: LockMaker, session: Session, timer: Timer, commands: Commands, in_thread: InThread, *, local_handover: None
-) -> None:
+def test_long_in_line_is_no_reason_to_be_renewed(here: Here, local_handover: None) -> None:
     """P8: who has stood in the line of the process for longer than a waiter's lease costs no command more."""
     terms = replace(CALM, lease=600)
-    first = lock(terms=terms).acquire()
-    waiters = [Waiter(in_thread, lock(terms=terms, wait=None)) for _ in range(2)]
-    assert in_line(session, 2)
-    timer.move(terms.waiter_lease + 10)
-    commands.clear()
+    first = here.lock(terms=terms).acquire()
+    waiters = [here.waiter(here.lock(terms=terms, wait=None)) for _ in range(2)]
+    assert in_line(here.session, 2)
+    here.timer.move(terms.waiter_lease + 10)
+    here.commands.clear()
     first.release()
     assert eventually(lambda: any(waiter.done for waiter in waiters))
-    assert commands.names[0] == "findAndModify"
-    assert commands.names.count("update") == 0
+    assert here.commands.names[0] == "findAndModify"
+    assert here.commands.names.count("update") == 0
     for waiter in waiters:
         waiter.let_go()
     for waiter in waiters:
@@ -195,15 +185,13 @@ def test_the_line_is_first_come_first_served(lock: LockMaker, session: Session, 
     assert order == list(range(12))
 
 
-def test_a_process_does_not_keep_the_lock_to_itself(
-    lock: LockMaker, session: Session, other: LockMaker, in_thread: InThread, entries: Entries
-) -> None:
+def test_a_process_does_not_keep_the_lock_to_itself(here: Here) -> None:
     """P5: handed over within the process, a lock still goes to whoever is ahead in the queue between processes."""
-    first = lock(terms=CALM).acquire()
-    foreign = Waiter(in_thread, other(terms=CALM, wait=None))
-    assert eventually(lambda: len(entries()) == 2)
-    locals_ = [Waiter(in_thread, lock(terms=CALM, wait=None)) for _ in range(3)]
-    assert in_line(session, 3)
+    first = here.lock(terms=CALM).acquire()
+    foreign = here.waiter(here.other(terms=CALM, wait=None))
+    assert eventually(lambda: len(here.entries()) == 2)
+    locals_ = [here.waiter(here.lock(terms=CALM, wait=None)) for _ in range(3)]
+    assert in_line(here.session, 3)
     first.release()
     assert foreign.end().has_it
     assert not any(waiter.done for waiter in locals_)
@@ -235,20 +223,11 @@ class Gate:
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("how", ["cancel", pytest.param("deadline", marks=pytest.mark.long), "task"])
-def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
-    session: Session,
-    lock: LockMaker,
-    other: LockMaker,
-    in_thread: InThread,
-    entries: Entries,
-    *,
-    where: str,
-    how: str,
-) -> None:
+def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(here: Here, where: str, how: str) -> None:
     """F43, F36: whether the command has been at the server or not, the lock is handed on, and nothing is left."""
-    gate = Gate(session, where)
-    first = lock(terms=CALM).acquire()
-    next_waiter = lock(terms=CALM, wait=2.0 if how == "deadline" else None)
+    gate = Gate(here.session, where)
+    first = here.lock(terms=CALM).acquire()
+    next_waiter = here.lock(terms=CALM, wait=2.0 if how == "deadline" else None)
     errors: list[BaseException] = []
 
     async def task() -> None:
@@ -267,9 +246,9 @@ def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
         except LockError as error:
             errors.append(error)
 
-    waiting = in_thread(thread)
-    assert in_line(session, 1)
-    giving = in_thread(first.release)
+    waiting = here.in_thread(thread)
+    assert in_line(here.session, 1)
+    giving = here.in_thread(first.release)
     assert gate.reached.wait(10)
     if how == "cancel":
         next_waiter.cancel()
@@ -279,60 +258,52 @@ def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
     gate.open.set()
     for thread_ in (waiting, giving):
         thread_.join(10)
-    assert nothing_left(session)
-    assert entries() == []
-    assert other(terms=CALM).try_acquire()
+    assert nothing_left(here.session)
+    assert here.entries() == []
+    assert here.other(terms=CALM).try_acquire()
 
 
 @pytest.mark.parametrize("moment", ["before the answer", "with the answer", "after the answer"])
 def test_a_next_waiter_that_is_cancelled_in_the_moment_of_the_answer(
-    session: Session,
-    lock: LockMaker,
-    in_thread: InThread,
-    entries: Entries,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    moment: str,
+    here: Here, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """F43: it has the lock, or it has not and nobody has; never an entry that nobody knows of."""
-    finish = session.queue.finish_handover
-    first = lock(terms=CALM).acquire()
-    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-    assert in_line(session, 1)
+    finish = here.session.queue.finish_handover
+    first = here.lock(terms=CALM).acquire()
+    waiter = here.waiter(here.lock(terms=CALM, wait=None))
+    assert in_line(here.session, 1)
 
     def cancelled(next_waiter: Any, answer: Any) -> None:
         if moment == "before the answer":
-            session.waits.cancel(next_waiter)
+            here.session.waits.cancel(next_waiter)
             assert eventually(lambda: waiter.done)
         next_waiter.waiting.cancelled |= moment == "with the answer"
         finish(next_waiter, answer)
         if moment == "after the answer":
-            session.waits.cancel(next_waiter)
+            here.session.waits.cancel(next_waiter)
 
-    monkeypatch.setattr(session.queue, "finish_handover", cancelled)
+    monkeypatch.setattr(here.session.queue, "finish_handover", cancelled)
     first.release()
     waiter.end().let_go()
     assert isinstance(waiter.error, LockCancelled if moment == "before the answer" else type(None))
-    assert nothing_left(session)
-    assert entries() == []
+    assert nothing_left(here.session)
+    assert here.entries() == []
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_giver_that_is_struck_while_handing_over(
-    session: Session, lock: LockMaker, in_thread: InThread, entries: Entries, where: str
-) -> None:
+def test_a_giver_that_is_struck_while_handing_over(here: Here, where: str) -> None:
     """F36, F29: the giver's lock is removed in the background, and the next waiter goes on by itself."""
-    gate = Gate(session, where, KeyboardInterrupt())
-    first = lock(terms=CALM).acquire()
-    next_waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-    assert in_line(session, 1)
+    gate = Gate(here.session, where, KeyboardInterrupt())
+    first = here.lock(terms=CALM).acquire()
+    next_waiter = here.waiter(here.lock(terms=CALM, wait=None))
+    assert in_line(here.session, 1)
     gate.open.set()
     with pytest.raises(KeyboardInterrupt):
         first.release()
     assert next_waiter.end().has_it
     next_waiter.let_go()
-    assert nothing_left(session)
-    assert entries() == []
+    assert nothing_left(here.session)
+    assert here.entries() == []
 
 
 async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, entries: Entries) -> None:
@@ -355,15 +326,13 @@ async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, en
     assert entries() == []
 
 
-def test_a_giver_that_had_lost_the_lock(
-    lock: LockMaker, session: Session, other: LockMaker, in_thread: InThread, take_away: Callable[..., None]
-) -> None:
+def test_a_giver_that_had_lost_the_lock(here: Here) -> None:
     """P7, F38: it is told so, and who was next in line goes on and waits for whoever has the lock now."""
-    mine = lock(terms=CALM).acquire()
-    next_waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-    assert in_line(session, 1)
-    take_away()
-    theirs = other(terms=CALM, wait=0).acquire()
+    mine = here.lock(terms=CALM).acquire()
+    next_waiter = here.waiter(here.lock(terms=CALM, wait=None))
+    assert in_line(here.session, 1)
+    here.take_away()
+    theirs = here.other(terms=CALM, wait=0).acquire()
     assert not mine.release()
     assert mine.lost or not mine.held
     assert not eventually(lambda: next_waiter.done, 0.3)
@@ -373,26 +342,24 @@ def test_a_giver_that_had_lost_the_lock(
 
 
 @pytest.mark.long
-def test_a_late_hand_over_does_not_bring_back_who_has_been(
-    session: Session, lock: LockMaker, in_thread: InThread, entries: Entries
-) -> None:
+def test_a_late_hand_over_does_not_bring_back_who_has_been(here: Here) -> None:
     """F17, F39: two permits are given back at once, and both would go to the one that waits. It has come and gone when
     the second command arrives: it must not be queued again."""
-    gate = Gate(session, "before")
-    first = lock(terms=PERMIT).acquire()
-    second = Waiter(in_thread, lock(terms=PERMIT)).end()
-    next_waiter = Waiter(in_thread, lock(terms=PERMIT, wait=None))
-    assert eventually(lambda: len(entries()) == 3)
+    gate = Gate(here.session, "before")
+    first = here.lock(terms=PERMIT).acquire()
+    second = here.waiter(here.lock(terms=PERMIT)).end()
+    next_waiter = here.waiter(here.lock(terms=PERMIT, wait=None))
+    assert eventually(lambda: len(here.entries()) == 3)
     next_waiter.let_go()
-    giving = in_thread(first.release)
+    giving = here.in_thread(first.release)
     assert gate.reached.wait(10)
     second.let_go()
     assert next_waiter.end().has_it
     next_waiter.thread.join(10)
     gate.open.set()
     giving.join(10)
-    assert nothing_left(session)
-    assert entries() == []
+    assert nothing_left(here.session)
+    assert here.entries() == []
 
 
 class Straggler:
@@ -425,24 +392,17 @@ class Straggler:
 @pytest.mark.parametrize("error", [LockBackendFailed("no answer", "k"), KeyboardInterrupt()], ids=["error", "struck"])
 @pytest.mark.parametrize("waiter_has", ["been", "given up"])
 def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
-    session: Session,
-    lock: LockMaker,
-    other: LockMaker,
-    in_thread: InThread,
-    entries: Entries,
-    *,
-    waiter_has: str,
-    error: BaseException,
+    here: Here, waiter_has: str, error: BaseException
 ) -> None:
     """F17, F29, F39: the command is held up on its way, and the giver learns that, or was struck and learns nothing.
     When it arrives, its next waiter has had a permit and given it back, or has waited in vain: it must not be queued
     again, where nobody knows of it."""
     terms = PERMIT if waiter_has == "been" else CALM
-    straggler = Straggler(session, error)
-    first = lock(terms=terms).acquire()
-    second = Waiter(in_thread, lock(terms=terms)).end() if waiter_has == "been" else None
-    next_waiter = Waiter(in_thread, lock(terms=terms, wait=None if waiter_has == "been" else 2.0))
-    assert in_line(session, 1)
+    straggler = Straggler(here.session, error)
+    first = here.lock(terms=terms).acquire()
+    second = here.waiter(here.lock(terms=terms)).end() if waiter_has == "been" else None
+    next_waiter = here.waiter(here.lock(terms=terms, wait=None if waiter_has == "been" else 2.0))
+    assert in_line(here.session, 1)
     with contextlib.suppress(KeyboardInterrupt):
         assert first.release()
     assert straggler.step.add is not None
@@ -452,9 +412,9 @@ def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
     assert next_waiter.end().has_it == (waiter_has == "been")
     next_waiter.thread.join(10)
     straggler.arrive()
-    assert nothing_left(session)
-    assert eventually(lambda: entries() == [])
-    assert other(terms=CALM).try_acquire()
+    assert nothing_left(here.session)
+    assert eventually(lambda: here.entries() == [])
+    assert here.other(terms=CALM).try_acquire()
 
 
 # Cancel
@@ -470,36 +430,27 @@ def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
         pytest.param("in trouble", marks=pytest.mark.long),
     ],
 )
-def test_another_thread_ends_the_wait(
-    session: Session,
-    lock: LockMaker,
-    other: LockMaker,
-    in_thread: InThread,
-    entries: Entries,
-    *,
-    phase: str,
-    failpoint: Callable[..., None],
-) -> None:
+def test_another_thread_ends_the_wait(here: Here, phase: str, failpoint: Callable[..., None]) -> None:
     """F36: cancel() at any moment: LockCancelled, soon, and nothing left; the next in line goes on."""
-    holder = (lock if phase in ("in line", "next") else other)(terms=CALM).acquire()
-    ahead = Waiter(in_thread, lock(terms=CALM, wait=None)) if phase == "in line" else None
-    apply = session.store.apply
+    holder = (here.lock if phase in ("in line", "next") else here.other)(terms=CALM).acquire()
+    ahead = here.waiter(here.lock(terms=CALM, wait=None)) if phase == "in line" else None
+    apply = here.session.store.apply
 
     def late(*arguments: Any) -> Any:
         time.sleep(0.3)
         return apply(*arguments)
 
     if phase == "in flight":
-        session.store.apply = late  # type: ignore[method-assign, assignment]
+        here.session.store.apply = late  # type: ignore[method-assign, assignment]
     if phase == "in trouble":
         failpoint(["findAndModify"], errorCode=91)
-    assert in_line(session, 0 if ahead is None else 1)
-    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-    assert in_line(session, 1 if ahead is None else 2)
+    assert in_line(here.session, 0 if ahead is None else 1)
+    waiter = here.waiter(here.lock(terms=CALM, wait=None))
+    assert in_line(here.session, 1 if ahead is None else 2)
     if phase == "in the queue":
-        assert eventually(lambda: len(entries()) == 2)
+        assert eventually(lambda: len(here.entries()) == 2)
     time.sleep(0.1)
-    behind = Waiter(in_thread, lock(terms=CALM, wait=None))
+    behind = here.waiter(here.lock(terms=CALM, wait=None))
     time.sleep(0.05)
     cancelled = clock.now()
     waiter.lock.cancel()
@@ -513,28 +464,26 @@ def test_another_thread_ends_the_wait(
     for party in (ahead, behind):
         if party is not None:
             assert party.end().let_go().has_it
-    assert nothing_left(session)
-    assert entries() == []
+    assert nothing_left(here.session)
+    assert here.entries() == []
 
 
 # The queue
 
 
 @pytest.mark.long
-def test_a_full_queue_refuses_at_once(
-    config: StoreConfig, new_session: Callable[..., Session], in_thread: InThread, entries: Entries
-) -> None:
+def test_a_full_queue_refuses_at_once(here: Here, config: StoreConfig) -> None:
     """F13: whoever would be one too many is told clearly, and those who wait are served."""
     sessions = [Session(MongoStore(replace(config, limits=Limits(waiters=2)))) for _ in range(4)]
     holder = make_lock(sessions[0], terms=CALM).acquire()
     waiters = []
     for number in (1, 2):
-        waiters.append(Waiter(in_thread, make_lock(sessions[number], terms=CALM, wait=None)))
-        assert eventually(partial(queue_is, entries, number + 1))
+        waiters.append(here.waiter(make_lock(sessions[number], terms=CALM, wait=None)))
+        assert eventually(partial(queue_is, here.entries, number + 1))
     with pytest.raises(LockQueueFull, match="queue is full"):
         make_lock(sessions[3], terms=CALM, wait=None).acquire()
-    assert len(entries()) == 3
-    next_waiter = Waiter(in_thread, make_lock(sessions[0], terms=CALM, wait=None))
+    assert len(here.entries()) == 3
+    next_waiter = here.waiter(make_lock(sessions[0], terms=CALM, wait=None))
     assert in_line(sessions[0], 1)
     holder.release()
     assert isinstance(next_waiter.end().error, LockQueueFull)
@@ -554,26 +503,17 @@ def add_dead(store: MongoStore, *names: str, waiter_lease: float = 2) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("dead", ["head", "middle", "all"])
-def test_dead_waiters_are_passed_over(
-    store: MongoStore,
-    lock: LockMaker,
-    other: LockMaker,
-    session: Session,
-    in_thread: InThread,
-    *,
-    entries: Entries,
-    dead: str,
-) -> None:
+def test_dead_waiters_are_passed_over(here: Here, store: MongoStore, dead: str) -> None:
     """F41: after their waiter's lease, long before a lease; the living get the lock then, and a key that nobody living
     waits for is free."""
-    holder = other(terms=CALM).acquire()
+    holder = here.other(terms=CALM).acquire()
     living = []
     if dead == "middle":
-        living.append(Waiter(in_thread, lock(terms=QUICK, wait=None)))
-        assert eventually(lambda: len(entries()) == 2)
+        living.append(here.waiter(here.lock(terms=QUICK, wait=None)))
+        assert eventually(lambda: len(here.entries()) == 2)
     add_dead(store, "one", "two")
     if dead != "all":
-        living.append(Waiter(in_thread, make_lock(session, terms=QUICK, wait=None)))
+        living.append(here.waiter(make_lock(here.session, terms=QUICK, wait=None)))
         living[-1].let_go()
     time.sleep(0.1)
     released = clock.now()
@@ -581,27 +521,25 @@ def test_dead_waiters_are_passed_over(
     for waiter in living:
         assert waiter.let_go().end(30).has_it
     if dead == "all":
-        assert eventually(lambda: other(terms=CALM).try_acquire(), 30)
+        assert eventually(lambda: here.other(terms=CALM).try_acquire(), 30)
     assert clock.now() - released < CALM.lease / 2
 
 
 @pytest.mark.long
-def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(
-    store: MongoStore, lock: LockMaker, other: LockMaker, in_thread: InThread, stored: Stored
-) -> None:
+def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(here: Here, store: MongoStore) -> None:
     """F42: who was granted the lock and is dead holds it for the rest of its waiter's lease, not for its lease."""
-    holder = other(terms=CALM).acquire()
+    holder = here.other(terms=CALM).acquire()
     add_dead(store, "dead", waiter_lease=3)
-    waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
+    waiter = here.waiter(here.lock(terms=CALM, wait=None))
     time.sleep(0.2)
     released = clock.now()
     holder.release()
-    assert [held["grant"] for held in stored()["holders"]] == ["dead"]
+    assert [held["grant"] for held in here.stored()["holders"]] == ["dead"]
     assert not waiter.done
     # Nobody tells the one behind: it looks when the renewal of its own place has shown that it is at the head.
-    left = (stored()["holders"][0]["until"] - datetime.now(UTC).replace(tzinfo=None)).total_seconds()
+    left = (here.stored()["holders"][0]["until"] - datetime.now(UTC).replace(tzinfo=None)).total_seconds()
     assert left < 3.2
-    assert eventually(lambda: lock(terms=CALM).try_acquire() or waiter.done, 30)
+    assert eventually(lambda: here.lock(terms=CALM).try_acquire() or waiter.done, 30)
     assert clock.now() - released < CALM.lease / 2
     waiter.let_go().end()
 
@@ -613,12 +551,10 @@ def call_later(seconds: float, call: Callable[[], object]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["deadline", "cancel", "task"])
-def test_giving_up_in_the_moment_of_the_grant(
-    new_session: Callable[..., Session], in_thread: InThread, entries: Entries, how: str
-) -> None:
+def test_giving_up_in_the_moment_of_the_grant(here: Here, how: str) -> None:
     """F43: in many rounds, a waiter gives up at the very moment when it is granted the lock: it has it, or it has
     not and the key is free; no entry is left either way. One that came away empty is more patient next time."""
-    giver, taker = new_session(), new_session()
+    giver, taker = here.new_session(), here.new_session()
     chance = random.Random(43)
     outcomes: list[bool] = []
     patience = 0.02
@@ -648,17 +584,17 @@ def test_giving_up_in_the_moment_of_the_grant(
         def loop(task: Callable[[], Any] = task) -> None:
             asyncio.run(task())
 
-        waiting = in_thread(loop if how == "task" else thread)
+        waiting = here.in_thread(loop if how == "task" else thread)
         started = clock.now()
         if how == "cancel":
-            in_thread(partial(call_later, patience, wanted.cancel))
+            here.in_thread(partial(call_later, patience, wanted.cancel))
         time.sleep(max(0.0, delay - (clock.now() - started)))
         holder.release()
         waiting.join(10)
         outcomes += got
         assert len(got) == 1, number
         patience *= 0.9 if got[0] else 1.1
-        assert eventually(lambda: entries() == []), (number, entries())
+        assert eventually(lambda: here.entries() == []), (number, here.entries())
     assert nothing_left(giver, taker)
     assert {True, False} == set(outcomes)
 
@@ -677,21 +613,19 @@ def overtaken(turns: list[Document]) -> list[tuple[Document, Document]]:
 
 
 @pytest.mark.long
-def test_a_stampede_is_served_in_order(
-    new_session: Callable[..., Session], commands: Commands, in_thread: InThread, stored: Stored
-) -> None:
+def test_a_stampede_is_served_in_order(here: Here) -> None:
     """P5, F44, F69: 40 sessions with five threads each rush at one key: the queue is as long as there are sessions, and
     counts all threads; everybody is served in the order of arrival, and there is no storm of commands."""
-    sessions = [new_session() for _ in range(40)]
+    sessions = [here.new_session() for _ in range(40)]
     turns: list[Document] = []
 
     def work(session: Session) -> None:
         for _ in range(2):
             with make_lock(session, terms=CALM, wait=None):
-                turns.append(stored())
+                turns.append(here.stored())
 
     with make_lock(sessions[0], terms=CALM):
-        threads = [in_thread(lambda session=session: work(session)) for session in sessions * 5]
+        threads = [here.in_thread(lambda session=session: work(session)) for session in sessions * 5]
         time.sleep(1.5)
     for thread in threads:
         thread.join(60)
@@ -699,7 +633,9 @@ def test_a_stampede_is_served_in_order(
     assert max(len(document["waiters"]) for document in turns) <= 40
     assert overtaken(turns) == []
     # A cursor each, with its collection, and a look when it has come up.
-    assert len(commands.names) - 40 * 6 <= 4.5 * 400, {n: commands.names.count(n) for n in set(commands.names)}
+    assert len(here.commands.names) - 40 * 6 <= 4.5 * 400, {
+        n: here.commands.names.count(n) for n in set(here.commands.names)
+    }
 
 
 @pytest.mark.long
@@ -734,39 +670,29 @@ def test_neither_readers_nor_writers_starve(lock: LockMaker, other: LockMaker, i
 
 @pytest.mark.long
 @pytest.mark.parametrize("moved_up", [False, True], ids=["head", "moved up"])
-def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(
-    collection: Collection[Document],
-    stored: Stored,
-    entries: Entries,
-    lock: LockMaker,
-    other: LockMaker,
-    *,
-    in_thread: InThread,
-    timer: Timer,
-    moved_up: bool,
-) -> None:
+def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(here: Here, moved_up: bool) -> None:
     """F27: at once after its end by the server's clock, also if it has come to the head only since it last
     looked: nobody tells it that."""
-    ahead = other(terms=CALM).acquire() if moved_up else None
-    with processes(1, "wait_for" if moved_up else "hold", collection.name, 3) as (holder,):
+    ahead = here.other(terms=CALM).acquire() if moved_up else None
+    with processes(1, "wait_for" if moved_up else "hold", here.collection.name, 3) as (holder,):
         if moved_up:
             holder.hear()
-            assert eventually(lambda: len(entries()) == 2)
+            assert eventually(lambda: len(here.entries()) == 2)
         else:
             holder.hear()
-        waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
-        assert eventually(lambda: len(entries()) == (3 if moved_up else 2))
+        waiter = here.waiter(here.lock(terms=CALM, wait=None))
+        assert eventually(lambda: len(here.entries()) == (3 if moved_up else 2))
         if ahead is not None:
             time.sleep(1.0)  # it listens, and has looked for the last time
             holder.send(signal.SIGSTOP)
             ahead.release()
-            place = stored()["waiters"][0]["until"]
-            timer.bring_forward_the_beat(CALM.waiter_lease / 3)
-            assert eventually(lambda: stored()["waiters"][0]["until"] > place)
+            place = here.stored()["waiters"][0]["until"]
+            here.timer.bring_forward_the_beat(CALM.waiter_lease / 3)
+            assert eventually(lambda: here.stored()["waiters"][0]["until"] > place)
         holder.send(signal.SIGKILL)
-        end = stored()["holders"][0]["until"].replace(tzinfo=UTC)
+        end = here.stored()["holders"][0]["until"].replace(tzinfo=UTC)
         assert waiter.end(25).has_it
-        taken = stored()["holders"][0]["acquired_at"].replace(tzinfo=UTC)
+        taken = here.stored()["holders"][0]["acquired_at"].replace(tzinfo=UTC)
         assert 0 <= (taken - end).total_seconds() < SOON / 2
         waiter.let_go()
 
