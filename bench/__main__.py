@@ -6,8 +6,6 @@ A name is a question; without one, all are asked: about twenty minutes on two co
 have nothing else to do. --quick looks whether everything works; its figures are worth nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What every question is given: the servers, how thorough to be, and who can run here."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field

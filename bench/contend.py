@@ -1,7 +1,5 @@
 """Processes that want one key: the part that runs in them, and the part that tells them when."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ Two parts: `cycles` (threads and tasks take, contend for, try, and give up locks
 connection). Each prints a table. The exit code is 1 when something grew, or a lock was lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

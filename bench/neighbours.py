@@ -6,8 +6,6 @@ Prints the server's processor time for an insert that has nothing to do with loc
 those who wait. Sessions of one process stand for the processes: the server cannot tell them apart.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """This library among the peers: as a project uses it, and in its variants."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -1,7 +1,5 @@
 """The locks that are compared, all behind the same few words. Ours are in `ours`, recipes in `recipes`."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -3,8 +3,6 @@
 They bring a light background of their own, so that they can be read on a dark page, too.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A hundred processes that each import a database backend would be busy with that for a minute.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

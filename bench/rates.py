@@ -1,7 +1,5 @@
 """The race of `testproject.rates` on each kind of database: ``python -m bench.rates --runs 100``."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sqlite3

@@ -4,8 +4,6 @@ None of them renews, so that a lease that is too short gives two holders; none s
 gets the lock, not who came first. They are here as they are found, with majority writes.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """Processes that do as they are told, one call at a time: what is measured runs in them."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """The servers of a run: each is started when somebody needs it first, and runs until the run is over."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

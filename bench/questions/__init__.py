@@ -1,7 +1,5 @@
 """The questions, by name. Each yields what it finds as it finds it, so that what it has is kept where it ends early."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final

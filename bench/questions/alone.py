@@ -1,7 +1,5 @@
 """What does a lock cost that nobody else wants?"""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Processes that want the same key: how fast is it handed over, how fairly, and what does that cost?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Many threads and coroutines of one process, or of a few, that want the same key."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What do locks cost that are held for long?"""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

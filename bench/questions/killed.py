@@ -1,7 +1,5 @@
 """A process that holds a lock is killed: when does somebody else get it?"""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

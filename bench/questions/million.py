@@ -1,7 +1,5 @@
 """A million keys: sizes, clearing what is stale, and what the admin asks."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What does the library cost around its commands: the import, the first lock of a process?"""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The same tests on both backends: what a lock means does not depend on where it is kept."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """What `mongo_lock`, `mongo_semaphore` and `mongo_locked` promise: on MongoDB and in memory, blocking and async."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
@@ -54,7 +52,6 @@ def test_a_try_that_waits(key: str, face: Face, elsewhere: Elsewhere) -> None:
 
 
 def test_the_time_that_several_keys_took(world: World) -> None:
-    """One is waited for after the other."""
     with mongo_lock(new_key("a"), new_key("b")) as lock:
         for grant in own(lock).grants:
             grant.reporting.waited = 2.0
@@ -242,7 +239,6 @@ class TestTime:
 
     @pytest.mark.long
     def test_max_hold(self, key: str, world: World, elsewhere: Elsewhere) -> None:
-        """Renewed until then; told then, and free for others then."""
         told: list[object] = []
         lock = mongo_lock(key, lease=0.6, max_hold=1, on_lost=told.append).acquire()
         world.let_pass(0.8)
@@ -320,7 +316,6 @@ class TestSignals:
         assert len(heard) == 2
 
     def test_whatever_was_acquired_ends_once(self, heard: list[Any], key: str, elsewhere: Elsewhere) -> None:
-        """Also what nobody released: it is free for others."""
         lock = mongo_lock(key).acquire()
         with pytest.warns(ResourceWarning) as warned:  # noqa: PT031
             del lock

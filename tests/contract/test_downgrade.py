@@ -1,7 +1,5 @@
 """`lock.downgrade()`: from exclusive to shared, at no time without the lock."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable
@@ -78,7 +76,6 @@ def test_it_is_a_readers_lock_from_then_on(key: str, face: Face, elsewhere: Else
 
 
 def test_several_keys(world: World, face: Face, elsewhere: Elsewhere) -> None:
-    """Each is a reader's."""
     keys = new_key("a"), new_key("b")
     with face.block(mongo_lock(*keys)) as lock:
         face.call(lock, "downgrade")
@@ -146,7 +143,6 @@ def test_no_way_back(key: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("arrived", [True, False])
 def test_no_answer(key: str, face: Face, elsewhere: Elsewhere, arrived: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command is sent again, whether or not it had taken effect: the lock is held as a reader's."""
     with face.block(elsewhere(key)) as lock:
         session = lock._own.session
         assert session is not None
@@ -171,7 +167,6 @@ def test_no_answer(key: str, face: Face, elsewhere: Elsewhere, arrived: bool, mo
 
 @pytest.mark.long
 def test_a_server_that_does_not_answer_any_more(key: str, face: Face) -> None:
-    """At the end of the lease it is given up, and nothing of it comes back."""
     with override_locks() as locks:
         lock = face.acquire(mongo_lock(key, lease=1))
         with locks.unavailable():
@@ -206,7 +201,6 @@ def test_no_answer_for_one_of_several_keys(face: Face) -> None:
 
 
 def test_released_by_another_thread_meanwhile(key: str) -> None:
-    """The reader's lock that comes too late is removed."""
     lock = mongo_lock(key).acquire()
     own = lock._own
     replace = own.replace
@@ -223,7 +217,6 @@ def test_released_by_another_thread_meanwhile(key: str) -> None:
 
 
 def test_not_while_it_is_shared_with_another_object(key: str, face: Face) -> None:
-    """The block inside counts on excluding others."""
     with mongo_lock(key) as lock, mongo_lock(key, reentrant=True):
         with pytest.raises(LockMisused, match="also held by another lock object"):
             lock.downgrade()

@@ -2,8 +2,6 @@
 
 # ruff: noqa: PT012 - what happens inside of a block is what is tested here
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import contextlib
@@ -130,7 +128,6 @@ async def test_a_coroutine_is_cancelled(key: str, how: str) -> None:
 
 
 def test_a_loss_is_reported_by_the_block(key: str) -> None:
-    """As that of any lock."""
     with pytest.raises(LockLost), leader(key, lease=1) as term:
         force(key)
         assert term.ended.wait(20)
@@ -244,7 +241,6 @@ async def test_cancelled_while_it_ends(key: str) -> None:
 
 
 async def test_waiting_for_the_end_ends_nothing(key: str) -> None:
-    """Whoever gives up waiting for the end of a term has not ended it."""
     async with leader(key) as term:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(term.ended.wait(), 0.05)
@@ -252,7 +248,6 @@ async def test_waiting_for_the_end_ends_nothing(key: str) -> None:
 
 
 def test_errors(key: str) -> None:
-    """What the work raises is raised, and so is the loss of another lock; no lock stays behind."""
 
     def work(term: BaseTerm) -> Any:
         raise LockLost("another")
@@ -286,6 +281,5 @@ def test_mistakes(key: str) -> None:
 
 
 def test_a_bounded_wait(key: str, elsewhere: Elsewhere) -> None:
-    """Who is not elected within it is told."""
     with elsewhere(key), pytest.raises(LockNotAcquired), leader(key, wait=0):
         pass

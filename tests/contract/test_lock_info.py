@@ -1,7 +1,5 @@
 """`lock_info` says what a lock is like, without taking it, in MongoDB and in memory."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from datetime import UTC, datetime
@@ -31,7 +29,6 @@ def key(world: World) -> str:
 
 
 def test_held(key: str, look: Any, elsewhere: Elsewhere) -> None:
-    """Who holds it since when, and how long the lease lasts without a renewal."""
     with elsewhere(key, label="nightly", lease=20) as lock:
         found: LockSnapshot = look(key)
         assert (found.key, found.state, found.holding, found.waiting, found.waiters) == (key, "held", 1, 0, ())
@@ -43,7 +40,6 @@ def test_held(key: str, look: Any, elsewhere: Elsewhere) -> None:
 
 
 def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
-    """Those who wait are counted, with the first of them."""
     waiting = elsewhere(key, wait=20)
     thread = threading.Thread(target=waiting.acquire)
     with elsewhere(key):
@@ -57,13 +53,11 @@ def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
 
 
 def test_readers(key: str, look: Any, elsewhere: Elsewhere) -> None:
-    """All holders."""
     with elsewhere(key, mode="shared"), elsewhere(key, mode="shared"):
         assert [holder.mode for holder in look(key).holders] == ["shared", "shared"]
 
 
 def test_kept(key: str, look: Any, elsewhere: Elsewhere) -> None:
-    """The work is done, and the lock is not free before its minimum hold is over."""
     with elsewhere(key, min_hold=60):
         pass
     assert look(key).state == "kept"
@@ -71,7 +65,6 @@ def test_kept(key: str, look: Any, elsewhere: Elsewhere) -> None:
 
 @pytest.mark.long
 def test_stale(key: str, look: Any, world: World, elsewhere: Elsewhere) -> None:
-    """The process has died."""
     lock = elsewhere(key, lease=0.5).acquire()
     world.kill(lock)
     world.let_pass(1.5)
@@ -86,7 +79,6 @@ def test_a_key_that_nothing_has_used(key: str, look: Any) -> None:
 
 
 def test_the_prefix(settings: Settings) -> None:
-    """The key is that of the project."""
     key = new_key("info")
     settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
     with mongo_lock(key):
@@ -95,14 +87,12 @@ def test_the_prefix(settings: Settings) -> None:
 
 
 def test_it_changes_nothing() -> None:
-    """A look is no acquisition."""
     key = new_key("info")
     assert lock_info(key).state == "free"
     assert mongo_store().collection.find_one({"_id": key}) is None
 
 
 def test_wrong_keys() -> None:
-    """As for a lock."""
     with pytest.raises(TypeError, match="5"):
         lock_info(5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="which nothing fills"):
@@ -110,6 +100,5 @@ def test_wrong_keys() -> None:
 
 
 def test_no_answer() -> None:
-    """It fails as a lock does."""
     with override_locks() as locks, locks.unavailable(), pytest.raises(LockBackendFailed):
         lock_info("a")

@@ -3,8 +3,6 @@
 Those that need times to the second run in memory, where a test moves the clock; the others on MongoDB, too.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -185,7 +185,6 @@ def test_a_loop_that_ends_while_a_task_waits(session: Session, other: LockMaker,
 
 
 async def test_waiting_coroutines_hold_no_thread(session: Session, other: LockMaker) -> None:
-    """A hundred may wait; there are still as few threads."""
     async with other():
         tasks = [asyncio.create_task(make_lock(session, wait=30).aacquire()) for _ in range(100)]
         await asyncio.sleep(0.3)

@@ -1,7 +1,5 @@
 """Locks that are detached from the process that holds them."""
 
-from __future__ import annotations
-
 import weakref
 
 from django_mongolock import mongo_lock

@@ -1,7 +1,5 @@
 """A lock over a real election: the witness of the short tier. What else an election does is in test_failover.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from django_mongolock.engine.document import Terms

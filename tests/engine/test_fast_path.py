@@ -73,7 +73,6 @@ def test_a_key_that_is_not_known_is_taken_in_the_short_form_after_another(here: 
 
 
 def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(here: Here) -> None:
-    """Nobody is let in who should not be."""
     with here.lock():
         pass
     theirs = here.other().acquire()

@@ -2,8 +2,6 @@
 
 # ruff: noqa: PT012, SIM117 - what happens inside of a block is what is tested here
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
@@ -96,7 +94,6 @@ def test_taken_over_before(hold: LockMaker, take_over: Callable[..., MongoLock],
 
 
 def test_known_loss(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """A lock that is known to be lost begins nothing, and commits nothing."""
     lock = hold().acquire()
     with pytest.raises(LockLost), lock.atomic(mongo) as session:
         data.insert_one({"x": 1}, session=session)
@@ -107,7 +104,6 @@ def test_known_loss(hold: LockMaker, data: Pieces, mongo: Client) -> None:
 
 
 def test_not_acquired(hold: LockMaker, mongo: Client) -> None:
-    """Without the lock there is no transaction."""
     with pytest.raises(LockMisused, match="not acquired"):
         hold().atomic(mongo).__enter__()
 
@@ -190,7 +186,6 @@ def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Clien
 
 
 def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
-    """A lock on several keys commits only if all of them are held."""
     with hold("a", "b") as lock, lock.atomic(mongo) as session:
         data.insert_one({"x": 1}, session=session)
     with pytest.raises(LockLost) as caught, hold("a", "b") as lock:
@@ -282,7 +277,6 @@ class TestAsync:
             await made
 
     async def test_commits(self, hold: LockMaker, data: Pieces, client: Any) -> None:
-        """Committed at the end, not before."""
         async with hold() as lock, lock.atomic(client) as session:
             await self.insert(client, data, session)
             assert data.count_documents({}) == 0
@@ -291,7 +285,6 @@ class TestAsync:
     async def test_taken_over(
         self, hold: LockMaker, data: Pieces, client: Any, take_over: Callable[..., MongoLock]
     ) -> None:
-        """Not committed after a take-over."""
         lock = await hold().aacquire()
         with pytest.raises(LockLost):
             async with lock.atomic(client) as session:
@@ -301,7 +294,6 @@ class TestAsync:
 
     @pytest.mark.long
     async def test_run_atomic(self, hold: LockMaker, data: Pieces, client: Any, join_queue: Callable[[], None]) -> None:
-        """Tried again until it gets through."""
         attempts: list[int] = []
 
         async def work(session: Any) -> int:

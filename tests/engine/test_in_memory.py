@@ -1,7 +1,5 @@
 """What a process promises of its locks, by a clock that the test moves: on the rule in Python, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy
@@ -93,7 +91,6 @@ def holders(server: MemoryServer) -> list[str]:
 def test_a_free_lock_that_cannot_be_asked_for_is_not_reported_as_contended(
     server: MemoryServer, new_session: Callable[..., MemorySession]
 ) -> None:
-    """A server that does not answer is no other holder."""
     events: list[str] = []
     session = new_session(observer=lambda event, _: events.append(event))
     server.away = threading.Thread()
@@ -345,7 +342,6 @@ def test_a_minimum_hold_is_no_longer_after_a_failover() -> None:
 
 
 def test_the_longest_wait_and_hold_are_kept(server: MemoryServer) -> None:
-    """Also when later ones are shorter."""
     store = queued(server, CALM)
     server.advance(30)
     store.apply("k", Step(remove=("g1",), given="g1", force=True), TIMEOUT)

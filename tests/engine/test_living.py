@@ -112,7 +112,6 @@ def test_danger_comes_before_the_loss_and_goes_again(here: Here, failpoint: Call
 
 
 def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker, timer: Timer) -> None:
-    """max_hold: it is a limit for extend() as well."""
     mine = lock(terms=CALM, max_hold=40).acquire()
     assert mine.remaining <= 40
     mine.extend(300)

@@ -105,7 +105,6 @@ def test_another_thread_may_release(here: Here, face: Face) -> None:
 
 
 def test_an_object_in_use_is_refused(here: Here, face: Face) -> None:
-    """One object is one acquisition at a time, held or waiting."""
     mine = face.acquire(here.lock())
     with pytest.raises(LockMisused, match="in use"):
         face.acquire(mine)
@@ -246,7 +245,6 @@ def test_a_loss_is_told_also_where_the_grant_was_in_doubt(
 def test_a_callback_that_fails_does_no_harm(
     session: Session, face: Face, lose: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its error is logged, and that is all."""
 
     def on_lost(lock: MongoLock) -> None:
         raise RuntimeError("callback")

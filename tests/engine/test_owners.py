@@ -1,7 +1,5 @@
 """Who asks for an owner that holds the lock already: waits while the former holder lives, resumes once it is gone."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -96,7 +94,6 @@ def test_a_process_that_nobody_can_judge_is_waited_for(here: Here, face: Face, f
 
 
 def test_a_minimum_hold_is_no_former_run(lock: LockMaker, other: LockMaker, face: Face) -> None:
-    """What was released and is kept for its minimum hold is kept from its owner as well."""
     terms = Terms(lease=60, margin=1, min_hold=30, owner="task 5")
     face.release(face.acquire(lock(terms=terms)))
     assert not face.try_acquire(other(terms=terms))

@@ -46,7 +46,6 @@ def test_eight_processes_lose_no_increment(collection: Collection[Document], tmp
 
 
 def test_without_the_lock_increments_are_lost(tmp_path: Path) -> None:
-    """The two tests above can fail: they look at what really happens."""
     lost = [(0, 1, 1.0, 2.0), (0, 2, 1.5, 2.5)]
     overlapping = [(0, 1, 1.0, 2.0), (1, 2, 1.5, 2.5)]
     repeated = [(0, 2, 1.0, 2.0), (1, 1, 2.5, 2.6)]

@@ -46,5 +46,4 @@ def test_a_document_outlives_its_tombstones(twin: Twin) -> None:
 
 
 def test_a_short_retention_stays_short() -> None:
-    """It is never longer than what the project says."""
     assert Limits(retention=1_000).brief(0) == 1_000

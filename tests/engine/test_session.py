@@ -465,7 +465,6 @@ def test_a_session_may_fork_while_it_is_made(config: StoreConfig) -> None:
 
 
 def test_threads_that_come_first_together_get_one_session(config: StoreConfig) -> None:
-    """Only one of those that they make is used."""
     barrier = threading.Barrier(2)
 
     def make() -> Session:

@@ -6,8 +6,6 @@ raises at one chosen event in the engine's Python, and then at every event after
 the interpreter does by itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

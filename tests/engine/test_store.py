@@ -140,7 +140,6 @@ def test_a_wrong_uri_is_a_clear_error_without_the_uri(host: str) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", "a/b"])
 def test_a_wrong_name_of_the_database_is_no_outage(name: str) -> None:
-    """It is final, and says where to look."""
     store = MongoStore(StoreConfig({"host": "mongodb://127.0.0.1:1"}, name))
     with pytest.raises(LockBackendFailed, match="look at NAME") as refusal:
         store.apply("k", ADD, 0.1)

@@ -1,7 +1,5 @@
 """Calls that threads make for others: in which order, until when, and what becomes of those that nobody awaits."""
 
-from __future__ import annotations
-
 import _thread
 import asyncio
 import signal
@@ -76,14 +74,12 @@ def fail(left: float) -> None:
 
 
 def test_a_call_returns_and_raises_what_it_does(threads: WorkerThreads) -> None:
-    """The call is made in another thread, and its caller gets its outcome."""
     assert threads.call(lambda left: _thread.get_ident()) != _thread.get_ident()
     with pytest.raises(ValueError, match="no"):
         threads.call(fail)
 
 
 def test_a_call_that_nobody_awaits_may_fail(threads: WorkerThreads, caplog: pytest.LogCaptureFixture) -> None:
-    """Its error is logged, and the thread serves the next one."""
 
     def leave() -> None:
         raise SystemExit
@@ -344,7 +340,6 @@ def test_a_call_that_does_not_end_is_given_up(
 
 
 async def test_a_call_that_has_begun_goes_on(threads: WorkerThreads) -> None:
-    """A cancelled coroutine whose call was begun is not told that it was withdrawn."""
     begun, go, ended, told = threading.Event(), threading.Event(), threading.Event(), []
 
     def work(left: float) -> None:

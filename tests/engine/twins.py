@@ -1,7 +1,5 @@
 """The two that carry the rule out, MongoDB and Python, behind one shape: a key, its steps, and its document."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``python -m tests.security.as_user`` gets a JSON list of tasks: the words of a command, or the name of a function here.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Every page, endpoint and command of the package. What is new must be added here: `test_surfaces` compares."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What looking at locks costs, however many wait for them."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time

@@ -1,7 +1,5 @@
 """Documents with a lock, into which another program wrote: what they cost, and what they show."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """Edit locks at their addresses: who may not change an object writes nothing, and no redirect leaves the site."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 from urllib.parse import quote
@@ -164,7 +162,6 @@ class TestRelease:
         assert everything(locks) == before
 
     def test_of_an_object_that_was_deleted(self, locks: Locks, order: Order) -> None:
-        """The tab that has it releases it."""
         anna = staff("anna")
         page, address = anna.get(page_of(order)), page_of(order)
         key = edit_key(order)
@@ -254,7 +251,6 @@ class TestOpening:
         assert state_of(response) == ("mine" if takes else "free")
 
     def test_the_script_is_no_page(self, order: Order) -> None:
-        """What the page's script sends is a fetch, and works."""
         anna = staff("anna")
         page = anna.get(page_of(order))
         address = f"{page_of(order)}?edit-lock=beat"

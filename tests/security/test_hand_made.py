@@ -1,7 +1,5 @@
 """Forms, addresses and settings that no page and no person of good will makes: what the reading of the source found."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re
@@ -109,7 +107,6 @@ def test_another_encoding(locks: Locks, name: str, charset: str, value: str) -> 
 
 @WITH_MONGO
 def test_another_encoding_of_edit_locks(locks: Locks, settings: Settings) -> None:
-    """The same at the page of an object: the name of a tab is hashed, which fails with a lone surrogate."""
     order = Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100)
     client = staff("anna")
     client.raise_request_exception = False

@@ -1,7 +1,5 @@
 """A value from outside means one thing, or nothing at all: the forms of a template's fields; what makes no key."""
 
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc
@@ -87,21 +85,18 @@ class TestForms:
         assert str(lock_key(f"x:{{a:{form}}}", a=key[2:])) == key or form == "shop.Seller"
 
     def test_a_row_has_the_key_of_its_instance(self) -> None:
-        """So a view that knows only the id meets the code that has the object."""
         assert lock_key("shop.order:{a:shop.Order}", a="05") == "shop.order:5"
         work = mongo_locked("shop.order:{a:shop.Order}", wait=0)(print_nothing)
         with held_elsewhere(Order(pk=5)), pytest.raises(LockNotAcquired):
             work("05")
 
     def test_no_such_form(self) -> None:
-        """A model that does not exist is a mistake in the template, and found when it is made."""
         with pytest.raises(ValueError, match=r"key template 'x:\{a:shop.Odrer\}'.*Odrer"):
             KeyTemplate("x:{a:shop.Odrer}")
         with pytest.raises(ValueError, match="No installed app"):
             KeyTemplate("x:{a:nowhere.Order}")
 
     def test_composite_key(self) -> None:
-        """A model whose primary key is several fields has no one value."""
 
         class Row(models.Model):  # noqa: DJ008 - never shown
             pk = models.CompositePrimaryKey("order", "number")
@@ -117,7 +112,6 @@ class TestForms:
                 KeyTemplate("x:{a:shop.Row}")
 
     def test_a_format_is_still_a_format(self) -> None:
-        """Only the names of forms and of models are forms."""
         assert lock_key("x:{a:_.2f}:{b:x>3}:{c:%Y.%m}", a=1234.5, b="i", c=date(2030, 1, 2)) == "x:1_234.50:xxi:2030.01"
 
 
@@ -143,7 +137,6 @@ class TestForgottenF:
 
     @pytest.mark.parametrize("key", ["a:{}", "a:{0}", "{", "}", '{"a": 1}', "a:{ b }", "a{1:2}", "{}{}"])
     def test_other_braces(self, key: str) -> None:
-        """Braces around anything but a name are text."""
         assert mongo_lock(key).key == key
 
     def test_braces_in_a_value(self) -> None:
@@ -171,7 +164,6 @@ class TestCost:
         ],
     )
     def test_memory(self, template: str, values: dict[str, Any]) -> None:
-        """A format of a gigabyte is refused before its text is made."""
         tracemalloc.start()
         try:
             started = time.thread_time()
@@ -283,12 +275,10 @@ class TestViews:
             assert b"seen" not in response.content
 
     async def test_async(self) -> None:
-        """The same under ASGI."""
         client = AsyncClient(raise_request_exception=False)
         assert [(await client.get(f"/afunction/{name}")).status_code for name in NO_KEYS] == [400] * len(NO_KEYS)
 
     def test_json(self) -> None:
-        """A program gets a code."""
         response = Client().get(f"/function/{NO_KEYS[0]}", headers={"Accept": "application/json"})
         assert json.loads(response.content)["code"] == "invalid"
         assert response["Cache-Control"] == "no-store"
@@ -356,7 +346,6 @@ class TestCheck:
         assert [found.id for found in warnings(address)] == ["mongolock.W010"]
 
     def test_included(self) -> None:
-        """Also where the value comes from an address further up."""
         assert len(warnings(path("<str:name>/", include([path("a/", function), path("b/", of_model)])))) == 1
 
     @pytest.mark.parametrize(
@@ -387,7 +376,6 @@ class TestCheck:
 
 @pytest.mark.long
 def test_no_server_is_asked(connect: Callable[..., None]) -> None:
-    """A value that makes no key is refused before anything is sent."""
     connect("mongodb://127.0.0.1:9/?directConnection=true")
     with pytest.raises(LockKeyInvalid):
         mongo_locked("x:{a:int}")(print_nothing)("no number")

@@ -1,7 +1,5 @@
 """The documented roles run exactly the documented commands: with login, key file and TLS, in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

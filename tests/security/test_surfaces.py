@@ -1,7 +1,5 @@
 """What others wrote, on every page and in the output of every command; and any bytes at every address."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io
@@ -152,7 +150,6 @@ class TestShown:
         assert "evil" in "".join(said)
 
     def test_errors_at_a_shell(self, evil: Locks, capsys: pytest.CaptureFixture[str]) -> None:
-        """Also what a command prints of an error, when it is run from a shell."""
         from django.core.management import ManagementUtility
 
         with pytest.raises(SystemExit):
@@ -160,7 +157,6 @@ class TestShown:
         assert not shown(capsys.readouterr().err)
 
     def test_errors(self, evil: Locks) -> None:
-        """The text of an error names the holder."""
         (cycle,) = find_deadlocks(mongo_store())
         errors = [LockNotAcquired(EVIL, holder=EVIL), LockReentry(EVIL), LockBackendFailed(EVIL, EVIL), cycle,
                   DocumentHeld("ads", EVIL, EVIL, EVIL)]  # fmt: skip
@@ -233,7 +229,6 @@ class TestHtml:
     """What is shown by its code, and what stays."""
 
     def test_attributes(self, rf: RequestFactory) -> None:
-        """Texts that are read get the code; the values of fields mean what they did."""
         page = '<p title="a\u202eb">\u202e</p><input value="a\u202eb">\u200d'
         response = plainly(lambda request: HttpResponse(page))(rf.get("/"))
         assert response.content.decode() == '<p title="a\\u202eb">\\u202e</p><input value="a&#8238;b">\u200d'
@@ -246,7 +241,6 @@ class TestHtml:
         assert view(rf.get("/")).content.decode() == "\\u200f\\u202e"
 
     def test_only_pages(self, rf: RequestFactory) -> None:
-        """Anything but HTML stays as it is."""
         response = HttpResponse("\u202e", content_type="application/json")
         assert plainly(lambda request: response)(rf.get("/")).content.decode() == "\u202e"
 
@@ -280,7 +274,6 @@ class TestLogs:
 
 @given(st.text())
 def test_printable(text: str) -> None:
-    """Nothing that hides is left, and printable text stays."""
     assert not shown(printable(text))
     assert printable(text) == text or not text.isprintable()
 

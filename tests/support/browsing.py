@@ -1,7 +1,5 @@
 """What the tests in a real browser share: the browser, a strict Content-Security-Policy, somebody who is logged in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final

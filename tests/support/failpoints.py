@@ -1,7 +1,5 @@
 """Faults that a server makes on request. Each has one setting for the whole server, so one process has it at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

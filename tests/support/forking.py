@@ -1,7 +1,5 @@
 """A child of the test's own process: it inherits whatever is held."""
 
-from __future__ import annotations
-
 import os
 import signal
 import traceback

@@ -1,7 +1,5 @@
 """What stands behind a lock object: its grants, as the engine knows them."""
 
-from __future__ import annotations
-
 from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.lock_grants import LockGrants

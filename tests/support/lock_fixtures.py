@@ -1,7 +1,5 @@
 """Fixtures of the tests that look at locks through Django: model, admin, commands, checks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """What tests of the Django layer share: keys of their own, somebody else who holds them, what is stored."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The sdist and the wheel of this checkout, built once for all tests that look at them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

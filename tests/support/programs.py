@@ -1,7 +1,5 @@
 """Starts a management command as a cron job would: without a terminal, and with the test's databases."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

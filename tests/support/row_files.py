@@ -1,7 +1,5 @@
 """Databases that tests of transactions write to, each a real file, and what a second connection sees in it."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -88,7 +88,6 @@ def contender(make: type[Peer]) -> Contender:
 @pytest.mark.long
 @pytest.mark.parametrize("make", [NoLock, Late])
 def test_what_is_no_lock_is_found_out(make: type[Peer], world: World) -> None:
-    """Two processes that are both let in are seen, by the times at which they had it."""
     bench = Bench(world, quick=True)
     with workers(2) as crew:
         bench.open(crew, contender(make))
@@ -131,7 +130,6 @@ def test_ours_is_found_to_be_one(world: World) -> None:
 
 
 def test_turns() -> None:
-    """Overlaps, hand-overs and overtakings, on a line of four turns that can be counted by hand."""
     fair = [Turn(0.0, 1.0, 2.0), Turn(0.5, 2.01, 3.0), Turn(0.9, 3.02, 4.0), Turn(4.5, 4.6, 5.0)]
     turns = Turns(list(reversed(fair)))
     assert turns.held_twice == 0
@@ -145,7 +143,6 @@ def test_turns() -> None:
 
 
 def test_rounds_are_interleaved_and_who_fails_is_left_out() -> None:
-    """Everybody once in each round; after an error nobody asks that one again, and the rest goes on."""
     asked: list[str] = []
     failed: list[str] = []
 
@@ -183,7 +180,6 @@ def test_ratios_are_of_one_round() -> None:
     ],
 )
 def test_cells(cell: object, text: str) -> None:
-    """What people read; a spread that comes back from JSON is a list."""
     assert shown(cell) == text
 
 
@@ -201,7 +197,6 @@ def sleep(state: State, seconds: float) -> int:
 
 @pytest.mark.long
 def test_an_error_in_a_worker_is_told() -> None:
-    """With its type and its place; the worker lives on."""
     with workers(1) as (worker,):
         with pytest.raises(WorkerError, match=r"ValueError: said so \(test_bench\.py:\d+\)"):
             worker.call(fail)
@@ -210,7 +205,6 @@ def test_an_error_in_a_worker_is_told() -> None:
 
 @pytest.mark.long
 def test_a_worker_that_hangs_or_dies_is_told_and_ended() -> None:
-    """Nobody waits for it without end, and nothing of it is left behind."""
     with workers(2) as (hangs, dies):
         hangs.begin(sleep, 60)
         with pytest.raises(WorkerError, match="no result within"):
@@ -225,7 +219,6 @@ def test_a_worker_that_hangs_or_dies_is_told_and_ended() -> None:
 
 @pytest.mark.long
 def test_who_cannot_connect_is_left_out(world: World) -> None:
-    """A peer whose server does not answer does not end the run."""
     bench = Bench(world, quick=True)
 
     def measure(name: str) -> float:
@@ -306,21 +299,18 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
 
 
 def test_a_question_by_name(fakes: None, tmp_path: Path) -> None:
-    """Only that one is asked."""
     file = tmp_path / "figures.json"
     assert command.main(["fine", "--json", str(file)]) == 0
     assert list(json.loads(file.read_text())["questions"]) == ["fine"]
 
 
 def test_an_unknown_question(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line that says what there is."""
     with pytest.raises(SystemExit):
         command.main(["fien"])
     assert "there is no question fien, only alone" in capsys.readouterr().err
 
 
 def test_plots(tmp_path: Path) -> None:
-    """Those for which there are figures are drawn."""
     plots.draw({"alone": {"data": {"one node": {OURS.name: [1.0, 2.0], "b": [3.0]}}}}, tmp_path)
     (picture,) = tmp_path.iterdir()
     assert picture.name == "benchmark-alone.svg"
@@ -329,7 +319,6 @@ def test_plots(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_quick_question_end_to_end(tmp_path: Path) -> None:
-    """The command as a person runs it: real servers, real locks, a table, and the figures in the file."""
     file = tmp_path / "figures.json"
     done = subprocess.run(
         [sys.executable, "-m", "bench", "alone", "--quick", "--json", str(file)],

@@ -45,14 +45,12 @@ def test_no_promise_is_broken_in_a_short_run(tmp_path: Path) -> None:
 
 
 def test_every_fault_is_explained() -> None:
-    """Each name that can be asked for stands for something, in words."""
     assert len(set(NAMES)) == len(NAMES) > 25
     assert all(fault.text for fault in FAULTS.values())
     assert all(WORKER_FAULTS.values())
 
 
 def test_an_unknown_fault_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """And the message says which there are."""
     with pytest.raises(SystemExit):
         main(["--fault", "flood"])
     assert "kill-primary" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """The tool that breaks the engine: a mutant is what runs, nothing of it stays, and the simulation finds a defect."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sys
@@ -58,14 +56,12 @@ def test_a_mutant_of_a_module_that_is_imported_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["grant", "grant:99999", "grant:-1", "nothing:0", ""])
 def test_an_unknown_mutant_is_an_error(name: str) -> None:
-    """A name that means nothing breaks nothing, and says so."""
     with pytest.raises(KeyError, match="no mutant"):
         mutation.find(name)
 
 
 @pytest.mark.long
 def test_every_mutant_can_be_compiled_and_differs() -> None:
-    """No mutant is the engine as it is."""
     for mutant in mutants.sample(60, seed=3):
         tree = mutation.mutated(mutant)
         compile(tree, "mutant", "exec")
@@ -89,7 +85,6 @@ def test_known_mutants_are_found_again(tmp_path: Path) -> None:
 
 
 def test_the_rate_leaves_out_what_is_equivalent() -> None:
-    """And counts each mutant once."""
     known = [
         Result("a", 1, "", "", found="crash", test="both"),
         Result("b", 1, "", "", test="one"),
@@ -109,7 +104,6 @@ def engine() -> list[object]:
 
 @pytest.mark.parametrize("name", sorted(DEFECTS))
 def test_a_defect_is_put_back_and_undone(name: str) -> None:
-    """Every defect finds what it patches, and leaves the engine whole."""
     before = engine()
     with broken(name):
         assert engine() != before

@@ -84,14 +84,12 @@ CLIENTS = [(CLIENT, 0)]
 
 
 def test_open(network: Network) -> None:
-    """What is sent comes back."""
     with connect(network) as connection:
         connection.sendall(b"one")
         assert answers(connection) == b"one"
 
 
 def test_slow(network: Network) -> None:
-    """It takes its time, each way."""
     network.set(CLIENTS, Rule(delay=0.1))
     with connect(network) as connection:
         since = time.monotonic()
@@ -151,7 +149,6 @@ def test_half_open(network: Network, echo: Echo) -> None:
 
 
 def test_a_new_connection_while_the_way_is_held(network: Network) -> None:
-    """It is there, and says nothing until the way is open."""
     network.set(CLIENTS, HELD)
     with connect(network) as connection:
         connection.sendall(b"one")

@@ -1,7 +1,5 @@
 """The rules of a simulation: hand-written records, each of which breaks one promise, and the like that breaks none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -45,7 +43,6 @@ def broken(*records: Record) -> list[str]:
 
 
 def test_all_rules_are_applied() -> None:
-    """Those of the fault runs, too."""
     assert len(RULES) > len(MORE_RULES) > 0
 
 
@@ -60,7 +57,6 @@ def test_what_was_taken_is_lost_within_a_lease() -> None:
 
 
 def test_a_max_hold_is_an_end() -> None:
-    """Nothing is believed to be held beyond it."""
     begin = [ask("1.a", max_hold=1.0), got("1.a", 1.1)]
     assert broken(*begin, see("1.a", 1.5, 0.6)) == []
     assert broken(*begin, see("1.a", 1.5, 0.7)) == ["max-hold"]
@@ -89,7 +85,6 @@ def test_a_downgrade_lets_nobody_in() -> None:
 
 
 def test_a_request_arrives_with_a_renewal() -> None:
-    """A holder that is asked to release its lock knows it soon."""
     asked = {"what": "request", "t": 4.0, "pid": 0, "key": "k", "tokens": [7]}
     begin = [ask("1.a"), got("1.a"), asked]
     assert broken(*begin, see("1.a", 6.0, 1.0)) == ["request"]
@@ -118,12 +113,10 @@ def crossing(refusals: dict[str, str], until: float) -> list[Record]:
     ],
 )
 def test_one_of_a_deadlock_gives_up(refusals: dict[str, str], until: float, found: list[str]) -> None:
-    """Exactly one, and soon: not both, and not when the wait is over."""
     assert broken(*crossing(refusals, until)) == found
 
 
 def test_a_deadlock_is_one() -> None:
-    """Nothing is refused for a deadlock where nobody waits for what its thread holds."""
     alone = [
         ask("1.a"),
         got("1.a"),

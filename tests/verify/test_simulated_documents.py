@@ -1,7 +1,5 @@
 """Document locks under virtual time: no promise is broken, defects are found, the collection is like MongoDB's."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime, timedelta
 from typing import Any

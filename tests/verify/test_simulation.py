@@ -1,7 +1,5 @@
 """The engine under virtual time: no seed breaks a promise, and a broken engine is found and told."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -66,7 +64,6 @@ def test_a_seed_is_always_the_same_run() -> None:
 
 
 def test_every_fault_is_chosen_by_some_seed() -> None:
-    """No fault is only listed."""
     assert {event.name for seed in range(1, 60) for event in schedule(seed, 60.0)} == set(FAULTS)
     assert {event.name for event in ambiguous(1, 60.0)} >= {"lost-answers", "twice"}
 
@@ -86,7 +83,6 @@ def test_every_fault_is_injected() -> None:
 
 
 def test_a_fault_that_ends_heals_nothing_else() -> None:
-    """Two troubles of one network: when the first is over, the second is still there."""
     world = World(1, usual)
     world.janitor.begin(cut := Link(cut=True, slow=2.0))
     world.janitor.begin(slow := Link(slow=1.0))
@@ -138,7 +134,6 @@ def engine() -> dict[str, Any]:
 
 
 def test_the_engine_is_left_as_it_was() -> None:
-    """After a run the engine's modules have their threads again, also after one that failed."""
     before = engine()
     with pytest.raises(KeyError):
         simulate(1, 2.0, [Event("no such fault", 1.0, 1)])
@@ -149,7 +144,6 @@ def test_the_engine_is_left_as_it_was() -> None:
 
 
 def test_time_goes_by_when_all_wait() -> None:
-    """Strands run in the order in which they are due, whatever they were started in."""
     kernel, seen = Kernel(1), []
 
     def strand(seconds: float) -> None:
@@ -164,7 +158,6 @@ def test_time_goes_by_when_all_wait() -> None:
 
 
 def test_a_stopped_process_runs_later_and_a_dead_one_never() -> None:
-    """SIGSTOP and SIGKILL."""
     kernel, seen = Kernel(1), []
     stopped, dead = kernel.process("stopped"), kernel.process("dead")
 
@@ -184,7 +177,6 @@ def test_a_stopped_process_runs_later_and_a_dead_one_never() -> None:
 
 
 def test_a_strand_is_struck_where_it_waits() -> None:
-    """What a signal handler raises comes out of the wait, once."""
     kernel, seen = Kernel(1), []
 
     def strand() -> None:

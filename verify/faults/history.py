@@ -1,7 +1,5 @@
 """The records of a run as attempts: who asked for what when, what it got, and when it certainly believed to hold it."""
 
-from __future__ import annotations
-
 import bisect
 from collections import defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """How late things may be before the checker accuses: on a machine that others use too, and under virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

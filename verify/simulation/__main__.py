@@ -11,8 +11,6 @@ The first seed that breaks a promise is made as short as it can be, and told. En
 defect, the other way round.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import random

@@ -1,7 +1,5 @@
 """What can be changed in the source of a module, one expression or statement at a time."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

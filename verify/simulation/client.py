@@ -1,7 +1,5 @@
 """One process's connection to the simulated servers: a store whose commands travel, wait, are lost, or come late."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import astuple
 from functools import partial
@@ -144,7 +142,6 @@ class SimStore:
         self.ring_for(keys)
 
     def ring_for(self, keys: Sequence[str]) -> None:
-        """See MongoStore.ring_for()."""
         for key in keys:
             for bell in reply_of(key, self._servers.committed.get(key), "", ORIGIN).granted:
                 self.ring(bell)
@@ -162,7 +159,6 @@ class SimStore:
             self._servers.ring(bell)
 
     def listen(self, session: str) -> Generator[Bell | None, None, None]:
-        """See Store.listen()."""
 
         def work(parsed: Parsed) -> Work:
             yield 0.0
@@ -171,15 +167,12 @@ class SimStore:
         yield from self._servers.listen(session)
 
     def sent_to(self) -> str:
-        """See Store.sent_to()."""
         return self._known
 
     def primary(self) -> str:
-        """See Store.primary()."""
         return self._servers.named if self._servers.answers else ""
 
     def close(self) -> None:
-        """See Store.close()."""
         self._closed = True
 
     # On the way

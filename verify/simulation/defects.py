@@ -5,8 +5,6 @@ there. A patch that finds nothing to patch raises NothingToBreak. What would pat
 its twin: the rule in Python, or the simulated connection.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence

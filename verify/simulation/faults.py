@@ -1,7 +1,5 @@
 """What can go wrong in a simulation."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ It prints what was found as one line of JSON. Seconds are those of the processor
 change nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import itertools
@@ -98,7 +96,6 @@ def _alarm() -> Iterator[Callable[[int], None]]:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(prog="python -m verify.simulation.hunt")
     parser.add_argument("--defect")
     parser.add_argument("--seconds", type=float, default=60.0)

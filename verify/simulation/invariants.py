@@ -1,7 +1,5 @@
 """What must be true of every write of a lock's document, besides what its users can see: of minimum holds."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from datetime import timedelta

@@ -55,7 +55,6 @@ class Strand:
         return f"<{self.name or 'strand'} of {self.process}>"
 
     def is_alive(self) -> bool:
-        """See Thread.is_alive()."""
         return not self.ended and self.process.alive
 
     def _main(self) -> None:

@@ -10,8 +10,6 @@
 The results are kept in mutants.json next to this file. The tests need a MongoDB, which they start.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -284,7 +282,6 @@ class Search:
 
 
 def main() -> None:
-    """See the module."""
     parser = argparse.ArgumentParser(prog="python -m verify.simulation.mutants")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--sample", type=int, default=0)

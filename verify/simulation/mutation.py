@@ -6,8 +6,6 @@ holes were, and it needs a database and an HTTP library. mutmut 3.8 replaces who
 alone, and has pytest as its only judge. What is needed here is `ast` and an import hook.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.machinery
 import os
@@ -137,7 +135,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
         self._mutant = mutant
 
     def get_code(self, fullname: str) -> CodeType:
-        """See InspectLoader.get_code()."""
         return compile(mutated(self._mutant), self.path, "exec")
 
 
@@ -151,7 +148,6 @@ class Import:
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """See MetaPathFinder.find_spec()."""
         if name != self.module:
             return None
         spec: Any = importlib.machinery.PathFinder.find_spec(name, path, target)

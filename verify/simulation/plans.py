@@ -1,7 +1,5 @@
 """What the processes of a simulation ask for: what those of the fault runs do, and what takes virtual time to see."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -42,7 +40,6 @@ class SimPlan(Plan):
     inner: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, Any]:
-        """See Plan.facts()."""
         known = Plan.facts(self)
         longest = max(known["server_lease"], (self.extension or 0.0) + MARGIN)
         return known | {"max_hold": self.max_hold, "lease": self.lease, "server_lease": longest}

@@ -1,7 +1,5 @@
 """A plugin of pytest (`-p verify.simulation.put_back`): the tests meet the defect that MONGOLOCK_DEFECT names."""
 
-from __future__ import annotations
-
 import os
 from typing import Final
 

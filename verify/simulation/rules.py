@@ -1,7 +1,5 @@
 """What only virtual time can judge: rules for the checker that allow next to no delay."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Final
 

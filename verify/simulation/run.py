@@ -1,7 +1,5 @@
 """One simulated run: a world, the faults of a schedule, the end of it all, and what the checker makes of it."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Sequence

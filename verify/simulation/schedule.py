@@ -1,7 +1,5 @@
 """What goes wrong in a simulation, and when: made from the seed, and any part can be left out."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Any, Final

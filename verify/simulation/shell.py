@@ -1,7 +1,5 @@
 """What stands in for threads, queues, wake-ups and random numbers in the engine's modules, while a kernel runs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -42,7 +40,6 @@ class SimQueue(Generic[T]):
             self._kernel.wake(self._waiting)
 
     def get(self, timeout: float | None = None) -> T:
-        """See SimpleQueue.get()."""
         end = FOREVER if timeout is None else self._kernel.time + timeout
         while not self._items:
             left = end - self._kernel.time
@@ -56,13 +53,11 @@ class SimQueue(Generic[T]):
         return self._items.popleft()
 
     def get_nowait(self) -> T:
-        """See SimpleQueue.get_nowait()."""
         if not self._items:
             raise Empty
         return self._items.popleft()
 
     def qsize(self) -> int:
-        """See SimpleQueue.qsize()."""
         return len(self._items)
 
 
@@ -74,14 +69,12 @@ class SimWorkerThreads:
         self._closed = False
 
     def begin_own(self, key: str | None) -> bool:
-        """See WorkerThreads.begin_own()."""
         return True
 
     def end_own(self, key: str | None) -> None:
         """See WorkerThreads.end_own()."""
 
     def submit(self, call: Callable[[], object], **how: object) -> bool:
-        """See WorkerThreads.submit()."""
         if self._closed or self._kernel.current is None:
             return False
         self._kernel.spawn(self._kernel.current.process, call, "worker")
@@ -121,7 +114,6 @@ class SimWorkerThreads:
         return outcome.result
 
     def close(self) -> None:
-        """See WorkerThreads.close()."""
         self._closed = True
 
 
@@ -144,12 +136,10 @@ class _Thread:
         self._strand: Strand | None = None
 
     def start(self) -> None:
-        """See Thread.start()."""
         assert self._kernel.current is not None
         self._strand = self._kernel.spawn(self._kernel.current.process, self._target, self._name)
 
     def is_alive(self) -> bool:
-        """See Thread.is_alive()."""
         return self._strand is not None and self._strand.is_alive()
 
 

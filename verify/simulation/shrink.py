@@ -1,7 +1,5 @@
 """The shortest schedule that still breaks a promise, and its story."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

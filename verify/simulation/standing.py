@@ -3,8 +3,6 @@
 An entry names its attempt, and the attempts write down what they know: nothing here asks the engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final
 

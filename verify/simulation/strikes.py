@@ -1,7 +1,5 @@
 """What strikes a caller: an exception where it waits, or at any line of the engine, as a signal handler raises it."""
 
-from __future__ import annotations
-
 import linecache
 import sys
 from types import FrameType

@@ -32,15 +32,12 @@ class SimSession(Session):
         self.in_main_thread = in_main_thread
 
     def run(self, steps: Protocol[Any]) -> Any:
-        """See Session.run()."""
         return runner.run(steps, self.commands.call if self.in_main_thread else self.commands.perform)
 
     def name_process(self) -> str:
-        """See Session.name_process()."""
         return str(self.process.pid)
 
     def fate(self, process: str) -> Fate:
-        """See Session.fate()."""
         return "alive" if self.world.is_alive(int(process)) else "gone"
 
 

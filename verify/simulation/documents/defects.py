@@ -1,7 +1,5 @@
 """Known ways to break document locks, put back one at a time: the simulation has to find each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace

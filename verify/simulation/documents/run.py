@@ -1,7 +1,5 @@
 """What the flows do, and the run of a seed."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import partial
 from typing import Any
