@@ -26,7 +26,6 @@ class Peer:
     package: str = ""  # whose version the report names
     needs: str = "mongo"  # the server; see `bench.world`
     waits: str = "polls every 100 ms"  # how it learns that the lock is free
-    durable: bool = True  # does a grant survive the crash of the server?
 
     def __init__(self, uri: str, lease: float = LEASE) -> None:
         self.uri = uri
@@ -66,58 +65,57 @@ def timed(peer: Peer, key: str) -> float:
     return clock.now() - before
 
 
-class RedisPy(Peer):
-    """The lock of redis-py: SET NX PX, and a script that compares and deletes."""
+class Made(Peer):
+    """A peer that makes a lock object for each acquisition."""
 
-    package = "redis"
-    needs = "redis"
-    durable = False
-
-    def open(self) -> None:
-        self._client: Any = load("redis").Redis.from_url(self.uri)
+    def __init__(self, uri: str, lease: float = LEASE) -> None:
         self._locks: dict[str, Any] = {}
+        super().__init__(uri, lease)
+
+    def make(self, key: str) -> Any:
+        raise NotImplementedError
 
     def acquire(self, key: str) -> None:
-        lock = self._locks[key] = self._client.lock(key, timeout=self.lease)
-        if not lock.acquire():
+        lock = self._locks[key] = self.make(key)
+        if lock.acquire() is False:
             raise RuntimeError("not acquired")
 
     def release(self, key: str) -> None:
         self._locks.pop(key).release()
 
 
-class RedisPyDurable(RedisPy):
-    needs = "redis-always"
-    durable = True
+class RedisPy(Made):
+    """The lock of redis-py: SET NX PX, and a script that compares and deletes."""
 
-
-class PythonRedisLock(Peer):
-    """python-redis-lock: SET NX EX; who waits is told by a list (BLPOP)."""
-
-    package = "python-redis-lock"
+    package = "redis"
     needs = "redis"
-    waits = "woken (BLPOP)"
-    durable = False
 
     def open(self) -> None:
         self._client: Any = load("redis").Redis.from_url(self.uri)
-        self._lock = load("redis_lock").Lock
-        self._locks: dict[str, Any] = {}
 
-    def acquire(self, key: str) -> None:
-        lock = self._locks[key] = self._lock(self._client, key, expire=int(self.lease))
-        lock.acquire()
+    def make(self, key: str) -> Any:
+        return self._client.lock(key, timeout=self.lease)
 
-    def release(self, key: str) -> None:
-        self._locks.pop(key).release()
+
+class RedisPyDurable(RedisPy):
+    needs = "redis-always"
+
+
+class PythonRedisLock(RedisPy):
+    """python-redis-lock: SET NX EX; who waits is told by a list (BLPOP)."""
+
+    package = "python-redis-lock"
+    waits = "woken (BLPOP)"
+
+    def make(self, key: str) -> Any:
+        return load("redis_lock").Lock(self._client, key, expire=int(self.lease))
 
 
 class PythonRedisLockDurable(PythonRedisLock):
     needs = "redis-always"
-    durable = True
 
 
-class Kazoo(Peer):
+class Kazoo(Made):
     """The lock recipe of kazoo: an ephemeral sequential node, and a watch on the one before it."""
 
     package = "kazoo"
@@ -127,27 +125,21 @@ class Kazoo(Peer):
     def open(self) -> None:
         self._client: Any = load("kazoo.client").KazooClient(hosts=self.uri, timeout=4.0)
         self._client.start()
-        self._locks: dict[str, Any] = {}
 
     def close(self) -> None:
         self._client.stop()
         self._client.close()
 
-    def acquire(self, key: str) -> None:
-        lock = self._locks[key] = self._client.Lock(f"/locks/{key}", str(os.getpid()))
-        lock.acquire()
-
-    def release(self, key: str) -> None:
-        self._locks.pop(key).release()
+    def make(self, key: str) -> Any:
+        return self._client.Lock(f"/locks/{key}", str(os.getpid()))
 
 
-class PgLock(Peer):
+class PgLock(Made):
     """Session-level advisory locks of PostgreSQL through django-pglock."""
 
     package = "django-pglock"
     needs = "postgres"
     waits = "woken (by PostgreSQL)"
-    durable = False
 
     @classmethod
     def missing(cls) -> str | None:
@@ -159,18 +151,23 @@ class PgLock(Peer):
 
         made: dict[str, Any] = environ.Env.db_url_config(self.uri)
         connections.settings["postgres"] = connections.configure_settings({"default": {}, "postgres": made})["postgres"]
-        self._advisory: Any = load("pglock").advisory
-        self._locks: dict[str, Any] = {}
 
     def close(self) -> None:
         connections["postgres"].close()
 
-    def acquire(self, key: str) -> None:
-        lock = self._locks[key] = self._advisory(key, using="postgres")
-        lock.acquire()
+    def make(self, key: str) -> Any:
+        return load("pglock").advisory(key, using="postgres")
 
-    def release(self, key: str) -> None:
-        self._locks.pop(key).release()
+
+class FileLock(Made):
+    """filelock, for the processes of one machine: flock(2)."""
+
+    package = "filelock"
+    needs = "directory"
+    waits = "polls every 50 ms"
+
+    def make(self, key: str) -> Any:
+        return load("filelock").FileLock(Path(self.uri, f"{key.replace('/', '_')}.lock"))
 
 
 class MongoElector(Peer):
@@ -193,26 +190,6 @@ class MongoElector(Peer):
 
     def release(self, key: str) -> None:
         self._made[key].release()
-
-
-class FileLock(Peer):
-    """filelock, for the processes of one machine: flock(2)."""
-
-    package = "filelock"
-    needs = "directory"
-    waits = "polls every 50 ms"
-    durable = False
-
-    def open(self) -> None:
-        self._locks: dict[str, Any] = {}
-
-    def acquire(self, key: str) -> None:
-        name = Path(self.uri, f"{key.replace('/', '_')}.lock")
-        lock = self._locks[key] = load("filelock").FileLock(name)
-        lock.acquire()
-
-    def release(self, key: str) -> None:
-        self._locks.pop(key).release()
 
 
 def load(name: str) -> Any:

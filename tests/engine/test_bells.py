@@ -12,12 +12,14 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.engine import bells, clock
+from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Bell, News
 from django_mongolock.engine.session import listener
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
+from django_mongolock.exceptions import LockBackendFailed
 from testproject.servers import Mongod
 from tests.engine.conftest import CALM, Commands, Document, Here, LockMaker, make_lock, store_of
 from tests.engine.overlap import Watch
@@ -199,6 +201,7 @@ def test_listening_that_ends_comes_back_and_nobody_is_forgotten(
     here: Here,
     queued: tuple[MongoLock, Waiter],
     end: str | int,
+    *,
     mongo: MongoClient[Document],
     appname: str,
     failpoint: Callable[..., None],
@@ -327,3 +330,69 @@ def test_other_locks_have_other_bells(config: StoreConfig) -> None:
     """Two projects in one database, with locks in two collections, do not hear each other."""
     names = [Session(MongoStore(replace(config, collection=name))).store.bells.collections for name in ("one", "two")]  # type: ignore[attr-defined]
     assert not {each.name for each in names[0]} & {each.name for each in names[1]}
+
+
+# What a waiter may believe comes from its own last command
+
+
+#: A place in the queue is worth a third of a lease: whoever took one for the other is found out.
+PLACE = Terms(lease=9.0, margin=0.1, clock_margin=0.0, waiter_lease=3.0)
+
+
+def fails(*arguments: Any, **options: Any) -> Any:
+    raise LockBackendFailed("the network is cut")
+
+
+def crowd(store: MongoStore, size: int) -> None:
+    """Queue so many others, who live for a minute without any renewal."""
+    for number in range(size):
+        add = entry(f"crowd.{number}", "crowd", CALM, {}, "crowd")
+        store.apply("k", Step(ask=add["grant"], add=add), 5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["removed", "paused"])
+def test_a_place_is_worth_what_the_last_command_gave(
+    here: Here, store: MongoStore, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """F107: a waiter stood behind 40 others, lost its place (forced, or while it was paused) and got another in a short
+    queue. Granted the lock by another's command and cut off, it holds it no longer than that place lasts."""
+    holder = here.other(terms=CALM).acquire()
+    crowd(store, 40)
+    renew, apply = here.session.store.renew, here.session.store.apply
+    waiter = here.waiter(here.lock(terms=PLACE, wait=None))
+    (grant,) = only_grant(here.session)
+    assert eventually(lambda: grant.lease.until > 0)
+    if how == "removed":
+        here.collection.update_one({"_id": "k"}, {"$set": {"waiters": []}})
+    else:
+        here.session.store.renew = fails  # type: ignore[method-assign]
+        time.sleep(PLACE.lease + 1)  # the longest that any place of it can last
+        here.collection.update_one({"_id": "k"}, {"$pull": {"waiters": {"session": "crowd"}}})
+        here.session.store.renew = renew  # type: ignore[method-assign]
+    assert eventually(lambda: places(here.collection) == [grant.id], 20)
+    before = grant.lease.until
+    assert eventually(lambda: grant.lease.until > before, 10)  # its new place is renewed
+    here.session.store.renew = here.session.store.apply = here.session.store.read = fails  # type: ignore[method-assign]
+    third = here.other(terms=CALM, wait=20)
+    with Watch(waiter.lock, third) as watch:
+        holder.release()
+        assert waiter.end().has_it
+        third.acquire()
+        time.sleep(0.5)
+        third.release()
+    assert watch.overlap == 0
+    here.session.store.renew, here.session.store.apply = renew, apply  # type: ignore[method-assign]
+    waiter.let_go()
+
+
+def only_grant(session: Session) -> list[Any]:
+    """The only grant that the session knows, once it knows one."""
+    assert eventually(lambda: len(session.registry.grants) == 1)
+    return list(session.registry.grants.values())
+
+
+def places(collection: Collection[Document]) -> list[str]:
+    """Who stands in the queue."""
+    document = collection.find_one({"_id": "k"}) or {"waiters": []}
+    return [e["grant"] for e in document["waiters"]]

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 from bson import Int64
 
+from django_mongolock import mongo_lock
 from django_mongolock.engine import clock
+from django_mongolock.engine.detached import Parked, park_held
 from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant
+from django_mongolock.engine.grant import Grant, State
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.session.notifications import MOST_CALLBACKS
@@ -27,6 +30,7 @@ from tests.engine.conftest import CALM, QUICK, Commands, Document, Here, LockMak
 from tests.engine.processes import processes
 from tests.engine.worker import PAUSE_WAITING
 from tests.support.grants import grant_of, new_grant
+from tests.support.looking import holder, new_key
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -379,3 +383,20 @@ def test_who_loses_its_lock_in_its_last_moment_is_told(here: Here) -> None:
     gc.collect()
     busy.set()
     assert eventually(lambda: told == ["k"])
+
+
+# Detached
+
+
+def test_a_lock_that_is_detached_was_not_forgotten() -> None:
+    """F96: its owner token lives until the grant is released here; the heartbeat, which sees a token die, would take a
+    held grant for one that its code has dropped, and warn."""
+    key = new_key()
+    lock = mongo_lock(key).acquire()
+    (grant,), (token,) = lock._own.grants, lock._own._owner_tokens
+    states: list[State] = []
+    weakref.finalize(token, lambda: states.append(grant.state))
+    del token
+    assert isinstance(park_held(lock, Terms(owner="a task"), {}), Parked)
+    assert states == [State.RELEASED]
+    assert holder(key)["process"] == "none"

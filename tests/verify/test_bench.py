@@ -17,7 +17,7 @@ from bench import machine, plots
 from bench.bench import Bench
 from bench.contend import Liar, in_a_loop, prove
 from bench.contenders import BARE, OURS, Contender
-from bench.measure import Note, Piece, Spread, Table, Turn, Turns, interleaved, ratio, shown
+from bench.measure import Note, Piece, Spread, Table, Turn, Turns, interleaved
 from bench.peers import Peer
 from bench.questions import QUESTIONS, Question
 from bench.workers import State, Worker, WorkerError, workers
@@ -65,13 +65,6 @@ class Late(NoLock):
         Path(self.uri, key).unlink(missing_ok=True)
 
 
-class Failing(NoLock):
-    """Does not connect."""
-
-    def open(self) -> None:
-        raise OSError("no such server")
-
-
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     with World() as found:
@@ -99,20 +92,6 @@ def prove_often(crew: list[Worker]) -> None:
     """Nearly a lock is not found out each time."""
     for number in range(5):
         prove(crew, f"key-{number}")
-
-
-@pytest.mark.long
-def test_who_lies_is_left_out_of_the_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no row in any table, and a note names it; the others are measured as if it were not there."""
-    honest, lies = contender(Flock), contender(NoLock)
-    module = sys.modules["bench.questions.contended"]
-    monkeypatch.setattr(module, "QUICK_SIZES", {2: (1, 0.2, (lies,))})
-    monkeypatch.setattr(module, "OURS", honest)
-    bench = Bench(world, quick=True)
-    tables = [piece for piece in QUESTIONS["contended"].ask(bench) if isinstance(piece, Table)]
-    assert len(tables) == 3
-    assert all([row[0] for row in table.rows] == [honest.name] for table in tables)
-    assert [note.text.split(": it is no lock")[0] for note in bench.notes] == ["NoLock: left out"]
 
 
 @pytest.mark.long
@@ -159,30 +138,6 @@ def test_rounds_are_interleaved_and_who_fails_is_left_out() -> None:
     assert asked.count("b") == 2
 
 
-def test_ratios_are_of_one_round() -> None:
-    """Noise that hits a round hits both sides of its ratio."""
-    assert ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0]) == Spread(2.0, 2.0, 2.0)
-    assert ratio([1.0], [0.0])[0] != ratio([1.0], [0.0])[0]
-
-
-@pytest.mark.parametrize(
-    ("cell", "text"),
-    [
-        (None, "–"),
-        (float("nan"), "–"),
-        ("text", "text"),
-        (3, "3"),
-        (1234567.0, "1,234,567"),
-        (0.01234, "0.0123"),
-        (12.345, "12.3"),
-        (Spread(1.5, 1.25, 2.0), "1.50 (1.25–2)"),
-        ([1.5, 1.5, 1.5], "1.50"),
-    ],
-)
-def test_cells(cell: object, text: str) -> None:
-    assert shown(cell) == text
-
-
 # The workers
 
 
@@ -196,16 +151,12 @@ def sleep(state: State, seconds: float) -> int:
 
 
 @pytest.mark.long
-def test_an_error_in_a_worker_is_told() -> None:
-    with workers(1) as (worker,):
+def test_a_worker_that_fails_hangs_or_dies_is_told() -> None:
+    """With the type and the place of its error; nobody waits for it without end, and nothing of it is left behind."""
+    with workers(3) as (fails, hangs, dies):
         with pytest.raises(WorkerError, match=r"ValueError: said so \(test_bench\.py:\d+\)"):
-            worker.call(fail)
-        assert worker.call(sleep, 0.0) == worker.pid
-
-
-@pytest.mark.long
-def test_a_worker_that_hangs_or_dies_is_told_and_ended() -> None:
-    with workers(2) as (hangs, dies):
+            fails.call(fail)
+        assert fails.call(sleep, 0.0) == fails.pid
         hangs.begin(sleep, 60)
         with pytest.raises(WorkerError, match="no result within"):
             hangs.result(0.1)
@@ -213,21 +164,8 @@ def test_a_worker_that_hangs_or_dies_is_told_and_ended() -> None:
         os.kill(dies.pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match="has ended"):
             dies.result()
-        pids = [hangs.pid, dies.pid]
+        pids = [worker.pid for worker in (fails, hangs, dies)]
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-
-
-@pytest.mark.long
-def test_who_cannot_connect_is_left_out(world: World) -> None:
-    bench = Bench(world, quick=True)
-
-    def measure(name: str) -> float:
-        with workers(1) as crew:
-            bench.open(crew, contender(Failing))
-        return 0.0
-
-    assert interleaved(["it"], 2, measure, bench.failed) == {}
-    assert "no such server" in bench.notes[0].text
 
 
 def test_what_is_missing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,6 +224,11 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
 ) -> None:
     """What it had found until then is kept, the others are asked, and the exit code says that not all went well."""
     file, started = tmp_path / "figures.json", time.monotonic()
+    with pytest.raises(SystemExit):
+        command.main(["fien"])
+    assert "there is no question fien, only hangs" in capsys.readouterr().err
+    assert command.main(["fine", "--json", str(file)]) == 0
+    assert list(json.loads(file.read_text())["questions"]) == ["fine"]
     assert command.main(["--json", str(file)]) == 1
     assert time.monotonic() - started < 30  # what hangs would do so for a minute
     found = json.loads(file.read_text())["questions"]
@@ -296,25 +239,6 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     assert found["breaks"]["tables"][0]["title"] == "first"
     assert "error" not in found["fine"]
     assert "| a | b" in capsys.readouterr().out
-
-
-def test_a_question_by_name(fakes: None, tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
-    assert command.main(["fine", "--json", str(file)]) == 0
-    assert list(json.loads(file.read_text())["questions"]) == ["fine"]
-
-
-def test_an_unknown_question(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.main(["fien"])
-    assert "there is no question fien, only alone" in capsys.readouterr().err
-
-
-def test_plots(tmp_path: Path) -> None:
-    plots.draw({"alone": {"data": {"one node": {OURS.name: [1.0, 2.0], "b": [3.0]}}}}, tmp_path)
-    (picture,) = tmp_path.iterdir()
-    assert picture.name == "benchmark-alone.svg"
-    assert OURS.name in picture.read_text()
 
 
 @pytest.mark.long
@@ -335,6 +259,8 @@ def test_a_quick_question_end_to_end(tmp_path: Path) -> None:
     rows = {row[0]: row for row in answers["questions"]["alone"]["tables"][0]["rows"]}
     assert {OURS.name, BARE.name} <= set(rows)
     assert all(row[1][0] > 0 for row in rows.values())
+    plots.draw(answers["questions"], tmp_path)
+    assert OURS.name in (tmp_path / "benchmark-alone.svg").read_text()
 
 
 @pytest.mark.long

@@ -45,15 +45,15 @@ TOUCHED_BY: Final = {
     "grant": ("session", "locks", "living", "waiting", "fence"),
     "lock_grants": ("locks", "session", "async", "minimum_holds", "owners", "waiting"),
     "document": ("document", "locks", "session"),
-    "session.cleanup": ("releases", "session", "store", "tombstones"),
+    "session.cleanup": ("fast_path", "session", "store", "retention"),
     "session.commands": ("fast_path", "session", "store", "waiting"),
     "session.grant_registry": ("session", "locks", "living"),
     "session.heartbeat": ("session", "living"),
     "session.local_queue": ("session", "waiting", "locks"),
     "session.orphans": ("session", "living", "minimum_holds"),
-    "session.releases": ("releases", "fast_path"),
+    "session.releases": ("fast_path",),
     "session.renewals": ("session", "living", "minimum_holds", "waiting"),
-    "session.session": ("session", "living", "releases", "locks", "waiting"),
+    "session.session": ("session", "living", "fast_path", "locks", "waiting"),
     "session.waits": ("waiting", "bells", "session", "journal"),
 }
 #: For a named defect, all of these.
