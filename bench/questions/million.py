@@ -22,7 +22,6 @@ from django_mongolock.models import Lock
 PREFIX: Final = "million:"
 #: Parts of the keys that are held, and stale.
 HELD, STALE = 0.02, 0.1
-THREADS: Final = (1, 4, 16, 64)
 
 
 def million(bench: Bench) -> Iterator[Piece]:

@@ -9,7 +9,6 @@ import pytest
 from pytest_django import Settings
 
 from django_mongolock import LockBackendFailed, alock_info, lock_info, mongo_lock
-from django_mongolock.backends.base import mongo_store
 from django_mongolock.models import LockSnapshot
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
@@ -37,6 +36,11 @@ def test_held(key: str, look: Any, elsewhere: Elsewhere) -> None:
         assert found.since == lock.acquired_at
         assert 15 < (found.left or 0) < 25
     assert look(key).state == "free"
+    with elsewhere(key, mode="shared"), elsewhere(key, mode="shared"):
+        assert [holder.mode for holder in look(key).holders] == ["shared", "shared"]
+    with elsewhere(key, min_hold=60):
+        pass
+    assert look(key).state == "kept"
 
 
 def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
@@ -50,17 +54,6 @@ def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
         assert (found.longest_wait or 0) >= 0
     thread.join(20)
     assert look(key).waiting == 0
-
-
-def test_readers(key: str, look: Any, elsewhere: Elsewhere) -> None:
-    with elsewhere(key, mode="shared"), elsewhere(key, mode="shared"):
-        assert [holder.mode for holder in look(key).holders] == ["shared", "shared"]
-
-
-def test_kept(key: str, look: Any, elsewhere: Elsewhere) -> None:
-    with elsewhere(key, min_hold=60):
-        pass
-    assert look(key).state == "kept"
 
 
 @pytest.mark.long
@@ -84,12 +77,6 @@ def test_the_prefix(settings: Settings) -> None:
     with mongo_lock(key):
         assert (lock_info(key).key, lock_info(key).state) == (f"shop:{key}", "held")
         assert lock_info(f"other:{key}").state == "free"
-
-
-def test_it_changes_nothing() -> None:
-    key = new_key("info")
-    assert lock_info(key).state == "free"
-    assert mongo_store().collection.find_one({"_id": key}) is None
 
 
 def test_wrong_keys() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import pytest
-from pymongo import MongoClient, monitoring
+from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
@@ -17,17 +17,16 @@ from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
 from tests.engine.parties import Parties, Party
-from tests.engine.twins import Twin, in_memory, in_mongodb
+from tests.engine.twins import CALM, Twin, in_memory, in_mongodb
 from tests.engine.waiters import InThread, Waiter
 from tests.support import failpoints
+from tests.support.lock_fixtures import Commands
 
 Document = dict[str, Any]
 
 #: Terms for tests: short, and with a small margin, for the server's clock is ours. Not shorter: on a loaded machine a
 #: command takes a second, and a renewal is to be in time there.
 QUICK = Terms(lease=3.0, margin=0.1, waiter_lease=3.0)
-#: Terms under which nothing is renewed, and nothing ends by itself, while a test lasts: for counting commands.
-CALM = Terms(lease=60, margin=1, waiter_lease=60)
 
 
 class Timer:
@@ -51,29 +50,6 @@ class Timer:
         self._ahead += seconds
         for session in self.sessions:
             session.heartbeat.wake()
-
-
-class Commands(monitoring.CommandListener):
-    """Counts the commands that a client sends to the collections, by name; keeps their times."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.documents: list[Any] = []
-
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        if event.command_name not in ("hello", "ismaster", "endSessions", "ping", "killCursors"):
-            self.names.append(event.command_name)
-            self.documents.append(event.command)
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        pass
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        pass
-
-    def clear(self) -> None:
-        self.names.clear()
-        self.documents.clear()
 
 
 @pytest.fixture

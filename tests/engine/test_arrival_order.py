@@ -5,7 +5,6 @@ who came first is known as well as a command's way to the server is short.
 """
 
 import asyncio
-import contextlib
 import random
 import threading
 import time
@@ -28,14 +27,12 @@ from django_mongolock.exceptions import LockNotAcquired
 from django_mongolock.inspection.as_json import as_json
 from django_mongolock.inspection.overview import overview
 from django_mongolock.models import Lock
-from django_mongolock.testing import MemoryLocks
-from tests.engine.conftest import make_lock
+from tests.engine.conftest import CALM, make_lock
 from tests.engine.waiters import InThread
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import held_elsewhere, new_key
 from tests.support.waiting import eventually
 
-CALM = Terms(lease=60, margin=1, waiter_lease=60)
 READER = Terms("shared", UNLIMITED, lease=60, margin=1, waiter_lease=60)
 #: Seconds between two who arrive.
 GAP = 0.15
@@ -216,24 +213,17 @@ def test_readers_of_one_process_and_a_writer_of_another(new_process: NewProcess,
 # All who wait are visible
 
 
-@contextlib.contextmanager
-def eight_waiting(in_thread: InThread, key: str) -> Iterator[None]:
-    """Eight threads of this process wait for *key*, which another thread holds."""
-    with held_elsewhere(key):
-        threads = [in_thread(lambda: mongo_lock(key, wait=60).acquire().release()) for _ in range(8)]
-        yield
-    for thread in threads:
-        thread.join(20)
-
-
 @pytest.fixture
 def eight_wait(in_thread: InThread, settings: Settings, locks: object) -> Iterator[str]:
     """A key that eight threads of this process have waited for for some seconds."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "WAITER_LEASE": 3}
     key = new_key()
-    with eight_waiting(in_thread, key):
+    with held_elsewhere(key):
+        threads = [in_thread(lambda: mongo_lock(key, wait=60).acquire().release()) for _ in range(8)]
         time.sleep(4)
         yield key
+    for thread in threads:
+        thread.join(20)
 
 
 def seen_waiting(key: str) -> int:
@@ -253,15 +243,4 @@ def test_eight_who_wait_are_eight(eight_wait: str) -> None:
     call_command("list_locks", "--waiting", stdout=out)
     (line,) = (line for line in out.getvalue().splitlines() if eight_wait in line)
     assert "8" in line.replace(eight_wait, "").split()
-
-
-@WITH_MONGO
-def test_the_model_counts_them(eight_wait: str) -> None:
-    """F69, P5: `Lock.waiting`, beside the list of those whose entries are in the document."""
-    assert eventually(lambda: Lock.objects.get(pk=eight_wait).waiting == 8, 5)
-
-
-def test_in_a_test_with_locks_in_memory(mongolock: MemoryLocks, in_thread: InThread) -> None:
-    """F69: what `mongolock.waiting(key)` tells is the same."""
-    with eight_waiting(in_thread, "k"):
-        assert eventually(lambda: mongolock.waiting("k") == 8, 12), f"{mongolock.waiting('k')} are seen"
+    assert Lock.objects.get(pk=eight_wait).waiting == 8

@@ -77,12 +77,16 @@ def test_a_bell_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], commands
     theirs, waiter = queued
     commands.clear()
     time.sleep(0.2)
-    assert set(commands.names) <= {"getMore"}
+    assert set(commands.names()) <= {"getMore"}
     released = clock.now()
     theirs.release()
     assert waiter.end().at - released < SOON
     # Whoever was alone when it got the lock tries the short release first.
-    assert [name for name in commands.names if name not in ("getMore", "find")] == ["update", "findAndModify", "insert"]
+    assert [name for name in commands.names() if name not in ("getMore", "find")] == [
+        "update",
+        "findAndModify",
+        "insert",
+    ]
 
 
 def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tuple[MongoLock, Waiter]) -> None:
@@ -91,11 +95,11 @@ def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tupl
     here.commands.clear()
     theirs.release()
     waiter.end()
-    (release,) = [command for command in here.commands.documents if "findAndModify" in command]
-    (bell,) = [command for command in here.commands.documents if "insert" in command]
+    (release,) = [command for command in here.commands.sent if "findAndModify" in command]
+    (bell,) = [command for command in here.commands.sent if "insert" in command]
     assert release["writeConcern"]["w"] == "majority"
     assert bell["writeConcern"] == {"w": 0}
-    assert here.commands.names.index("findAndModify") < here.commands.names.index("insert")
+    assert here.commands.names().index("findAndModify") < here.commands.names().index("insert")
 
 
 @pytest.mark.parametrize("kind", ["earlier", "twice", "nobody", "damaged"])
@@ -260,11 +264,11 @@ def test_without_the_right_to_listen_waiters_look_and_say_so_once(
     theirs = here.other(terms=CALM).acquire()
     waiter = here.waiter(here.lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(here.stored()["waiters"]))
-    assert eventually(lambda: here.commands.names.count("create") >= 3)
+    assert eventually(lambda: here.commands.names().count("create") >= 3)
     released = clock.now()
     theirs.release()
     assert waiter.end().at - released < SOON
-    assert "insert" not in here.commands.names
+    assert "insert" not in here.commands.names()
     assert caplog.text.count("waiting by polling") == 1
     waiter.let_go().thread.join(10)
     with here.other(terms=CALM, wait=10):
@@ -309,7 +313,7 @@ def test_one_listener_for_a_process_and_only_while_somebody_waits(here: Here, mo
         waiter.end()
     thread.join(10)
     assert not thread.is_alive()
-    assert len([command for command in here.commands.documents if command.get("tailable")]) <= 3
+    assert len([command for command in here.commands.sent if command.get("tailable")]) <= 3
     with here.other("a", terms=CALM, wait=5):
         here.waiter(here.lock("a", terms=CALM, wait=None)).let_go()
         assert listening(here.session)

@@ -222,13 +222,13 @@ class HandOver:
         """Have the lock be held, and waited for."""
         self.mine.acquire()
         self.parties.waiter(self.theirs)
-        assert eventually(lambda: "findAndModify" in self.commands.names)
+        assert eventually(lambda: "findAndModify" in self.commands.names())
 
     def listens_and_looks(self) -> None:
         """Wait until the next waiter hears the news, and has read its place. After an election this may take long."""
         for name in ("getMore", "find"):
             self.commands.clear()
-            assert eventually(lambda name=name: name in self.commands.names, 90)  # type: ignore[misc]
+            assert eventually(lambda name=name: name in self.commands.names(), 90)  # type: ignore[misc]
 
     @contextlib.contextmanager
     def cut_off(self, member: Mongod) -> Iterator[None]:

@@ -14,18 +14,15 @@ from typing import Any
 import pytest
 from pymongo.collection import Collection
 
-from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.session.session import Session
-from tests.engine.conftest import Document, Here, make_lock
+from tests.engine.conftest import CALM, Document, Here, make_lock
 from tests.engine.faces import Face
 from tests.engine.processes import processes
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
 Clones = tuple[Session, Session]
-
-CALM = Terms(lease=60, margin=1, waiter_lease=60)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Deadlocks over threads, tasks and processes: found from the documents, and only where there is one."""
 
 import asyncio
-import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,11 +12,9 @@ import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock, protocol
-from django_mongolock.engine.actions import FOREVER
 from django_mongolock.engine.deadlock import cycles
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant
-from django_mongolock.engine.protocol import PollSchedule
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
 from tests.engine.conftest import QUICK, Document, Here, LockMaker, make_lock, store_of
@@ -148,34 +145,6 @@ def test_who_has_to_be_in_a_cycle(
 
 
 @pytest.mark.long
-def test_no_deadlock_is_found_where_there_is_none(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F45: six threads of two sessions take random locks inside one another, always in one order, and look for a
-    deadlock at every chance: none is ever found, and all of them finish."""
-    monkeypatch.setattr(PollSchedule, "is_deadlock_check_due", lambda self, now: self.deadlock_check_at < FOREVER)
-    monkeypatch.setattr(protocol, "LOCAL_HANDOVER_GRACE", 0.01)
-    errors: list[BaseException] = []
-
-    def work(make: LockMaker, seed: int) -> None:
-        chance = random.Random(seed)
-        try:
-            for _ in range(12):
-                one, two, three = sorted(chance.sample(range(5), 3))
-                with make(f"k{one}", wait=60), make(f"k{two}", wait=60), make(f"k{three}", wait=60):
-                    pass
-        except BaseException as error:  # noqa: BLE001
-            errors.append(error)
-
-    threads = [
-        here.in_thread(lambda make=make, seed=seed: work(make, seed))
-        for seed in range(3)
-        for make in (here.lock, here.other)
-    ]
-    for thread in threads:
-        thread.join(60)
-    assert errors == []
-
-
-@pytest.mark.long
 def test_cycles_are_listed_once_for_the_admin(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45: `cycles` finds each deadlock once, whoever is asked, and none among those who merely wait."""
     monkeypatch.setattr(protocol, "DEADLOCK_CHECK_AFTER", 1.5)
@@ -190,20 +159,6 @@ def test_cycles_are_listed_once_for_the_admin(here: Here, monkeypatch: pytest.Mo
     for party in (*reversed(parties), bystander):
         party.let_go()
         party.end()
-
-
-@pytest.mark.long
-def test_nobody_pays_who_holds_nothing_else(here: Here) -> None:
-    """F45: nested locks that are free cost one command each, and who waits without holding anything never looks."""
-    with here.lock("a"), here.lock("b"), here.lock("c"):
-        pass
-    assert here.commands.names == ["findAndModify"] * 3 + ["update"] * 3
-    with here.other("a", terms=Terms(lease=30, margin=1)):
-        here.commands.clear()
-        waiter = here.waiter(here.lock("a", terms=Terms(lease=30, margin=1)))
-        assert not eventually(lambda: waiter.done, 1.0)
-        assert [d["aggregate"] for d in here.commands.documents if "$graphLookup" in str(d.get("pipeline"))] == []
-    waiter.end().let_go()
 
 
 @pytest.mark.long

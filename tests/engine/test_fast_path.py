@@ -34,7 +34,7 @@ NAMES = ("TAKE_FREE", "RELEASE_UNCONTENDED")
 def sent(commands: Commands) -> list[str]:
     """The forms of the commands that were sent since this was asked last: short ones by their names."""
     forms = []
-    for document in commands.documents:
+    for document in commands.sent:
         update = document.get("update") if "findAndModify" in document else document.get("updates", [{}])[0].get("u")
         if update is not None:
             forms.append(next((name for name in NAMES if getattr(fast_path, name) == update), "whole"))
@@ -140,42 +140,25 @@ def test_an_answer_that_is_lost_is_removed_as_ever(here: Here, monkeypatch: pyte
 # The guesses
 
 
-def test_a_guess_is_made_once_for_each_release() -> None:
+#: What happens to keys: + it is released, - a guess was wrong, ? whether one is made, and is, ! and is not.
+GUESSES = {
+    "once for each release": "!k +k +k ?k !k",
+    "once for a key that is not known": "+k ?new !new ?newer",
+    "none for a while after a wrong one": f"-k{' +k !k' * NO_GUESS_FOR} +k ?k",
+    "none for unknown keys, until one of these is free": "+k -busy +k !new +new ?newer",
+}
+
+
+@pytest.mark.parametrize("story", GUESSES.values(), ids=GUESSES)
+def test_when_a_key_is_guessed_to_be_free(story: str) -> None:
     keys = FreeKeys()
-    assert not keys.guess("k")
-    keys.released("k")
-    keys.released("k")
-    assert keys.guess("k")
-    assert not keys.guess("k")
-
-
-def test_a_guess_is_made_once_for_a_key_that_is_not_known() -> None:
-    keys = FreeKeys()
-    keys.released("k")
-    assert keys.guess("new")
-    assert not keys.guess("new")
-    assert keys.guess("newer")
-
-
-def test_after_a_wrong_guess_there_is_none_for_a_while() -> None:
-    keys = FreeKeys()
-    keys.was_wrong("k")
-    for _ in range(NO_GUESS_FOR):
-        keys.released("k")
-        assert not keys.guess("k")
-    keys.released("k")
-    assert keys.guess("k")
-
-
-def test_after_a_wrong_guess_there_is_none_for_a_key_that_is_not_known() -> None:
-    """Until one of these turns out to be free."""
-    keys = FreeKeys()
-    keys.released("k")
-    keys.was_wrong("busy")
-    keys.released("k")
-    assert not keys.guess("new")
-    keys.released("new")
-    assert keys.guess("newer")
+    for act, key in ((each[0], each[1:]) for each in story.split()):
+        if act == "+":
+            keys.released(key)
+        elif act == "-":
+            keys.was_wrong(key)
+        else:
+            assert keys.guess(key) == (act == "?"), key
 
 
 def test_those_that_were_given_back_last_are_remembered() -> None:

@@ -83,16 +83,6 @@ def test_majority(hold: LockMaker, mongo: Client) -> None:
         assert options.read_preference == ReadPreference.PRIMARY
 
 
-def test_taken_over_before(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
-    """Taken over before the transaction began, and nobody has noticed: no conflict, and still nothing is committed."""
-    with pytest.raises(LockLost), hold() as lock:
-        take_over()
-        assert lock.held  # it does not know yet
-        with lock.atomic(mongo) as session:
-            data.insert_one({"x": 1}, session=session)
-    assert data.count_documents({}) == 0
-
-
 def test_known_loss(hold: LockMaker, data: Pieces, mongo: Client) -> None:
     lock = hold().acquire()
     with pytest.raises(LockLost), lock.atomic(mongo) as session:

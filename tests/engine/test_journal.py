@@ -19,7 +19,6 @@ pytestmark = pytest.mark.long
 
 #: Long enough for a server that is started again.
 TERMS = Terms(lease=30, margin=0.5, waiter_lease=30)
-BRIEF = Terms(lease=3, margin=0.5, waiter_lease=3)
 
 
 @pytest.fixture(scope="module")
@@ -84,19 +83,3 @@ def test_a_grant_survives_the_server(replica_set: ReplicaSet, parties: Parties, 
         keep_trying(theirs, 1)
     assert watch.overlap == 0
     assert mine.held
-
-
-def test_a_hand_over_to_another_process_survives_the_server(
-    replica_set: ReplicaSet, parties: Parties, newcomer: Party, in_thread: InThread
-) -> None:
-    """F68: killed the moment after the next in line, of another process, was told that it has the lock."""
-    giver, theirs = parties.new().lock(BRIEF, renew=False).acquire(), newcomer.lock(TERMS, wait=0)
-    next_one = parties.waiter(parties.new().lock(TERMS))
-    time.sleep(0.4)
-    with Watch(next_one.lock, theirs) as watch:
-        release = in_thread(giver.release)
-        assert next_one.end().lock.held
-        kill_and_restart(replica_set)
-        release.join(20)
-        keep_trying(theirs, 6)
-    assert watch.overlap == 0

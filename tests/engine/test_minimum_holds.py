@@ -51,7 +51,7 @@ def test_no_hold_is_lengthened_in_the_race_of_heartbeat_and_release(here: Here) 
     terms = Terms(lease=3, margin=10, waiter_lease=3, min_hold=600)
     locks = [here.lock(f"k{number:03}", terms=terms).acquire() for number in range(300)]
     here.commands.clear()
-    assert eventually(lambda: "update" in here.commands.names)
+    assert eventually(lambda: "update" in here.commands.names())
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(MongoLock.release, reversed(locks)))  # the renewal goes by the order of the keys
     time.sleep(1)

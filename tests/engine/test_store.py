@@ -83,7 +83,7 @@ def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, comma
     store.read("k", GRANT, 5)
     store.renew(["k"], Step(renew=(GRANT,), beat=1), 5)
     assert store.apply("k", Step(remove=(GRANT,), given=GRANT), 5).found
-    sent = list(zip(commands.names, commands.documents, strict=True))
+    sent = list(zip(commands.names(), commands.sent, strict=True))
     assert [name for name, _ in sent] == ["findAndModify", "find", "update", "find", "findAndModify"]
     concerns = [document.get("writeConcern", document.get("readConcern")) for _, document in sent]
     write, read = {"w": "majority", "j": True}, {"level": "majority"}
@@ -262,7 +262,7 @@ def test_a_failed_try_costs_one_command(lock: LockMaker, other: LockMaker, comma
     with other(terms=CALM):
         commands.clear()
         assert not lock(terms=CALM).try_acquire()
-        assert commands.names == ["findAndModify"]
+        assert commands.names() == ["findAndModify"]
 
 
 @pytest.mark.parametrize(("given", "had"), [({"maxPoolSize": 1}, 160), ({"maxPoolSize": 200}, 200), ({}, 160)])

@@ -144,8 +144,10 @@ def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, thread
     counted.wait(30)
     for thread in threads_:
         thread.join(60)
-    count = len(here.commands.names) / (workers * rounds)
-    assert count <= (4.3 if sessions > 1 else 1.3), {n: here.commands.names.count(n) for n in set(here.commands.names)}
+    count = len(here.commands.names()) / (workers * rounds)
+    assert count <= (4.3 if sessions > 1 else 1.3), {
+        n: here.commands.names().count(n) for n in set(here.commands.names())
+    }
 
 
 def test_long_in_line_is_no_reason_to_be_renewed(here: Here, local_handover: None) -> None:
@@ -158,8 +160,8 @@ def test_long_in_line_is_no_reason_to_be_renewed(here: Here, local_handover: Non
     here.commands.clear()
     first.release()
     assert eventually(lambda: any(waiter.done for waiter in waiters))
-    assert here.commands.names[0] == "findAndModify"
-    assert here.commands.names.count("update") == 0
+    assert here.commands.names()[0] == "findAndModify"
+    assert here.commands.names().count("update") == 0
     for waiter in waiters:
         waiter.let_go()
     for waiter in waiters:
@@ -633,8 +635,8 @@ def test_a_stampede_is_served_in_order(here: Here) -> None:
     assert max(len(document["waiters"]) for document in turns) <= 40
     assert overtaken(turns) == []
     # A cursor each, with its collection, and a look when it has come up.
-    assert len(here.commands.names) - 40 * 6 <= 4.5 * 400, {
-        n: here.commands.names.count(n) for n in set(here.commands.names)
+    assert len(here.commands.names()) - 40 * 6 <= 4.5 * 400, {
+        n: here.commands.names().count(n) for n in set(here.commands.names())
     }
 
 

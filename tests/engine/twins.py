@@ -14,7 +14,7 @@ from django_mongolock.engine.store import Store
 
 Document = dict[str, Any]
 
-#: Terms under which nothing ends while a test lasts.
+#: Terms under which nothing is renewed, and nothing ends by itself, while a test lasts: for counting commands.
 CALM = Terms(lease=60, margin=1, waiter_lease=60)
 TIMEOUT = 20.0
 

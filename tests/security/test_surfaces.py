@@ -149,13 +149,6 @@ class TestShown:
         assert not found, sorted(map(ascii, found))
         assert "evil" in "".join(said)
 
-    def test_errors_at_a_shell(self, evil: Locks, capsys: pytest.CaptureFixture[str]) -> None:
-        from django.core.management import ManagementUtility
-
-        with pytest.raises(SystemExit):
-            ManagementUtility(["manage.py", "list_locks", "--key", "\x1b[2J\u202e"]).execute()
-        assert not shown(capsys.readouterr().err)
-
     def test_errors(self, evil: Locks) -> None:
         (cycle,) = find_deadlocks(mongo_store())
         errors = [LockNotAcquired(EVIL, holder=EVIL), LockReentry(EVIL), LockBackendFailed(EVIL, EVIL), cycle,

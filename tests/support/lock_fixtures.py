@@ -20,13 +20,13 @@ NOBODY = "mongodb://user:hunter2@127.0.0.1:9/?directConnection=true"
 
 
 class Commands(monitoring.CommandListener):
-    """What the engine's client sends."""
+    """What a client sends, but for what every connection does."""
 
     def __init__(self) -> None:
         self.sent: list[Document] = []
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
-        if event.command_name not in ("hello", "ismaster", "endSessions", "ping"):
+        if event.command_name not in ("hello", "ismaster", "endSessions", "ping", "killCursors"):
             self.sent.append(dict(event.command))
 
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
@@ -38,6 +38,10 @@ class Commands(monitoring.CommandListener):
     def names(self) -> list[str]:
         """What was sent, by name."""
         return [next(iter(command)) for command in self.sent]
+
+    def clear(self) -> None:
+        """Forget what was sent."""
+        self.sent.clear()
 
 
 @pytest.fixture

@@ -8,11 +8,6 @@ from collections.abc import Callable, Iterator
 Test = Callable[[bytes], bool]
 
 
-def mentions(*words: str) -> Test:
-    """Is it a message with all of these words in it? Names of commands and grant ids are sent as they are."""
-    return lambda message: all(word.encode() in message for word in words)
-
-
 class Hold:
     """Holds up the first message of one direction that passes a test, for *seconds* or until `let_go`."""
 

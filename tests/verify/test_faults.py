@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import pytest
 
 from verify.faults import report
-from verify.faults.__main__ import main
 from verify.faults.injections import FAULTS
 from verify.faults.run import NAMES, WORKER_FAULTS, Outcome, Run
 
@@ -48,12 +47,6 @@ def test_every_fault_is_explained() -> None:
     assert len(set(NAMES)) == len(NAMES) > 25
     assert all(fault.text for fault in FAULTS.values())
     assert all(WORKER_FAULTS.values())
-
-
-def test_an_unknown_fault_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--fault", "flood"])
-    assert "kill-primary" in capsys.readouterr().err
 
 
 class TestReport:

@@ -83,12 +83,6 @@ def answers(connection: socket.socket, seconds: float = 5.0) -> bytes:
 CLIENTS = [(CLIENT, 0)]
 
 
-def test_open(network: Network) -> None:
-    with connect(network) as connection:
-        connection.sendall(b"one")
-        assert answers(connection) == b"one"
-
-
 def test_slow(network: Network) -> None:
     network.set(CLIENTS, Rule(delay=0.1))
     with connect(network) as connection:
@@ -146,15 +140,6 @@ def test_half_open(network: Network, echo: Echo) -> None:
             fresh.sendall(b"three")
             assert answers(fresh) == b"three"
         assert b"two" not in echo.heard
-
-
-def test_a_new_connection_while_the_way_is_held(network: Network) -> None:
-    network.set(CLIENTS, HELD)
-    with connect(network) as connection:
-        connection.sendall(b"one")
-        assert answers(connection, 0.2) == b""
-        network.clear(CLIENTS)
-        assert answers(connection) == b"one"
 
 
 def test_members_are_told_from_clients(network: Network, echoes: list[Echo]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from verify.faults.history import History
 from verify.faults.records import Record
-from verify.simulation.rules import MORE_RULES, RULES, VIRTUAL
+from verify.simulation.rules import MORE_RULES, VIRTUAL
 from verify.simulation.standing import OVER
 
 #: When all is over.
@@ -40,10 +40,6 @@ def broken(*records: Record) -> list[str]:
     """The rules that find something, by name; those of the fault runs are left to their own tests."""
     history = History(sorted([*START, *records, OVER_AT], key=lambda record: float(record["t"])), VIRTUAL)
     return [violation.rule for rule in MORE_RULES for violation in rule(history)]
-
-
-def test_all_rules_are_applied() -> None:
-    assert len(RULES) > len(MORE_RULES) > 0
 
 
 def test_what_was_taken_is_lost_within_a_lease() -> None:

@@ -16,8 +16,6 @@ from verify.simulation.server import ORIGIN, Document, Parsed, Servers, Write
 
 #: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
 RETENTION: Final = 10.0
-#: How long after an election a client may still take the former primary for the present one, in seconds.
-RUMOUR: Final = 1.0
 
 
 #: How likely a bell comes again, and by how many seconds later at most.
