@@ -1,22 +1,32 @@
-"""What looking at locks costs, however many wait for them."""
+"""What looking at locks costs, however many wait for them, and however large the documents of another program are."""
 
 import io
+import json
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bson import json_util
 from django.core.management import CommandError, call_command
+from django.db import connections
+from django.utils import timezone
+from pymongo import MongoClient
+from pymongo.collection import Collection
 from pytest_django import Settings
 
+from django_mongolock.documents import DocumentLock
+from django_mongolock.documents.document_lock import undeclare
 from tests.security.surfaces import LIST, operator
-from tests.support.lock_documents import Locks, entry, waiter
+from tests.support.lock_documents import Document, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 
+pytestmark = [WITH_MONGO, pytest.mark.long]
+GIANT = "x" * 15_000_000
 
-@pytest.mark.long
-@WITH_MONGO
+
 def test_fifty_thousand_waiters(locks: Locks) -> None:
     """The list of what is waited for, and the deadlocks, with 50 locks of 1,000 waiters: within a second."""
     for number in range(50):
@@ -24,14 +34,10 @@ def test_fifty_thousand_waiters(locks: Locks) -> None:
         locks.add(f"k{number}", [entry(1, worker=f"holds {number}")], waiters)
     client = operator()
     client.get(LIST)
-
-    def page() -> Any:
-        assert client.get(f"{LIST}?state=waited").status_code == 200
-
-    def lines() -> Any:
-        call_command("list_locks", "--deadlocks", stdout=io.StringIO())
-
-    for look in (page, lines):
+    looks: list[Callable[[], Any]] = [
+        lambda: client.get(f"{LIST}?state=waited"), lambda: said(["list_locks", "--deadlocks"])
+    ]  # fmt: skip
+    for look in looks:
         times = []
         for _ in range(3):  # on a busy machine, the best of three
             started = time.monotonic()
@@ -40,28 +46,54 @@ def test_fifty_thousand_waiters(locks: Locks) -> None:
         assert min(times) < 1
 
 
-def _memory(name: str) -> int:
+def said(command: list[str]) -> str:
+    """What a command says, also if it is an error."""
+    out = io.StringIO()
+    try:
+        call_command(*command, stdout=out, stderr=out)
+    except CommandError as error:
+        out.write(str(error))
+    return out.getvalue()
+
+
+def memory(name: str) -> int:
     """What the system says of the memory of this process, in megabytes."""
     (found,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
     return int(found.split()[1]) // 1_000
 
 
-@WITH_MONGO
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def assert_cheap(looks: dict[str, Callable[[], Any]]) -> None:
+    """Each page and command answers in a few words, and has not read the giants."""
+    for name, look in looks.items():
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory("VmRSS")
+        answer = look()
+        assert memory("VmHWM") - before < 40, name
+        assert isinstance(answer, str) or answer.status_code in (200, 302), (name, answer.status_code)
+        assert len(answer if isinstance(answer, str) else answer.content) < 1_000_000, name
+
+
+def commands(*lines: str) -> dict[str, Callable[[], str]]:
+    return {line: (lambda line=line: said(line.split())) for line in lines}  # type: ignore[misc]
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@linux
 def test_giants(locks: Locks, settings: Settings) -> None:
     """Sixteen documents of 15 MB of another program: neither a page nor a command reads them, and all answer."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 300, "COMMAND_TIMEOUT": 60}  # on a busy machine
-    giant = "x" * 15_000_000
+    half = GIANT[:7_000_000]
     kinds: dict[str, dict[str, Any]] = {
-        "label": {"holders": [entry(1, label=giant, owner="me")]},
-        "session": {"holders": [entry(2, session=giant, owner="me")]},
-        "worker": {"holders": [entry(3, worker=giant[:7_000_000])], "waiters": [waiter(4, worker=giant[:7_000_000])]},
-        "grant": {"holders": [entry(5, grant=giant, owner="me")]},
-        "field": {"change": {"clock": giant}, "holders": [entry(6)]},
-        "no list": {"change": {"holders": giant}, "holders": [entry(7)]},
-        "last": {"change": {"last_holder": {"label": giant}}, "holders": [entry(8, left=-60)]},
-        "tombstone": {"change": {"tombstones": [{"grant": giant}]}},
+        "label": {"holders": [entry(1, label=GIANT, owner="me")]},
+        "session": {"holders": [entry(2, session=GIANT, owner="me")]},
+        "worker": {"holders": [entry(3, worker=half)], "waiters": [waiter(4, worker=half)]},
+        "grant": {"holders": [entry(5, grant=GIANT, owner="me")]},
+        "field": {"change": {"clock": GIANT}, "holders": [entry(6)]},
+        "no list": {"change": {"holders": GIANT}, "holders": [entry(7)]},
+        "last": {"change": {"last_holder": {"label": GIANT}}, "holders": [entry(8, left=-60)]},
+        "tombstone": {"change": {"tombstones": [{"grant": GIANT}]}},
     }
     for number in range(2):
         for name, parts in kinds.items():
@@ -70,24 +102,61 @@ def test_giants(locks: Locks, settings: Settings) -> None:
     client.get("/admin/")
     form = {"index": 0, "_selected_action": [f"k1 {name}" for name in kinds]}
     pages = ["", "?state=all", "?state=waited", "?state=stale", "?q=k", "dashboard/", "status/", "k1 label/change/"]
-    commands = [
-        ["list_locks", "--all"], ["list_locks", "--json", "--all"], ["list_locks", "--deadlocks"],
-        ["clear_stale_locks", "--dry-run"], ["release_lock", "--owner", "me", "--no-input"],
-    ]  # fmt: skip
-    looks: dict[str, Any] = {page: (lambda page=page: client.get(f"{LIST}{page}").status_code) for page in pages}
+    looks: dict[str, Any] = {page: (lambda page=page: client.get(f"{LIST}{page}")) for page in pages}
     for action in ("force_release", "ask_to_release", "clear_stale"):
-        looks[action] = lambda action=action: client.post(f"{LIST}?state=all", {"action": action, **form}).status_code
-    looks |= {" ".join(command): (lambda command=command: _said(command)) for command in commands}
-    for name, look in looks.items():
-        Path("/proc/self/clear_refs").write_text("5")
-        before = _memory("VmRSS")
-        assert look() in (200, 302, True), name
-        assert _memory("VmHWM") - before < 40, name
+        looks[action] = lambda action=action: client.post(f"{LIST}?state=all", {"action": action, **form})
+    assert_cheap(looks | commands(
+        "list_locks --all", "list_locks --json --all", "list_locks --deadlocks", "clear_stale_locks --dry-run",
+        "release_lock --owner me --no-input",
+    ))  # fmt: skip
 
 
-def _said(command: list[str]) -> bool:
-    try:
-        call_command(*command, stdout=io.StringIO(), stderr=io.StringIO())
-    except CommandError as error:
-        return "holds nothing" in str(error)
-    return True
+@pytest.fixture
+def ads(mongo: MongoClient[Document]) -> Iterator[tuple[Collection[Document], DocumentLock[Document]]]:
+    """A document lock of a collection."""
+    collection = mongo[str(connections["mongo"].settings_dict["NAME"])]["giants"]
+    lock: DocumentLock[Document] = DocumentLock(
+        collection, name="giants", state="state", pending={"busy": "failed"}, final=["done"], stale_after=60
+    )
+    yield collection, lock
+    undeclare(lock)
+    collection.drop()
+
+
+@linux
+def test_giants_with_a_lock_in_them(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Document]]) -> None:
+    """Sixteen documents of 15 MB, in every field that the lock reads (an `_id` has 7): each page and command answers,
+    and none reads them. What cannot be judged is shown as damaged, and is left as it is."""
+    collection, lock = ads
+    fields = lock.rules.fields
+    holder, at, version, token = fields.holder, fields.time, fields.version, fields.token
+    old = {"state": "busy", holder: "h", at: timezone.now().replace(year=2020), version: 1}
+    kinds: list[Document] = [
+        {holder: GIANT}, {at: GIANT}, {version: GIANT}, {token: GIANT}, {token: [GIANT]}, {"other": GIANT},
+        {"_id": GIANT[:7_000_000]}, {holder: {"a": GIANT}},
+    ]  # fmt: skip
+    for number in range(2):
+        for kind, more in enumerate(kinds):
+            collection.insert_one({**old, **more, "_id": f"{number}{more.get('_id', f'-{kind}')}"})
+    collection.insert_one({"_id": "small", **old})
+    client = operator()
+    client.get("/admin/")
+    shown = [json.dumps(["giants", json_util.dumps(id_), "h"]) for id_ in ("0-3", "0-5", "small")]
+    documents = f"{LIST}documents/"
+    looks: dict[str, Any] = {
+        path: (lambda path=path: client.get(path))
+        for path in (documents, f"{documents}?lock=giants", f"{documents}?lock=giants&state=damaged",
+                     f"{documents}?owner=h", f"{LIST}dashboard/", f"{LIST}status/")
+    }  # fmt: skip
+    looks["json"] = lambda: client.get(documents, headers={"Accept": "application/json"})
+    looks["owner"] = lambda: client.post(documents, {"force": "owner", "owner": "h"})
+    looks["ask"] = lambda: client.post(documents, {"force": "x", "document": shown})
+    looks["force"] = lambda: client.post(f"{documents}force-release/", {"document": shown[:1], "reason": "x"})
+    looks |= commands(
+        "list_locks", "list_locks --all --json", "list_locks --all --limit 0 --wide", "clear_stale_locks --dry-run",
+        "release_lock --document-lock giants 0-5 --no-input", "clear_stale_locks --no-input",
+    )  # fmt: skip
+    looks["clear"] = lambda: client.post(documents, {"lock": "giants"})
+    assert_cheap(looks)
+    assert collection.count_documents({"_id": "small", "state": "failed"}) == 1
+    assert collection.count_documents({"state": "busy", "_id": {"$regex": "x{50}"}}) == 2

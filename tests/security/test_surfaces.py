@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from bson import json_util
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
-from django.utils import translation
+from django.utils import timezone, translation
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pytest_django import Settings
@@ -370,3 +372,29 @@ def test_no_second_place_for_guesses(locks: Locks) -> None:
     response = Client().get(STATUS, headers={"Authorization": sent})
     assert response.status_code == 403
     assert "WWW-Authenticate" not in response
+
+
+#: The name of a holder of a document.
+EVIL_NAME = "a\u202eb\x1b[2J<i x=1>"
+
+
+@WITH_MONGO
+@pytest.mark.parametrize("action", ["clear_stale_documents", "force_release_documents"])
+def test_what_the_log_of_the_admin_shows(locks: Locks, action: str) -> None:
+    """The name of a holder, which any program may have written, goes through `printable` into the history of an object
+    and the list of recent actions, which are Django's own pages."""
+    ad = Ad.objects.create(
+        user_id="u", title="bike", price=5, export_status="exporting", locked_by=EVIL_NAME,
+        lock_timestamp=timezone.now().replace(year=2020),
+    )  # fmt: skip
+    client = Client()
+    client.force_login(User.objects.create(username="root", is_superuser=True, is_staff=True))
+    page = client.post("/admin/shop/ad/", {"action": action, "_selected_action": str(ad.pk), "index": "0"}, follow=True)
+    if action == "force_release_documents":
+        assert "\u202e" not in page.content.decode()
+        shown = json.dumps(["ad exports", json_util.dumps(ad.pk), EVIL_NAME])
+        client.post(f"{LIST}documents/force-release/", {"document": shown, "reason": "why \u202e"})
+    entry = LogEntry.objects.get(object_id=str(ad.pk))
+    assert "a\\u202eb\\u001b[2J" in entry.change_message
+    assert entry.change_message.isprintable()
+    assert "<i x" not in client.get(f"/admin/shop/ad/{ad.pk}/history/").content.decode()
