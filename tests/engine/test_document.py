@@ -10,10 +10,20 @@ from bson.int64 import Int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_mongolock.engine.document import LAST_TOKEN, Terms, describe, entry, find_damage, is_holder, is_waiter
+from django_mongolock.engine.document import (
+    DOCUMENT_FIELDS,
+    LAST_TOKEN,
+    Terms,
+    describe,
+    entry,
+    find_damage,
+    is_holder,
+    is_waiter,
+)
 from django_mongolock.engine.replies import read_reply
 from django_mongolock.engine.text_checks import MAX_FACT_LENGTH, MAX_KEY_BYTES, check_fact, check_key, tidy_fact
 from django_mongolock.exceptions import LockDocumentDamaged
+from tests.support import lock_documents as made
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -25,30 +35,17 @@ class Text(str):
 
 
 def waiter(**changes: Any) -> dict[str, Any]:
-    made = entry("g1", "s1", Terms(), {"host": "web1", "pid": 7})
-    return {**made, "since": NOW, "until": NOW + timedelta(seconds=10), **changes}
+    times = {"since": NOW, "until": NOW + timedelta(seconds=10)}
+    return made.waiter(1, **{"grant": "g1", "host": "web1", "pid": 7, **times, **changes})
 
 
 def holder(**changes: Any) -> dict[str, Any]:
-    return waiter(**{"token": Int64(5), "acquired_at": NOW - timedelta(seconds=2), **changes})
+    granted = {"token": Int64(5), "acquired_at": NOW - timedelta(seconds=2)}
+    return made.entry(1, **{**waiter(), **granted, **changes})
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    counters = (
-        "changes",
-        "acquisitions",
-        "contended",
-        "expired",
-        "waited_ms",
-        "held_ms",
-        "longest_wait_ms",
-        "longest_hold_ms",
-    )
-    return {
-        "_id": "k", "v": 1, "holders": [holder()], "waiters": [waiter()], "tombstones": [], "clock": "c",
-        "token": Int64(5), "written_at": NOW, "purge_at": NOW, **dict.fromkeys(counters, Int64(0)),
-        **changes,
-    }  # fmt: skip
+    return made.document("k", [holder()], [waiter()], {"token": Int64(5), "clock": "c", **changes})
 
 
 @pytest.mark.parametrize(
@@ -134,7 +131,7 @@ def test_a_whole_document_has_no_damage() -> None:
     assert is_waiter(waiter())
 
 
-@pytest.mark.parametrize("name", [name for name in document() if name != "_id"])
+@pytest.mark.parametrize("name", list(DOCUMENT_FIELDS))
 def test_a_missing_or_wrong_field_is_found_and_named(name: str) -> None:
     """F55: the damage is told in words that name the field."""
     broken = document()

@@ -38,6 +38,8 @@ from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
 from tests.engine.conftest import Here
+from tests.support.lock_documents import document as lock_document
+from tests.support.lock_documents import entry as lock_entry
 
 Document = dict[str, Any]
 Entries = Callable[..., list[Any]]
@@ -666,35 +668,13 @@ def test_every_string_is_stored_as_it_is(store: MongoStore, text: str, stored: S
 # Damage
 
 
-def whole(key: str) -> Document:
-    now = dt.datetime.now(dt.UTC).replace(microsecond=0)
-    e = entry("gx", "sx", TERMS, {})
-    later = {"since": now, "until": now + dt.timedelta(hours=1)}
-    counters = (
-        "changes",
-        "acquisitions",
-        "contended",
-        "expired",
-        "waited_ms",
-        "held_ms",
-        "longest_wait_ms",
-        "longest_hold_ms",
-    )
-    return {
-        "_id": key, "v": 1, "holders": [{**e, **later, "acquired_at": now, "token": Int64(7)}],
-        "waiters": [{**e, **later, "grant": "gw"}], "tombstones": [], "token": Int64(7), "clock": "",
-        "written_at": now, "purge_at": now, **dict.fromkeys(counters, Int64(0)),
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("end", [-5, 0, 3600])
 def test_a_single_try_never_takes_over_a_damaged_document(
     store: MongoStore, collection: Collection[Document], end: float
 ) -> None:
     """F55: the damage is told as soon as the answer cannot be explained otherwise: nobody holds the key, or its
     holder's time is over, and yet it was not granted. Until then the key is simply taken."""
-    collection.insert_one(whole("k"))
-    collection.update_one({"_id": "k"}, {"$set": {"purge_at": "never"}})
+    collection.insert_one(lock_document("k", [lock_entry(left=3600)], change={"clock": "", "purge_at": "never"}))
     travel(collection, "k", 3600 - end)
     step = Step(ask="g1", add=entry("g1", "s", TERMS, {}), trial=True)
     if end > 0:

@@ -177,81 +177,48 @@ class TestCost:
 
 # Views. Every kind of view, under "respond".
 
-TEMPLATE = "seen:{name}"
-locked = mongo_locked(TEMPLATE, wait=0, on_contention="respond")
+
+def locked(template: Any = "seen:{name}", **options: Any) -> Callable[[Any], Any]:
+    """The decorator of all of them."""
+    return mongo_locked(template, **{"wait": 0, "on_contention": "respond", **options})
 
 
-@locked
-def function(request: HttpRequest, name: str) -> HttpResponse:
+def view(request: HttpRequest, name: str) -> HttpResponse:
     return HttpResponse("ran")
 
 
-@locked
-async def afunction(request: HttpRequest, name: str) -> HttpResponse:
+async def aview(request: HttpRequest, name: str) -> HttpResponse:
     return HttpResponse("ran")
 
 
-@locked
-class OnClass(View):
-    def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return HttpResponse("ran")
+def get(self: Any, request: HttpRequest, name: str) -> HttpResponse:
+    return HttpResponse("ran")
+
+
+class Plain(View):
+    get = get
 
 
 class OnMethod(View):
-    @locked
-    def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return HttpResponse("ran")
-
-
-@method_decorator(locked, name="dispatch")
-class ByMethodDecorator(View):
-    def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return HttpResponse("ran")
+    get = locked()(get)
 
 
 class Rest(ViewSet):  # type: ignore[misc]  # it has no types
-    @locked
-    def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return HttpResponse("ran")
+    get = locked()(get)
 
 
-@api_view(["GET"])  # type: ignore[untyped-decorator]
-@locked
-def rest(request: HttpRequest, name: str) -> HttpResponse:
-    return HttpResponse("ran")
-
-
-@mongo_locked("seen:{request.user.pk}:{name}", on_contention="respond")
-def personal(request: HttpRequest, name: str) -> HttpResponse:
-    return HttpResponse("ran")
-
-
-@mongo_locked("seen:{request.GET[q]}:{name}", on_contention="respond")
-def searching(request: HttpRequest, name: str) -> HttpResponse:
-    return HttpResponse("ran")
-
-
-@mongo_locked(key=lambda request, name: f"seen:{name}", on_contention="respond")
-def by_function(request: HttpRequest, name: str) -> HttpResponse:
-    return HttpResponse("ran")
-
-
-@mongo_locked("seen:{name:shop.Order}", on_contention="respond")
-def of_model(request: HttpRequest, name: str) -> HttpResponse:
-    return HttpResponse("ran")
-
-
+function, of_model = locked()(view), locked("seen:{name:shop.Order}")(view)
 VIEWS: dict[str, Callable[..., Any]] = {
     "function": function,
-    "afunction": afunction,
-    "class": OnClass.as_view(),
+    "afunction": locked()(aview),
+    "class": locked()(type("OnClass", (Plain,), {})).as_view(),
     "method": OnMethod.as_view(),
-    "decorated": ByMethodDecorator.as_view(),
+    "decorated": method_decorator(locked(), name="dispatch")(type("Decorated", (Plain,), {})).as_view(),
     "viewset": Rest.as_view({"get": "get"}),
-    "rest": rest,
-    "personal": personal,
-    "searching": searching,
-    "by_function": by_function,
+    "rest": api_view(["GET"])(locked()(view)),
+    "personal": locked("seen:{request.user.pk}:{name}")(view),
+    "searching": locked("seen:{request.GET[q]}:{name}")(view),
+    "by_function": mongo_locked(key=lambda request, name: f"seen:{name}", on_contention="respond")(view),
     "model": of_model,
 }
 urlpatterns = [re_path(rf"(?s)^{kind}/(?P<name>.+)\Z", view) for kind, view in VIEWS.items()]
