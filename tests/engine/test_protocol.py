@@ -91,6 +91,18 @@ class Play:
         return self.action
 
 
+def queued(reply: Reply = QUEUED, wait: float | None = 60) -> Play:
+    """Somebody whose first command has found the lock held."""
+    play = Play(wait)
+    play.answer(reply)
+    return play
+
+
+def is_confirmation(action: Any) -> bool:
+    """Does it renew the grant, and nothing else?"""
+    return isinstance(action, Apply) and action.step.renew == ("g",)
+
+
 def test_a_free_lock_takes_one_command() -> None:
     """P8: one round trip, whose answer grants a whole lease counted from before it was sent."""
     play = Play(wait=10)
@@ -136,8 +148,7 @@ def test_a_last_try_after_a_wait_in_line_tells_the_whole_wait() -> None:
 def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
     """F42: where nobody tells, it looks; a grant that it sees it takes for a whole lease, and counts its deadline from
     before that command, not from the look that showed the grant."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
+    play = queued()
     for _ in range(5):
         assert isinstance(play.action, Pause)
         assert isinstance(play.pause(), Read)
@@ -147,26 +158,21 @@ def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
     assert confirm == Apply("k", Step(ask="g", renew=("g",)))
     play.now += 5
     play.answer(WHOLE)
-    assert play.result is not None
     assert play.result.until == pytest.approx(play.now - 0.01 + TERMS.lease)
 
 
 def test_a_look_alone_never_grants() -> None:
     """F6: what a read shows, be it a whole lease, is confirmed by a write before it counts."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
+    play = queued()
     play.pause()
-    action = play.answer(WHOLE)
-    assert isinstance(action, Apply)
-    assert action.step.renew == ("g",)
+    assert is_confirmation(play.answer(WHOLE))
     assert play.result is None
 
 
 @pytest.mark.parametrize("then", [GONE, replace(QUEUED, first_end=None), replace(QUEUED, first_end=-0.1)])
 def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Reply) -> None:
     """F27, F41: out of the queue, nobody holds the lock, or the holder's lease is over: an update decides."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
+    play = queued()
     play.pause()
     action = play.answer(then)
     assert action == Apply("k", Step(ask="g", add=ACQUISITION.entry))
@@ -174,8 +180,7 @@ def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Rep
 
 def test_the_wait_ends_with_a_trial() -> None:
     """F43: at the end of the wait one last update either grants the lock or takes the waiter out: nothing between."""
-    play = Play(wait=5)
-    play.answer(QUEUED)
+    play = queued(wait=5)
     while not isinstance(play.action, Apply):
         play.pause() if isinstance(play.action, Pause) else play.answer(QUEUED)
     assert play.action.step.trial
@@ -210,8 +215,7 @@ def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest
 
 def test_the_head_does_not_sleep_past_the_holders_end() -> None:
     """F27: the next in line looks again when the holder's lease ends, not later."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
+    play = queued()
     for _ in range(40):
         play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, first_end=0.003))
         if isinstance(play.action, Pause) and play.now > 100.1:
@@ -234,9 +238,7 @@ def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
     play = Play(wait=10)
     play.fail()
     play.pause()
-    action = play.answer(SHORT)
-    assert isinstance(action, Apply)
-    assert action.step.renew == ("g",)
+    assert is_confirmation(play.answer(SHORT))
 
 
 def test_a_single_try_is_repeated_once_and_then_fails() -> None:
@@ -291,8 +293,7 @@ def test_a_full_queue_is_told() -> None:
 def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
     """F16: the answer says "yours", the time says it is over: a renewal has to show it, in time."""
     play = Play(wait=60)
-    action = play.answer(WHOLE, took=TERMS.lease)
-    assert action.step.renew == ("g",)
+    assert is_confirmation(play.answer(WHOLE, took=TERMS.lease))
     with pytest.raises(LockBackendFailed, match="longer than the lease"):
         play.answer(WHOLE, took=TERMS.lease)
     play = Play(wait=60)
@@ -330,7 +331,6 @@ def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
     """The short release is for these, and knows nothing of a minimum hold."""
     play = Play(10, replace(ACQUISITION, terms=terms))
     play.answer(replace(WHOLE, waiting=waiting))
-    assert play.result is not None
     assert play.result.uncontended is uncontended
 
 
@@ -353,8 +353,7 @@ def test_release_extend_and_ensure_removed_are_one_command_each() -> None:
 def test_news_of_the_grant_is_enough() -> None:
     """P8: a bell is rung for what the majority has. So a waiter that is told holds the lock without another
     command, for as long as its place in the queue was good for."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
+    play = queued()
     play.hear(news=News(9, NOW), queued_until=play.now + 4)
     assert play.result == Granted(9, NOW, play.now - 0.01 + 4, play.now)
 
@@ -363,8 +362,7 @@ def test_news_of_the_grant_is_enough() -> None:
 def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
     """P1, F28: whoever slept through a grant and had to queue again hears of that grant as well, or has heard of it.
     By the number of the last grant that its queueing answered, it is gone; however long the new place is good for."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
+    play = queued()
     play.pause()
     action = play.answer(replace(GONE, last_token=9))
     assert action.step.add == ACQUISITION.entry
@@ -372,7 +370,6 @@ def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
     assert play.hear(news=News(token, NOW), queued_until=play.now + 4) == Read("k", "g")
     play.answer(replace(QUEUED, last_token=9))
     play.hear(news=News(10, NOW), queued_until=play.now + 4)
-    assert play.result is not None
     assert play.result.token == 10
 
 
@@ -380,8 +377,7 @@ def test_an_older_answer_makes_no_old_news_new() -> None:
     """P1, F28: a hand-over that was to queue us got its answer late; meanwhile we were granted the lock, slept through
     that, and queued again by a command of our own. The news of that grant are old, also when the late answer is read
     after ours: what counts is the largest token that any answer has shown."""
-    play = Play(wait=60)
-    play.answer(replace(QUEUED, last_token=20))
+    play = queued(replace(QUEUED, last_token=20))
     play.hear(answer=Answer(replace(QUEUED, last_token=8), 90.0, 95.0, whole=True))
     assert isinstance(play.action, Pause)
     action = play.hear(news=News(9, NOW), queued_until=play.now + 4)
@@ -392,25 +388,20 @@ def test_an_older_answer_makes_no_old_news_new() -> None:
 @pytest.mark.parametrize("token", [8, 9])
 def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> None:
     """P1, F99: the answer to a hand-over is read late. Meanwhile that grant was taken away, and queued again."""
-    play = Play(wait=60)
-    play.answer(replace(QUEUED, last_token=9))
+    play = queued(replace(QUEUED, last_token=9))
     handed_over = replace(WHOLE, token=token, last_token=token)
     action = play.hear(answer=Answer(handed_over, play.now - 2, play.now - 1, whole=True))
     assert (action, play.result) == (Read("k", "g"), None)
     play.answer(replace(QUEUED, last_token=9))
     play.hear(answer=Answer(replace(handed_over, token=10, last_token=10), play.now - 2, play.now - 1, whole=True))
-    assert play.result is not None
     assert play.result.token == 10
 
 
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
     """P1, F28: when little is left of the place in the queue, a renewal has to show that the lock is still ours."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
-    action = play.hear(news=News(9, NOW), queued_until=play.now + left)
-    assert isinstance(action, Apply)
-    assert action.step.renew == ("g",)
+    play = queued()
+    assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + left))
     assert play.result is None
 
 
@@ -418,10 +409,8 @@ def test_who_does_not_renew_takes_a_whole_lease() -> None:
     """auto_renew=False: the lease that was asked for counts from the grant."""
     play = Play(60, replace(ACQUISITION, whole=True))
     play.answer(QUEUED)
-    action = play.hear(news=News(9, NOW), queued_until=play.now + 4)
-    assert action.step.renew == ("g",)
+    assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + 4))
     play.answer(WHOLE)
-    assert play.result is not None
     assert play.result.until == pytest.approx(play.now - 0.01 + TERMS.lease)
 
 
@@ -437,16 +426,14 @@ def test_while_somebody_listens_there_is_nothing_to_poll() -> None:
 
 def test_an_answer_that_another_got_for_us_is_taken() -> None:
     """A hand-over inside the process: its sender brings the answer, and no command is sent."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
+    play = queued()
     play.hear(answer=Answer(WHOLE, 200.0, 200.01, whole=True))
     assert play.result == Granted(3, NOW, 200.0 + TERMS.lease, 200.01, uncontended=True)
 
 
 def test_a_cancelled_wait_leaves_the_queue() -> None:
     """F43: and what may have been granted in that moment is given back by the same command."""
-    play = Play(wait=60)
-    play.answer(QUEUED)
+    play = queued()
     action = play.hear(cancelled=True)
     assert (action.step.remove, action.step.force) == (("g",), True)
     with pytest.raises(LockCancelled):
