@@ -56,9 +56,6 @@ FEW: Final = tuple(
     in {peers.RedisPy, peers.PythonRedisLock, peers.Kazoo, peers.PgLock, peers.FileLock, recipes.InsertDelete}
 )
 #: More of them, where it does not take so long.
-MAIN: Final = (
-    *FEW,
-    *(contender for contender in OTHERS if contender.make in {peers.MongoElector, recipes.Lease}),
-)
+MAIN: Final = (*FEW, *(contender for contender in OTHERS if contender.make in {peers.MongoElector, recipes.Lease}))
 #: For a quick look.
 QUICK: Final = tuple(contender for contender in OTHERS if contender.make in {peers.RedisPy, recipes.InsertDelete})

@@ -249,10 +249,7 @@ def table(part: str, rows: list[Row]) -> str:
 
 def parts(uri: str, *, quick: bool) -> dict[str, Callable[[], list[Row]]]:
     """What there is to run. An hour of ten acquisitions a second are 36,000."""
-    return {
-        "cycles": lambda: cycles(uri, 1_600 if quick else 36_000),
-        "pool": lambda: pool(uri, 3 if quick else 30),
-    }
+    return {"cycles": lambda: cycles(uri, 1_600 if quick else 36_000), "pool": lambda: pool(uri, 3 if quick else 30)}
 
 
 def main(arguments: list[str]) -> int:

@@ -19,12 +19,7 @@ class Process:
     def __init__(self, name: str, collection: str, *arguments: object) -> None:
         command = [sys.executable, "-m", "tests.engine.worker", name, collection, *map(str, arguments)]
         self.popen = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=dict(os.environ),
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
         )
 
     def hear(self) -> Any:

@@ -19,12 +19,7 @@ from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.options import Options
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import (
-    LockBackendFailed,
-    LockLost,
-    LockMisused,
-    LockTransactionAborted,
-)
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockTransactionAborted
 from testproject.servers import Mongod, ReplicaSet
 from tests.support.grants import grant_of
 

@@ -27,13 +27,7 @@ from django_mongolock.engine.processes import Fate
 from django_mongolock.engine.protocol import Acquisition, PollSchedule
 from django_mongolock.engine.replies import Former, News, Reply
 from django_mongolock.engine.step import Step
-from django_mongolock.exceptions import (
-    LockBackendFailed,
-    LockCancelled,
-    LockDeadlock,
-    LockNotAcquired,
-    LockQueueFull,
-)
+from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
 
 NOW = datetime.now(UTC)
 TERMS = Terms(lease=10, margin=1, waiter_lease=5)
@@ -557,13 +551,7 @@ def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(wait: 
     play = Play(wait, OWNED)
     play.answer(replace(QUEUED if wait else GONE, former=FORMER), former="gone")
     step = play.action.step
-    assert (step.ask, step.add, step.remove, step.resumes, step.trial) == (
-        "g",
-        OWNED.entry,
-        ("old",),
-        True,
-        wait == 0,
-    )
+    assert (step.ask, step.add, step.remove, step.resumes, step.trial) == ("g", OWNED.entry, ("old",), True, wait == 0)
     assert step.force
     play.answer(WHOLE)
     assert play.result.token == 3

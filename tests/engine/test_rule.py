@@ -15,14 +15,7 @@ from bson import Timestamp
 from bson.int64 import Int64
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    Bundle,
-    RuleBasedStateMachine,
-    consumes,
-    invariant,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule, run_state_machine_as_test
 from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern

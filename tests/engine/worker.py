@@ -178,10 +178,7 @@ class Worker:
         """Take the lock and give it back for as long as it lives; leases are short."""
         self.say(ready=True)
         while True:
-            with (
-                contextlib.suppress(LockError),
-                MongoLock(self.sessions.current, ("k",), Options(COMPETE, wait=None)),
-            ):
+            with contextlib.suppress(LockError), MongoLock(self.sessions.current, ("k",), Options(COMPETE, wait=None)):
                 time.sleep(0.01)
 
     def paused(self) -> None:

@@ -80,12 +80,7 @@ class SimWorkerThreads:
         self._kernel.spawn(self._kernel.current.process, call, "worker")
         return True
 
-    def call(
-        self,
-        call: Callable[[float], T],
-        timeout: float | None = None,
-        **how: object,
-    ) -> T:
+    def call(self, call: Callable[[float], T], timeout: float | None = None, **how: object) -> T:
         """See WorkerThreads.call(). What strikes the caller does not strike the command, which goes on."""
         kernel, caller, outcome = self._kernel, self._kernel.current, _Outcome[T]()
         assert caller is not None
