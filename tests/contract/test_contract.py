@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory
 
 from django_mongolock import (
-    SKIPPED,
     LockCancelled,
     LockDeadlock,
     LockLost,
@@ -20,9 +17,7 @@ from django_mongolock import (
     LockQueueFull,
     LockReentry,
     MongoLock,
-    lock_key,
     mongo_lock,
-    mongo_locked,
     mongo_semaphore,
     signals,
 )
@@ -121,15 +116,6 @@ def cancelled(lock: MongoLock) -> None:
 class TestTurns:
     """Who waits gets it in its turn."""
 
-    @pytest.mark.long
-    def test_handed_over_to_another_process(self, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
-        first = elsewhere(key).acquire()
-        got = []
-        in_thread(lambda: got.append(mongo_lock(key).acquire()))
-        assert eventually(lambda: not elsewhere(key).try_acquire())
-        first.release()
-        assert eventually(lambda: got)
-        got[0].release()
 
     async def test_handed_over_to_a_coroutine(self, key: str, elsewhere: Elsewhere) -> None:
         first = elsewhere(key)
@@ -322,46 +308,6 @@ class TestSignals:
             assert eventually(lambda: len(warned) > 0)
         assert elsewhere(key, wait=10).acquire().release()
         assert [name for name, _ in heard] == ["acquired", "released"]
-
-
-class TestDecorator:
-    """`mongo_locked`."""
-
-    def test_locked_and_free_after(self, key: str, elsewhere: Elsewhere) -> None:
-        @mongo_locked("{key}")
-        def work(key: str) -> bool:
-            return elsewhere(lock_key("{key}", key=key)).try_acquire()
-
-        assert not work(key)
-        assert elsewhere(lock_key("{key}", key=key)).try_acquire()
-
-    async def test_coroutines(self, key: str, elsewhere: Elsewhere) -> None:
-        @mongo_locked("{key}")
-        async def work(key: str) -> bool:
-            return await elsewhere(lock_key("{key}", key=key)).atry_acquire()
-
-        assert not await work(key)
-        assert await elsewhere(lock_key("{key}", key=key)).atry_acquire()
-
-    def test_skip(self, key: str, elsewhere: Elsewhere) -> None:
-        @mongo_locked("{key}", wait=0, on_contention="skip")
-        def work(key: str) -> str:
-            return "done"
-
-        with elsewhere(lock_key("{key}", key=key)):
-            assert work(key) is SKIPPED
-        assert work(key) == "done"
-
-    def test_respond(self, key: str, elsewhere: Elsewhere, rf: RequestFactory) -> None:
-        @mongo_locked("{key}", wait=0, on_contention="respond")
-        def view(request: HttpRequest, key: str) -> HttpResponse:
-            return HttpResponse("ok")
-
-        with elsewhere(lock_key("{key}", key=key)):
-            response = view(rf.get("/"), key)
-        assert response.status_code == 423
-        assert 1 <= int(response["Retry-After"]) <= 33
-        assert view(rf.get("/"), key).status_code == 200
 
 
 def test_a_closed_session_says_so(key: str, world: World, elsewhere: Elsewhere) -> None:

@@ -73,12 +73,6 @@ def fail(left: float) -> None:
 # What comes back
 
 
-def test_a_call_returns_and_raises_what_it_does(threads: WorkerThreads) -> None:
-    assert threads.call(lambda left: _thread.get_ident()) != _thread.get_ident()
-    with pytest.raises(ValueError, match="no"):
-        threads.call(fail)
-
-
 def test_a_call_that_nobody_awaits_may_fail(threads: WorkerThreads, caplog: pytest.LogCaptureFixture) -> None:
 
     def leave() -> None:

@@ -7,14 +7,12 @@ from urllib.parse import quote
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.contrib.sessions.models import Session
-from django.http import HttpRequest, QueryDict
-from django.test import Client, RequestFactory
+from django.test import Client
 from django.urls import include, path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest_django import Settings
 
-from django_mongolock.context import own_address
 from django_mongolock.editing import EditLock, edit_key
 from django_mongolock.editing.edit_lock_status import Person
 from testproject.shop.models import Order
@@ -278,10 +276,3 @@ class TestRedirects:
         else:
             assert response.status_code in (400, 404)
 
-    @pytest.mark.parametrize("query", ["", "a=1&b=//x"])
-    def test_own_address(self, rf: RequestFactory, query: str) -> None:
-        """The rule itself, for every page that redirects to itself."""
-        request: HttpRequest = rf.get("/")
-        request.path = "//evil.example/x"
-        assert own_address(request, QueryDict(query)).startswith("/%2Fevil.example/x")
-        assert own_address(request) == "/%2Fevil.example/x"
