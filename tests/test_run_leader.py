@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import signal
 import subprocess
@@ -22,8 +21,9 @@ from django_mongolock.management.child import Child
 from django_mongolock.models import Lock
 from tests.support.looking import new_key
 from tests.support.programs import Start, runs, starting
-from tests.support.relay import Relay
+from tests.support.proxies import proxied
 from tests.support.waiting import eventually
+from verify.faults.proxy import Rule
 
 pytestmark = [
     pytest.mark.django_db(databases=["default", "mongo"], transaction=True),
@@ -105,21 +105,18 @@ def test_a_cut_network(start: Start, written: Log) -> None:
     """A leader that cannot reach MongoDB stops its program before the next one begins, and stands again."""
     key = new_key("leader")
     _, port = mongo_store().client.address or ("", 0)
-    with contextlib.closing(Relay(port)) as relay:
-        run_leader(start, key, *program(written), MONGODB_URI=relay.uri)
+    with proxied(port) as (uri, hold):
+        run_leader(start, key, *program(written), MONGODB_URI=uri)
         assert eventually(written.spans, 60)
         (first,) = written.spans()
         run_leader(start, key, *program(written))
         assert eventually(lambda: lock_info(key).waiting == 1, 60)
-        healed = threading.Event()
-        with relay.holding_requests(lambda message: healed.wait(60) and False):  # each of them
-            try:
-                assert eventually(lambda: written.others(first), 30)
-                time.sleep(1)
-                assert written.overlaps() == []
-                assert not runs(first)
-            finally:
-                healed.set()
+        hold(Rule(hold_requests=True))
+        assert eventually(lambda: written.others(first), 30)
+        time.sleep(1)
+        assert written.overlaps() == []
+        assert not runs(first)
+        hold(Rule())
         assert eventually(lambda: lock_info(key).waiting == 1, 60)
 
 

@@ -116,7 +116,6 @@ def cancelled(lock: MongoLock) -> None:
 class TestTurns:
     """Who waits gets it in its turn."""
 
-
     async def test_handed_over_to_a_coroutine(self, key: str, elsewhere: Elsewhere) -> None:
         first = elsewhere(key)
         await first.aacquire()

@@ -16,12 +16,13 @@ EVERYTHING = (*WRITES, "find", "aggregate", "getMore")
 
 
 @contextlib.contextmanager
-def stuck(collection: Collection[Document], key: str) -> Iterator[None]:
-    """A transaction has written to the document of *key*, as the fence of `MongoLock.atomic` does, and does not end
-    before the block does. Whoever writes to that document waits; its command has been parsed then."""
+def stuck(collection: Collection[Document], *keys: str) -> Iterator[None]:
+    """A transaction has written to the documents of *keys*, as the fence of `MongoLock.atomic` does, and does not end
+    before the block does. Whoever writes to such a document waits; its command has been parsed then."""
     client = collection.database.client
     with client.start_session() as session, session.start_transaction():
-        assert collection.update_one({"_id": key}, {"$inc": {"fence": 1}}, session=session).matched_count == 1
+        found = collection.update_many({"_id": {"$in": keys}}, {"$inc": {"fence": 1}}, session=session)
+        assert found.matched_count == len(keys)
         yield
         session.abort_transaction()
 

@@ -1,12 +1,11 @@
 """Servers that die, hang, step down, are cut off, and come back, while locks are taken: on real members."""
 
 import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any, Self
+from typing import Self
 
 import pytest
 from pymongo import ReadPreference
@@ -28,7 +27,9 @@ from tests.engine.conftest import Document, make_lock
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
 from tests.support.grants import grant_of
+from tests.support.proxies import proxied
 from tests.support.waiting import eventually
+from verify.faults.proxy import Rule
 
 #: Up to three times: a member that gets no processor for seconds is one that does not answer.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240), pytest.mark.flaky(reruns=2)]
@@ -67,13 +68,12 @@ Sessions = Callable[..., Session]
 
 
 @pytest.fixture
-def sessions(members: ReplicaSet, request: pytest.FixtureRequest) -> Iterator[Sessions]:
+def sessions(members: ReplicaSet, test_name: str) -> Iterator[Sessions]:
     """Makes sessions at the set, or at *host*, over a collection of this test."""
     made: list[Session] = []
-    name = "".join(c if c.isalnum() else "_" for c in request.node.name)[:60]
 
-    def new(host: str | None = None, timeout: float = 5.0, **options: Any) -> Session:
-        config = StoreConfig({"host": host or members.uri, "heartbeatFrequencyMS": 500, **options}, DATABASE, name)
+    def new(host: str | None = None, timeout: float = 5.0) -> Session:
+        config = StoreConfig({"host": host or members.uri, "heartbeatFrequencyMS": 500}, DATABASE, test_name)
         made.append(Session(MongoStore(config), timeout))
         return made[-1]
 
@@ -412,47 +412,11 @@ def test_racing_for_a_key_that_nobody_has_used(new_session: Callable[..., Sessio
     assert sorted(won) == sorted(f"new{number}" for number in range(rounds))
 
 
-class SlowWay:
-    """A way to a server on which everything takes so many seconds more, in each direction."""
-
-    def __init__(self, port: int, seconds: float) -> None:
-        self.port = port
-        self.seconds = seconds
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.uri = f"mongodb://127.0.0.1:{self._listener.getsockname()[1]}/?directConnection=true"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self.port))
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
-
-    def _carry(self, source: socket.socket, target: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(65_536):
-                timer = threading.Timer(self.seconds, self._deliver, (target, data))
-                timer.daemon = True
-                timer.start()
-            time.sleep(self.seconds)
-            target.close()
-
-    @staticmethod
-    def _deliver(target: socket.socket, data: bytes) -> None:
-        with contextlib.suppress(OSError):
-            target.sendall(data)
-
-    def close(self) -> None:
-        self._listener.close()
-
-
 def test_half_a_second_each_way(sessions: Sessions) -> None:
     """F19: a lock lives over several leases by renewals that take a second each, and never believes in more time than
     the server gives it."""
-    with ReplicaSet() as alone, contextlib.closing(SlowWay(alone.members[0].port, 0.5)) as way:
-        session, near = sessions(way.uri, timeout=8.0), sessions(alone.uri)
+    with ReplicaSet() as alone, proxied(alone.members[0].port, Rule(delay=0.5)) as (uri, _):
+        session, near = sessions(uri, timeout=8.0), sessions(alone.uri)
         locks_of(near).database.client.admin.command("ping")
         with lock(session, terms=Terms(lease=12, margin=0.5), wait=30) as mine:
             end = clock.now() + 14

@@ -22,6 +22,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockTransactionAborted
 from testproject.servers import Mongod, ReplicaSet
 from tests.support.grants import grant_of
+from tests.support.lock_fixtures import Commands
 
 Document = dict[str, Any]
 Client = MongoClient[Document]
@@ -93,24 +94,17 @@ def test_not_acquired(hold: LockMaker, mongo: Client) -> None:
         hold().atomic(mongo).__enter__()
 
 
-class Striker(monitoring.CommandListener):
+class Striker(Commands):
     """Calls *strike* in another thread when a client is about to send its first update, and waits until it is done."""
 
     def __init__(self, strike: Callable[[], object]) -> None:
-        self.strike: Callable[[], object] | None = strike
+        super().__init__()
+        self.thread = threading.Thread(target=strike)
 
     def started(self, event: monitoring.CommandStartedEvent) -> None:
-        if event.command_name == "update" and self.strike is not None:
-            thread = threading.Thread(target=self.strike)
-            self.strike = None
-            thread.start()
-            thread.join()
-
-    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        pass
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        pass
+        if event.command_name == "update" and self.thread.ident is None:
+            self.thread.start()
+            self.thread.join()
 
 
 @pytest.mark.parametrize("writes", [True, False])

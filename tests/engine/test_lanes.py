@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,15 +27,6 @@ from tests.support.waiting import eventually
 
 SHORT = Terms(lease=8, margin=0.8, waiter_lease=8)
 CALM = Terms(lease=60, margin=1)
-
-
-@contextlib.contextmanager
-def all_stuck(collection: Collection[Document], keys: list[str]) -> Iterator[None]:
-    """See stuck()."""
-    with contextlib.ExitStack() as transactions:
-        for key in keys:
-            transactions.enter_context(stuck(collection, key))
-        yield
 
 
 async def took(lock: MongoLock) -> float:
@@ -88,7 +79,7 @@ async def test_releases_of_stuck_keys(process: Party, collection: Collection[Doc
     keys = [f"k{number}" for number in range(24)]
     locks = [await process.lock(CALM, key).aacquire() for key in keys]
     mine = await process.lock(CALM, "mine").aacquire()
-    with all_stuck(collection, keys):
+    with stuck(collection, *keys):
         releasing = [asyncio.create_task(lock.arelease()) for lock in locks]
         await asyncio.sleep(0.1)
         began = clock.now()
@@ -104,7 +95,7 @@ def test_many_stuck_keys_and_a_few_others(process: Party, collection: Collection
     keys = [f"k{number:02}" for number in range(32)]
     held = [process.lock(SHORT, key).acquire() for key in keys]
     others = [process.lock(SHORT, key).acquire() for key in ("a", "b", "k15b", "y", "z")]
-    with all_stuck(collection, keys):
+    with stuck(collection, *keys):
         end = clock.now() + 2 * SHORT.lease
         while clock.now() < end:
             assert [lock.key for lock in others if not lock.held] == []
@@ -136,28 +127,23 @@ def test_a_stuck_key_that_is_waited_for(process: Party, parties: Parties, collec
 # The end of a process
 
 
-def left_at_exit(process: Party, collection: Collection[Document], count: int, stuck_keys: list[str]) -> set[str]:
-    """Take so many locks, end the process while those are stuck, and return what is left."""
+@pytest.mark.parametrize(
+    ("count", "stuck_keys"),
+    [
+        pytest.param(300, ["k0"], marks=pytest.mark.witness),
+        pytest.param(10_000, ["k0", "k5000", "k9999"], marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+    ],
+)
+def test_many_locks_at_exit(
+    process: Party, collection: Collection[Document], count: int, stuck_keys: list[str]
+) -> None:
+    """F108: some cannot be released in the time allowed; all others are."""
     held = [process.lock(CALM, f"k{number}").acquire() for number in range(count)]
-    with all_stuck(collection, stuck_keys):
+    with stuck(collection, *stuck_keys):
         process.session.close(4)  # on a quiet machine a fraction of that is enough
         left = {each["_id"] for each in collection.find({"holders": {"$ne": []}}, {"_id": 1})}
+    assert left == set(stuck_keys)
     assert not any(lock.held for lock in held)
-    return left
-
-
-@pytest.mark.witness
-def test_three_hundred_locks_at_exit(process: Party, collection: Collection[Document]) -> None:
-    """F108: one of them cannot be released in the time allowed; all others are."""
-    assert left_at_exit(process, collection, 300, ["k0"]) == {"k0"}
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-def test_ten_thousand_locks_at_exit(process: Party, collection: Collection[Document]) -> None:
-    """F108: the same with three of ten thousand."""
-    stuck_keys = ["k0", "k5000", "k9999"]
-    assert left_at_exit(process, collection, 10_000, stuck_keys) == set(stuck_keys)
 
 
 def test_all_kinds_at_exit(process: Party, parties: Parties, collection: Collection[Document]) -> None:

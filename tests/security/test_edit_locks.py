@@ -275,4 +275,3 @@ class TestRedirects:
             assert not response["Location"].startswith(("//", "/\\", "http"))
         else:
             assert response.status_code in (400, 404)
-

@@ -1,0 +1,23 @@
+"""A network before one server, which can be slow, or hold up what goes through it."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from testproject.servers.process import HOST
+from verify.faults.proxy import CLIENT, Network, Rule
+
+
+@contextlib.contextmanager
+def proxied(port: int, rule: Rule | None = None) -> Iterator[tuple[str, Callable[[Rule], None]]]:
+    """The URI of the server by a way on which *rule* holds, and what has another rule hold there."""
+    network = Network([port])
+    network.start()
+
+    def hold(rule: Rule) -> None:
+        network.set([(CLIENT, 0)], rule)
+
+    try:
+        hold(rule or Rule())
+        yield f"mongodb://{HOST}:{network.ports[0]}/?directConnection=true", hold
+    finally:
+        network.close()
