@@ -185,14 +185,14 @@ def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
 
     def work(term: Term) -> str:
         remaining.append(term.lock.remaining)
-        assert not term.ended.wait(0.3)
+        assert not term.ended.wait(0.2)
         return "done"
 
     thread = threading.Thread(target=partial(leader(key).run, work))
     with elsewhere(key, wait=0):
         thread.start()
         assert eventually(lambda: lock_info(key).waiting == 1)
-        time.sleep(0.2)
+        time.sleep(0.1)
     thread.join(30)
     assert len(remaining) == 1
     assert remaining[0] > get_settings().LEASE * 0.8

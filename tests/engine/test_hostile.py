@@ -300,8 +300,9 @@ def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMa
         operations.ask_to_release(store, "k", requested_by)
 
 
-def test_asking_while_mongodb_is_away_is_an_error_of_ours() -> None:
+def test_asking_while_mongodb_is_away_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """F57: bounded in time, and not the driver's words."""
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.05)
     away = MongoStore(StoreConfig({"host": "mongodb://ann:hunter2@127.0.0.1:9/"}, "d"))
     with pytest.raises(LockBackendFailed, match="did not answer"):
         operations.ask_to_release(away, "k", "anna", 0.3)

@@ -219,7 +219,7 @@ def test_a_task_of_a_closed_loop(
 ) -> None:
     """F116: a task whose event loop was closed goes on never more. Somebody refers to it still; its lock and its place
     in the queue go even so."""
-    short = Terms(lease=1.5, margin=0.1, waiter_lease=1.5)
+    short = Terms(lease=1.2, margin=0.1, waiter_lease=1.2)
     holder = None if held else parties.new().lock(CALM).acquire()
     loop = asyncio.new_event_loop()
 
