@@ -27,7 +27,8 @@ from django_mongolock.exceptions import LockNotAcquired
 from django_mongolock.inspection.as_json import as_json
 from django_mongolock.inspection.overview import overview
 from django_mongolock.models import Lock
-from tests.engine.conftest import CALM, make_lock
+from tests.engine.conftest import make_lock
+from tests.engine.twins import CALM
 from tests.engine.waiters import InThread
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import held_elsewhere, new_key

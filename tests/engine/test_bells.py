@@ -21,10 +21,12 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed
 from testproject.servers import Mongod
-from tests.engine.conftest import CALM, Commands, Document, Here, LockMaker, make_lock, store_of
+from tests.engine.conftest import Document, Here, LockMaker, make_lock, store_of
 from tests.engine.overlap import Watch
+from tests.engine.twins import CALM
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
+from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
 #: Long before a place in the queue is renewed under CALM terms, which would find whatever was missed.

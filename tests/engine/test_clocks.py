@@ -14,13 +14,14 @@ from django_mongolock.engine.election import ClockEncoder
 from django_mongolock.engine.lock import MongoLock
 from testproject.servers import Mongod, ReplicaSet
 from tests import parts
-from tests.engine.conftest import Commands, Document, store_of
+from tests.engine.conftest import Document, store_of
 from tests.engine.overlap import Watch
 from tests.engine.parties import Parties, Party
 from tests.engine.processes import processes
 from tests.engine.stuck import WRITES, cut_off
 from tests.engine.waiters import InThread
 from tests.support import DATABASE
+from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 from verify.faults.clocks import Dial
 

@@ -16,9 +16,10 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.session.session import Session
-from tests.engine.conftest import CALM, Document, Here, make_lock
+from tests.engine.conftest import Document, Here, make_lock
 from tests.engine.faces import Face
 from tests.engine.processes import processes
+from tests.engine.twins import CALM
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]

@@ -17,7 +17,8 @@ import pytest
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.exceptions import LockError, LockReentry
-from tests.engine.conftest import CALM, Here
+from tests.engine.conftest import Here
+from tests.engine.twins import CALM
 from tests.support.waiting import eventually
 from verify.faults.documents import at_once
 

@@ -22,7 +22,8 @@ from django_mongolock.engine.session.releases import (
 )
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockNotAcquired
-from tests.engine.conftest import Commands, Document, Here, LockMaker, store_of
+from tests.engine.conftest import Document, Here, LockMaker, store_of
+from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Document]]

@@ -27,7 +27,8 @@ from django_mongolock.engine.session.commands import REQUEST, SENDING_THREADS, S
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
-from tests.engine.conftest import CALM, make_lock
+from tests.engine.conftest import make_lock
+from tests.engine.twins import CALM
 from tests.engine.waiters import InThread, Waiter
 from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually

@@ -26,10 +26,12 @@ from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.session.notifications import MOST_CALLBACKS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockLost, LockNotAcquired
-from tests.engine.conftest import CALM, QUICK, Commands, Document, Here, LockMaker, Timer, make_lock, renewed, store_of
+from tests.engine.conftest import QUICK, Document, Here, LockMaker, Timer, make_lock, renewed, store_of
 from tests.engine.processes import processes
+from tests.engine.twins import CALM
 from tests.engine.worker import PAUSE_WAITING
 from tests.support.grants import grant_of, new_grant
+from tests.support.lock_fixtures import Commands
 from tests.support.looking import holder, new_key
 from tests.support.waiting import eventually
 

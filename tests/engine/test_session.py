@@ -26,9 +26,10 @@ from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
 from django_mongolock.exceptions import LockBackendFailed
-from tests.engine.conftest import CALM, QUICK, Document, Here, LockMaker, Timer, make_lock, renewed
+from tests.engine.conftest import QUICK, Document, Here, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
+from tests.engine.twins import CALM
 from tests.support.grants import grant_of, own
 from tests.support.waiting import eventually
 

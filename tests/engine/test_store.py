@@ -14,7 +14,9 @@ from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed
-from tests.engine.conftest import CALM, Commands, Document, Here, LockMaker, make_lock
+from tests.engine.conftest import Document, Here, LockMaker, make_lock
+from tests.engine.twins import CALM
+from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
 SECRET = "hunter2-very-secret"
@@ -85,7 +87,7 @@ def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, comma
     assert store.apply("k", Step(remove=(GRANT,), given=GRANT), 5).found
     sent = list(zip(commands.names(), commands.sent, strict=True))
     assert [name for name, _ in sent] == ["findAndModify", "find", "update", "find", "findAndModify"]
-    concerns = [document.get("writeConcern", document.get("readConcern")) for _, document in sent]
+    concerns = [document.get("writeConcern") or document["readConcern"] for _, document in sent]
     write, read = {"w": "majority", "j": True}, {"level": "majority"}
     shown = [{k: v for k, v in c.items() if k in ("w", "j", "level")} for c in concerns]
     assert shown == [write, read, write, read, write]

@@ -24,8 +24,9 @@ from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired, LockQueueFull
-from tests.engine.conftest import CALM, QUICK, Document, Here, LockMaker, make_lock
+from tests.engine.conftest import QUICK, Document, Here, LockMaker, make_lock
 from tests.engine.processes import processes
+from tests.engine.twins import CALM
 from tests.engine.waiters import InThread
 from tests.engine.worker import COMPETE
 from tests.support.grants import new_grant

@@ -178,7 +178,7 @@ class TestCost:
 # Views. Every kind of view, under "respond".
 
 
-def locked(template: Any = "seen:{name}", **options: Any) -> Callable[[Any], Any]:
+def locked(template: Any = "seen:{name}", **options: Any) -> Any:
     """The decorator of all of them."""
     return mongo_locked(template, **{"wait": 0, "on_contention": "respond", **options})
 
@@ -199,6 +199,11 @@ class Plain(View):
     get = get
 
 
+def plain() -> Any:
+    """A class of its own, which may be decorated."""
+    return type("Plain", (Plain,), {})
+
+
 class OnMethod(View):
     get = locked()(get)
 
@@ -211,9 +216,9 @@ function, of_model = locked()(view), locked("seen:{name:shop.Order}")(view)
 VIEWS: dict[str, Callable[..., Any]] = {
     "function": function,
     "afunction": locked()(aview),
-    "class": locked()(type("OnClass", (Plain,), {})).as_view(),
+    "class": locked()(plain()).as_view(),
     "method": OnMethod.as_view(),
-    "decorated": method_decorator(locked(), name="dispatch")(type("Decorated", (Plain,), {})).as_view(),
+    "decorated": method_decorator(locked(), name="dispatch")(plain()).as_view(),
     "viewset": Rest.as_view({"get": "get"}),
     "rest": api_view(["GET"])(locked()(view)),
     "personal": locked("seen:{request.user.pk}:{name}")(view),

@@ -150,7 +150,9 @@ class Worker:
         """Cancel the wait, or the task, at some moment."""
         seconds = self.chance.uniform(0, 0.5)
         if self.awaits:
-            asyncio.get_running_loop().call_later(seconds, self._cancel_task, asyncio.current_task())
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_later(seconds, self._cancel_task, task)
             return None
         if isinstance(lock, OurDocument):
             return None
@@ -165,7 +167,7 @@ class Worker:
         thread.start()
         return thread
 
-    def _cancel_task(self, task: asyncio.Task[None]) -> None:
+    def _cancel_task(self, task: asyncio.Task[Any]) -> None:
         if not task.done():
             since = now()
             task.cancel()
@@ -235,7 +237,7 @@ class Worker:
                 case "exit":
                     lock.leave(SystemExit())
                 case _:
-                    lock.release()
+                    at_once(self._call(lock, "release"))
         signal.alarm(0)
         self.look(name, lock)
 
