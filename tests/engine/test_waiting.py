@@ -406,6 +406,8 @@ def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
     second = here.waiter(here.lock(terms=terms)).end() if waiter_has == "been" else None
     next_waiter = here.waiter(here.lock(terms=terms, wait=None if waiter_has == "been" else 2.0))
     assert in_line(here.session, 1)
+    if waiter_has == "been":  # it has an answer: a permit is handed to no waiter whose own command may be granted one
+        assert eventually(lambda: all(grant.lease.until for grant in here.session.queue.waiting.values()))
     with contextlib.suppress(KeyboardInterrupt):
         assert first.release()
     assert straggler.step.add is not None
