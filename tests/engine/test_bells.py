@@ -52,7 +52,7 @@ def queued(
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(stored()["waiters"]))
     assert listening(session)
-    time.sleep(0.2)
+    time.sleep(0.1)
     yield theirs, waiter
     theirs.release()
     waiter.end().let_go()
@@ -118,7 +118,7 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
     if kind == "damaged":
         number = bells._number(session.id)
         store.bells.collections[number].insert_one({"to": session.id, "grant": bell.grant, "token": "9", "at": 5})
-    assert not eventually(lambda: waiter.done, 0.2)
+    assert not eventually(lambda: waiter.done, 0.15)
     token = theirs.fencing_token
     theirs.release()
     assert waiter.end().lock.fencing_token > token
