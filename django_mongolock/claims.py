@@ -106,8 +106,8 @@ class Claim(Detached):
         super().__init__(as_key(key), using)
         self._request = None if isinstance(owner, str) else owner
         self._owner = (check_fact("owner", owner) or "") if isinstance(owner, str) else ""
-        if self._request is not None:
-            session_of(self._request)
+        if not isinstance(owner, str):
+            session_of(owner)
         self.lease = check_seconds("lease", lease)
         self._label = check_fact("label", label)
         self._held: dict[str, Any] | None = None

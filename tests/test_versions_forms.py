@@ -175,7 +175,7 @@ class TestForm:
             token = page_of(other)["version_read"]
         form = form_of(thing, {**sent, "title": "mine", **({} if token is None else {"version_read": token})})
         assert not form.is_valid()
-        assert form.errors == {"__all__": [SAID % ""]}
+        assert form.non_field_errors() == [SAID % ""]
         assert form["title"].value() == "mine"
 
     def test_a_field_with_a_mistake_keeps_it(self, thing: Thing) -> None:

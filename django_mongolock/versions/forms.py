@@ -12,6 +12,7 @@ from django.utils.translation import gettext as _
 from ..exceptions import VersionConflict
 from .checking import all_or_nothing, version_field
 from .seal import (
+    Fields,
     Pages,
     columns,
     digest,
@@ -78,7 +79,7 @@ class SealedModelForm(ModelForm):
             keys = keys_of(pages or {}, self._meta.model)
             if keys and not self._meta.model._base_manager.filter(pk__in=keys).exists():
                 self._show_deleted()  # where it is still there, this is "save as new"
-        elif not is_unchanged(pages, [(self.instance, self.fields)]) and self._writes_anything():
+        elif not is_unchanged(pages, [(self.instance, self._shown(pages))]) and self._writes_anything():
             self._show_conflict(self.instance)
         super()._post_clean()  # type: ignore[misc]
 
@@ -113,6 +114,10 @@ class SealedModelForm(ModelForm):
     def _pages(self) -> Pages | None:
         pages: Pages | None = unseal(self.data.get(self.add_prefix(FIELD)))
         return pages
+
+    def _shown(self, pages: Pages | None) -> Fields:
+        """Return the fields that the page has shown. A formset has added others since."""
+        return dict.fromkeys(pages[name]["fields"]) if pages and (name := name_of(self.instance)) in pages else {}
 
     def _show_deleted(self) -> None:
         self.conflict = True

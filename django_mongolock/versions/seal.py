@@ -91,7 +91,7 @@ def changed(page: Page, instance: models.Model, names: Container[str]) -> list[m
 def show_stored(form: Any, page: Page, stored: models.Model) -> list[str]:
     """Let each field of a bound form that was left alone show what is *stored* now. Return the names, for people, of
     the fields that have changed since the page was made."""
-    fields = changed(page, stored, form.fields)
+    fields = changed(page, stored, [name for name in page["fields"] if name in form.fields])
     for field in fields:
         typed = digest(field, form.cleaned_data[field.name]) if field.name in form.cleaned_data else ""
         if typed in (page["fields"].get(field.name), page["alone"].get(field.name)):

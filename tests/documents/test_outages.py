@@ -139,6 +139,7 @@ class TestLostAnswers:
             call(held, "finish", "exported", {"price": 9})
         assert caught.value.maybe_written
         assert ground.read(held.id, "holder", "price") == (found[0].owner, 9)
+        found[0].fail()
 
     def test_late_copies(self, ground: Ground, strike: Call) -> None:
         """A copy that the network held up changes no version under the holder's hands, and brings back nothing."""
