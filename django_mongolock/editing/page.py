@@ -156,7 +156,7 @@ class Editing:
         self.conflict = not is_unchanged(had, shown)
         if self.conflict:
             known = [(had[name_of(one)], one, its) for one, its in shown if had and name_of(one) in had]
-            names = [capfirst(field.verbose_name) for each in known for field in changed(*each)]
+            names = [capfirst(str(field.verbose_name)) for each in known for field in changed(*each)]
             self.refusals.append(say_changed(names))
         self.seal = seal(shown)
         return not self.refusals
