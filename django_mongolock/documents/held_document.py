@@ -25,7 +25,7 @@ class Block:
     def _warn(self) -> None:
         """Warn if the block ends inside a transaction of another database."""
 
-    def _leave(self, error: BaseException | None) -> Steps[None]:
+    def _leave(self, error: BaseException | None) -> Steps[Any]:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -177,5 +177,5 @@ class HeldDocument(Block, Generic[D]):
                 "the transaction inside the block",
             )
 
-    def _leave(self, error: BaseException | None) -> Steps[None]:
+    def _leave(self, error: BaseException | None) -> Steps[Any]:
         return self._holding.leave(error)
