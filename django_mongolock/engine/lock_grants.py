@@ -14,7 +14,7 @@ from typing import Final
 
 from ..exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
 from . import protocol
-from .actions import FOREVER, Protocol, ReleaseAll
+from .actions import FOREVER, Protocol, ReleaseUncontended
 from .document import Terms, milliseconds
 from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
 from .logs import WARNING, log
@@ -92,7 +92,7 @@ class LockGrants:
         if not alone:
             return
         with contextlib.suppress(LockBackendFailed):
-            left = yield ReleaseAll(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
+            left = yield ReleaseUncontended(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
             for grant in alone:
                 if grant.key not in left:
                     session.released(grant)

@@ -343,7 +343,7 @@ def release(
     stays: it may have a minimum hold. (The command for one without is shorter.) uncontended: try first the much cheaper
     command for a lock without a waiter, for an exclusive grant without a minimum hold.
     """
-    if uncontended and not leave_tombstone and (yield ReleaseUncontended(key, grant)):
+    if uncontended and not leave_tombstone and not (yield ReleaseUncontended((key,), (grant,))):
         return True
     answer: Answer = yield releasing(key, grant, stays=stays, leave_tombstone=leave_tombstone)
     return answer.reply.found

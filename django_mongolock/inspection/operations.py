@@ -218,8 +218,8 @@ def ask_to_release(
         store.apply(
             key, Step(request_release_of=tuple(holder["grant"] for holder in asked), requested_by=name), timeout
         )
+    store.ring([Bell(str(holder.get("session")), holder["grant"]) for holder in asked])
     for holder in asked:
-        store.ring(Bell(str(holder.get("session")), holder["grant"]))
         log(INFO, "asked to release", key=key, token=holder.get("token"), by=by or name, reason=reason)
         _note(store, key, Happened.ASKED, holder, document["now"], by=by or name, reason=reason)
     return len(asked)

@@ -108,7 +108,7 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
     if kind == "nobody":
         bell = replace(bell, session="gone", grant="gone.1")
     for _ in range(2 if kind == "twice" else 1):
-        store.ring(bell)
+        store.ring([bell])
     if kind == "damaged":
         number = bells._number(session.id)
         store.bells.collections[number].insert_one({"to": session.id, "grant": bell.grant, "token": "9", "at": 5})
@@ -116,7 +116,7 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
     token = theirs.fencing_token
     theirs.release()
     assert waiter.end().lock.fencing_token > token
-    store.ring(bell)  # and once more, when it holds the lock
+    store.ring([bell])  # and once more, when it holds the lock
     time.sleep(0.1)
     assert waiter.lock.fencing_token > token
 
@@ -133,7 +133,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
     theirs, waiter = queued
     grant, ring = mine(session), MongoStore.ring
     held_back: list[Bell] = []
-    monkeypatch.setattr(MongoStore, "ring", lambda self, bell: held_back.append(bell))
+    monkeypatch.setattr(MongoStore, "ring", lambda self, bells: held_back.extend(bells))
     third = other(terms=CALM, wait=10)
     with Watch(waiter.lock, third) as watch:
         theirs.release()
@@ -145,7 +145,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
         grant.lease.renew_at = clock.now()
         session.heartbeat.see_to(clock.now())
         assert eventually(lambda: grant.lease.until > until)
-        ring(store_of(session), held_back[0])
+        ring(store_of(session), held_back[:1])
         time.sleep(0.2)
         assert not waiter.done
         monkeypatch.undo()

@@ -303,13 +303,13 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
 def test_who_was_alone_tries_the_short_release_first() -> None:
     """P8: one command where nobody else wants the key; the whole rule where somebody has come."""
     steps = protocol.release("k", "g", uncontended=True)
-    assert next(steps) == ReleaseUncontended("k", "g")
+    assert next(steps) == ReleaseUncontended(("k",), ("g",))
     with pytest.raises(StopIteration) as end:
-        steps.send(True)
+        steps.send(set())
     assert end.value.value is True
     steps = protocol.release("k", "g", uncontended=True)
     next(steps)
-    assert steps.send(False) == Apply("k", Step(remove=("g",), force=True, given="g"))
+    assert steps.send({"k"}) == Apply("k", Step(remove=("g",), force=True, given="g"))
     assert next(protocol.release("k", "g", uncontended=True, leave_tombstone=True)) == Apply(
         "k", Step(remove=("g",), force=True, tombstone_ttl=protocol.TOMBSTONE_TTL, given="g")
     )

@@ -247,8 +247,8 @@ class Machine(RuleBasedStateMachine):
         if removed["min_hold"]:
             return
         alone = self.ids("holders") == [removed["grant"]] and not self.entries("waiters")
-        before = self.document
-        assert self.store.release_uncontended(self.client.key, removed["grant"], TIMEOUT) == alone
+        before, left = self.document, set() if alone else {self.client.key}
+        assert self.store.release_uncontended([self.client.key], [removed["grant"]], TIMEOUT) == left
         self.look()
         if alone and before and self.document:
             moment = Moment(*now_and_election(self.place.server))
@@ -391,7 +391,7 @@ def test_the_short_release_does_what_the_whole_one_does(
     """The statistics, the index and the last holder too, field by field; only the purge may come an hour later."""
     results = []
     ways: list[Callable[[], bool]] = [
-        lambda: client.store.release_uncontended("k", "g2", TIMEOUT),
+        lambda: not client.store.release_uncontended(["k"], ["g2"], TIMEOUT),
         lambda: client.store.apply("k", Step(remove=("g2",), given="g2"), TIMEOUT).found,
     ]
     for give_back in ways:
@@ -438,7 +438,7 @@ def test_the_short_release_leaves_everything_else_alone(
     client.add("g")
     collection.update_one({"_id": "k"}, change)
     before = stored()
-    assert not client.store.release_uncontended("k", "g", TIMEOUT)
+    assert client.store.release_uncontended(["k"], ["g"], TIMEOUT) == {"k"}
     assert stored() == before
 
 

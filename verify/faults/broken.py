@@ -138,14 +138,15 @@ def _no_deadline(patches: Patches) -> None:
 def _release_by_key(patches: Patches) -> None:
     apply = MongoStore.apply
 
-    def release(self: MongoStore, key: str, _: str, timeout: float) -> bool:
+    def release(self: MongoStore, keys: Sequence[str], _: object, timeout: float) -> set[str]:
         with pymongo.timeout(timeout):
             nobody: Document = {"$set": {"holders": [], "expires_at": None}}
-            return self.collection.update_one({"_id": key}, nobody).matched_count == 1
+            found = self.collection.update_many({"_id": {"$in": list(keys)}}, nobody).matched_count
+            return set() if found else set(keys)
 
     def release_or_apply(self: MongoStore, key: str, step: Step, timeout: float) -> Reply:
         if step.given and step.add is None:
-            return Reply(found=release(self, key, "", timeout))
+            return Reply(found=not release(self, [key], "", timeout))
         return apply(self, key, step, timeout)
 
     patches.set(MongoStore, "apply", release_or_apply)

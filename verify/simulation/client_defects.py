@@ -107,8 +107,7 @@ def bell_before_majority(patches: Patches) -> None:
             except StopIteration as end:
                 return end.value
             if parsed.has_written and not isinstance(pause, float):
-                for bell in reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted:
-                    self.ring(bell)
+                self.ring(reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted)
             yield pause
 
     patches.set(SimStore, "_write", ring_at_once)

@@ -124,7 +124,7 @@ class Cleanup:
         """Release grants in one command. If that fails, a part of them each, which leaves out what is stuck."""
         keys, ids = [grant.key for grant in held], [grant.id for grant in held]
         try:
-            left = self._commands.store.release_all(keys, ids, max(0.0, (end - self._now()) / 4))
+            left = self._commands.store.release_uncontended(keys, ids, max(0.0, (end - self._now()) / 4))
             self._have_released([grant for grant in held if grant.key in left], 1, end)
         except LockError:
             self._have_released(held, -(-len(held) // AT_EXIT_PARTS), end)

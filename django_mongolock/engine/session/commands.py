@@ -19,7 +19,6 @@ from ..actions import (
     Pause,
     QueueNext,
     Read,
-    ReleaseAll,
     ReleaseUncontended,
 )
 from ..document import milliseconds
@@ -136,7 +135,7 @@ class Commands:
         match action:
             case Apply(_, step) if not step.given:
                 grant = self._queue.waiting.get(step.ask)
-            case ReleaseAll():
+            case ReleaseUncontended(key=None):
                 return min(self.timeout, BULK_LIMIT)
             case Read(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
                 grant = self._queue.waiting.get(grant_id)
@@ -156,8 +155,8 @@ class Commands:
         match action:
             case Apply(key, step):
                 return self._apply(key, step, timeout, known)
-            case ReleaseUncontended(key, grant_id):
-                return self._release(key, grant_id, timeout)
+            case ReleaseUncontended(keys, grants):
+                return self._release(keys, grants, timeout)
             case QueueNext(key, grant_id):
                 return self._queue_next(grant_id, timeout)
             case FindDeadlock(key, grant_id):
@@ -165,29 +164,18 @@ class Commands:
             case Read(key, grant_id, owner):
                 sent = self.now()
                 return self.answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
-            case ReleaseAll(keys, grants):
-                return self._release_all(keys, grants, timeout)
         raise TypeError(f"not a command: {action!r}")
 
-    def _release(self, key: str, grant_id: str, timeout: float) -> bool:
-        done = self.store.release_uncontended(key, grant_id, timeout)
-        if done:
-            self._released(key, grant_id)
-        return done
-
-    def _release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
-        left = self.store.release_all(keys, grants, timeout)
+    def _release(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        """Release the grants, and remember what the primary alone has confirmed: an election may undo it."""
+        left = self.store.release_uncontended(keys, grants, timeout)
         for key, grant_id in zip(keys, grants, strict=True):
             if key not in left:
-                self._released(key, grant_id)
+                self._free_keys.released(key)
+                again = Apply(key, Step(remove=(grant_id,), force=True, given=grant_id))
+                if self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
+                    self.heartbeat.see_to(self.releases.look_at)
         return left
-
-    def _released(self, key: str, grant_id: str) -> None:
-        """Remember that the primary alone has confirmed a release, which an election may undo."""
-        self._free_keys.released(key)
-        again = Apply(key, Step(remove=(grant_id,), force=True, given=grant_id))
-        if self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
-            self.heartbeat.see_to(self.releases.look_at)
 
     def _apply(self, key: str, step: Step, timeout: float, known: Answer | None) -> Answer:
         """Send a step with a number of its own: only what carries that number was given by this very command."""
@@ -207,7 +195,6 @@ class Commands:
                 grant.outcome_unknown = True
             raise
         self.releases.confirmed(self.store.sent_to(), sent)
-        self._waits.ring(reply.granted)
         return self.answer(step.ask, reply, sent, step.beat)
 
     def with_arrival(self, step: Step, entry: dict[str, Any], grant: Grant, now: float) -> Step:
@@ -270,9 +257,7 @@ class Commands:
 
 def _is_release(action: Action) -> bool:
     """Whether it lets another grant in. Then it goes before what asks for a lock."""
-    return isinstance(action, ReleaseUncontended | ReleaseAll) or (
-        isinstance(action, Apply) and bool(action.step.remove)
-    )
+    return isinstance(action, ReleaseUncontended) or (isinstance(action, Apply) and bool(action.step.remove))
 
 
 def _question(action: Action) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from ...exceptions import LockMisused
@@ -27,8 +26,8 @@ class Waits:
     ) -> None:
         self._now = heartbeat.now
         self.listener = Listener(store, session, self.hear, self._is_waited, self.look, now=self._now)
-        self._store = store
-        self._session = session
+        self._hearers, self._session = store.hearers, session
+        self._hearers[session] = self.hear
         self._heartbeat = heartbeat
         self._queue = queue
         self._notifications = notifications
@@ -52,11 +51,6 @@ class Waits:
         """End the wait for *grant*, from any thread."""
         grant.waiting.cancelled = True
         grant.waiting.wake()
-
-    def ring(self, bells: Iterable[Bell]) -> None:
-        """Tell those whom a command of this session has granted the lock. The majority has the command."""
-        for bell in bells:
-            self.hear(bell) if bell.session == self._session else self._store.ring(bell)
 
     def hear(self, bell: Bell) -> None:
         """Wake the waiter that was granted the lock; look at a lock that is to be released."""
@@ -82,6 +76,7 @@ class Waits:
     def close(self) -> None:
         """Every wait ends at its next look."""
         self._closed = True
+        self._hearers.pop(self._session, None)
         self.listener.close()
 
     def _is_waited(self) -> bool:
