@@ -21,7 +21,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from . import clock
-from .history import make_capped
+from .history import make_capped, stays_open
 from .replies import Bell, read_bell
 
 Document = dict[str, Any]
@@ -66,7 +66,7 @@ class Bells:
         without a limit."""
         if clock.now() - self._seen.get(number, -LOOK_EVERY) >= LOOK_EVERY:
             self._seen.pop(number, None)
-            if not is_good(self.collections[number]):
+            if not stays_open(self.collections[number]):
                 return False
             self._seen[number] = clock.now()
         return True
@@ -91,22 +91,12 @@ def make(collection: Collection[Document]) -> None:
 
     A message that was sent after somebody had dropped the collection has made one that would grow for ever.
     """
-    if not is_good(collection):
+    if not stays_open(collection):
         try:
             make_capped(collection, SIZE)
         except OperationFailure:
             collection.database.command("convertToCapped", collection.name, size=SIZE)
     collection.with_options(write_concern=WriteConcern(w=1)).insert_one({"to": ""})
-
-
-def is_good(collection: Collection[Document]) -> bool:
-    """Return whether one can listen there: only in a capped collection that is not empty does a cursor stay open."""
-    try:
-        with collection.find({"_id": None}, cursor_type=CursorType.TAILABLE) as cursor:
-            next(cursor, None)
-            return cursor.alive
-    except OperationFailure:
-        return False
 
 
 def _number(session: str) -> int:

@@ -229,7 +229,7 @@ def make_capped(collection: Collection[Document], size: int, *, resize: bool = F
     except OperationFailure as error:
         if error.code == _UNAUTHORIZED and not exists(collection):
             raise
-        if error.code not in (_EXISTS, _UNAUTHORIZED) or not is_capped(collection):
+        if error.code not in (_EXISTS, _UNAUTHORIZED) or stays_open(collection) is None:
             raise
         if resize:
             database.command("collMod", name, cappedSize=size)
@@ -241,10 +241,12 @@ def exists(collection: Collection[Document]) -> bool:
     return bool(collection.database.list_collection_names(filter=mine, authorizedCollections=True))
 
 
-def is_capped(collection: Collection[Document]) -> bool:
-    """Return whether the collection is capped. Needs no right but find: a tailable cursor is refused if it is not."""
+def stays_open(collection: Collection[Document]) -> bool | None:
+    """Return whether a cursor stays open at the end of the collection: not if it is empty, or not there; None if it is
+    not capped. Needs no right but find."""
     try:
-        list(collection.find({"_id": None}, cursor_type=CursorType.TAILABLE).limit(1))
+        with collection.find({"_id": None}, cursor_type=CursorType.TAILABLE) as cursor:
+            next(cursor, None)
+            return cursor.alive
     except OperationFailure:
-        return False
-    return True
+        return None

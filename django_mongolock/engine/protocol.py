@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockMisused, LockNotAcquired, LockQueueFull
@@ -85,7 +85,7 @@ class Acquisition:
         return Apply(self.key, Step(ask=self.grant, renew=(self.grant,)))
 
     def give_up(self) -> Apply:
-        return Apply(self.key, Step(ask=self.grant, remove=(self.grant,), force=True))
+        return Apply(self.key, _removal(self.grant, ask=self.grant))
 
     def read(self) -> Read:
         return Read(self.key, self.grant, self.terms.owner)
@@ -143,7 +143,7 @@ def acquire(
     that has queued it already.
 
     Raises LockNotAcquired if it was not granted in time; it has left the queue then. After any other error its outcome
-    is unknown: run `ensure_removed`.
+    is unknown: send `removal_for_good`.
     """
     schedule = PollSchedule(
         now if since is None else since, now + DEADLOCK_CHECK_AFTER if acquisition.nested else FOREVER
@@ -329,8 +329,8 @@ def hand_over(
 ) -> Protocol[Answer | None]:
     """Release the grant *giver* and queue *acquisition*, in one command. None if *giver* was not there; then nothing
     was done. stays, leave_tombstone: see `release`."""
-    step = _removal(giver, stays=stays, leave_tombstone=leave_tombstone)
-    step = replace(step, ask=acquisition.grant, add=acquisition.entry, given=giver)
+    others = {"ask": acquisition.grant, "add": acquisition.entry, "given": giver}
+    step = _removal(giver, stays=stays, leave_tombstone=leave_tombstone, **others)
     answer: Answer = yield Apply(acquisition.key, step)
     return answer if answer.reply.found else None
 
@@ -351,11 +351,11 @@ def release(
 
 def releasing(key: str, grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Apply:
     """The command that releases the grant: see `release`."""
-    return Apply(key, replace(_removal(grant, stays=stays, leave_tombstone=leave_tombstone), given=grant))
+    return Apply(key, _removal(grant, stays=stays, leave_tombstone=leave_tombstone, given=grant))
 
 
-def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Step:
-    return Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0)
+def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False, **others: Any) -> Step:
+    return Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0, **others)
 
 
 def downgrade(
@@ -367,8 +367,8 @@ def downgrade(
     known to the majority, as the first one is then: a command that changes nothing waits for all that came before it.
     leave_tombstone: see `release`.
     """
-    step = _removal(former, leave_tombstone=leave_tombstone)
-    step = replace(step, ask=acquisition.grant, add=acquisition.entry, given=former, resumes=True, trial=True)
+    others = {"ask": acquisition.grant, "add": acquisition.entry, "given": former, "resumes": True, "trial": True}
+    step = _removal(former, leave_tombstone=leave_tombstone, **others)
     answer = yield from _persistently(Apply(acquisition.key, step), acquisition, now, deadline)
     if not (answer.reply.held and answer.whole):
         answer = yield from _persistently(acquisition.confirm(), acquisition, answer.now, deadline)
@@ -393,10 +393,4 @@ def removal_for_good(key: str, grant: str, *, stays: bool = False) -> Apply:
 
     stays: it was held, and its minimum hold is to last.
     """
-    return Apply(key, Step(ask=grant, remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL))
-
-
-def ensure_removed(key: str, grant: str) -> Protocol[Answer]:
-    """See removal_for_good()."""
-    answer: Answer = yield removal_for_good(key, grant)
-    return answer
+    return Apply(key, _removal(grant, stays=stays, leave_tombstone=True, ask=grant))

@@ -13,7 +13,7 @@ import pymongo
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
-from ..engine import bells, clock, history
+from ..engine import clock, history
 from ..engine.driver_errors import translate
 from ..engine.indexes import PURGE, missing_indexes, purged
 from ..engine.mongo_store import MongoStore
@@ -135,7 +135,7 @@ def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
     for collection in store.bells.collections:
         if missing := _missing_rights(status, collection, BELL_RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-        if not bells.is_good(collection):
+        if not history.stays_open(collection):
             return f"there is no capped collection {collection.name}"
     return ""
 
@@ -156,7 +156,8 @@ def _history(store: MongoStore, status: Mapping[str, Any]) -> str:
     if missing := _missing_rights(status, collection, HISTORY_RIGHTS):
         return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
     if history.exists(collection):
-        return "" if history.is_capped(collection) else f"the collection {collection.name} is not a capped one"
+        capped = history.stays_open(collection) is not None
+        return "" if capped else f"the collection {collection.name} is not a capped one"
     return f"there is no collection {collection.name}"
 
 

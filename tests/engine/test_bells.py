@@ -12,6 +12,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.engine import bells, clock
+from django_mongolock.engine.history import stays_open
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Bell, News
@@ -176,7 +177,7 @@ def test_a_bell_is_heard_that_was_rung_before_anybody_listened(
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(session.queue.waiting) and mine(session).lease.until > 0)
-    assert eventually(lambda: bells.is_good(store_of(session).bells.collections[bells._number(session.id)]))
+    assert eventually(lambda: stays_open(store_of(session).bells.collections[bells._number(session.id)]))
     theirs.release()
     assert not eventually(lambda: waiter.done, 0.3)
     late.set()
@@ -235,7 +236,7 @@ def test_listening_that_ends_comes_back_and_nobody_is_forgotten(
     waiter.let_go().thread.join(10)
     again = other(terms=CALM, wait=5).acquire()
     second = Waiter(in_thread, lock(terms=CALM, wait=None))
-    assert eventually(lambda: bells.is_good(bell))
+    assert eventually(lambda: stays_open(bell))
     assert listening(session)
     assert not eventually(lambda: second.done, 0.3)
     released = clock.now()

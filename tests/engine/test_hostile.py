@@ -216,9 +216,9 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     started = time.monotonic()
     with pytest.raises(LockDocumentDamaged, match="30000 holders and waiters"):
         make_lock(session, "bad", terms=Terms(mode="shared", capacity=UNLIMITED), wait=3).acquire()
-    for step in (protocol.release("bad", many[0]["grant"]), protocol.ensure_removed("bad", "g")):
+    for action in (protocol.releasing("bad", many[0]["grant"]), protocol.removal_for_good("bad", "g")):
         with contextlib.suppress(LockError):
-            session.run(step)
+            session.commands.call(action)
     assert [seen.damage for seen in queries.snapshots(world.store, {"_id": "bad"})] != [None]
     assert time.monotonic() - started < 30
     world.store.renew(["healthy"], Step(renew=("mine",), beat=3), 2)

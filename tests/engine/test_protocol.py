@@ -334,12 +334,12 @@ def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
     assert play.result.uncontended is uncontended
 
 
-def test_release_extend_and_ensure_removed_are_one_command_each() -> None:
+def test_release_extend_and_removal_for_good_are_one_command_each() -> None:
     """P8: and the removal for good leaves a tombstone, by force."""
     assert next(protocol.release("k", "g")) == Apply("k", Step(remove=("g",), force=True, given="g"))
     extension: Any = next(protocol.extend("k", "g", 1000, 1100))
     assert (extension.step.renew, extension.step.lease, extension.step.server_lease) == (("g",), 1000, 1100)
-    removal: Any = next(protocol.ensure_removed("k", "g"))
+    removal = protocol.removal_for_good("k", "g")
     assert (removal.step.remove, removal.step.force, removal.step.tombstone_ttl) == (
         ("g",),
         True,

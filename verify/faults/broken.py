@@ -93,10 +93,10 @@ def _deadline_from_reply(patches: Patches) -> None:
     answer, judge = Commands.answer, Renewals.judge
 
     def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        return answer(self, grant_id, reply, self.now(), number)
+        return answer(self, grant_id, reply, self._session.now(), number)
 
     def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
-        judge(self, grant, found, number, self._now(), grant.length)
+        judge(self, grant, found, number, self._session.now(), grant.length)
 
     patches.set(Commands, "answer", answer_from_now)
     patches.set(Renewals, "judge", judge_from_now)
@@ -107,7 +107,7 @@ def _deadline_from_news(patches: Patches) -> None:
 
     def hear_a_whole_lease(self: Waits, grant: Grant) -> WaitResult:
         result = hear(self, grant)
-        return result if result.news is None else replace(result, queued_until=self._now() + grant.terms.lease)
+        return result if result.news is None else replace(result, queued_until=self._session.now() + grant.terms.lease)
 
     patches.set(Waits, "result", hear_a_whole_lease)
 

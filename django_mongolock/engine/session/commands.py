@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ...exceptions import LockBackendFailed, LockError, LockMisused
 from ..actions import (
@@ -24,15 +24,13 @@ from ..actions import (
 from ..document import milliseconds
 from ..grant import Grant, State
 from ..logs import DEBUG, log
-from ..processes import Fate
+from ..protocol import releasing
 from ..replies import Reply
 from ..step import Step
-from ..store import Store
-from .grant_registry import GrantRegistry
-from .heartbeat import Heartbeat
-from .local_queue import LocalQueue
 from .releases import FreeKeys, Releases, UnconfirmedRelease
-from .waits import Waits
+
+if TYPE_CHECKING:
+    from .session import Session
 
 #: What has waited for less than this has its place in a queue by when its command comes, in seconds.
 JUST_CAME: Final = 0.05
@@ -52,55 +50,37 @@ class Commands:
     """Carries out the actions of protocols: sends commands to the store, and waits. May be used from any thread.
 
     timeout: the most seconds that a command may take. numbers: one for each command, by which its effect is known.
-    fate: says what became of the process of that name.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        timeout: float,
-        heartbeat: Heartbeat,
-        *,
-        registry: GrantRegistry,
-        queue: LocalQueue,
-        waits: Waits,
-        fate: Callable[[str], Fate],
-    ) -> None:
-        self.store = store
+    def __init__(self, session: Session, timeout: float) -> None:
         self.timeout = timeout
-        self.heartbeat = heartbeat
-        self.threads = heartbeat.threads
-        self.now = heartbeat.now
         self.numbers = itertools.count(1)
         self.releases = Releases()
-        self._registry = registry
-        self._queue = queue
-        self._waits = waits
-        self._fate = fate
+        self._session = session
         self._free_keys = FreeKeys()
         self._closed = False
 
     def perform(self, action: Action) -> Any:
         """Carry out *action* in this thread, which is not the main one, unless two commands of its key are under
         way."""
-        if isinstance(action, Pause) or not self.threads.begin_own(action.key):
+        if isinstance(action, Pause) or not self._session.threads.begin_own(action.key):
             return self.call(action)
         try:
             return self.send(action)
         finally:
-            self.threads.end_own(action.key)
+            self._session.threads.end_own(action.key)
 
     def call(self, action: Action) -> Any:
         """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
         if isinstance(action, Pause):
-            return self._waits.pause(action)
-        return self.threads.call(functools.partial(self.send, action), **self._terms_of(action))
+            return self._session.waits.pause(action)
+        return self._session.threads.call(functools.partial(self.send, action), **self._terms_of(action))
 
     def acall(self, action: Action) -> Awaitable[Any]:
         """See call(). A coroutine holds a thread only while its command is on its way."""
         if isinstance(action, Pause):
-            return self._waits.apause(action)
-        return self.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
+            return self._session.waits.apause(action)
+        return self._session.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
 
     def _terms_of(self, action: Command) -> dict[str, Any]:
         """How a thread is to make the call that sends *action*.
@@ -124,7 +104,9 @@ class Commands:
 
     def _about_to_send(self, action: Action) -> Callable[[], object] | None:
         """Note that the grant which *action* adds may be on its way from now on; return what takes that back."""
-        grant = self._registry.grants.get(action.step.ask) if isinstance(action, Apply) and action.step.add else None
+        if not (isinstance(action, Apply) and action.step.add):
+            return None
+        grant = self._session.registry.grants.get(action.step.ask)
         if grant is None or grant.waiting.sent:
             return None
         grant.waiting.sent = True
@@ -134,14 +116,14 @@ class Commands:
         """How long *action* may take: a waiter must be back within its wait and the time of one command."""
         match action:
             case Apply(_, step) if not step.given:
-                grant = self._queue.waiting.get(step.ask)
+                grant = self._session.queue.waiting.get(step.ask)
             case ReleaseUncontended(key=None):
                 return min(self.timeout, BULK_LIMIT)
             case Read(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
-                grant = self._queue.waiting.get(grant_id)
+                grant = self._session.queue.waiting.get(grant_id)
             case _:
                 grant = None
-        left = FOREVER if grant is None else max(SHORTEST_COMMAND, grant.waiting.back_by - self.now())
+        left = FOREVER if grant is None else max(SHORTEST_COMMAND, grant.waiting.back_by - self._session.now())
         return min(left, self.timeout / (4 if isinstance(action, QueueNext) else 1))
 
     # What is sent
@@ -160,21 +142,21 @@ class Commands:
             case QueueNext(key, grant_id):
                 return self._queue_next(grant_id, timeout)
             case FindDeadlock(key, grant_id):
-                return self.store.deadlock(key, grant_id, timeout)
+                return self._session.store.deadlock(key, grant_id, timeout)
             case Read(key, grant_id, owner):
-                sent = self.now()
-                return self.answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
+                sent = self._session.now()
+                return self.answer(grant_id, self._session.store.read(key, grant_id, timeout, owner), sent)
         raise TypeError(f"not a command: {action!r}")
 
     def _release(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
         """Release the grants, and remember what the primary alone has confirmed: an election may undo it."""
-        left = self.store.release_uncontended(keys, grants, timeout)
+        left = self._session.store.release_uncontended(keys, grants, timeout)
         for key, grant_id in zip(keys, grants, strict=True):
             if key not in left:
                 self._free_keys.released(key)
-                again = Apply(key, Step(remove=(grant_id,), force=True, given=grant_id))
-                if self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
-                    self.heartbeat.see_to(self.releases.look_at)
+                again = releasing(key, grant_id)
+                if self.releases.made(UnconfirmedRelease(again, self._session.store.sent_to(), self._session.now())):
+                    self._session.heartbeat.see_to(self.releases.look_at)
         return left
 
     def _apply(self, key: str, step: Step, timeout: float, known: Answer | None) -> Answer:
@@ -183,7 +165,7 @@ class Commands:
             return self.answer(step.ask, known.reply, known.sent)
         if self._closed and step.add is not None:
             raise LockMisused("the session was closed before the lock was asked for")
-        grant, sent = self._registry.grants.get(step.ask), self.now()
+        grant, sent = self._session.registry.grants.get(step.ask), self._session.now()
         step = replace(step, beat=next(self.numbers))
         if step.add is not None and grant is not None:
             grant.waiting.sent = True
@@ -194,7 +176,7 @@ class Commands:
             if step.add is not None and grant is not None:
                 grant.outcome_unknown = True
             raise
-        self.releases.confirmed(self.store.sent_to(), sent)
+        self.releases.confirmed(self._session.store.sent_to(), sent)
         return self.answer(step.ask, reply, sent, step.beat)
 
     def with_arrival(self, step: Step, entry: dict[str, Any], grant: Grant, now: float) -> Step:
@@ -209,19 +191,19 @@ class Commands:
     def _take(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
         """Apply the step; if the key is probably free, first in the form that is short for the server."""
         if step.only_adds and self._free_keys.guess(key):
-            started = self.now()
-            if (reply := self.store.take_free(key, step, timeout)) is not None:
+            started = self._session.now()
+            if (reply := self._session.store.take_free(key, step, timeout)) is not None:
                 return reply
             self._free_keys.was_wrong(key)
-            timeout = max(SHORTEST_COMMAND, timeout - (self.now() - started))
+            timeout = max(SHORTEST_COMMAND, timeout - (self._session.now() - started))
             if step.add is not None and grant is not None:
-                step = self.with_arrival(step, step.add, grant, self.now())
-        return self.store.apply(key, step, timeout)
+                step = self.with_arrival(step, step.add, grant, self._session.now())
+        return self._session.store.apply(key, step, timeout)
 
     def _queue_next(self, grant_id: str, timeout: float) -> None:
         """See protocol.QueueNext."""
-        grant = self._queue.waiting.get(grant_id)
-        next_waiter = None if grant is None else self._queue.reserve_handover(grant)
+        grant = self._session.queue.waiting.get(grant_id)
+        next_waiter = None if grant is None else self._session.queue.reserve_handover(grant)
         if next_waiter is None:
             return
         answer = None
@@ -230,7 +212,7 @@ class Commands:
         except LockError as error:
             log(DEBUG, "the next in line was not queued", key=next_waiter.key, error=error)
         finally:
-            self._queue.finish_handover(next_waiter, answer)
+            self._session.queue.finish_handover(next_waiter, answer)
 
     # What comes back
 
@@ -242,9 +224,9 @@ class Commands:
         the command was *sent*. A read has no number, so it is worth nothing. A bell that tells of the grant adds
         nothing to that.
         """
-        former = None if reply.former is None else self._fate(reply.former.process)
-        answer = Answer(reply, sent, self.now(), reply.beat == number, former)
-        grant = self._registry.grants.get(grant_id)
+        former = None if reply.former is None else self._session.fate(reply.former.process)
+        answer = Answer(reply, sent, self._session.now(), reply.beat == number, former)
+        grant = self._session.registry.grants.get(grant_id)
         if grant is None:
             return answer
         if grant.state is State.WAITING and not reply.held:

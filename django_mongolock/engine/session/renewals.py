@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ...exceptions import LockBackendFailed
 from ..grant import TAKEN, Grant, State
 from ..logs import DEBUG, WARNING, log
 from ..replies import Found
 from ..step import Step
-from .commands import RENEWAL, REQUEST, Commands
-from .grant_registry import GrantRegistry
-from .notifications import Notifications
+from .commands import RENEWAL, REQUEST
+
+if TYPE_CHECKING:
+    from .session import Session
 
 #: How many keys one renewal takes. One that did not get through is made again key by key, with a short limit first: so
 #: documents that cannot be written cost the others of their process little more than the time of one command.
@@ -27,27 +27,16 @@ SECOND_RENEWAL: Final = 0.3
 class Renewals:
     """Renews what is due: holders apart from waiters, so that no lease waits for a place in a queue.
 
-    in_threads: whether each batch has a thread of its own. lost: called with a grant that is not held any more.
+    in_threads: whether each batch has a thread of its own.
     """
 
-    def __init__(
-        self,
-        commands: Commands,
-        registry: GrantRegistry,
-        notifications: Notifications,
-        *,
-        lost: Callable[[Grant], object],
-    ) -> None:
+    def __init__(self, session: Session) -> None:
         self.in_threads = True
-        self._commands = commands
-        self._now = commands.now
-        self._registry = registry
-        self._notifications = notifications
-        self._lost = lost
+        self._session = session
 
     def next_due(self) -> float:
         """When a grant is to be renewed, or is lost."""
-        grants = list(self._registry.grants.values())
+        grants = list(self._session.registry.grants.values())
         return min(
             (min(grant.lease.renew_at, grant.ends_at) if grant.renewable else grant.ends_at for grant in grants),
             default=float("inf"),
@@ -55,10 +44,10 @@ class Renewals:
 
     def do_due(self, now: float) -> None:
         """Renew, and report losses."""
-        grants = list(self._registry.grants.values())
+        grants = list(self._session.registry.grants.values())
         for grant in grants:
             if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
-                self._lost(grant)
+                self._session.lost(grant, noticed=True)
         for state in (State.HELD, State.WAITING):
             self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
 
@@ -88,18 +77,18 @@ class Renewals:
         how = {"priority": RENEWAL if failures < 2 else REQUEST, "key": grants[0].key if failures else None}
         for grant in grants:
             grant.lease.renewing = True
-        if not (self.in_threads and self._commands.threads.submit(functools.partial(self.renew, grants), **how)):
+        if not (self.in_threads and self._session.threads.submit(functools.partial(self.renew, grants), **how)):
             self.renew(grants)
 
     def _limit(self, grants: list[Grant]) -> float:
         """How many seconds the renewal of *grants* may take: so many that enough are left for the next ones."""
         failures, length = grants[0].lease.failures, min(grant.length for grant in grants)
-        limit = min(self._commands.timeout, max(SHORTEST_RENEWAL, length / (3 if failures else 6)))
+        limit = min(self._session.command_timeout, max(SHORTEST_RENEWAL, length / (3 if failures else 6)))
         return min(limit, SECOND_RENEWAL) if failures == 1 else limit
 
     def renew(self, grants: list[Grant]) -> None:
         """Renew a batch, and distinguish what is lost for good from what may only be late."""
-        number, sent = next(self._commands.numbers), self._now()
+        number, sent = next(self._session.commands.numbers), self._session.now()
         # Now: what waits while the command is sent, and holds the lock when it is answered, was given a place by it.
         lengths = [grant.length for grant in grants]
         behind = tuple(grant.waiting.behind for grant in grants)
@@ -107,7 +96,7 @@ class Renewals:
         step = Step(renew=tuple(grant.id for grant in grants), beat=number, behind=behind if counts else ())
         found: dict[str, Found] = {}
         try:
-            found = self._commands.store.renew(sorted({grant.key for grant in grants}), step, self._limit(grants))
+            found = self._session.store.renew(sorted({grant.key for grant in grants}), step, self._limit(grants))
         except LockBackendFailed as error:
             news = any(not grant.lease.failures for grant in grants)
             log(WARNING if news else DEBUG, "renewal failed", grants=len(grants), error=error)
@@ -116,7 +105,7 @@ class Renewals:
                 grant.waiting.counted = count > 0
                 self.judge(grant, found.get(grant.key), number, sent, length)
                 grant.lease.renewing = False
-            self._commands.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
+            self._session.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
 
     def judge(self, grant: Grant, found: Found | None, number: int, sent: float, length: float) -> None:
         """Note how renewal *number* found the grant. If it got through, it has given *length* from when it was *sent*.
@@ -135,15 +124,15 @@ class Renewals:
             grant.waiting.last_token = max(grant.waiting.last_token, token)
             # Rule: a belief is made of local time only, of the length that this command has given.
             if length == grant.length:
-                grant.renewed(sent + length, self._now())
+                grant.renewed(sent + length, self._session.now())
             if beat.release_requested_by is not None:
-                self._notifications.release_requested(grant, beat.release_requested_by)
+                self._session.notifications.release_requested(grant, beat.release_requested_by)
         elif held and found is not None and beat is None and found.token >= grant.token:
             # Majority-committed, and no older than the grant itself; an id never comes back.
             if grant.lose(TAKEN):
-                self._lost(grant)
+                self._session.lost(grant, noticed=True)
         else:
-            grant.postpone(self._now(), at_once=grant.lease.failures < 2)
+            grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:
             self._look_at_queue(grant, found)
 

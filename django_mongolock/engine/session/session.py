@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import threading
@@ -52,20 +51,11 @@ class Session:
         self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(store.limits.waiters, self.registry)
         self.notifications = Notifications(observer)
-        self.waits = Waits(store, self.id, self.heartbeat, self.queue, self.notifications)
-        self.commands = Commands(
-            store,
-            command_timeout,
-            self.heartbeat,
-            registry=self.registry,
-            queue=self.queue,
-            waits=self.waits,
-            fate=self.fate,
-        )
-        lost, abandon = functools.partial(self.lost, noticed=True), functools.partial(self.abandon, noticed=True)
-        self.renewals = Renewals(self.commands, self.registry, self.notifications, lost=lost)
-        self.cleanup = Cleanup(self.commands)
-        self.orphans = Orphans(self.registry, self.queue, abandon)
+        self.waits = Waits(self)
+        self.commands = Commands(self, command_timeout)
+        self.renewals = Renewals(self)
+        self.cleanup = Cleanup(self)
+        self.orphans = Orphans(self)
         self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
         self._closed = False
 
