@@ -62,8 +62,9 @@ class Lease:
     length: of the holder's lease; waiter_length: of the waiter's. until: the deadline; while it waits, the time until
     which its entry lives, even if it was granted since; 0 if unknown. since: when it was granted. last: when it has
     been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. renewing:
-    one is under way. deferred: it is renewed as late as is safe, and not before that along with others. uncontended:
-    when last heard of, it was the only grant of its key, and none waited.
+    one is under way. once_more: there was news since that began, so it is renewed again. deferred: it is renewed as
+    late as is safe, and not before that along with others. uncontended: when last heard of, it was the only grant of
+    its key, and none waited.
     """
 
     length: float
@@ -76,6 +77,7 @@ class Lease:
     last: float = FOREVER
     failures: int = 0
     renewing: bool = False
+    once_more: bool = False
     deferred: bool = False
     uncontended: bool = False
 

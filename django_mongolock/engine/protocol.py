@@ -324,34 +324,37 @@ def _queue_next(acquisition: Acquisition) -> Protocol[None]:
         yield QueueNext(acquisition.key, acquisition.grant)
 
 
-def hand_over(
-    acquisition: Acquisition, giver: str, *, stays: bool = False, leave_tombstone: bool = False
-) -> Protocol[Answer | None]:
-    """Release the grant *giver* and queue *acquisition*, in one command. None if *giver* was not there; then nothing
-    was done. stays, leave_tombstone: see `release`."""
-    others = {"ask": acquisition.grant, "add": acquisition.entry, "given": giver}
-    step = _removal(giver, stays=stays, leave_tombstone=leave_tombstone, **others)
-    answer: Answer = yield Apply(acquisition.key, step)
-    return answer if answer.reply.found else None
-
-
 def release(
-    key: str, grant: str, *, uncontended: bool = False, stays: bool = False, leave_tombstone: bool = False
-) -> Protocol[bool]:
-    """Release the grant; return whether it was there. leave_tombstone: a copy of its command may still arrive.
+    key: str,
+    grant: str,
+    heir: Acquisition | None = None,
+    *,
+    uncontended: bool = False,
+    stays: bool = False,
+    leave_tombstone: bool = False,
+) -> Protocol[tuple[bool, Answer | None]]:
+    """Release the grant; return whether it was there, and the answer to the command.
 
-    stays: it may have a minimum hold. (The command for one without is shorter.) uncontended: try first the much cheaper
-    command for a lock without a waiter, for an exclusive grant without a minimum hold.
+    heir: to be queued in the same command; if the grant was not there, nothing is done, and there is no answer for it.
+    uncontended: try first the much cheaper command for a lock without a waiter, for an exclusive grant without a
+    minimum hold. stays, leave_tombstone: see `releasing`.
     """
-    if uncontended and not leave_tombstone and not (yield ReleaseUncontended((key,), (grant,))):
-        return True
-    answer: Answer = yield releasing(key, grant, stays=stays, leave_tombstone=leave_tombstone)
-    return answer.reply.found
+    if uncontended and heir is None and not leave_tombstone and not (yield ReleaseUncontended((key,), (grant,))):
+        return True, None
+    answer: Answer = yield releasing(key, grant, heir, stays=stays, leave_tombstone=leave_tombstone)
+    return answer.reply.found, answer if answer.reply.found else None
 
 
-def releasing(key: str, grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Apply:
-    """The command that releases the grant: see `release`."""
-    return Apply(key, _removal(grant, stays=stays, leave_tombstone=leave_tombstone, given=grant))
+def releasing(
+    key: str, grant: str, heir: Acquisition | None = None, *, stays: bool = False, leave_tombstone: bool = False
+) -> Apply:
+    """The command that releases the grant, and queues *heir*.
+
+    stays: it may have a minimum hold. (The command for one without is shorter.) leave_tombstone: a copy of its command
+    may still arrive.
+    """
+    others: dict[str, Any] = {} if heir is None else {"ask": heir.grant, "add": heir.entry}
+    return Apply(key, _removal(grant, stays=stays, leave_tombstone=leave_tombstone, given=grant, **others))
 
 
 def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False, **others: Any) -> Step:
@@ -365,7 +368,7 @@ def downgrade(
 
     None if *former* was not there any more. Only the first copy of the command finds it. That a later one does not is
     known to the majority, as the first one is then: a command that changes nothing waits for all that came before it.
-    leave_tombstone: see `release`.
+    leave_tombstone: see `releasing`.
     """
     others = {"ask": acquisition.grant, "add": acquisition.entry, "given": former, "resumes": True, "trial": True}
     step = _removal(former, leave_tombstone=leave_tombstone, **others)
@@ -373,12 +376,6 @@ def downgrade(
     if not (answer.reply.held and answer.whole):
         answer = yield from _persistently(acquisition.confirm(), acquisition, answer.now, deadline)
     return _granted(answer.reply, answer, acquisition) if answer.reply.held else None
-
-
-def confirm(acquisition: Acquisition) -> Protocol[int]:
-    """Renew the grant; return the token with which it holds the key, or 0."""
-    answer: Answer = yield acquisition.confirm()
-    return answer.reply.token
 
 
 def extend(key: str, grant: str, lease: int, server_lease: int) -> Protocol[Answer]:

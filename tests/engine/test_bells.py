@@ -24,6 +24,7 @@ from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock
 from tests.engine.overlap import Watch
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
+from tests.support.grants import grant_of
 from tests.support.waiting import eventually
 
 #: Long before a place in the queue is renewed under CALM terms, which would find whatever was missed.
@@ -351,6 +352,33 @@ def test_a_holder_that_wants_to_know_is_told_at_once(session: Session, lock: Loc
     with lock(terms=CALM, on_release_requested=lambda _: asked.set()):
         assert listening(session)
         assert ask_to_release(store_of(new_session()), "k", "somebody") == 1
+        assert asked.wait(SOON)
+
+
+def test_a_request_that_is_heard_during_a_renewal(
+    session: Session, lock: LockMaker, new_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F50: a renewal that is under way may have read the document before the request came: another one follows."""
+    from django_mongolock.inspection.operations import ask_to_release
+
+    asked, read, go, renew = threading.Event(), threading.Event(), threading.Event(), session.store.renew
+
+    def slow(*arguments: Any) -> Any:
+        found = renew(*arguments)
+        read.set()
+        assert go.wait(10)
+        return found
+
+    with lock(terms=CALM, on_release_requested=lambda _: asked.set()) as held:
+        assert listening(session)
+        monkeypatch.setattr(session.store, "renew", slow)
+        grant = grant_of(held)
+        grant.lease.renew_at = clock.now()
+        session.heartbeat.see_to(clock.now())
+        assert read.wait(10)
+        assert ask_to_release(store_of(new_session()), "k", "somebody") == 1
+        assert eventually(lambda: grant.lease.once_more)
+        go.set()
         assert asked.wait(SOON)
 
 

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Final
 
 from ...exceptions import LockBackendFailed
-from ..grant import TAKEN, Grant, State
+from ..grant import Grant, State
 from ..logs import DEBUG, WARNING, log
 from ..replies import Found
 from ..step import Step
@@ -76,7 +76,7 @@ class Renewals:
         failures = grants[0].lease.failures
         how = {"priority": RENEWAL if failures < 2 else REQUEST, "key": grants[0].key if failures else None}
         for grant in grants:
-            grant.lease.renewing = True
+            grant.lease.renewing, grant.lease.once_more = True, False
         if not (self.in_threads and self._session.threads.submit(functools.partial(self.renew, grants), **how)):
             self.renew(grants)
 
@@ -104,6 +104,8 @@ class Renewals:
             for grant, length, count in zip(grants, lengths, behind, strict=True):
                 grant.waiting.counted = count > 0
                 self.judge(grant, found.get(grant.key), number, sent, length)
+                if grant.lease.once_more:
+                    grant.lease.renew_at = self._session.now()
                 grant.lease.renewing = False
             self._session.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
 
@@ -129,8 +131,7 @@ class Renewals:
                 self._session.notifications.release_requested(grant, beat.release_requested_by)
         elif held and found is not None and beat is None and found.token >= grant.token:
             # Majority-committed, and no older than the grant itself; an id never comes back.
-            if grant.lose(TAKEN):
-                self._session.lost(grant, noticed=True)
+            self._session.taken(grant, noticed=True)
         else:
             grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:

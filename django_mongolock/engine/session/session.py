@@ -138,6 +138,11 @@ class Session:
         grant.owner_ref = None
         self.notifications.ended(grant, noticed=noticed)
 
+    def taken(self, grant: Grant, *, noticed: bool = False) -> None:
+        """Record that *grant* is not in its document any more, and report the loss. noticed: see `lost`."""
+        if grant.lose(TAKEN):
+            self.lost(grant, noticed=noticed)
+
     def lost(self, grant: Grant, *, noticed: bool = False) -> None:
         """Report, once, that it was lost, and see to it that it does not keep others waiting.
 

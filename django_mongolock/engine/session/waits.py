@@ -49,6 +49,7 @@ class Waits:
         """Wake the waiter that was granted the lock; look at a lock that is to be released."""
         if bell.news is None:
             if (held := self._session.registry.grants.get(bell.grant)) is not None:
+                held.lease.once_more = True  # one that is under way may have read before
                 held.lease.renew_at = self._session.now()
                 self._session.heartbeat.see_to(held.lease.renew_at)
         elif (grant := self._session.queue.waiting.get(bell.grant)) is not None:
