@@ -229,13 +229,13 @@ def test_a_release_that_is_on_its_way_is_no_deadlock(
     lock: LockMaker, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F45, F100: a thread that lost its lock object, to a signal for example, and asks again, waits for the release."""
-    queued, abandon = threading.Event(), session.abandon
+    queued, abandon = threading.Event(), session.orphans._abandon
 
     def later(grant: Grant, **options: Any) -> None:
         assert queued.wait(20)
         abandon(grant, **options)
 
-    monkeypatch.setattr(session, "abandon", later)
+    monkeypatch.setattr(session.orphans, "_abandon", later)
     lock(wait=0).acquire()  # and its object is gone
     timer = threading.Timer(0.8, queued.set)
     timer.start()

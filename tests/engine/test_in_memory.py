@@ -25,8 +25,8 @@ from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.replies import Found, Reply
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
-from django_mongolock.engine.session.commands import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.session.releases import LOOK_EVERY
+from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
 from tests.engine.conftest import CALM, make_lock

@@ -87,7 +87,7 @@ def loss_untold(patches: Patches) -> None:
 
 def undone_release_kept(patches: Patches) -> None:
     def forget(self: Cleanup) -> None:
-        self._session.commands.releases.undone(self._session.store.primary(), self._session.now())
+        self._commands.releases.undone(self._session.store.primary(), self._session.now())
 
     patches.set(Cleanup, "repeat_releases", forget)
 

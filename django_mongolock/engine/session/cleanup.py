@@ -11,17 +11,15 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...exceptions import LockError
 from .. import protocol
 from ..actions import FOREVER, Apply
 from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
-from .commands import BACKGROUND, RELEASE
-
-if TYPE_CHECKING:
-    from .session import Session
+from .commands import Commands
+from .shared import BACKGROUND, RELEASE, Shared
 
 #: How long to wait before a grant is removed again where that failed, in seconds.
 TRY_AGAIN_AFTER: Final = 1.0
@@ -42,9 +40,10 @@ class Removal:
 class Cleanup:
     """Removes grants. pending: the removals that are not known to have succeeded, by grant id."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Shared, commands: Commands) -> None:
         self.pending: dict[str, Removal] = {}
         self._session = session
+        self._commands = commands
         #: One for each command of `finish` that has not ended.
         self._unfinished: list[None] = []
         self._mutex = threading.Lock()
@@ -58,12 +57,12 @@ class Cleanup:
     def next_due(self) -> float:
         """When a removal is to be tried, or an election to be looked for."""
         times = [removal.try_at for removal in list(self.pending.values())]
-        return min([*times, self._session.commands.releases.look_at])
+        return min([*times, self._commands.releases.look_at])
 
     def do_due(self, now: float) -> None:
         """Have what is due removed by other threads."""
         self._remove_due(now, BACKGROUND)
-        if self._session.commands.releases.look_at <= now:
+        if self._commands.releases.look_at <= now:
             self.repeat_releases()
 
     def _remove_due(self, now: float, priority: int) -> None:
@@ -77,7 +76,7 @@ class Cleanup:
     def repeat_releases(self) -> None:
         """Release again what an election may have undone."""
         now = self._session.now()
-        for release in self._session.commands.releases.undone(self._session.store.primary(), now):
+        for release in self._commands.releases.undone(self._session.store.primary(), now):
             log(DEBUG, "released again after a failover", key=release.again.key)
             self._add(release.again.step.remove[0], release.again, now + protocol.TOMBSTONE_TTL / 1000)
 
@@ -88,7 +87,7 @@ class Cleanup:
             return
         key = removal.action.key
         try:
-            self._session.commands.send(removal.action)
+            self._commands.send(removal.action)
         except Exception as error:  # noqa: BLE001 - it is logged, and nothing else tries again
             if self._session.now() < removal.give_up:
                 log(DEBUG, "removal postponed", key=key, error=error)

@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...exceptions import LockBackendFailed, LockError, LockMisused
 from ..actions import (
@@ -28,9 +28,8 @@ from ..protocol import releasing
 from ..replies import Reply
 from ..step import Step
 from .releases import FreeKeys, Releases, UnconfirmedRelease
-
-if TYPE_CHECKING:
-    from .session import Session
+from .shared import RELEASE, REQUEST, Shared
+from .waits import Waits
 
 #: What has waited for less than this has its place in a queue by when its command comes, in seconds.
 JUST_CAME: Final = 0.05
@@ -38,12 +37,6 @@ JUST_CAME: Final = 0.05
 SHORTEST_COMMAND: Final = 0.1
 #: The most seconds that a command gets which releases many locks: what it has left is released one by one.
 BULK_LIMIT: Final = 0.5
-#: The priorities of what a session has sent, and how many of its threads each may use: so what waits for an answer
-#: never keeps what is more urgent from being sent.
-RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
-SHARES: Final = (1.0, 0.75, 0.5, 0.25)
-#: How many commands the threads of a session send at a time, and how many with those that have taken half a second.
-SENDING_THREADS, MOST_THREADS = 24, 80
 
 
 class Commands:
@@ -52,11 +45,12 @@ class Commands:
     timeout: the most seconds that a command may take. numbers: one for each command, by which its effect is known.
     """
 
-    def __init__(self, session: Session, timeout: float) -> None:
+    def __init__(self, session: Shared, waits: Waits, timeout: float) -> None:
         self.timeout = timeout
         self.numbers = itertools.count(1)
         self.releases = Releases()
         self._session = session
+        self._waits = waits
         self._free_keys = FreeKeys()
         self._closed = False
 
@@ -73,13 +67,13 @@ class Commands:
     def call(self, action: Action) -> Any:
         """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
         if isinstance(action, Pause):
-            return self._session.waits.pause(action)
+            return self._waits.pause(action)
         return self._session.threads.call(functools.partial(self.send, action), **self._terms_of(action))
 
     def acall(self, action: Action) -> Awaitable[Any]:
         """See call(). A coroutine holds a thread only while its command is on its way."""
         if isinstance(action, Pause):
-            return self._session.waits.apause(action)
+            return self._waits.apause(action)
         return self._session.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
 
     def _terms_of(self, action: Command) -> dict[str, Any]:

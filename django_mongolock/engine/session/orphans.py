@@ -11,21 +11,23 @@ import asyncio
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ..grant import Grant, OwnerRef, State
 from ..logs import WARNING, log
 from .grant_registry import ForeignThread
-
-if TYPE_CHECKING:
-    from .session import Session
+from .shared import Shared
 
 
 class Orphans:
-    """Finds such grants and releases them."""
+    """Finds such grants and releases them.
 
-    def __init__(self, session: Session) -> None:
+    abandon: has a grant removed in the background.
+    """
+
+    def __init__(self, session: Shared, abandon: Callable[..., object]) -> None:
         self._session = session
+        self._abandon = abandon
 
     def adopt(self, owner_ref: OwnerRef) -> None:
         """Release what its owner has dropped. Called by the heartbeat."""
@@ -46,7 +48,7 @@ class Orphans:
         for grant in list(self._session.queue.waiting.values()):
             if _has_ended(grant.worker):
                 self._session.queue.leave(grant)
-                self._session.abandon(grant, noticed=True)
+                self._abandon(grant)
 
     def _clean_up(self, grant: Grant) -> None:
         """Do the clean-up in which a signal interrupted the caller."""
@@ -57,7 +59,7 @@ class Orphans:
         if was_held:
             self._release(grant, "its lock object is gone")
         else:
-            self._session.abandon(grant, noticed=True)
+            self._abandon(grant)
         # The caller may have left the line without waking the next.
         self._session.queue.wake_first(grant.line)
         if was_held:
@@ -66,7 +68,7 @@ class Orphans:
 
     def _release(self, grant: Grant, why: str) -> None:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
-        self._session.abandon(grant, stays=True, noticed=True)
+        self._abandon(grant, stays=True)
 
 
 def _has_ended(worker: object) -> bool:

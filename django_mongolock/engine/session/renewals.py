@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from ...exceptions import LockBackendFailed
-from ..grant import Grant, State
+from ..grant import TAKEN, Grant, State
 from ..logs import DEBUG, WARNING, log
 from ..replies import Found
 from ..step import Step
-from .commands import RENEWAL, REQUEST
-
-if TYPE_CHECKING:
-    from .session import Session
+from .commands import Commands
+from .shared import RENEWAL, REQUEST, Shared
 
 #: How many keys one renewal takes. One that did not get through is made again key by key, with a short limit first: so
 #: documents that cannot be written cost the others of their process little more than the time of one command.
@@ -27,12 +26,14 @@ SECOND_RENEWAL: Final = 0.3
 class Renewals:
     """Renews what is due: holders apart from waiters, so that no lease waits for a place in a queue.
 
-    in_threads: whether each batch has a thread of its own.
+    in_threads: whether each batch has a thread of its own. lost: called with a grant that is not held any more.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Shared, commands: Commands, lost: Callable[[Grant], object]) -> None:
         self.in_threads = True
         self._session = session
+        self._commands = commands
+        self._lost = lost
 
     def next_due(self) -> float:
         """When a grant is to be renewed, or is lost."""
@@ -47,7 +48,7 @@ class Renewals:
         grants = list(self._session.registry.grants.values())
         for grant in grants:
             if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
-                self._session.lost(grant, noticed=True)
+                self._lost(grant)
         for state in (State.HELD, State.WAITING):
             self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
 
@@ -83,12 +84,12 @@ class Renewals:
     def _limit(self, grants: list[Grant]) -> float:
         """How many seconds the renewal of *grants* may take: so many that enough are left for the next ones."""
         failures, length = grants[0].lease.failures, min(grant.length for grant in grants)
-        limit = min(self._session.command_timeout, max(SHORTEST_RENEWAL, length / (3 if failures else 6)))
+        limit = min(self._commands.timeout, max(SHORTEST_RENEWAL, length / (3 if failures else 6)))
         return min(limit, SECOND_RENEWAL) if failures == 1 else limit
 
     def renew(self, grants: list[Grant]) -> None:
         """Renew a batch, and distinguish what is lost for good from what may only be late."""
-        number, sent = next(self._session.commands.numbers), self._session.now()
+        number, sent = next(self._commands.numbers), self._session.now()
         # Now: what waits while the command is sent, and holds the lock when it is answered, was given a place by it.
         lengths = [grant.length for grant in grants]
         behind = tuple(grant.waiting.behind for grant in grants)
@@ -131,7 +132,8 @@ class Renewals:
                 self._session.notifications.release_requested(grant, beat.release_requested_by)
         elif held and found is not None and beat is None and found.token >= grant.token:
             # Majority-committed, and no older than the grant itself; an id never comes back.
-            self._session.taken(grant, noticed=True)
+            if grant.lose(TAKEN):
+                self._lost(grant)
         else:
             grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import secrets
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from .. import clock, processes, runner
+from .. import clock, runner
 from ..actions import Granted, Protocol
 from ..grant import CLOSED, TAKEN, Grant, State
 from ..store import Store
 from .cleanup import Cleanup
-from .commands import MOST_THREADS, SENDING_THREADS, SHARES, Commands
-from .grant_registry import GrantRegistry
-from .heartbeat import Heartbeat
-from .local_queue import LocalQueue
-from .notifications import Notifications, Observer
+from .commands import Commands
+from .notifications import Observer
 from .orphans import Orphans
 from .renewals import Renewals
+from .shared import Shared
 from .waits import Waits
-from .worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
 
-class Session:
+class Session(Shared):
     """The parts that keep the locks of one process, each with one job, and the life of a grant from one to the next.
 
     A daemon thread, started with the first grant, renews all grants in bulk, removes what may have been left, and
@@ -42,20 +39,13 @@ class Session:
         observer: Observer | None = None,
         now: Callable[[], float] = clock.now,
     ) -> None:
-        self.id = secrets.token_hex(6)
+        super().__init__(store, observer, now)
         self.pid = os.getpid()
-        self.store = store
-        self.now = now
-        self.threads = WorkerThreads(SENDING_THREADS, MOST_THREADS, shares=SHARES)
-        self.heartbeat = Heartbeat(self.threads, now)
-        self.registry = GrantRegistry(self.heartbeat)
-        self.queue = LocalQueue(store.limits.waiters, self.registry)
-        self.notifications = Notifications(observer)
         self.waits = Waits(self)
-        self.commands = Commands(self, command_timeout)
-        self.renewals = Renewals(self)
-        self.cleanup = Cleanup(self)
-        self.orphans = Orphans(self)
+        self.commands = Commands(self, self.waits, command_timeout)
+        self.renewals = Renewals(self, self.commands, functools.partial(self.lost, noticed=True))
+        self.cleanup = Cleanup(self, self.commands)
+        self.orphans = Orphans(self, functools.partial(self.abandon, noticed=True))
         self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
         self._closed = False
 
@@ -73,14 +63,6 @@ class Session:
         queue, registry = self.queue, self.registry
         held = len(registry.grants) + len(registry.by_line)
         return held + len(queue.waiting) + len(queue.lines) + len(self.cleanup.pending)
-
-    def name_process(self) -> str:
-        """A name for this process, by which `fate` can tell that it is gone."""
-        return processes.this_process()
-
-    def fate(self, process: str) -> processes.Fate:
-        """What became of the process of that name."""
-        return processes.fate(process)
 
     # Running protocols
 
@@ -138,10 +120,10 @@ class Session:
         grant.owner_ref = None
         self.notifications.ended(grant, noticed=noticed)
 
-    def taken(self, grant: Grant, *, noticed: bool = False) -> None:
-        """Record that *grant* is not in its document any more, and report the loss. noticed: see `lost`."""
+    def taken(self, grant: Grant) -> None:
+        """Record that *grant* is not in its document any more, and report the loss."""
         if grant.lose(TAKEN):
-            self.lost(grant, noticed=noticed)
+            self.lost(grant)
 
     def lost(self, grant: Grant, *, noticed: bool = False) -> None:
         """Report, once, that it was lost, and see to it that it does not keep others waiting.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ...exceptions import LockMisused
 from ..actions import FOREVER, Pause, WaitResult
 from ..grant import Grant
 from ..replies import Bell
 from .listener import Listener
-
-if TYPE_CHECKING:
-    from .session import Session
+from .shared import Shared
 
 #: How long to wait for the answer of a hand-over within the process, in seconds: a signal may have struck its giver.
 LONGEST_HANDOVER: Final = 1.0
@@ -20,7 +18,7 @@ LONGEST_HANDOVER: Final = 1.0
 class Waits:
     """Carries out the pauses of a session's protocols."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Shared) -> None:
         self._session = session
         self.listener = Listener(session.store, session.id, self.hear, self._is_waited, self.look, now=session.now)
         session.store.hearers[session.id] = self.hear
