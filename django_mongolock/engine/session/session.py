@@ -120,10 +120,11 @@ class Session(Shared):
         grant.owner_ref = None
         self.notifications.ended(grant, noticed=noticed)
 
-    def taken(self, grant: Grant) -> None:
-        """Record that *grant* is not in its document any more, and report the loss."""
-        if grant.lose(TAKEN):
+    def taken(self, grant: Grant) -> bool:
+        """Record that *grant* is not in its document any more, and report the loss. Return whether that is news."""
+        if is_news := grant.lose(TAKEN):
             self.lost(grant)
+        return is_news
 
     def lost(self, grant: Grant, *, noticed: bool = False) -> None:
         """Report, once, that it was lost, and see to it that it does not keep others waiting.
