@@ -1,4 +1,4 @@
-"""What a session needs of a place that keeps lock documents: `mongo_store`, or `memory_server` for tests."""
+"""What a session needs of a place that keeps lock documents: `mongo_store`, or `backends.memory_server` for tests."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
+from django_mongolock.backends.memory_filters import reply_of
+from django_mongolock.backends.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.document import LONGEST_CLAIM, UNLIMITED, Mode, Terms, entry, find_damage
-from django_mongolock.engine.memory_filters import reply_of
-from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.rule import pipeline

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from pymongo.collection import Collection
 
+from django_mongolock.backends.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine import clock
 from django_mongolock.engine.actions import Granted
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, OwnerRef, State
-from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Found, Reply
 from django_mongolock.engine.session import heartbeat as keeping

@@ -7,8 +7,8 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
 
+from django_mongolock.backends.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.deadlock import Cycle, cycle_of
-from django_mongolock.engine.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.replies import Bell, Found, Reply, read_found
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import is_heard_here

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from django_mongolock.backends.memory_filters import is_there, reply_of
 from django_mongolock.engine.actions import Apply
-from django_mongolock.engine.memory_filters import is_there, reply_of
 from django_mongolock.engine.protocol import Acquisition
 from django_mongolock.engine.replies import Beat, Found, Reply
 from django_mongolock.engine.step import Step

@@ -210,7 +210,6 @@ _REAL: Final = {"threading": threading, "random": random, "secrets": secrets, "o
 #: Modules that no simulated session runs.
 _LEFT_OUT: Final = (
     "history",
-    "memory_server",
     "mongo_store",
     "election",
     "worker_threads",

@@ -13,20 +13,20 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from ..engine import clock, runner
+from ..engine.actions import Action, Apply, Pause, Protocol, WaitResult
+from ..engine.deadlock import Cycle, cycle_of
+from ..engine.grant import Grant
+from ..engine.processes import Fate
+from ..engine.replies import Bell, Found, Reply, read_found
+from ..engine.rule_in_python import Moment, apply_rule
+from ..engine.session.heartbeat import Chore
+from ..engine.session.notifications import Observer
+from ..engine.session.session import Session
+from ..engine.step import Limits, Step
+from ..engine.store import is_heard_here
 from ..exceptions import LockBackendFailed, LockMisused
-from . import clock, runner
-from .actions import Action, Apply, Pause, Protocol, WaitResult
-from .deadlock import Cycle, cycle_of
-from .grant import Grant
 from .memory_filters import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
-from .processes import Fate
-from .replies import Bell, Found, Reply, read_found
-from .rule_in_python import Moment, apply_rule
-from .session.heartbeat import Chore
-from .session.notifications import Observer
-from .session.session import Session
-from .step import Limits, Step
-from .store import is_heard_here
 
 Document = dict[str, Any]
 T = TypeVar("T")
