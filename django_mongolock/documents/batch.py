@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from ..engine.courier import Steps, send
-from ..engine.field_paths import Document, get_path
+from ..backends.courier import Steps, send
+from ..backends.field_paths import Document, get_path
 from ..engine.logs import WARNING, log
 from ..exceptions import DocumentRefused, LockError
 from .acquiring import BATCH, Context, put_back

@@ -21,13 +21,13 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
+from ..engine import clock, runner
+from ..engine.driver_errors import bounded
+from ..engine.logs import DEBUG, log, log_exception
+from ..engine.session.per_process import PerProcess
+from ..engine.session.worker_threads import WorkerThreads
 from ..exceptions import LockBackendFailed, LockMisused
-from . import clock, runner
-from .driver_errors import bounded
 from .field_paths import Document
-from .logs import DEBUG, log, log_exception
-from .session.per_process import PerProcess
-from .session.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 #: What is sent: a function of the collection. Outcome: what it returns.
