@@ -21,7 +21,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from . import clock
-from .history import make_capped, stays_open
+from .capped import make_capped, stays_open
 from .replies import Bell, read_bell
 
 Document = dict[str, Any]

@@ -9,8 +9,9 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion
@@ -27,7 +28,6 @@ from .document import find_damage
 from .driver_errors import bare, forget_frames, is_refusal, translate
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .fast_path import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
-from .history import History
 from .replies import (
     REPLY,
     REPLY_TAKEN,
@@ -72,6 +72,16 @@ class StoreConfig:
     history: int = 0
 
 
+class Notes(Protocol):
+    """What writes the history of the locks: see `backends.history`."""
+
+    def note(self, key: str, what: Any, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
+        """Note what happened to *key*, and to the holder with that *entry*."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
 class MongoStore:
     """The lock documents of one collection. One per process; makes its client when it is first needed.
 
@@ -86,7 +96,7 @@ class MongoStore:
         self._opening = threading.Lock()
         self.hearers: dict[str, Callable[[Bell], object]] = {}
         #: Writes what happens to the locks; None if that is not wanted.
-        self.history = History(lambda: self.events, config.history) if config.history else None
+        self.history: Notes | None = None
 
     @cached_property
     def client(self) -> MongoClient[Document]:

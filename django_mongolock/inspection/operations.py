@@ -15,8 +15,8 @@ from typing import Any, Final
 from bson import Int64
 from pymongo import ReturnDocument
 
+from ..backends.history import FACTS, Happened
 from ..engine.election import CLOCK, CLUSTER_TIME
-from ..engine.history import FACTS, Happened
 from ..engine.indexes import purged
 from ..engine.logs import INFO, log
 from ..engine.mongo_store import MongoStore

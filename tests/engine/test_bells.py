@@ -12,7 +12,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.engine import bells, clock
-from django_mongolock.engine.history import stays_open
+from django_mongolock.engine.capped import stays_open
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Bell, News
