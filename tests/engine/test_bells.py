@@ -358,7 +358,7 @@ def test_a_holder_that_wants_to_know_is_told_at_once(session: Session, lock: Loc
 def test_a_request_that_is_heard_during_a_renewal(
     session: Session, lock: LockMaker, new_session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F50: a renewal that is under way may have read the document before the request came: another one follows."""
+    """A renewal that is under way may have read the document before the request came: another one follows."""
     from django_mongolock.inspection.operations import ask_to_release
 
     asked, read, go, renew = threading.Event(), threading.Event(), threading.Event(), session.store.renew

@@ -80,7 +80,16 @@ class Session(Shared):
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
         return runner.arun(steps, self.commands.acall)
 
-    # The life of a grant
+    # The life of a grant. It ends in one of these ways, of which each may come again, and the first is reported:
+    #
+    #   by            who says so                                       what may be left in the document
+    #   not_acquired  its caller, who waits for it no more              nothing, or `abandon` came before
+    #   released      its caller, whose command has removed it          nothing
+    #   taken         a command that should have found it               nothing; a copy of its own command: `abandon`
+    #   lost          its deadline is over, or `taken`                  the grant: `abandon`
+    #   abandon       its caller, or what is left of that: how it       the grant, until `cleanup` has removed it
+    #                 stands is not known
+    #   close         the process ends                                  what had no answer in time, until its lease ends
 
     def acquired(self, grant: Grant, granted: Granted) -> None:
         """Record that *grant* is held, and report it."""
