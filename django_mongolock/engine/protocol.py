@@ -370,8 +370,8 @@ def downgrade(
     known to the majority, as the first one is then: a command that changes nothing waits for all that came before it.
     leave_tombstone: see `releasing`.
     """
-    others = {"ask": acquisition.grant, "add": acquisition.entry, "given": former, "resumes": True, "trial": True}
-    step = _removal(former, leave_tombstone=leave_tombstone, **others)
+    others: dict[str, Any] = {"ask": acquisition.grant, "add": acquisition.entry, "given": former}
+    step = _removal(former, leave_tombstone=leave_tombstone, resumes=True, trial=True, **others)
     answer = yield from _persistently(Apply(acquisition.key, step), acquisition, now, deadline)
     if not (answer.reply.held and answer.whole):
         answer = yield from _persistently(acquisition.confirm(), acquisition, answer.now, deadline)

@@ -21,7 +21,7 @@ from django_mongolock.engine.actions import Granted
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, OwnerRef, State
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.replies import Found, Reply
+from django_mongolock.engine.replies import Beat, Found, Reply
 from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
@@ -140,6 +140,18 @@ def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Sessi
     assert mine.held
     session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, sent=clock.now(), length=0.0)
     assert mine.lost
+
+
+def test_an_answer_that_comes_after_that_of_a_later_command(lock: LockMaker, session: Session) -> None:
+    """P7, F107: a renewal of a waiter is answered after the command that was sent later, and granted it the lock: it
+    brings the end of that no nearer."""
+    grant = grant_of(mine := lock(terms=CALM).acquire())
+    until, found = grant.lease.until, Found(grant.token, {grant.id: Beat(7, token=grant.token)}, {})
+    session.renewals.judge(grant, found, number=7, sent=until - CALM.lease - 1, length=CALM.lease)
+    assert grant.lease.until == until
+    session.renewals.judge(grant, found, number=7, sent=until - CALM.lease + 1, length=CALM.lease)
+    assert grant.lease.until == until + 1
+    assert mine.held
 
 
 # The heartbeat
