@@ -272,6 +272,7 @@ class MemorySession(Session):
     def close(self, timeout: float = 2.0) -> None:
         """See Session.close()."""
         super().close(timeout)
+        self._server.hearers.pop(self.id, None)
         with contextlib.suppress(ValueError):  # closed twice
             self._server.sessions.remove(self)
 

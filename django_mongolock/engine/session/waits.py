@@ -68,7 +68,6 @@ class Waits:
     def close(self) -> None:
         """Every wait ends at its next look."""
         self._closed = True
-        self._session.store.hearers.pop(self._session.id, None)
         self.listener.close()
 
     def _is_waited(self) -> bool:
