@@ -442,6 +442,20 @@ def test_the_short_release_leaves_everything_else_alone(
     assert stored() == before
 
 
+def test_the_short_release_of_many_says_what_it_left(client: Client, store: MongoStore) -> None:
+    """F108: one command releases those for which nobody waits, and no others."""
+    keys, grants = ["a", "b", "c"], ["ga", "gb", "gc"]
+    for key, grant in zip(keys, grants, strict=True):
+        Client(store, key).add(grant)
+    Client(store, "b").add("waits")
+    assert client.store.release_uncontended(keys, grants, TIMEOUT) == {"b"}
+    assert [store.read(key, grant, TIMEOUT).held for key, grant in zip(keys, grants, strict=True)] == [
+        False,
+        True,
+        False,
+    ]
+
+
 @pytest.mark.parametrize("removed", ["g1", "g2"])
 def test_the_short_acquisition_is_for_a_free_lock_only(
     client: Client, store: MongoStore, stored: Stored, removed: str
