@@ -449,11 +449,7 @@ def test_the_short_release_of_many_says_what_it_left(client: Client, store: Mong
         Client(store, key).add(grant)
     Client(store, "b").add("waits")
     assert client.store.release_uncontended(keys, grants, TIMEOUT) == {"b"}
-    assert [store.read(key, grant, TIMEOUT).held for key, grant in zip(keys, grants, strict=True)] == [
-        False,
-        True,
-        False,
-    ]
+    assert [len(each["holders"]) for each in store.latest.find().sort("_id")] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("removed", ["g1", "g2"])
