@@ -39,7 +39,7 @@ django.setup()
 from django_mongolock import mongo_lock
 from django_mongolock.conf import get_settings
 with mongo_lock("k") as lock:
-    print(get_settings().LEASE, lock.held)
+    print(f"{get_settings().LEASE:g}", lock.held)
 """
 
 
