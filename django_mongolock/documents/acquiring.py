@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from pymongo.collection import Collection
 
+from ..backends.courier import Command, Courier, Steps, send
+from ..backends.field_paths import Document
 from ..backends.places import Source
-from ..engine.courier import Command, Courier, Steps, send
-from ..engine.field_paths import Document
 from ..engine.logs import WARNING, log
 from ..engine.processes import fate
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, DocumentRefused, LockError

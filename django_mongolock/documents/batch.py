@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from ..engine.courier import Steps
+from ..backends.courier import Steps
 from ..exceptions import LockBackendFailed, LockError
 from .acquiring import Context, put_back
 from .held_document import Block, HeldDocument

@@ -9,10 +9,10 @@ from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 from django.db.models import BooleanField, Func, Model
 from pymongo.collection import Collection
 
+from ..backends.courier import Steps
+from ..backends.field_paths import meets
 from ..backends.places import make_source
 from ..engine import clock
-from ..engine.courier import Steps
-from ..engine.field_paths import meets
 from ..engine.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
 from . import acquiring, sweep

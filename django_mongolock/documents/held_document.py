@@ -8,9 +8,9 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from ..backends.courier import Courier, Steps
+from ..backends.field_paths import Document
 from ..backends.transactions import open_transactions, warn_once
-from ..engine.courier import Courier, Steps
-from ..engine.field_paths import Document
 from ..exceptions import DocumentLockLost
 from .holding import FinalState, Holding, forgotten
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from ..backends.courier import Steps, send
+from ..backends.field_paths import LAST_VERSION, Document, aware, get_path
 from ..engine import clock
-from ..engine.courier import Steps, send
-from ..engine.field_paths import LAST_VERSION, Document, aware, get_path
 from ..engine.logs import WARNING, log
 from ..exceptions import (
     DocumentChanged,

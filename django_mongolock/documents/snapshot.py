@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
-from ..engine.field_paths import LAST_VERSION, aware, get_path
+from ..backends.field_paths import LAST_VERSION, aware, get_path
 from ..inspection.kinds import Row
 from .rules import TOO_LARGE, Rules
 

@@ -18,6 +18,7 @@ from pymongo import MongoClient, helpers_shared
 from pymongo.errors import OperationFailure
 
 from django_mongolock import DocumentChanged, DocumentHeld, DocumentLockLost, LockBackendFailed, LockMisused
+from django_mongolock.backends import courier
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.acquiring import acquire
 from django_mongolock.documents.commands import refusal_of
@@ -335,6 +336,21 @@ lock.acquire(({id_!r}, 1), "exporting")._holding.abandon()
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
         subprocess.run([sys.executable, "-c", program], check=True, env=environment)
         assert plain.read(id_, "state", "holder") == ("failed", None)
+
+
+@pytest.mark.parametrize(
+    "answers", [[False, None, None, True], [None, False], [True]], ids=["done in the end", "refused", "done"]
+)
+def test_the_background_tries_until_there_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch, answers: list[bool | None]
+) -> None:
+    """F84: after each of the pauses, and without an answer (None) after the last one again."""
+    monkeypatch.setattr(courier, "PAUSES", (0.0, 0.01))
+    background, left = courier.Background(), list(answers)
+    background.add(lambda: left.pop(0), 0.01)
+    assert eventually(lambda: not left)
+    background.flush(1.0)
+    assert not background._untried
 
 
 class TestServer:
