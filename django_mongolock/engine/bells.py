@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Generator, Iterable
+from math import inf
 from typing import Any, Final
 
 import pymongo
@@ -61,10 +62,10 @@ class Bells:
                 if self._is_there(number):
                     self._unconfirmed[number].insert_many(those, ordered=False)
 
-    def _is_there(self, number: int) -> bool:
-        """Return whether the collection was good a short while ago: a message to one that is not there would make one
-        without a limit."""
-        if clock.now() - self._seen.get(number, -LOOK_EVERY) >= LOOK_EVERY:
+    def _is_there(self, number: int, age: float = LOOK_EVERY) -> bool:
+        """Return whether the collection was good at most *age* seconds ago: a message to one that is not there would
+        make one without a limit."""
+        if clock.now() - self._seen.get(number, -inf) >= age:
             self._seen.pop(number, None)
             if not stays_open(self.collections[number]):
                 return False
@@ -78,10 +79,15 @@ class Bells:
         if number not in self._seen:
             make(collection)
             self._seen[number] = clock.now()
+        looked = -inf
         kind = CursorType.TAILABLE_AWAIT
         with collection.find({"to": session}, cursor_type=kind).max_await_time_ms(AWAIT_MS) as cursor:
             while (message := next(cursor, None)) is not None or cursor.alive:
                 yield read_bell(message)
+                if clock.now() - looked >= LOOK_EVERY / 2:  # so that no release of this process has to look
+                    looked = clock.now()
+                    for other in range(COLLECTIONS):
+                        self._is_there(other, LOOK_EVERY / 2)
         self._seen.pop(number, None)  # it is not there any more, or is empty
 
 

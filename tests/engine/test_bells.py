@@ -38,7 +38,7 @@ def listening(session: Session) -> bool:
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cursor whose reads come back soon, so that it soon notices what the test does to it."""
-    monkeypatch.setattr(bells, "AWAIT_MS", 300)
+    monkeypatch.setattr(bells, "AWAIT_MS", 100)
 
 
 @pytest.fixture
@@ -98,6 +98,17 @@ def test_a_bell_is_rung_when_the_majority_has_the_grant(
     assert release["writeConcern"]["w"] == "majority"
     assert bell["writeConcern"] == {"w": 0}
     assert commands.names.index("findAndModify") < commands.names.index("insert")
+
+
+def test_who_listens_has_looked_at_all_bells(collection: Collection[Document]) -> None:
+    """A release does not look first whether the bell is there: the thread that listens has done so."""
+    ours = bells.Bells(collection)
+    for each in ours.collections:
+        bells.make(each)
+    listening = ours.listen("mine")
+    assert [next(listening), next(listening)] == [None, None]
+    assert len(ours._seen) == bells.COLLECTIONS
+    listening.close()
 
 
 @pytest.mark.parametrize("kind", ["earlier", "twice", "nobody", "damaged"])
