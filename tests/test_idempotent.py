@@ -50,7 +50,7 @@ from django_mongolock import (
     mongo_lock,
 )
 from django_mongolock.backends.base import get_backend, mongo_store
-from django_mongolock.engine.memory_server import MemoryResults, MemoryStore
+from django_mongolock.backends.memory_server import MemoryResults, MemoryStore
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
 from django_mongolock.idempotency import idempotent
 from django_mongolock.idempotency.results import MARGIN, Results, results_beside

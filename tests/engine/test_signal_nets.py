@@ -307,7 +307,7 @@ def test_a_hand_over_whose_giver_was_struck(here: Here, monkeypatch: pytest.Monk
     assert given is not None
     given.waiting.wake()
     assert looked.wait(20)
-    assert here.session.run(protocol.hand_over(given.acquisition, grant_of(mine).id)) is not None
+    assert here.session.run(protocol.release("k", grant_of(mine).id, given.acquisition))[0]
     assert eventually(lambda: waiter.done, 20)
     waiter.end().let_go()
     assert waiter.error is None

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
+from django_mongolock.backends.memory_filters import is_there, reply_of
 from django_mongolock.engine import protocol, rule_in_python
 from django_mongolock.engine.actions import Answer, Apply, WaitResult
 from django_mongolock.engine.grant import Grant, State
-from django_mongolock.engine.memory_filters import is_there, reply_of
 from django_mongolock.engine.protocol import Acquisition
 from django_mongolock.engine.replies import Beat, Found, Reply
 from django_mongolock.engine.rule_in_python import Moment, _Rule
@@ -199,8 +199,7 @@ def bell_before_majority(patches: Patches) -> None:
             except StopIteration as end:
                 return end.value
             if parsed.has_written and not isinstance(pause, float):
-                for bell in reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted:
-                    self.ring(bell)
+                self.ring(reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted)
             yield pause
 
     patches.set(SimStore, "_write", ring_at_once)
@@ -317,10 +316,10 @@ def deadline_from_reply(patches: Patches) -> None:
     answer, judge = Commands.answer, Renewals.judge
 
     def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        return answer(self, grant_id, reply, self.now(), number)
+        return answer(self, grant_id, reply, self._session.now(), number)
 
     def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
-        judge(self, grant, found, number, self._now(), grant.length)
+        judge(self, grant, found, number, self._session.now(), grant.length)
 
     patches.set(Commands, "answer", answer_from_now)
     patches.set(Renewals, "judge", judge_from_now)
@@ -332,7 +331,7 @@ def deadline_from_news(patches: Patches) -> None:
 
     def hear_a_whole_lease(self: Waits, grant: Grant) -> WaitResult:
         result = hear(self, grant)
-        return result if result.news is None else replace(result, queued_until=self._now() + grant.terms.lease)
+        return result if result.news is None else replace(result, queued_until=self._session.now() + grant.terms.lease)
 
     patches.set(Waits, "result", hear_a_whole_lease)
 
@@ -420,9 +419,9 @@ def end_of_another_clock(patches: Patches) -> None:
         return reply
 
     def believe(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        grant = self._registry.grants.get(grant_id)
+        grant = self._session.registry.grants.get(grant_id)
         if number == -1 and grant is not None and reply.place is not None and grant_id in left:
-            grant.renewed(sent + min(grant.lease.length, left.pop(grant_id)), self.now())
+            grant.renewed(sent + min(grant.lease.length, left.pop(grant_id)), self._session.now())
         return answer(self, grant_id, reply, sent, number)
 
     patches.set(SimStore, "read", read)
@@ -462,13 +461,13 @@ def without_limit(patches: Patches) -> None:
 
 @_defect
 def loss_untold(patches: Patches) -> None:
-    patches.set(Session, "lost", lambda self, grant: self.forget(grant))
+    patches.set(Session, "lost", lambda self, grant, noticed=False: self.forget(grant))
 
 
 @_defect
 def undone_release_kept(patches: Patches) -> None:
     def forget(self: Cleanup) -> None:
-        self._commands.releases.undone(self._commands.store.primary(), self._now())
+        self._commands.releases.undone(self._session.store.primary(), self._session.now())
 
     patches.set(Cleanup, "repeat_releases", forget)
 
@@ -483,7 +482,7 @@ def longest_place(patches: Patches) -> None:
         return with_new(self, new, queue, done, resumes=resumes)
 
     def believe(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        grant = self._registry.grants.get(grant_id)
+        grant = self._session.registry.grants.get(grant_id)
         if grant is not None and reply.place is not None and reply.waiting > 1 and reply.beat == number:
             length = min(3 * grant.terms.waiter_lease, grant.terms.lease)
             grant.lease.waiter_length = max(grant.lease.waiter_length, length)
