@@ -87,7 +87,7 @@ async def entered_again(mine: Taking) -> None:
 
 async def refused(mine: Taking) -> None:
     theirs = mine.held_elsewhere(seconds=None)
-    for wait in (0, 0.2):
+    for wait in (0, 0.05):
         with contextlib.suppress(LockError):
             await mine.acquire("a", "k", wait=wait)
     theirs.release()
