@@ -328,7 +328,7 @@ def test_one_listener_for_a_process_and_only_while_somebody_waits(here: Here, mo
         waiter.end()
     thread.join(10)
     assert not thread.is_alive()
-    assert len([command for command in here.commands.sent if command.get("tailable")]) <= 3
+    assert len([command for command in here.commands.sent if command.get("awaitData")]) <= 3
     with here.other("a", terms=CALM, wait=5):
         here.waiter(here.lock("a", terms=CALM, wait=None)).let_go()
         assert listening(here.session)
