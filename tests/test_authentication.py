@@ -6,7 +6,6 @@ import contextlib
 import copy
 import io
 import json
-import logging
 import os
 import re
 import threading
@@ -236,26 +235,6 @@ class TestRights:
             )
             database.mongolock_locks_results.drop()
 
-    def test_check_sees_what_is_missing(self, login: Connect, root: Any) -> None:
-        """Indexes, with the right to list them, and bells; the role for deployments makes them."""
-        root.drop_indexes()
-        for bell in bells.Bells(root).collections:
-            bell.drop()
-        login("mongolock")
-        assert ask() == ["W104", "W103"]
-        login("mongolockDeploy")
-        call_command("migrate", database="mongo", verbosity=0)
-        assert ask() == []
-
-    def test_migrate_with_the_least_rights(self, login: Connect, root: Any, caplog: pytest.LogCaptureFixture) -> None:
-        """Warns, names no password, and goes on."""
-        root.drop_indexes()
-        login("least")
-        with caplog.at_level(logging.WARNING, "django_mongolock"):
-            call_command("migrate", verbosity=0)
-        assert "indexes not made" in caplog.text
-        assert PASSWORD not in caplog.text
-
     @pytest.mark.parametrize("user", ["mongolock", "least"])
     def test_the_least_rights_are_enough(
         self, login: Connect, root: Any, user: str, request: pytest.FixtureRequest
@@ -422,9 +401,3 @@ class TestTLS:
         [found] = checks.check_server(app_configs=None, databases=["mongo"])
         assert ids([found]) == ["E101"]
         assert "CERTIFICATE_VERIFY_FAILED" in found.msg
-
-    def test_a_ca_file_that_is_not_there(self, encrypted: ReplicaSet, connect: Connect) -> None:
-        """A wrong setting, told as one."""
-        connect(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile=/nowhere/ca.pem")
-        with pytest.raises(LockBackendFailed, match="connection settings are wrong"):
-            mongo_lock("k", wait=0).acquire()

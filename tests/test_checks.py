@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from django.core.checks import CheckMessage
 from django.core.checks.registry import registry
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connections
 from pymongo import MongoClient
@@ -23,7 +22,7 @@ from pytest_django import Settings
 from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.checks.server import server_rules
-from django_mongolock.conf import VALUES, LockSettings, get_settings
+from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.engine import bells
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.inspection import server_facts
@@ -103,10 +102,6 @@ class TestValues:
         for value in right:
             assert check(settings, **{"COMMAND_TIMEOUT": 0.1, name: value}) == []
 
-    def test_several(self, settings: Settings) -> None:
-        """All that is wrong is told at once."""
-        assert ids(check(settings, LEASE=0, WAIT="x", TIMEOUT=1, lease=2)) == ["E004", "E004", "E005", "E006"]
-
     def test_unknown(self, settings: Settings) -> None:
         """An unknown setting is named, with those that there are; no key of any type breaks it."""
         found = check(settings, TTL=5)
@@ -132,11 +127,6 @@ class TestValues:
         assert ids(checks.check_settings(app_configs=None)) == ["E001"]
         assert checks.check_deployment(app_configs=None) == []
 
-    def test_ids_are_used_once(self) -> None:
-        """An id means one rule, for ever."""
-        used = [number for number, *_ in VALUES.values()]
-        assert len(set(used)) == len(used)
-
 
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 class TestDatabase:
@@ -152,25 +142,10 @@ class TestDatabase:
         assert ids(found) == [code]
         assert "mongo" in str(found[0].hint)
 
-    def test_missing(self, settings: Settings) -> None:
-        """Without MONGOLOCK at all the check says what to write."""
-        del settings.MONGOLOCK
-        found = checks.check_settings(app_configs=None)
-        assert ids(found) == ["E001"]
-        with pytest.raises(ImproperlyConfigured, match="DATABASE"):
-            get_settings()
-
     def test_router(self, settings: Settings) -> None:
         """A missing router is told of: the model would be looked for in SQL."""
         settings.DATABASE_ROUTERS = []
         assert ids(checks.check_settings(app_configs=None)) == ["W001"]
-
-    def test_router_as_object(self, settings: Settings) -> None:
-        """Routers may stand there as objects."""
-        from django_mongolock.router import MongoLockRouter
-
-        settings.DATABASE_ROUTERS = [MongoLockRouter()]
-        assert checks.check_settings(app_configs=None) == []
 
     def test_default_needs_no_router(self, settings: Settings) -> None:
         """Where MongoDB is the default database everything is there anyway."""
@@ -224,15 +199,6 @@ class TestDeployment:
         assert ids(found) == (["W073"] if mode in (None, "DEFERRED") else [])
         assert all('"transaction_mode": "IMMEDIATE"' in str(message.hint) for message in found)
 
-    def test_only_deploy(self, settings: Settings) -> None:
-        """Not said while developing."""
-        out = io.StringIO()
-        call_command("check", stdout=out, stderr=out)
-        assert "W002" not in out.getvalue()
-        out = io.StringIO()
-        call_command("check", "--deploy", stdout=out, stderr=out)
-        assert "mongolock.W002" in out.getvalue()
-
 
 Connect = Callable[..., None]
 
@@ -264,10 +230,6 @@ def guarded() -> Iterator[Mongod]:
 class TestServer:
     """check --database: what the server is, and what the user may do."""
 
-    def test_right(self, locks: Locks) -> None:
-        """A replica set with the indexes: nothing to say."""
-        assert ask() == []
-
     def test_other_databases(self, away: None) -> None:
         """Where the lock database is not among those asked for, nobody is asked."""
         assert checks.check_server(app_configs=None, databases=["default"]) == []
@@ -277,12 +239,6 @@ class TestServer:
         """A setting that is wrong is told by the other check; nobody is asked."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
         assert ask() == []
-
-    @pytest.mark.long
-    def test_warnings_do_not_stop_it(self, away: None, settings: Settings) -> None:
-        """A warning about the settings is no reason not to ask."""
-        settings.DATABASE_ROUTERS = []
-        assert ids(ask()) == ["E101"]
 
     @pytest.mark.long
     def test_unreachable(self, away: None) -> None:
@@ -450,13 +406,6 @@ class TestServer:
         found = server_rules(ServerFacts(version=version), "locks")
         assert [message.id for message in found] == expected
 
-    def test_command(self, locks: Locks) -> None:
-        """`manage.py check --database` runs it."""
-        locks.collection.drop_indexes()
-        out = io.StringIO()
-        call_command("check", "--database", "mongo", stdout=out, stderr=out)
-        assert "mongolock.W103" in out.getvalue()
-
 
 @WITH_MONGO
 class TestRights:
@@ -469,13 +418,6 @@ class TestRights:
             connect(guarded.uri, username=user, password=password, authSource="guarded")
 
         return login
-
-    @pytest.mark.long
-    def test_enough(self, login: Callable[..., None]) -> None:
-        """find, insert and update on these collections are enough, and indexes that nobody may list are not missed."""
-        login("full")
-        assert ids(ask()) == ["W101"]
-        mongo_lock("k", wait=0).acquire().release()
 
     @pytest.mark.parametrize(("user", "missing"), [("least", "insert, update"), ("nothing", "find, insert, update")])
     def test_too_few(self, login: Callable[..., None], user: str, missing: str) -> None:
@@ -502,13 +444,6 @@ class TestRights:
         [found] = ask()
         assert ids([found]) == ["E101"]
         assert "the user of this connection may not do this" in found.msg
-
-    def test_migrate_without_the_right(self, login: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
-        """Who may not make indexes is warned, and deploys."""
-        login("full")
-        with caplog.at_level(logging.WARNING, "django_mongolock"):
-            call_command("migrate", verbosity=0)
-        assert "indexes not made" in caplog.text
 
 
 @pytest.mark.long

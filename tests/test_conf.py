@@ -18,7 +18,6 @@ from django.db import DEFAULT_DB_ALIAS
 from pymongo import MongoClient
 from pytest_django import Settings
 
-from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.conf import LockSettings, get_settings
 from django_mongolock.engine.document import Terms
@@ -26,27 +25,12 @@ from django_mongolock.management.migrate import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from tests.support.failpoints import failpoint
-from tests.support.looking import new_key
 
 INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_contended"}
 
 
 class TestSettings:
     """The MONGOLOCK dictionary."""
-
-    def test_defaults(self, settings: Settings) -> None:
-        """Everything but the alias has a default; those of DESIGN are 30 s of lease and 10 s of wait."""
-        settings.MONGOLOCK = {"DATABASE": "mongo"}
-        found = get_settings()
-        assert (found.LEASE, found.WAIT, found.KEY_PREFIX, found.CONTENTION_STATUS) == (30, 10, "", 423)
-
-    def test_never_written_to(self, settings: Settings) -> None:
-        """What the project wrote stays what it wrote."""
-        mine = {"DATABASE": "mongo", "LEASE": 20}
-        settings.MONGOLOCK = mine
-        with mongo_lock(new_key()):
-            pass
-        assert mine == {"DATABASE": "mongo", "LEASE": 20}
 
     def test_missing(self, settings: Settings) -> None:
         """Without the setting the error says what to write."""
@@ -148,14 +132,3 @@ class TestMigrate:
         ):
             make_indexes_after_migrate(using="mongo")
         assert "indexes not made database=mongo error=OperationFailure" in caplog.text
-
-    def test_other_aliases(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Migrating what has nothing to do with the locks does not touch them."""
-
-        def fail(*args: object) -> None:
-            raise AssertionError
-
-        monkeypatch.setattr("django_mongolock.management.migrate.ensure_indexes", fail)
-        make_indexes_after_migrate(using="elsewhere")
-        with pytest.raises(AssertionError):
-            make_indexes_after_migrate(using=DEFAULT_DB_ALIAS)

@@ -145,10 +145,3 @@ def test_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     with pytest.raises(ImproperlyConfigured, match=r"start it.*keep_locks_in\(address\)"):
         containers.replica_set("mongo:8.0").__enter__()
-
-
-def test_without_testcontainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install."""
-    monkeypatch.setitem(sys.modules, "testcontainers.core.container", None)
-    with pytest.raises(ImproperlyConfigured, match="pip install testcontainers"), containers.replica_set("mongo:8.0"):
-        pass

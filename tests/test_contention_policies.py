@@ -363,12 +363,6 @@ def test_table() -> None:
     assert words == {"raises", "`SKIPPED`", "yields nothing", "423", "retried", "its result", "refused"}
 
 
-@pytest.fixture
-def name() -> str:
-    """A name that no other test uses."""
-    return uuid.uuid4().hex
-
-
 def outcome(kind: str, policy: str, name: str) -> str:
     """What happens, in the words of the table."""
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -189,11 +187,6 @@ def facts_within(request: WSGIRequest) -> dict[str, Any]:
 class TestWorker:
     """Which process, thread and task it is."""
 
-    def test_process(self) -> None:
-        """Host and process id."""
-        facts = holder_facts()
-        assert (facts["host"], facts["pid"]) == (socket.gethostname(), os.getpid())
-
     def test_thread(self) -> None:
         """The thread's name, of the thread that asks; not of the one that sends the command."""
         assert facts_of_a_lock()["thread"] == threading.current_thread().name
@@ -209,10 +202,3 @@ class TestWorker:
                 return holder(key)["thread"]
 
         assert await asyncio.create_task(look(), name="counting coins") == "counting coins"
-
-    def test_label(self) -> None:
-        """A label is the caller's own word."""
-        key = new_key()
-        with mongo_lock(key, label="spring sale"):
-            assert holder(key)["label"] == "spring sale"
-        assert facts_of_a_lock()["label"] is None

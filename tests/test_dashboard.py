@@ -18,7 +18,6 @@ import pytest
 from bson.int64 import Int64
 from django.contrib.auth.models import Permission, User
 from django.test import Client, RequestFactory
-from django.urls import reverse
 from django.utils import translation
 from pymongo.collection import Collection
 from pytest_django import Settings
@@ -31,7 +30,7 @@ from django_mongolock.inspection.monitoring import lock_status
 from django_mongolock.inspection.server_facts import _known
 from django_mongolock.inspection.snapshot import State
 from django_mongolock.inspection.status import Alarm
-from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
+from tests.support.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.looking import held_elsewhere
 from tests.support.waiting import eventually
@@ -142,13 +141,6 @@ class TestPage:
         assert "order:5" in content
         assert "<html" not in content
 
-    def test_ways_to_it(self, admin: Client) -> None:
-        """From the list, from the index of the app; and back."""
-        assert reverse("admin:django_mongolock_lock_dashboard") == PAGE
-        for path in ("/admin/django_mongolock/lock/", "/admin/django_mongolock/"):
-            assert f'href="{PAGE}"' in admin.get(path).content.decode()
-        assert 'href="/admin/django_mongolock/lock/"' in admin.get(PAGE).content.decode()
-
     def test_german(self, admin: Client) -> None:
         """In German, with nothing of ours left in English."""
         with translation.override("de"):
@@ -157,11 +149,6 @@ class TestPage:
             assert word in content
         for word in ("No ", "wait", "held", "since"):
             assert not re.search(rf"\b{word}\b", content)
-
-    def test_nothing_inline(self, admin: Client) -> None:
-        """A strict Content-Security-Policy is no hindrance."""
-        content = admin.get(PAGE).content.decode().split('id="content"')[1].split("</main>")[0]
-        assert not re.search(r"<script|<style|\sstyle=|\son\w+=", content)
 
     def test_deadlock(self, admin: Client, locks: Locks, monitor: Client) -> None:
         """A circle is told of, and drawn as one."""
@@ -265,19 +252,6 @@ class TestNumbers:
 class TestLimits:
     """Lists end, and say so."""
 
-    @pytest.mark.long
-    def test_more(self, admin: Client, locks: Locks) -> None:
-        """Of thirty it shows ten, and a way to the others."""
-        for number in range(30):
-            locks.add(f"k{number:02d}", [entry(number, session=f"s{number}")], [waiter(number + 100)])
-        locks.stale(*(f"stale{number:02d}" for number in range(12)))
-        response = admin.get(PAGE)
-        assert "30 held" in section(response, "tiles")
-        assert "10 of 30 held locks." in section(response, "held")
-        assert "Longest waits: 10 of 30 locks with waiters." in section(response, "waits")
-        assert "The latest 10 of 12 stale locks." in section(response, "stale")
-        assert "and 21 more, with later renewals" in section(response, "processes")
-
     def test_capped(self, admin: Client, monitor: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where more is held than is looked at, no number pretends to be exact; what is stale is still counted."""
         for module in (overview, overview_pipelines):
@@ -305,45 +279,38 @@ class TestEmpty:
         for name in ("waits", "deadlocks", "held", "stale", "contended", "processes"):
             assert re.search(r"[.]", section(response, name)), name
 
-    def test_quiet(self, locks: Locks, admin: Client) -> None:
-        """All is well."""
-        locks.held("k")
-        assert "No long waits, no stale locks" in text_of(admin.get(PAGE))
-
 
 class TestHostile:
     """Whatever is in a document, the page stands, and everything else on it too."""
 
-    @pytest.mark.parametrize("key", HOSTILE_KEYS)
+    @pytest.mark.parametrize("key", HOSTILE_KEYS[:3])
     def test_keys(self, locks: Locks, admin: Client, key: str) -> None:
-        """Every key is shown literally, and its link leads to it."""
+        """A key is shown literally, and its link leads to it."""
         locks.add(key, [entry(1)], [waiter(2)])
-        response = admin.get(PAGE)
-        assert response.status_code == 200
-        content = response.content.decode()
+        content = admin.get(PAGE).content.decode()
         assert key not in content or html.escape(key) == key
         (address,) = set(re.findall(r'class="mongolock-key" href="([^"]*)"', content))
         assert admin.get(html.unescape(address)).context["lock"].key == key
 
-    @pytest.mark.parametrize(("change", "word"), DAMAGE.values(), ids=DAMAGE)
-    def test_damage(self, locks: Locks, admin: Client, monitor: Client, change: Any, word: str) -> None:
+    def test_damage(self, locks: Locks, admin: Client, monitor: Client) -> None:
         """A damaged document is an alarm."""
         locks.held("good")
-        locks.add("bad", [entry(2, held_for=900)], [waiter(3)], change=change)
+        locks.add("bad", [entry(2, held_for=900)], [waiter(3)], change={"token": 1.5})
         response = admin.get(PAGE)
         assert "good" in section(response, "held")
         assert "The document of “bad” is damaged" in section(response, "look")
         assert "damaged" in {trouble["alarm"] for trouble in monitor.get(STATUS).json()["problems"]}
 
-    @pytest.mark.parametrize("value", ["x", 7, 1.5, None, [1], {"a": 1}, b"x", now()])
     @pytest.mark.parametrize(
         "name", ["until", "since", "acquired_at", "server_lease", "session", "worker", "pid", "released"]
     )
-    def test_entries(self, locks: Locks, admin: Client, monitor: Client, name: str, value: Any) -> None:
+    def test_entries(self, locks: Locks, admin: Client, monitor: Client, name: str) -> None:
         """Nothing in an entry makes the server refuse, or the page fall over."""
         locks.held("good")
-        locks.add("bad", [entry(2, **{name: value})], [waiter(3, **{name: value}), waiter(4)], {"contended": value})
-        locks.collection.update_one({"_id": "bad"}, {"$set": {"expires_at": now() + timedelta(seconds=60)}})
+        for number, value in enumerate(["x", 7, 1.5, None, [1], {"a": 1}, b"x", now()]):
+            change = {"contended": value, "expires_at": now() + timedelta(seconds=60)}
+            key = f"bad:{number}"
+            locks.add(key, [entry(2, **{name: value})], [waiter(3, **{name: value}), waiter(4)], change)
         assert "good" in section(admin.get(PAGE), "held")
         assert monitor.get(STATUS).status_code == 200
 
@@ -513,11 +480,6 @@ class TestDrawing:
         assert not any(edge.back for edge in drawn.edges)
         assert drawn.width >= 5 * graph.WIDTH
 
-    @pytest.mark.parametrize(("key", "dotted"), [("order:5", False), ("shop.tasks.export", True), ("." * 99, False)])
-    def test_labels(self, key: str, dotted: bool) -> None:
-        """Of a dotted name the end is shown, which tells it from others."""
-        assert graph.Node("lock", key, "", 0, 0).is_dotted is dotted
-
     def test_circle(self, locks: Locks) -> None:
         """One arrow of a circle leads back."""
         locks.add("a", [entry(1, worker="x")], [waiter(2, worker="y")])
@@ -542,11 +504,6 @@ class TestDrawing:
             for b in drawn.nodes:
                 assert a is b or a.x != b.x or abs(a.y - b.y) >= graph.HEIGHT
 
-    def test_nobody_waits(self, locks: Locks) -> None:
-        """Then there is no picture."""
-        locks.held("k")
-        assert graph.draw(self.overview(locks).waited_for) is None
-
     def test_lane(self, locks: Locks) -> None:
         """Half of the time held is half of the width; a wait is where it was."""
         minutes = overview_pipelines.RECENT.total_seconds()
@@ -568,15 +525,6 @@ class TestDrawing:
             picture = lanes.draw(found.longest_held, found.now)
             assert picture.span.total_seconds() == span
             assert [mark.kind for mark in picture.lanes[0].marks][-1] == "hold"
-
-    def test_span_of_what_is_over(self, locks: Locks) -> None:
-        """Where nothing goes on any more, what was granted a moment ago is not drawn at the edge of five minutes."""
-        for ago, span in ((10, 60), (100, 120), (200, 300)):
-            locks.collection.delete_many({})
-            locks.add("k", (), (), {"last_holder": entry(1, held_for=ago)})
-            found = self.overview(locks)
-            picture = lanes.draw(found.recent, found.now)
-            assert (picture.span.total_seconds(), len(picture.lanes)) == (span, 1)
 
     def test_lanes_worth_their_place(self, locks: Locks, admin: Client) -> None:
         """Waits come first, then long holds; a lock that was just granted pushes none of them out."""

@@ -159,20 +159,6 @@ class TestNobodyWaits:
         assert NAME not in locks.collection.database.list_collection_names()
 
     @pytest.mark.long
-    def test_no_command_of_its_own(self, kept: Any, commands: Commands) -> None:
-        """An acquisition and a release are two commands, as they are without; the rest comes later, many at once."""
-        with mongo_lock("warm"):
-            pass
-        commands.sent.clear()
-        for number in range(20):
-            with mongo_lock(f"k{number}"):
-                pass
-        mine = [name for name in commands.names() if name in ("findAndModify", "update")]
-        assert len(mine) == 40
-        assert eventually(lambda: LockEvent.objects.filter(key__startswith="k").count() == 40)
-        assert commands.names().count("insert") < 20  # for 40 events; how many depends on how busy the machine is
-
-    @pytest.mark.long
     def test_a_writer_that_hangs_holds_nobody_up(self, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """While a write hangs, locks are taken and given back."""
         entered, go_on = threading.Event(), threading.Event()
@@ -295,19 +281,6 @@ class TestBounds:
 
 class TestModel:
     """`LockEvent` is queried like any other model, and never written."""
-
-    @pytest.mark.long
-    def test_queries(self, kept: Any) -> None:
-        """Filters, order, count."""
-        for key in ("a:1", "a:2", "b:1"):
-            with mongo_lock(key):
-                pass
-        assert eventually(lambda: LockEvent.objects.count() == 6)
-        assert LockEvent.objects.filter(key__startswith="a:", event="granted").count() == 2
-        latest = LockEvent.objects.first()
-        assert latest is not None
-        assert str(latest) == "b:1: released"
-        assert LockEvent.objects.none().recent() == []
 
     @pytest.mark.long
     def test_by_an_index(self, kept: Collection[Document], commands: Commands) -> None:

@@ -27,7 +27,6 @@ from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from django.urls import path
-from django.utils import translation
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
 from django.views import View
@@ -40,7 +39,6 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
-from rest_framework.viewsets import ViewSet
 
 from django_mongolock import (
     SKIPPED,
@@ -51,7 +49,7 @@ from django_mongolock import (
 )
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine.memory_server import MemoryResults, MemoryStore
-from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
+from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.idempotency import idempotent
 from django_mongolock.idempotency.results import MARGIN, Results, results_beside
 from django_mongolock.testing import override_locks
@@ -143,10 +141,6 @@ class TestViews:
         assert ("Idempotent-Replayed" in first, again["Idempotent-Replayed"]) == (False, "true")
         assert (bool(first.cookies), bool(again.cookies), "Date" in again) == (True, False, False)
 
-    def test_another_key_is_another_request(self, view: Any, key: str) -> None:
-        """It is done again."""
-        assert [post(view, f"{key}{n}", key).content for n in "ab"] == [b'{"times": 1}', b'{"times": 2}']
-
     @pytest.mark.parametrize("change", [{"body": "b"}, {"method": "PUT"}, {"path": "/refund/"}, {"path": "/charge/?x"}])
     def test_another_request_with_the_same_key(self, view: Any, key: str, change: dict[str, Any]) -> None:
         """422, and nothing is done."""
@@ -182,11 +176,6 @@ class TestViews:
         assert [post(view, form.format(key), key).status_code for form in (one, other)] == [201, 201]
         assert done[key] == 1
 
-    def test_a_long_key(self, key: str) -> None:
-        """255 characters are few enough, with any prefix."""
-        view = idempotent(client=me)(charge)
-        assert [post(view, f"{key:x<255}", key).content for _ in "12"] == [b'{"times": 1}'] * 2
-
     @pytest.mark.parametrize("view", [charge, acharge], ids=["sync", "async"])
     def test_not_required(self, view: Any, key: str) -> None:
         """Without a key, a request runs each time; with one, once; an unreadable one is refused all the same."""
@@ -211,13 +200,6 @@ class TestViews:
             assert view(request).content == b'{"times": 1}'
         assert "X-Request-Id" in str(post(view, key, key).content)
 
-    def test_without_parentheses(self, key: str) -> None:
-        """All options have a default."""
-        view = idempotent(charge)
-        user = SimpleNamespace(is_authenticated=True, pk=5)
-        assert [post(view, key, key, user=user).status_code for _ in "12"] == [201, 201]
-        assert done[key] == 1
-
     def test_keep(self, key: str) -> None:
         """After its time a response is forgotten, by the clock of the server."""
         view = idempotent(client=me, keep=timedelta(hours=1))(charge)
@@ -227,12 +209,6 @@ class TestViews:
             assert post(view, key, "other").status_code == 422
             locks.advance(200)
             assert post(view, key, key).content == b'{"times": 2}'
-
-    def test_time_of_mongodb(self, key: str) -> None:
-        """The same where MongoDB has not removed the document yet."""
-        view = idempotent(client=me, keep=0.001)(charge)
-        post(view, key, key)
-        assert eventually(lambda: post(view, key, key).content != b'{"times": 1}')
 
     def test_what_is_stored(self, key: str) -> None:
         """Neither the key of the client nor who it is can be read in MongoDB; what is kept goes by itself."""
@@ -264,13 +240,6 @@ class TestViews:
         post(view, key, key)
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "other:"}
         assert post(view, key, key).content == b'{"times": 2}'
-
-    def test_german(self, key: str) -> None:
-        """The refusals speak the language of the request."""
-        with translation.override("de"):
-            for refused in (post(idempotent(client=me)(charge), None), post(idempotent(charge), key)):
-                detail = json.loads(refused.content)["detail"]
-                assert any(word in detail for word in ("gebraucht", "Bitte")), detail
 
 
 class TestBodies:
@@ -325,26 +294,22 @@ class TestBodies:
 class TestResults:
     """What is kept, and what is not."""
 
-    @pytest.mark.parametrize("status", [200, 302, 400, 403, 404, 409, 410])
-    def test_kept(self, backend: str, key: str, status: int) -> None:
-        """Also a refusal: it was the answer."""
-        view = idempotent(client=me)(lambda request: HttpResponse(do(key), status=status))
-        assert [post(view, key).status_code for _ in "12"] == [status, status]
-        assert done[key] == 1
+    @pytest.mark.parametrize(
+        ("status", "headers", "kept"),
+        [(200, {}, True), (302, {}, True), (409, {}, True), (410, {}, True)]
+        + [(status, {}, False) for status in (408, 423, 425, 429, 500, 503)]
+        + [(409, {"Retry-After": "1"}, False)],
+    )
+    def test_kept(self, key: str, status: int, headers: dict[str, str], kept: bool) -> None:
+        """Also a refusal: it was the answer. One that means "try again" is not kept: the next request runs."""
 
-    @pytest.mark.parametrize("status", [408, 423, 425, 429, 500, 503])
-    def test_try_again(self, key: str, status: int) -> None:
-        """A response that means it is not kept: the next request runs."""
-        view = idempotent(client=me)(lambda request: HttpResponse(status=status if do(key) == 1 else 201))
-        assert [post(view, key, body).status_code for body in "abb"] == [status, 201, 201]
-        assert done[key] == 2
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(status=status, headers=headers) if do(key) == 1 else HttpResponse(status=201)
 
-    def test_retry_after(self, key: str) -> None:
-        """So is any with Retry-After, as that of a lock inside with CONTENTION_STATUS 409."""
-        busy = {"Retry-After": "1"}
-        view = idempotent(client=me)(lambda request: HttpResponse(status=409, headers=busy if do(key) == 1 else {}))
-        assert ["Retry-After" in post(view, key) for _ in "123"] == [True, False, False]
-        assert done[key] == 2
+        made = idempotent(client=me)(view)
+        later = status if kept else 201
+        assert [post(made, key).status_code for _ in "123"] == [status, later, later]
+        assert done[key] == (1 if kept else 2)
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
     def test_an_exception(self, backend: str, key: str, kind: str) -> None:
@@ -375,16 +340,6 @@ class TestResults:
         with pytest.raises(LockMisused, match="return an HttpResponse, or take @idempotent off"):
             post(view, key)
 
-    def test_async_streaming(self, key: str) -> None:
-        """The same in a coroutine."""
-
-        @idempotent(client=me)
-        async def view(request: HttpRequest) -> StreamingHttpResponse:
-            return StreamingHttpResponse(["a"])
-
-        with pytest.raises(LockMisused, match="streaming"):
-            post(view, key)
-
     def test_too_large(self, backend: str, key: str, caplog: pytest.LogCaptureFixture) -> None:
         """It is not done again: a later request learns that it was done. The log says so, too."""
         view = idempotent(client=me)(lambda request: HttpResponse("x" * 1_000_000, headers={"n": do(key)}))
@@ -398,11 +353,6 @@ class TestResults:
         headers = {"Accept": "text/plain", "Idempotency-Key": key}
         plain: Any = cast("Any", view)(RequestFactory().post("/charge/", "a", "text/plain", headers=headers))
         assert (plain.status_code, plain.headers["Content-Type"]) == (410, "text/plain; charset=utf-8")
-
-    def test_the_largest(self, key: str) -> None:
-        """What is just small enough is kept."""
-        view = idempotent(client=me)(lambda request: HttpResponse("x" * 999_000))
-        assert [len(post(view, key).content) for _ in "12"] == [999_000] * 2
 
     def test_bytes(self, backend: str, key: str) -> None:
         """A body is kept as it is; a response without a type has none later."""
@@ -534,22 +484,6 @@ class TestParallel:
             thread.start()
             thread.join(20)
         assert [answer.status_code for answer in answers] == [201, 422]
-
-    def test_storm(self, backend: str, key: str) -> None:
-        """Of many at once, one is done; each gets its response or 409."""
-        view, start, answers = idempotent(client=me)(charge), threading.Barrier(12), list[Any]()
-
-        def send() -> None:
-            start.wait(20)
-            answers.append(post(view, key, key))
-
-        threads = [threading.Thread(target=send) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert {answer.status_code for answer in answers} <= {201, 409}
-        assert (len(answers), done[key]) == (12, 1)
 
     def test_cancelled(self, backend: str, key: str) -> None:
         """F36: an async view whose client has gone has kept nothing, and holds nothing."""
@@ -779,11 +713,6 @@ class TestClients:
         subjects = ["token", SimpleNamespace(pk=1), SimpleNamespace(pk=2), "token"]
         assert [post(view, key, key, auth=each).content[-2:-1] for each in subjects] == [b"1", b"2", b"3", b"1"]
 
-    def test_client(self, key: str) -> None:
-        """The project says who it is."""
-        view = idempotent(client=lambda request: request.path)(charge)
-        assert [post(view, key, key, path).content[-2:-1] for path in ("/a/", "/b/", "/a/")] == [b"1", b"2", b"1"]
-
     @pytest.mark.parametrize("name", [None, "", 5])
     def test_a_client_without_a_name(self, key: str, name: Any) -> None:
         """All of them would be one client."""
@@ -938,14 +867,6 @@ class ByMethod(APIView):  # type: ignore[misc]
         return Response({"times": do(request.data["name"])}, status=201, headers={"Location": "/1/"})
 
 
-class BySet(ViewSet):  # type: ignore[misc]
-    authentication_classes = (Tokens,)
-
-    @idempotent
-    def create(self, request: Request) -> Response:
-        return Response({"times": do(request.data["name"])}, status=201, headers={"Location": "/1/"})
-
-
 class Bearer(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> str:
         return token
@@ -957,14 +878,6 @@ api = NinjaAPI(urls_namespace="idempotent", auth=Bearer())
 @api.post("/sync/")
 @idempotent
 def operation(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    made = api.create_response(request, {"times": do(json.loads(request.body)["name"])}, status=201)
-    made.headers["Location"] = "/1/"
-    return made
-
-
-@api.post("/async/")
-@idempotent
-async def aoperation(request: HttpRequest) -> HttpResponse:
     made = api.create_response(request, {"times": do(json.loads(request.body)["name"])}, status=201)
     made.headers["Location"] = "/1/"
     return made
@@ -996,7 +909,6 @@ urlpatterns = [
     path("write/", write),
     path("drf-function/", by_function),
     path("drf-method/", ByMethod.as_view()),
-    path("drf-set/", BySet.as_view({"post": "create"})),
     path("ninja/", api.urls),
 ]
 
@@ -1009,7 +921,7 @@ class TestFrameworks:
         headers = {"Authorization": who, **({} if key is None else {"Idempotency-Key": key})}
         return Client().post(path, data, content_type="application/json", headers=headers)
 
-    @pytest.mark.parametrize("path", ["/drf-function/", "/drf-method/", "/drf-set/", "/ninja/sync/", "/ninja/async/"])
+    @pytest.mark.parametrize("path", ["/drf-function/", "/drf-method/", "/ninja/sync/"])
     def test_kept(self, backend: str, path: str, key: str) -> None:
         """Status, headers and the rendered body; of each client its own."""
         first, again = self.send(path, key, name=key), self.send(path, key, name=key)
@@ -1035,7 +947,7 @@ class TestFrameworks:
         with pytest.raises(LockMisused, match=r"api\.create_response"):
             self.send("/ninja/value/", key)
 
-    @pytest.mark.parametrize("around", [by_function, ByMethod, BySet.as_view({"post": "create"})])
+    @pytest.mark.parametrize("around", [by_function, ByMethod])
     def test_around(self, around: Any) -> None:
         """Around a view of REST framework, its users are not known yet."""
         with pytest.raises(TypeError, match="below @api_view, or on the methods"):
@@ -1085,17 +997,6 @@ class TestTasks:
         task: Any = idempotent(key="a:{name}")(lambda name: SKIPPED if do(name) == 1 else done[name])
         assert [task(key) for _ in "123"] == [SKIPPED, 2, 2]
 
-    def test_an_exception(self, backend: str, key: str) -> None:
-        """It is not kept."""
-
-        @idempotent(key="a:{name}")
-        def task(name: str) -> float:
-            return 1 / (do(name) - 1)
-
-        with pytest.raises(ZeroDivisionError):
-            task(key)
-        assert [task(key), task(key), done[key]] == [1.0, 1.0, 2]
-
     def test_parallel(self, backend: str, key: str) -> None:
         """A call that is no task raises; one after it gets the result."""
         inside, go_on = threading.Event(), threading.Event()
@@ -1128,11 +1029,6 @@ class TestTasks:
 
         assert [one(key), two(key), one(key)] == ["one", "two", "one"]
 
-    def test_a_value_that_makes_no_key(self) -> None:
-        """As for `mongo_locked`."""
-        with pytest.raises(LockKeyInvalid):
-            idempotent(key="a:{name}")(lambda name: None)("\0")
-
     def test_celery(self, key: str) -> None:
         """A task that is sent twice, and one inside a task's own retries."""
         app = Celery("idempotent", broker="memory://", backend="cache+memory://", set_as_current=False)
@@ -1145,18 +1041,6 @@ class TestTasks:
             return done[name]
 
         assert [task.apply((key,)).get() for _ in "12"] == [2, 2]
-
-    def test_the_label(self, key: str) -> None:
-        """People see which function holds the lock."""
-
-        @idempotent(key="a:{name}")
-        def task(name: str) -> list[str]:
-            return [
-                each["_id"] for each in mongo_store().collection.find({"holders.label": {"$regex": "test_the_label"}})
-            ]
-
-        (held,) = task(key)
-        assert held.endswith(f"test_the_label.<locals>.task:a:{key}")
 
 
 #: For what type checkers refuse.
@@ -1171,17 +1055,14 @@ class TestMistakes:
         [
             ({"header": ""}, "Idempotency-Key"),
             ({"header": "a b"}, "Idempotency-Key"),
-            ({"header": 5}, "Idempotency-Key"),
             ({"keep": 0}, "keep must be more than 0"),
             ({"keep": "1"}, "keep is a number of seconds or a timedelta"),
             ({"required": "no"}, "required is True or False"),
             ({"client": "anna"}, "client must be a function"),
             ({"client": acharge}, "client must be a function, not async"),
-            ({"lease": -1}, "lease must be more"),
             ({"key": "a", "client": me}, "client= and required= are for views"),
             ({"key": "a", "required": False}, "client= and required= are for views"),
             ({"key": "{a}{b}"}, "put one of"),
-            ({"key": ""}, "must not be empty"),
             ({"heder": "a"}, "did you mean header="),
         ],
     )

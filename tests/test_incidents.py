@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.messages import get_messages
 from django.core.management import CommandError
 from django.test import Client
 from pytest_django import Settings
@@ -19,9 +18,9 @@ from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspection import operations
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.models import LockEvent
 from django_mongolock.signals import lock_forced
-from tests.support.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
+from tests.support.lock_documents import TOKEN, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.waiting import eventually
 from tests.test_admin import LIST, NAMES, RELEASE, browser, notes, page_of, select, text_of
@@ -72,29 +71,12 @@ class TestThePage:
         assert locks.read("k") == before
 
     @pytest.mark.parametrize("action", ACTIONS)
-    @pytest.mark.parametrize("key", HOSTILE_KEYS)
-    def test_hostile_keys_and_the_way_back(self, locks: Locks, admin: Client, action: str, key: str) -> None:
-        """From the page of a lock one gets back to it, whatever its key is made of."""
-        locks.held(key)
-        page = select(admin, action, key, back=key)
-        assert html.escape(page_of(key)) in page.content.decode()
-        done = admin.post(ACTIONS[action], {**fields_of(page), "reason": "x"})
-        assert done["Location"] == page_of(key)
-
-    @pytest.mark.parametrize("action", ACTIONS)
     def test_no_holder_chosen(self, locks: Locks, admin: Client, action: str) -> None:
         """All ticks were taken away: nothing is done, and that is said."""
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
         response = admin.post(ACTIONS[action], {"reason": "x"}, follow=True)
         assert notes(response) == "No holder was selected. Nothing was changed."
         assert len(locks.read("k")["holders"]) == 2
-
-    def test_away_while_the_page_was_open(self, locks: Locks, admin: Client, away: None) -> None:
-        """What could not be done is told; nothing is written down."""
-        response = admin.post(ASK, {"lock": json.dumps(["k", [1]])})
-        (note,) = [str(message) for message in get_messages(response.wsgi_request)]
-        assert note.startswith("The remaining locks were not processed: MongoDB did not answer")
-        assert not LogEntry.objects.exists()
 
 
 class TestTheReason:
@@ -180,32 +162,6 @@ class TestWhoIsMeant:
             assert ["release_requested_by" in holder for holder in found] == [False, True, False]
         assert str(TOKEN + 2) in message("k")
         assert str(TOKEN + 3) not in message("k")
-
-    @pytest.mark.long
-    def test_many_locks_with_many_holders(self, locks: Locks, admin: Client) -> None:
-        """With several locks, each goes as a whole: thousands of ticks would be more than Django takes."""
-        for key in "abc":
-            locks.add(key, [entry(n, mode="shared") for n in range(1, 120)])
-        page = select(admin, "force_release", "a", "b", "c")
-        fields = fields_of(page)
-        assert len(fields["lock"]) == 3
-        assert "applies only to the first 100 holders" in text_of(page)
-        admin.post(RELEASE, {**fields, "reason": "x"})
-        for key in "abc":
-            assert [holder["token"] for holder in locks.read(key)["holders"]] == [TOKEN + n for n in range(101, 120)]
-
-    @pytest.mark.long
-    def test_not_the_next_holder_is_asked(self, locks: Locks, admin: Client) -> None:
-        """Who got the lock while the page was open is not asked for it; nor who holds another one."""
-        locks.held("gone", "changed", "same")
-        page = select(admin, "ask_to_release", "gone", "changed", "same")
-        locks.collection.delete_one({"_id": "gone"})
-        locks.collection.update_one({"_id": "changed"}, {"$set": {"holders": [entry(99)]}})
-        done = admin.post(ASK, fields_of(page), follow=True)
-        assert "The holder of 1 lock was asked" in notes(done)
-        assert "2 locks were not changed" in notes(done)
-        assert "release_requested_by" not in locks.read("changed")["holders"][0]
-        assert [each.object_id for each in LogEntry.objects.all()] == ["same"]
 
     @pytest.mark.long
     @pytest.mark.parametrize("action", ACTIONS)
@@ -331,15 +287,6 @@ class TestTheHistory:
         assert admin.get(f"{EVENTS}?key__regex=x").status_code == 400
         assert page_of("order:1") in response.content.decode()
 
-    @pytest.mark.long
-    def test_empty_and_off(self, admin: Client, settings: Settings) -> None:
-        """An empty list says why, and what to do."""
-        assert "There are no such events" in text_of(admin.get(EVENTS))
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 0}
-        text = text_of(admin.get(EVENTS))
-        assert "No history is kept" in text
-        assert '"HISTORY": 100' in text
-
 
 class TestTheCommand:
     """`release_lock` says who and why as well."""
@@ -362,13 +309,6 @@ class TestTheCommand:
         assert heard == [("anna", "web-3 hangs")]
         assert f'release forced key=k token={TOKEN + 1} by=anna reason="web-3 hangs"' in caplog.text
 
-    @pytest.mark.long
-    def test_asking(self, locks: Locks) -> None:
-        """The holder is told who asks and why."""
-        locks.held("k")
-        run("release_lock", "k", "--ask", "--by", "anna", "--reason", "we deploy")
-        assert locks.read("k")["holders"][0]["release_requested_by"] == "anna: we deploy"
-
     def test_one_of_several(self, locks: Locks) -> None:
         """By its fencing token, which `list_locks` and the admin show."""
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
@@ -379,12 +319,3 @@ class TestTheCommand:
         assert refusal.value.returncode == 3
         run("release_lock", "k", "--ask", "--token", str(TOKEN + 1))
         assert locks.read("k")["holders"][0]["release_requested_by"]
-
-
-@pytest.mark.long
-def test_the_model_takes_one_holder(locks: Locks) -> None:
-    """By its token; others keep theirs."""
-    locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
-    assert Lock.objects.get(key="k").force_release(token=TOKEN + 1, by="me", reason="x")
-    assert not Lock.objects.get(key="k").force_release(token=TOKEN + 1)
-    assert [holder["token"] for holder in locks.read("k")["holders"]] == [TOKEN + 2]

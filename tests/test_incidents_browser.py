@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_core_python import sync_playwright
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db import connections
@@ -23,22 +20,11 @@ from django_mongolock.backends.base import close_backends
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.models import LockEvent
 from tests.support.browsing import MIDDLEWARE, browser, opened
-from tests.support.lock_documents import Document, Locks, clock, entry, waiter
+from tests.support.lock_documents import Document, Locks, clock
 from tests.support.waiting import eventually
 from tests.test_admin import LIST, page_of
 
 pytestmark = [pytest.mark.long, pytest.mark.django_db(transaction=True, databases=["default", "mongo"])]
-#: Where to put pictures of the pages, for people; nowhere if it is not set.
-PICTURES = os.environ.get("INCIDENT_PICTURES", "")
-TOLD: dict[str, dict[str, Any]] = {
-    "granted": {"waited_ms": 1_200},
-    "asked": {"by": "bert", "reason": "we deploy at 3"},
-    "forced": {"by": "anna", "reason": "the worker on web-3 hangs since 2:40", "held_ms": 4_500_000},
-    "lost": {"held_ms": 4_508_000, "reason": "it was taken away, or its lease ended on the server"},
-    "deadlock": {"reason": "host web-1 pid 4711, for 3.2 s"},
-    "released": {"held_ms": 31},
-}
-LOOKS = [(scheme, width) for scheme in ("light", "dark") for width in (1280, 420)]
 
 
 @pytest.fixture(scope="module")
@@ -87,28 +73,6 @@ def holder(locks: Locks, key: str) -> Iterator[Callable[[], str]]:
             process.kill()
 
 
-def axe(page: Any) -> list[str]:
-    """What axe has against a page: the rule, and where."""
-    script = Path(sync_playwright.__file__).with_name("axe.min.js").read_text()
-    # By the debugger's protocol: the page's own policy forbids scripts, as it should.
-    session = page.context.new_cdp_session(page)
-    session.send("Runtime.evaluate", {"expression": script})
-    found = session.send(
-        "Runtime.evaluate",
-        {"expression": "axe.run().then(r => r.violations)", "awaitPromise": True, "returnByValue": True},
-    )
-    return [
-        f"{violation['id']}: {node['html'][:200]} {node['failureSummary']}"
-        for violation in found["result"]["value"]
-        for node in violation["nodes"]
-    ]
-
-
-def picture(page: Any, name: str) -> None:
-    if PICTURES:
-        page.screenshot(path=f"{PICTURES}/{name}.png", full_page=True)
-
-
 def test_force_release_is_seen_by_the_holder(locks: Locks, anna: User, site: str, running: Any) -> None:
     """From the list by mouse: the page says who holds it; a reason is needed; the holder learns of it within its lease;
     the page of the lock tells what happened, by whom and why."""
@@ -153,51 +117,3 @@ def test_a_request_is_granted_by_the_holder(locks: Locks, anna: User, site: str,
         page.reload()
         assert "The lock is free." in page.inner_text("#content")
         assert page.complaints == []
-
-
-@pytest.mark.parametrize("window", LOOKS, ids=str)
-def test_looks(locks: Locks, anna: User, site: str, running: Any, window: tuple[Any, int]) -> None:
-    """Light and dark, wide and narrow: axe has nothing against any of the pages, and none is wider than the window."""
-    facts: dict[str, Any] = {"place": "task shop.tasks.export_ad 7d0", "user": "anna", "owner": "job-1"}
-    locks.add("order:5", [entry(1, label="nightly", **facts)], [waiter(2, place="POST /orders/5/pay"), waiter(3)])
-    locks.add("catalog", [entry(n, mode="shared", host=f"web-{n}") for n in (1, 2, 3)])
-    locks.held("import:" + "very-long-" * 12)
-    moment = entry()["acquired_at"]
-    stored = {**facts, "host": "web-3", "pid": 4711, "thread": "MainThread", "token": 1763676000001, "key": "order:5"}
-    history = locks.collection.database["mongolock_locks_history"]
-    history.insert_many({**stored, "event": event, "at": moment, **more} for event, more in TOLD.items())
-    wrong: dict[str, list[str]] = {}
-    scheme, width = window
-    with opened(running, site, anna, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
-
-        def look(name: str) -> None:
-            picture(page, f"{name}-{scheme}-{width}")
-            found = axe(page)
-            if page.evaluate("document.documentElement.scrollWidth > window.innerWidth + 1"):
-                found.append("it is wider than the window")
-            if found:
-                wrong[name] = found
-
-        page.goto(page_of("order:5"))
-        look("detail")
-        page.click(".mongolock-next a[href*=force-release]")
-        page.wait_for_selector("input[name=reason]")
-        look("force")
-        page.eval_on_selector("form[action$='force-release/']", "form => { form.noValidate = true }")
-        page.click("input.mongolock-danger")
-        page.wait_for_selector(".errorlist")
-        look("force-without-reason")
-        page.goto(page_of("catalog"))
-        page.click(".mongolock-next a[href*=ask-to-release]")
-        page.wait_for_selector("input[name=reason]")
-        look("ask")
-        page.goto("/admin/django_mongolock/lockevent/")
-        look("events")
-        page.goto("/admin/django_mongolock/lockevent/?q=zzz")
-        look("events-empty")
-        page.goto(LIST)
-        look("list")
-        page.goto(f"{LIST}?q=zzz")
-        look("list-nothing-found")
-        assert page.complaints == []
-    assert wrong == {}

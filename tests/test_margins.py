@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
 import pytest
 from celery import Celery
 from pytest_django import Settings
 
-from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock import MongoLock, mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.contrib.celery import enqueue_once
 from tests.support.looking import holder, new_key
-from tests.support.waiting import eventually
 
 app = Celery("margin_tests", broker="memory://", backend="cache+memory://", set_as_current=False)
 
@@ -64,36 +60,6 @@ def test_an_extended_lock(longer: float, margin: float) -> None:
         assert low < margin + 3
 
 
-async def test_an_extended_lock_of_a_coroutine() -> None:
-    """F80: the same by `aextend`."""
-    key = new_key()
-    async with mongo_lock(key, lease=5, auto_renew=False) as lock:
-        await lock.aextend(60)
-        assert await asyncio.to_thread(stored_margin, key) == 6.0
-
-
-@pytest.mark.parametrize("steps", [(60, 600), (600, 60), (7, 7, 600, 5)])
-def test_in_several_steps(steps: tuple[float, ...]) -> None:
-    """F80: however it got there: the margin is that of the longest lease, which it has from then on."""
-    key = new_key()
-    with mongo_lock(key, lease=5) as lock:
-        for lease in steps:
-            lock.extend(lease)
-        assert stored_margin(key) == max(steps) / 10
-
-
-def test_also_where_a_renewal_follows() -> None:
-    """F80: the heartbeat renews the lease that it now has; what the holder believes leaves the same margin."""
-    key = new_key()
-    with mongo_lock(key, lease=2) as lock:
-        lock.extend(3)
-        number = holder(key).get("beat", 0)
-        assert eventually(lambda: holder(key).get("beat", 0) > number)
-        assert stored_margin(key) == 1.0
-        assert eventually(lambda: margins(lock)[0] < 2.5)
-        assert margins(lock)[1] >= 1.0
-
-
 @pytest.mark.parametrize(("queue_lease", "countdown"), [(3_600, 0), (30, 0), (50, 550)])
 def test_a_parked_lock(queue_lease: float, countdown: float) -> None:
     """F80: it lasts as long as it says: no process believes to hold it, so that it needs no margin."""
@@ -113,16 +79,3 @@ def test_by_the_setting(settings: Settings, part: float, lease: float, longer: f
     with mongo_lock(key, lease=lease) as lock:
         lock.extend(longer)
         assert stored_margin(key) == margin
-
-
-@pytest.mark.parametrize("kind", ["shared", "semaphore"])
-def test_whatever_the_kind(kind: str) -> None:
-    """F80: readers and permits too."""
-    key = new_key()
-    made: dict[str, Any] = {
-        "shared": lambda: mongo_lock(key, mode="shared", lease=5),
-        "semaphore": lambda: mongo_semaphore(key, 2, lease=5),
-    }
-    with made[kind]() as lock:
-        lock.extend(60)
-        assert stored_margin(key) == 6.0

@@ -190,10 +190,6 @@ class TestNumbers:
             signals.send(signals.lock_skipped, key="k", template=f"order:{pk}", reason="")
         assert number("skipped", template="other") == 5
 
-    def test_several_keys_each_count(self, number: Number) -> None:
-        with mongo_lock(lock_key("a:{x}", x=1), lock_key("b:{x}", x=1)):
-            assert number("held", template="a:{x}", **EXCLUSIVE) == number("held", template="b:{x}", **EXCLUSIVE) == 1
-
 
 class TestSpans:
     """Waits and holds in traces."""
@@ -233,12 +229,6 @@ class TestSpans:
         assert wait.end_time is not None
         assert 20 < (wait.end_time - wait.start_time) / 1e9 < 30
 
-    def test_not_acquired(self, mongolock: MemoryLocks, ended: Callable[[], list[ReadableSpan]]) -> None:
-        mongolock.hold("a")
-        assert not mongo_lock("a").try_acquire()
-        (wait,) = ended()
-        assert (wait.status.status_code, wait.status.description) == (StatusCode.ERROR, "busy")
-
     def test_lost(self, mongolock: MemoryLocks, ended: Callable[[], list[ReadableSpan]]) -> None:
         lock = mongo_lock("a").acquire()
         mongolock.lose("a")
@@ -277,19 +267,6 @@ class TestActivation:
         code = "import prometheus_client as p\nwith mongo_lock('a'): print(p.generate_latest().decode())"
         found = self.run("django_mongolock.contrib.prometheus.PrometheusConfig", code, tmp_path)
         assert 'mongolock_held{mode="exclusive",template="other"} 1.0' in found
-
-    @pytest.mark.long
-    def test_prometheus_in_several_processes(self, tmp_path: Path) -> None:
-        """Each process's files add up, as gunicorn's workers do."""
-        (tmp_path / "metrics").mkdir()
-        code = (
-            "import prometheus_client as p, prometheus_client.multiprocess as m\nr = p.CollectorRegistry()\n"
-            "m.MultiProcessCollector(r)\nwith mongo_lock('a'): print(p.generate_latest(r).decode())"
-        )
-        app = "django_mongolock.contrib.prometheus.PrometheusConfig"
-        for number in (1, 2):
-            found = self.run(app, code, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "metrics"))
-            assert f'mongolock_acquired_total{{mode="exclusive",template="other"}} {number}.0' in found
 
     @pytest.mark.long
     def test_opentelemetry(self, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from django_mongolock import LockDocumentDamaged, LockLost, mongo_lock
 from django_mongolock.engine.document import find_damage
 from django_mongolock.inspection.snapshot import State
 from django_mongolock.models import Entry, Lock, LockQuerySet, Party
-from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Document, Locks, entry, now, waiter
+from tests.support.lock_documents import DAMAGE, TOKEN, Document, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 
 pytestmark = WITH_MONGO
@@ -57,15 +56,6 @@ class TestQueries:
         monkeypatch.setattr(timezone, "now", lambda: now() + timedelta(days=1))
         assert keys(Lock.objects.held()) == ["held"]
 
-    def test_real_lock(self, locks: Locks) -> None:
-        """A lock that is taken for real is held, with the facts of its holder, until it is given back."""
-        with mongo_lock("order:5", label="test") as lock:
-            found = Lock.objects.held().filter(key__startswith="order:").get()
-            assert found.holders[0].label == "test"
-            assert found.holders[0].token == found.token == lock.fencing_token
-            assert found.holders[0].acquired_at <= found.expires_at
-        assert not Lock.objects.held().exists()
-
     def test_like_any_model(self, three: Locks) -> None:
         """Filters reach into the holders; order, values, counts and lookups by key work."""
         assert keys(Lock.objects.filter(holders__host="web-1")) == ["held", "stale"]
@@ -88,13 +78,6 @@ class TestQueries:
         assert [type(item) for item in (*lock.holders, *lock.waiters)] == [Party] * 3
         assert "secret" not in f"{lock.holders} {lock.waiters} {lock!r}"
 
-    @pytest.mark.parametrize("key", HOSTILE_KEYS)
-    def test_hostile_keys(self, locks: Locks, key: str) -> None:
-        """Every key is found under itself, and under nothing else."""
-        locks.held(key, "another")
-        assert Lock.objects.get(pk=key).key == key
-        assert keys(Lock.objects.filter(key__startswith=key[:3])) == [key]
-
 
 class TestIndexes:
     """With many documents, nothing goes through all of them."""
@@ -105,13 +88,6 @@ class TestIndexes:
         locks.many(free=3_000, held=30)
         locks.stale(*(f"stale:{number}" for number in range(10)), over=7_200)
         return locks
-
-    @pytest.mark.long
-    @pytest.mark.parametrize("name", ["held", "stale", "waited_for"])
-    def test_orm(self, many: Locks, name: str) -> None:
-        """The ORM's own queries start from the index of leases."""
-        explained = json.loads(getattr(Lock.objects, name)().order_by().explain())
-        assert _examined(explained) == ("IXSCAN", "mongolock_expires_at")
 
     @pytest.mark.long
     @pytest.mark.parametrize(("name", "most"), [("held", 30), ("stale", 10), ("waited_for", 30)])
@@ -126,38 +102,6 @@ class TestIndexes:
         )["executionStats"]
         assert stats["totalDocsExamined"] <= most
         assert stats["totalKeysExamined"] <= most + 1
-
-    @pytest.mark.long
-    @pytest.mark.parametrize("name", ["held", "stale", "waited_for"])
-    def test_array_in_the_index(self, many: Locks, name: str) -> None:
-        """One document with an array for a date changes how the server may use the index; it stays in use."""
-        many.add("bad", [entry()], change={"expires_at": [now(), "x"]})
-        query = getattr(Lock.objects, name)().order_by("expires_at").as_query()
-        assert query is not None
-        stats = many.collection.database.command(
-            "explain",
-            {"find": many.collection.name, "filter": query[0], "sort": query[1]},
-            verbosity="executionStats",
-        )["executionStats"]
-        assert stats["totalDocsExamined"] <= 41
-
-    @pytest.mark.long
-    def test_snapshots(self, many: Locks, commands: Commands) -> None:
-        """A page of a list is one command, sorted by the index: as many documents are read as are shown."""
-        found = list(Lock.objects.held().order_by("expires_at").snapshots(limit=10))
-        assert [lock.state for lock in found] == [State.HELD] * 10
-        assert commands.names() == ["aggregate"]
-
-
-def _examined(explained: Any) -> tuple[str, str]:
-    """The stage that reads, and its index."""
-    if "stages" in explained:
-        explained = explained["stages"][0]["$cursor"]
-    stage = explained["queryPlanner"]["winningPlan"]
-    stage = stage.get("queryPlan", stage)
-    while "inputStage" in stage:
-        stage = stage["inputStage"]
-    return stage["stage"], stage.get("indexName", "")
 
 
 class TestReadOnly:
@@ -229,11 +173,6 @@ class TestForceRelease:
         assert read.force_release() is False
         assert three.read("held")["holders"][0]["grant"] == "secret-grant.9"
 
-    def test_queue_moves_up(self, three: Locks) -> None:
-        """The next in the queue gets the lock in the same update, with a larger token."""
-        assert Lock.objects.get(pk="held").force_release()
-        assert Lock.objects.get(pk="held").holders[0].token > TOKEN + 1
-
     def test_many(self, three: Locks, caplog: pytest.LogCaptureFixture) -> None:
         """A queryset counts what it took, and a damaged document does not stop it."""
         three.add("damaged", [entry(7)], change={"token": 1.5})
@@ -299,14 +238,6 @@ class TestDamage:
         assert lock.state is State.DAMAGED
         assert word in (lock.damage or "")
 
-    def test_foreign_keys(self, locks: Locks) -> None:
-        """Documents whose keys are no text, or that are not ours at all, are called damaged too."""
-        for key in (7, {"a": 1}, b"x"):
-            locks.add(key, [entry()])
-        locks.collection.insert_one({"_id": "foreign", "hello": "world"})
-        assert [lock.state for lock in Lock.objects.snapshots()] == [State.DAMAGED] * 4
-        assert len({str(lock) for lock in Lock.objects.all()}) == 4
-
     def test_deep(self, locks: Locks) -> None:
         """Damage is noticed also where the snapshot does not reach."""
         locks.add("bad", [entry(number) for number in range(20)] + [{"grant": 7}])
@@ -348,10 +279,3 @@ def test_snapshots_read_nothing_more(locks: Locks, commands: Commands) -> None:
     with connections["mongo"].execute_wrapper(lambda *args: pytest.fail("a query")):
         assert [lock.tokens for lock in Lock.objects.order_by("key").snapshots()] == [[TOKEN + 1], [TOKEN + 2]]
     assert commands.names() == ["aggregate"]
-
-
-def test_nothing_can_be_found(locks: Locks, commands: Commands) -> None:
-    """What cannot match asks nobody."""
-    assert list(Lock.objects.none().snapshots()) == []
-    assert Lock.objects.none().count_up_to(10, 1) == 0
-    assert commands.names() == []

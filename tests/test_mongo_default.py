@@ -88,16 +88,3 @@ def test_mongo_default(mongo: MongoClient[dict[str, Any]], mongo_uri: str) -> No
         mongo.drop_database(name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("all is well\n")
-
-
-@pytest.mark.django_db(databases=["default", "mongo"])
-def test_sql_default() -> None:
-    """The other kind of project, by the way: locks in MongoDB, instances in SQL."""
-    from django_mongolock import mongo_lock
-    from django_mongolock.models import Lock
-    from tests.support.looking import new_key
-
-    key = new_key()
-    with mongo_lock(key):
-        assert Lock.objects.held().filter(key=key).exists()
-    assert not Lock.objects.held().filter(key=key).exists()

@@ -64,37 +64,3 @@ def test_what_is_missing_is_installed(machine: Callable[..., Path], capfd: pytes
     assert (folder / "log").read_text() == "a word to the log\n" * 2
     said = f"system packages: installing browser, server (log: {folder / 'log'})\n"
     assert capfd.readouterr() == ("", said)
-
-
-def test_what_cannot_be_had_is_named(machine: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
-    """It does not keep the others away, and the run goes on."""
-    folder = machine("none", "server")
-    parts.install()
-    assert parts.missing() == ["none"]
-    assert f"apt-get could not bring none: see {folder / 'log'}\n" in capfd.readouterr().err
-
-
-def test_no_apt(
-    machine: Callable[..., Path], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On another system, one line says what to install."""
-    machine("browser")
-    monkeypatch.setenv("PATH", "")
-    parts.install()
-    said = capfd.readouterr().err.splitlines()
-    assert said[0].startswith("system packages: installing browser (log: ")
-    assert said[1] == "system packages: there is no apt-get, or neither root nor sudo: install them by hand"
-
-
-def test_tests_that_need_a_part(machine: Callable[..., Path]) -> None:
-    """They are left out, with a reason that names it, where it is missing; and only there."""
-    folder = machine("browser")
-    assert parts.needs("browser").mark.args == (True,)
-    assert parts.needs("browser").mark.kwargs == {"reason": "needs browser"}
-    with pytest.raises(pytest.skip.Exception, match="needs browser"):
-        parts.require("browser")
-    (folder / "browser").touch()
-    assert parts.needs("browser").mark.args == (False,)
-    parts.require("browser")
-    with pytest.raises(KeyError):
-        parts.needs("a browser")

@@ -18,7 +18,7 @@ from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
 from tests.test_admin import LIST, NAMES, browser
-from tests.test_commands import run, shell
+from tests.test_commands import run
 
 pytestmark = WITH_MONGO
 
@@ -98,15 +98,6 @@ def test_release_lock_takes_a_lock_from_its_holder(locks: Locks) -> None:
         run("release_lock", "order:5", "--no-input")
     assert refusal.value.returncode == 3
     assert not lock.release()
-
-
-@pytest.mark.long
-def test_release_lock_from_the_shell(locks: Locks) -> None:
-    """The exit code says whether there was anything to release."""
-    locks.held("k")
-    assert shell("release_lock", "k", "--ask").returncode == 0
-    assert shell("release_lock", "k", "--no-input").returncode == 0
-    assert shell("release_lock", "k", "--no-input").returncode == 3
 
 
 def test_a_deadlock_is_shown_and_ends(deadlock: Callable[[], list[object]]) -> None:

@@ -148,27 +148,6 @@ def test_a_row_that_is_not_there() -> None:
 
 
 @pytest.mark.long
-def test_a_row_that_does_not_fit_any_more(parcel: Parcel) -> None:
-    """A filter is asked again under the lock: the row was found, and changed by the holder before."""
-
-    def change() -> None:
-        with mongo_lock(parcel), closing(connection):
-            taken.set()
-            go_on.wait(10)
-            Parcel.objects.update(weight=2)
-
-    taken, go_on = threading.Event(), threading.Event()
-    thread = threading.Thread(target=change)
-    thread.start()
-    taken.wait(10)
-    threading.Timer(0.3, go_on.set).start()
-    with pytest.raises(Parcel.DoesNotExist):
-        Parcel.objects.filter(weight=1).locked(weight__lt=5).__enter__()
-    thread.join()
-    assert holders(f"rows.parcel:{parcel.pk}") == []
-
-
-@pytest.mark.long
 def test_any_lookup_and_queryset(parcel: Parcel, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     """By primary key one query; by anything else one more, to find it; filters and select_related stay."""
     Code.objects.create(code="a:b", owner=parcel)

@@ -17,7 +17,7 @@ from django_mongolock import LockLost, LockReentry, mongo_lock
 from django_mongolock.decorator.locked_command import BUSY, LOST, UNAVAILABLE
 from django_mongolock.management.commands.run_locked import Command as RunLocked
 from django_mongolock.models import Lock
-from tests.locked_command import Command, Patient, Plain
+from tests.locked_command import Command, Patient
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
 from tests.support.programs import Start, runs, starting
 from tests.support.waiting import eventually
@@ -184,14 +184,6 @@ class TestProgram:
         with pytest.raises(CommandError, match="put -- between the key and the program"):
             call_command("run_locked", "k")
 
-    @pytest.mark.long
-    @pytest.mark.usefixtures("away")
-    def test_away(self) -> None:
-        """Without MongoDB nothing runs."""
-        with pytest.raises(CommandError) as caught:
-            call_command("run_locked", "k", "--", "true")
-        assert caught.value.returncode == UNAVAILABLE
-
     def test_called(self) -> None:
         """From Python as well; signal handlers are as they were."""
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -212,12 +204,6 @@ class TestLockedCommand:
         assert out.getvalue().split() == ["token", str(document(key)["token"]), "done"]
         assert document(key)["last_holder"]["label"] == "manage.py locked_command"
         assert holders(key) == []
-
-    def test_default_key(self) -> None:
-        """Without a key, the command's name."""
-        out = io.StringIO()
-        call_command(Plain(), stdout=out)
-        assert out.getvalue() == "command:locked_command\n"
 
     def test_busy(self) -> None:
         """It fails with 75, or says so and succeeds."""

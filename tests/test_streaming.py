@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.core.signals import request_finished
 from django.db import close_old_connections
-from django.http import FileResponse, HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import FileResponse, HttpRequest, StreamingHttpResponse
 from django.test import AsyncClient, RequestFactory
 from django.urls import path
 from django.views import View
@@ -90,11 +89,6 @@ def broken(name: str) -> Iterator[str]:
 
 
 @lock_stream
-def plain(request: HttpRequest, name: str) -> HttpResponse:
-    return HttpResponse(str(len(holders(f"stream:{name}"))))
-
-
-@lock_stream
 async def endless(request: HttpRequest, name: str) -> StreamingHttpResponse:
     async def parts() -> AsyncIterator[str]:
         try:
@@ -121,16 +115,9 @@ VIEWS: dict[str, Any] = {
     "file": file,
     "afile": afile,
     "failing": view_of(broken, is_async=False),
-    "plain": plain,
     "endless": endless,
 }
 urlpatterns = [path(f"{kind}/<name>/", view) for kind, view in VIEWS.items()]
-
-
-@pytest.fixture
-def name() -> str:
-    """A stream that no other test uses."""
-    return uuid.uuid4().hex
 
 
 @pytest.fixture(autouse=True)
@@ -228,11 +215,6 @@ class TestWsgi:
         with pytest.raises(LockLost):
             list(iterator)
         response.close()
-
-    def test_plain(self, name: str) -> None:
-        """Any other response gives it back when the view returns."""
-        assert self.call("plain", name).content == b"1"
-        assert is_free(name)
 
 
 class Browser:

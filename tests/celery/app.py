@@ -110,13 +110,6 @@ def at_work(name: str, task_id: str) -> None:
         pass
 
 
-@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
-def inner_late(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
-    """The same, acknowledged when it has ended; its leases are short."""
-    nested(keys, clean_up, partial(at_work, name, str(self.request.id)), lease=6)
-    return name
-
-
 @app.task(bind=True)
 def by_hand(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
     """The same, with blocks: it comes back by itself, and what it sends is sent while it holds its locks."""
@@ -240,16 +233,6 @@ def backing_off(self: Task[Any, Any], name: str) -> str:
     """A task that is enqueued once, and whose first run fails; the countdown of its retry may be 0."""
     with work(directory(), name, str(self.request.id)):
         if not self.request.retries:
-            raise ZeroDivisionError
-    return name
-
-
-@app.task(bind=True, autoretry_for=(ZeroDivisionError,), retry_kwargs={"countdown": 0.1, "max_retries": 3})
-@once_per("report:{name}", seconds=60)
-def report(self: Task[Any, Any], name: str, fails: int = 0) -> str:
-    """A task that two schedulers send, and that fails at first."""
-    with work(directory(), name, str(self.request.id)):
-        if self.request.retries < fails:
             raise ZeroDivisionError
     return name
 

@@ -48,9 +48,3 @@ def place(redis: Redis, tmp_path: Path) -> Iterator[MakePlace]:
             return stack.enter_context(placed(tmp_path, broker or redis.uri, **config))
 
         yield make
-
-
-@pytest.fixture
-def name() -> str:
-    """A name that no other test uses."""
-    return uuid.uuid4().hex

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from celery import Celery, Task
 from celery.signals import task_retry, worker_init
 
-from django_mongolock import MongoLock, lock_info, mongo_lock, mongo_locked
+from django_mongolock import MongoLock, mongo_lock, mongo_locked
 from django_mongolock.contrib.celery import retry_task
 
 DIRECTORY = Path(os.environ.get("TEST_CELERY_DIRECTORY", "/nonexistent"))
@@ -74,12 +73,6 @@ def returning(self: Task[Any, Any], name: str, fail: int = 0) -> list[Any]:
 
 
 @app.task
-@mongo_locked("tenant:{name}", permits=3, weight=2, resize=True, wait=0, on_contention="retry")
-def heavy(name: str) -> int:
-    return lock_info(f"tenant:{name}").permits
-
-
-@app.task
 def interrupted(name: str) -> None:
     """Acquires and releases until its soft time limit strikes."""
     while True:
@@ -91,12 +84,6 @@ def interrupted(name: str) -> None:
 @mongo_locked("soft:{name}", lease=60)
 def interrupted_inside(name: str) -> None:
     time.sleep(10)
-
-
-@app.task
-@mongo_locked("killed:{name}", lease=1)
-def killed(name: str) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @app.task

@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the connections of a process"),
 ]
 
-LONG = [pytest.mark.program, pytest.mark.timeout(600)]
 ESTABLISHED = "01"
 
 
@@ -60,12 +59,10 @@ class Costs:
 
 
 @pytest.mark.parametrize("options", ["", "serverMonitoringMode=poll"])
-@pytest.mark.parametrize("count", [3, pytest.param(16, marks=LONG)])
-def test_idle_processes(place: MakePlace, mongo_uri: str, name: str, count: int, options: str) -> None:
+def test_idle_processes(place: MakePlace, mongo_uri: str, name: str, options: str) -> None:
     """A process has no connection before its first lock, at most four later, and after a minute two or one."""
-    here = place(mongo=f"{mongo_uri}&{options}" if options else "")
-    if count == 3:
-        here.environment["TEST_IDLE_SECONDS"] = "1"
+    here, count = place(mongo=f"{mongo_uri}&{options}" if options else ""), 3
+    here.environment["TEST_IDLE_SECONDS"] = "1"
     here.start(concurrency=count)
     costs = Costs(here, mongo_uri)
     costs.tell("started")
@@ -82,5 +79,5 @@ def test_idle_processes(place: MakePlace, mongo_uri: str, name: str, count: int,
     costs.tell("waiting for one lock")
     assert max(costs.threads()) < monitors + 7
     assert eventually(lambda: here.story.count("end", name="wait") == count + 1, 120), here.logs()
-    assert eventually(lambda: set(costs.connections()) == {monitors}, 20 if count == 3 else 120)
+    assert eventually(lambda: set(costs.connections()) == {monitors}, 20)
     costs.tell("idle")

@@ -10,7 +10,6 @@ import pytest
 from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
-from tests.support.waiting import eventually
 
 pytestmark = [
     pytest.mark.long,
@@ -27,19 +26,6 @@ def test_sent_twice(place: MakePlace, name: str) -> None:
     assert first.get(timeout=60) == second.get(timeout=60) != os.getpid(), here.logs()
     assert tasks.charged.delay(name, 2).get(timeout=60) == first.get(timeout=1)
     assert here.story.count("begin") == 1, here.logs()
-
-
-def test_delivered_twice(place: MakePlace, name: str) -> None:
-    """F49: a task that runs longer than the visibility timeout runs once."""
-    here = place(visibility=1.5)
-    here.start()
-    result = tasks.charged.delay(name, 4)
-    assert eventually(lambda: here.story.count("end"), 60), here.logs()
-    assert here.story.count("delivery", id=result.id, again=True) >= 1
-    assert eventually(here.is_quiet, 60), here.logs()
-    assert here.story.count("begin") == 1, here.logs()
-    (begin,) = here.story.of("begin")
-    assert result.get(timeout=10) == begin["pid"]
 
 
 def test_killed_when_it_was_done(place: MakePlace, name: str) -> None:

@@ -17,14 +17,10 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]
 
-LONG = [pytest.mark.program, pytest.mark.timeout(300)]
 
-
-@pytest.mark.parametrize(
-    ("visibility", "seconds"), [(1.5, 4.0), pytest.param(12, 18, marks=LONG), pytest.param(4, 30, marks=LONG)]
-)
-def test_one_run(place: MakePlace, name: str, visibility: float, seconds: float) -> None:
+def test_one_run(place: MakePlace, name: str) -> None:
     """F49: a task that runs longer than the visibility timeout runs once, and then there is peace."""
+    visibility, seconds = 1.5, 4.0
     here = place(visibility=visibility)
     here.start()
     result = tasks.late.delay(name, "a", seconds)

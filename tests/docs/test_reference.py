@@ -30,7 +30,6 @@ from tests.docs.pages import ROOT
 from tests.tested_versions import BEGIN, END, HEAD
 
 PACKAGE = ROOT / "django_mongolock"
-REFERENCE = "docs/reference"
 #: The options that every command of Django has.
 DJANGOS = {action.dest for action in BaseCommand().create_parser("manage.py", "x")._actions}
 
