@@ -21,10 +21,9 @@ from django.core.management import call_command
 from django.db import connections
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
-from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
-from django_mongolock.backends.base import close_backends, get_backend, mongo_store
+from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import declare, undeclare
 from django_mongolock.engine import bells
@@ -182,33 +181,6 @@ class TestRights:
         connect(guarded.uri, **found["OPTIONS"])
         with pytest.raises(LockBackendFailed):
             mongo_lock("k", wait=0).acquire()
-
-    def test_history(self, login: Connect, root: Any, settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-        """Who may only insert does not make a collection without bounds; whoever migrates makes it, and all goes on."""
-        events = root.database.mongolock_locks_history
-        events.drop()
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
-        for user in ("mongolock", "keeper"):
-            login(user)
-            assert "W110" in ask()
-            with mongo_lock("k"):
-                pass
-            close_backends()
-            assert events.name not in root.database.list_collection_names()
-        assert "the history of locks cannot be written" in caplog.text
-        login("keeperDeploy")
-        call_command("migrate", database="mongo", verbosity=0)
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 2}
-        call_command("migrate", database="mongo", verbosity=0)
-        assert events.options()["size"] == 2_000_128
-        assert {"mongolock_key", "mongolock_at"} <= set(events.index_information())
-        login("keeper")
-        assert ask() == []
-        with mongo_lock("k"):
-            pass
-        close_backends()
-        assert events.count_documents({"key": "k"}) == 2
-        events.drop()
 
     def test_results(self, login: Connect, root: Any) -> None:
         """What `idempotent` needs; without it, it fails before anything is done, and the error names the rights."""

@@ -266,14 +266,6 @@ class TestServer:
         assert ids([found]) == ["E019"]
         assert PASSWORD not in f"{found.msg} {found.hint}"
 
-    def test_standalone(self, connect: Connect) -> None:
-        """A standalone server works, and loses locks with every failover that it cannot have."""
-        with Mongod() as server:
-            connect(server.uri)
-            assert ids(ask()) == ["W101"]
-            mongo_lock("k", wait=0).acquire().release()
-            connect()
-
     @pytest.mark.long
     def test_a_majority_without_journals(self, connect: Connect) -> None:
         """F68: what the majority has confirmed is lost when all members crash, so this is an error."""

@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import os
-import pty
 import random
 import re
 import subprocess
@@ -23,7 +22,7 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.inspection import operations, patterns
-from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, waiter
+from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
@@ -102,6 +101,17 @@ class TestClear:
         taken[0].ensure_held()
         assert taken[0].release()
 
+    def test_damaged(self, locks: Locks) -> None:
+        """Damaged documents stay as they are, are told of, and do not stop the others."""
+        locks.stale("good")
+        for name, (change, _) in DAMAGE.items():
+            locks.add(name, [entry(1, left=-60)], [waiter(2, left=-60)], change=change)
+        before = [locks.read(name) for name in DAMAGE]
+        answer = clear()
+        assert (keys(answer["stale"]), answer["cleared"], answer["damaged"]) == (["good"], 1, len(DAMAGE))
+        assert [locks.read(name) for name in DAMAGE] == before
+        assert f"{len(DAMAGE)} damaged documents were not changed" in run("clear_stale_locks", "--no-input")[0]
+
     def test_after_a_failover(self, locks: Locks) -> None:
         """What another primary wrote gets its lease once more, and is not counted as cleared; next time it is stale."""
         locks.stale("old", change={"clock": "another election"})
@@ -110,17 +120,6 @@ class TestClear:
         assert (answer["found"], answer["cleared"], answer["postponed"]) == (2, 1, 1)
         assert locks.read("old")["holders"]
         assert clear()["found"] == 0
-
-    @pytest.mark.parametrize("change", [change for change, _ in DAMAGE.values()], ids=DAMAGE)
-    def test_damaged(self, locks: Locks, change: Any) -> None:
-        """A damaged document stays as it is, is told of, and does not stop the others."""
-        locks.stale("good")
-        locks.add("bad", [entry(1, left=-60)], [waiter(2, left=-60)], change=change)
-        before = locks.read("bad")
-        answer = clear()
-        assert (keys(answer["stale"]), answer["cleared"], answer["damaged"]) == (["good"], 1, 1)
-        assert locks.read("bad") == before
-        assert "1 damaged documents were not changed" in run("clear_stale_locks", "--no-input")[0]
 
 
 class TestWhich:
@@ -241,21 +240,6 @@ class TestAsking:
         assert ("Nothing was cleared." in out) is not cleared
         assert bool(locks.read("k00")["holders"]) is not cleared
 
-    @pytest.mark.long
-    def test_terminal(self, locks: Locks) -> None:
-        """On a real terminal, with a real answer."""
-        locks.stale("k")
-        ours, theirs = pty.openpty()
-        env = {**os.environ, "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"])}
-        argv = [sys.executable, "-m", "django", "clear_stale_locks"]
-        with subprocess.Popen(argv, env=env, stdin=theirs, stdout=subprocess.PIPE, text=True) as process:
-            os.write(ours, b"y\n")
-            out, _ = process.communicate(timeout=60)
-        os.close(ours)
-        os.close(theirs)
-        assert process.returncode == 0
-        assert "Cleared 1 of 1 stale locks." in out
-
 
 class TestOutput:
     """For people a table, for programs one object; exit codes for scripts."""
@@ -317,6 +301,7 @@ class TestList:
 
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
+        locks.add("kept", [entry(6, left=900, released=now())])
         locks.add("b:held", [entry(1, owner="o"), entry(2)], [waiter(3), waiter(4, left=-1)])
         locks.held("a:held", left=60)
         locks.stale("stale")
@@ -329,7 +314,8 @@ class TestList:
             ((), ["a:held", "b:held", "z:bad"]),
             (("--stale",), ["stale"]),
             (("--waiting",), ["b:held"]),
-            (("--all",), ["a:held", "b:held", "free", "stale", "z:bad"]),
+            (("--kept",), ["kept"]),
+            (("--all",), ["a:held", "b:held", "free", "kept", "stale", "z:bad"]),
             (("--key", "?:held"), ["a:held", "b:held"]),
             (("--all", "--owner", "o"), ["b:held"]),
             (("--limit", "1"), ["a:held"]),

@@ -314,13 +314,6 @@ class TestHostile:
         assert "good" in section(admin.get(PAGE), "held")
         assert monitor.get(STATUS).status_code == 200
 
-    def test_foreign_keys(self, locks: Locks, admin: Client) -> None:
-        """Documents whose key is no text are not ours to show."""
-        for key in (7, b"x", {"a": 1}):
-            locks.add(key, [entry(1)], [waiter(2)])
-        locks.held("good")
-        assert "good" in section(admin.get(PAGE), "held")
-
 
 class TestRights:
     """To look needs the permission to view; the JSON needs its own."""
@@ -526,17 +519,6 @@ class TestDrawing:
             assert picture.span.total_seconds() == span
             assert [mark.kind for mark in picture.lanes[0].marks][-1] == "hold"
 
-    def test_lanes_worth_their_place(self, locks: Locks, admin: Client) -> None:
-        """Waits come first, then long holds; a lock that was just granted pushes none of them out."""
-        for number in range(10):
-            locks.add(f"new:{number}", [entry(number, held_for=1)])
-        locks.add("long", [entry(20, held_for=200)])
-        locks.add("waited", [entry(21, held_for=30)], [waiter(22, held_for=20)])
-        locks.add("had:waited", [entry(23, held_for=30, since=now() - timedelta(seconds=90))])
-        shown = [lane.key for lane in admin.get(PAGE).context["recent"].lanes]
-        assert shown[:3] == ["had:waited", "waited", "long"]
-        assert len(shown) == lanes.MAX_LANES
-
     def test_kept(self, locks: Locks) -> None:
         """What is only kept was held until its work was done, and no longer."""
         done = now() - timedelta(seconds=150)
@@ -584,12 +566,6 @@ class TestDrawing:
         assert "The last hour" in page.content.decode()
         assert len(page.context["events"]) == 6
 
-    def test_the_last_hour_of_a_damaged_event(self, told: Collection[dict[str, Any]], admin: Client) -> None:
-        """What an event says is drawn for a day at most; one without a time is left out."""
-        told.insert_one({"key": "k", "event": "released", "at": "?", "held_ms": 5})
-        (lane,) = admin.get(f"{LIST}k/change/").context["hour"].lanes
-        assert ("hold", "0.00%") in {(mark.kind, mark.x) for mark in lane.marks}
-
     def test_more_than_is_drawn(
         self, told: Collection[dict[str, Any]], admin: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -599,15 +575,6 @@ class TestDrawing:
             monkeypatch.setattr(lanes, "MAX_EVENTS", most)
             for path in (PAGE, f"{LIST}k/change/"):
                 assert (said in text_of(admin.get(path))) is capped
-
-    def test_no_last_hour(self, told: Collection[dict[str, Any]], admin: Client, settings: Settings) -> None:
-        """There is no picture if nothing happened in the hour, or no history is kept."""
-        told.delete_many({"at": {"$gte": now() - timedelta(hours=1)}})
-        page = admin.get(f"{LIST}k/change/")
-        assert page.context["hour"] is None
-        assert page.context["events"]
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 0}
-        assert "The last hour" not in admin.get(f"{LIST}k/change/").content.decode()
 
     def test_the_history_in_the_lanes(self, locks: Locks, told: Collection[dict[str, Any]], admin: Client) -> None:
         """The dashboard draws every hold of the last minutes, not only the present and the previous one."""

@@ -15,16 +15,12 @@ from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from django_mongolock import mongo_lock
-from django_mongolock.admin import graph
 from django_mongolock.backends.base import mongo_store
 from tests.support.browsing import MIDDLEWARE, POLICY, browser, opened
 from tests.support.lock_documents import Locks, entry, now, waiter
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.django_db(databases=["default", "mongo"], transaction=True),
-]
+pytestmark = [pytest.mark.long, pytest.mark.django_db(databases=["default", "mongo"], transaction=True)]
 
 PAGE = "/admin/django_mongolock/lock/dashboard/"
 LIST = "/admin/django_mongolock/lock/"
@@ -198,19 +194,6 @@ class TestEverybody:
             locks.held("later")
             page.click("#mongolock-now")
             assert page.locator("#held [data-key='later']").count() == 1
-
-    @pytest.mark.parametrize("key", ["shop.tasks.nightly.export_books", "shop:orders:of:the:year:2026", "日本語" * 9])
-    def test_labels_of_the_graph(self, visit: Visit, locks: Locks, key: str) -> None:
-        """A long label is cut at its box; of a dotted name the end stays, which tells it from others."""
-        locks.add(key, [entry(1)], [waiter(2)])
-        with visit(every=60) as page:
-            label = page.locator(".mongolock-box b", has_text=key)
-            box, text = label.bounding_box(), label.locator("bdi").bounding_box()
-            assert box["width"] <= graph.WIDTH < text["width"]
-            if "." in key:
-                assert abs(text["x"] + text["width"] - box["x"] - box["width"]) < 1
-            else:
-                assert abs(text["x"] - box["x"]) < 1
 
     def test_keyboard(self, visit: Visit, locks: Locks) -> None:
         """Everything that can be pressed or scrolled is reached by Tab, and one sees where one is."""

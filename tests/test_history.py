@@ -15,7 +15,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pytest_django import Settings
 
-from django_mongolock import LockBackendFailed, LockDeadlock, MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock import LockBackendFailed, LockDeadlock, mongo_lock
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.checks import check_server, check_settings
 from django_mongolock.engine import history
@@ -87,19 +87,6 @@ class TestWhatIsWritten:
         assert "taken away" in (lost.reason or "")
         assert forced.at <= lost.at
         assert lock.lost
-
-    @pytest.mark.long
-    def test_each_of_several_holders(self, kept: Any) -> None:
-        """One event for each that a semaphore or a lock of readers was taken from; and for no other."""
-        held: list[MongoLock] = []
-        threads = [threading.Thread(target=lambda: held.append(mongo_semaphore("gpu", 3).acquire())) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-            thread.join()
-        lock = Lock.objects.get(key="gpu")
-        token = max(holder.token for holder in lock.holders)
-        assert lock.force_release(token=token, by="anna", reason="x")
-        assert eventually(lambda: [e.token for e in told("gpu") if e.event == "forced"] == [token])
 
     @pytest.mark.long
     def test_a_request(self, kept: Any) -> None:
@@ -281,22 +268,6 @@ class TestBounds:
 
 class TestModel:
     """`LockEvent` is queried like any other model, and never written."""
-
-    @pytest.mark.long
-    def test_by_an_index(self, kept: Collection[Document], commands: Commands) -> None:
-        """The latest, of all or of one key, are read without going through the others."""
-        call_command("migrate", database="mongo", verbosity=0)
-        kept.insert_many({"key": f"k{n % 50}", "event": "granted", "at": None} for n in range(3_000))
-        commands.sent.clear()
-        LockEvent.objects.all().recent(20)
-        LockEvent.objects.filter(key="k7").recent(20)
-        assert commands.names() == ["aggregate", "aggregate"]
-        for sent in commands.sent:
-            asked = {"aggregate": NAME, "pipeline": sent["pipeline"], "cursor": {}}
-            explained = kept.database.command("explain", asked, verbosity="executionStats")
-            found = explained["stages"][0]["$cursor"] if "stages" in explained else explained
-            assert "COLLSCAN" not in str(found)
-            assert found["executionStats"]["totalDocsExamined"] == 20
 
     def test_nobody_writes(self, kept: Any) -> None:
         """Neither by the model nor by its queries."""

@@ -40,13 +40,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_mongolock import (
-    SKIPPED,
-    LockLost,
-    LockMisused,
-    LockNotAcquired,
-    mongo_lock,
-)
+from django_mongolock import SKIPPED, LockLost, LockMisused, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine.memory_server import MemoryResults, MemoryStore
 from django_mongolock.exceptions import LockBackendFailed
@@ -330,9 +324,7 @@ class TestResults:
         assert done[key] == 2
 
     @pytest.mark.parametrize(
-        "make",
-        [lambda: StreamingHttpResponse(["a"]), lambda: FileResponse([b"a"])],
-        ids=["stream", "file"],
+        "make", [lambda: StreamingHttpResponse(["a"]), lambda: FileResponse([b"a"])], ids=["stream", "file"]
     )
     def test_streaming(self, key: str, make: Callable[[], Any]) -> None:
         """It has no end that could be kept: the error names the cure."""

@@ -14,13 +14,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from bson import ObjectId
 from django.apps import AppConfig, apps
 from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
-from django.test import RequestFactory
 from django.views import View
 from pymongo.errors import AutoReconnect
 from pymongo.hello import Hello
@@ -45,8 +43,6 @@ from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.checks import check_settings, check_shared_locks
 from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
-from django_mongolock.contrib.celery.tasks import clear_stale_locks
-from django_mongolock.documents import DocumentLock, document_lock
 from django_mongolock.documents.admin import DocumentLockAdminMixin
 from django_mongolock.engine import protocol
 from django_mongolock.engine.driver_errors import whereabouts
@@ -91,24 +87,6 @@ def test_blocking_in_a_coroutine_is_warned_of() -> None:
             pass
 
     asyncio.run(block())
-
-
-def test_a_view_cannot_be_skipped() -> None:
-    """A view owes a response; told at every call, not first under contention."""
-
-    @mongo_locked("k", on_contention="skip")
-    def view(request: Any) -> None: ...
-
-    with pytest.raises(TypeError, match="respond"):
-        view(RequestFactory().get("/"))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("wrong", [{}, [], {"DATABASE": None}, {"DATABASE": "mongo", "LEESE": 5}])
-def test_wrong_settings_are_left_to_the_checks(settings: Settings, wrong: Any) -> None:
-    """``check`` and ``migrate`` ask the router first: it must not hide their answer behind a traceback."""
-    settings.MONGOLOCK = wrong
-    assert MongoLockRouter().allow_migrate("default", "auth") is None
 
 
 def test_a_wrong_setting_does_not_open_the_locks_to_other_apps(settings: Settings) -> None:
@@ -176,24 +154,6 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
         mongo_lock("a", lease=-second)
     settings.MONGOLOCK = {**settings.MONGOLOCK, "MAX_WAITERS": second}
     assert [found.id for found in check_settings(app_configs=None)] == ["mongolock.E010"]
-
-
-def test_a_timedelta_is_a_time_beside_named_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between attempts, and for documents."""
-    states: Any = {"state": "exportStatus", "pending": {"exporting": "failed"}, "final": ["exported"]}
-    declare = functools.partial(DocumentLock, Ad, **states)
-    monkeypatch.setattr(document_lock, "_declared", {})  # for this test only
-    second = timedelta(seconds=1)
-    retrying = retrying_on_conflict(backoff=second, longest=2 * second)
-    assert (retrying.backoff, retrying.longest) == (1.0, 2.0)
-    lock = declare(stale_after=60 * second)
-    assert lock.rules.stale_after == 60.0
-    assert lock.hold((ObjectId(), 1), wait=second)._wait == 1.0
-    assert lock.snapshots("stale", older_than=second) == []
-    assert lock.clear_stale(older_than=timedelta(days=1)).cleared == []
-    assert clear_stale_locks(older_than=second) == {"found": 0, "cleared": 0}
-    with pytest.raises(TypeError, match="stale_after is a number of seconds or a timedelta"):
-        declare(stale_after="3")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -415,24 +375,6 @@ def test_a_locked_command_is_checked_where_it_is_written() -> None:
         type("Command", (LockedCommand,), {"lock_key": "import:{}"})
     assert "did you mean lease=?" in unmeant(lambda: type("Command", (LockedCommand,), {"lock_options": {"leas": 3}}))
     type("Command", (LockedCommand,), {"on_contention": "skip", "lock_key": "import:{source}"})
-
-
-@pytest.mark.parametrize(
-    ("role", "field", "holds"),
-    [
-        ("version", "price", "make it a VersionField"),
-        ("time", "title", "the lock keeps date and time in it"),
-        ("holder", "price", "the lock keeps text in it"),
-        ("state", "price", "the lock keeps text in it"),
-    ],
-)
-def test_a_document_lock_looks_at_the_kinds_of_its_fields(role: str, field: str, holds: str) -> None:
-    """Where it is declared: a version that is text would be found out by the first acquisition."""
-    fields: Any = {"state": "exportStatus", role: field}
-    declare = functools.partial(DocumentLock, pending={"exporting": "failed"}, final=["exported"], stale_after=60)
-    said = unmeant(lambda: declare(Ad, name="stumble", **fields))
-    assert f"{role}={field!r} is a " in said
-    assert holds in said
 
 
 class UserLockAdmin(DocumentLockAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]

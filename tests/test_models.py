@@ -96,9 +96,7 @@ class TestIndexes:
         query = getattr(Lock.objects, name)().order_by("expires_at").as_query()
         assert query is not None
         stats = many.collection.database.command(
-            "explain",
-            {"find": many.collection.name, "filter": query[0], "sort": query[1]},
-            verbosity="executionStats",
+            "explain", {"find": many.collection.name, "filter": query[0], "sort": query[1]}, verbosity="executionStats"
         )["executionStats"]
         assert stats["totalDocsExamined"] <= most
         assert stats["totalKeysExamined"] <= most + 1
@@ -248,10 +246,7 @@ class TestDamage:
         """A date after the year 9999 has no word in Python: the others are still read."""
         locks.held("good")
         locks.add("bad", [entry()], change={"expires_at": DatetimeMS(2**60)})
-        assert {lock.key: lock.state for lock in Lock.objects.snapshots()} == {
-            "good": State.HELD,
-            "bad": State.DAMAGED,
-        }
+        assert {lock.key: lock.state for lock in Lock.objects.snapshots()} == {"good": State.HELD, "bad": State.DAMAGED}
 
     @pytest.mark.long
     def test_huge(self, locks: Locks) -> None:
@@ -260,12 +255,7 @@ class TestDamage:
             "huge", [entry(number, mode="shared", capacity=2**31 - 1) for number in range(5_000)], [waiter()] * 5_000
         )
         [lock] = Lock.objects.snapshots()
-        assert (len(lock.holders), lock.holding, len(lock.waiters), lock.waiting) == (
-            3,
-            5_000,
-            1,
-            5_000,
-        )
+        assert (len(lock.holders), lock.holding, len(lock.waiters), lock.waiting) == (3, 5_000, 1, 5_000)
 
 
 def test_migrations_are_complete(locks: Locks) -> None:

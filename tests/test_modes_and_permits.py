@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,8 +9,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.core.management import call_command
-from django.test import Client
 
 from django_mongolock import (
     SKIPPED,
@@ -147,30 +143,6 @@ def test_another_number_of_permits(options: dict[str, Any]) -> None:
     for alone in ({"resize": True}, {"weight": 2}):
         with pytest.raises(TypeError, match="permits="):
             mongo_locked("a", **alone)
-
-
-@pytest.mark.long
-@WITH_MONGO
-def test_how_many_permits_are_used(admin_client: Client) -> None:
-    """`list_locks` and the admin say it: of a semaphore, and of no other lock."""
-    key, out = new_key(), io.StringIO()
-    address = f"/admin/django_mongolock/lock/?q={key}"
-    with in_another_thread(mongo_semaphore(key, 3)):
-        with in_another_thread(mongo_semaphore(key, 3)):
-            call_command("list_locks", "--key", key, stdout=out)
-            assert "held, 2 of 3 permits" in out.getvalue()
-            assert "(2 of 3 permits)" in admin_client.get(address).content.decode()
-        with in_another_thread(mongo_semaphore(key, 3, weight=2)):
-            out = io.StringIO()
-            call_command("list_locks", "--key", key, "--json", stdout=out)
-            (lock,) = json.loads(out.getvalue())["locks"]
-            assert (lock["holding"], lock["permits"]) == (2, 3)
-            assert [(each["capacity"], each["weight"]) for each in lock["holders"]] == [(3, 1), (3, 2)]
-            assert "(3 of 3 permits)" in admin_client.get(address).content.decode()
-            assert (lock_info(key).holding, lock_info(key).permits) == (2, 3)
-        assert "(1 of 3 permits)" in admin_client.get(address).content.decode()
-    with in_another_thread(mongo_lock(key, mode="shared")):
-        assert "permits" not in admin_client.get(address).content.decode()
 
 
 @pytest.fixture(params=["mongodb", "memory"])

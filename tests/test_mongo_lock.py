@@ -15,13 +15,7 @@ from django.db import connections
 from django.test import SimpleTestCase
 from pytest_django import Settings
 
-from django_mongolock import (
-    LockNotAcquired,
-    LockReentry,
-    MongoLock,
-    mongo_lock,
-    mongo_semaphore,
-)
+from django_mongolock import LockNotAcquired, LockReentry, MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.signals import lock_acquired, lock_released
 from testproject.shop.models import Ad, Order, Seller
@@ -195,18 +189,6 @@ class TestAliases:
         with mongo_lock(key), mongo_lock(key, using=other_alias) as lock:
             assert holders(key, other_alias)[0]["token"] == lock.fencing_token
             assert holders(key)[0]["token"] != lock.fencing_token
-
-    def test_unknown(self) -> None:
-        """An alias that is not there is told by its name."""
-        with pytest.raises(ImproperlyConfigured, match="no DATABASES alias 'nowhere'"):
-            mongo_lock("key", using="nowhere")
-
-    def test_sql(self) -> None:
-        """An alias that is not MongoDB is told with what it is."""
-        with pytest.raises(
-            ImproperlyConfigured, match=r"'default' is not MongoDB: its ENGINE is 'django\.db.*sqlite3'"
-        ):
-            mongo_lock("key", using="default")
 
 
 class TestSettings:

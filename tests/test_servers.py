@@ -52,12 +52,7 @@ def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri",
-    [
-        "mongodb://user:secret@127.0.0.1:1/",
-        "mongodb://user:secret@127.0.0.1:secret/",
-        "secret",
-    ],
+    "uri", ["mongodb://user:secret@127.0.0.1:1/", "mongodb://user:secret@127.0.0.1:secret/", "secret"]
 )
 def test_mongodb_names_a_server_that_cannot_be_used_without_its_password(
     uri: str, monkeypatch: pytest.MonkeyPatch

@@ -83,11 +83,6 @@ async def afile(request: HttpRequest, name: str) -> FileResponse:
     return FileResponse(Path(__file__).open("rb"))  # noqa: ASYNC230
 
 
-def broken(name: str) -> Iterator[str]:
-    yield "1"
-    raise ZeroDivisionError
-
-
 @lock_stream
 async def endless(request: HttpRequest, name: str) -> StreamingHttpResponse:
     async def parts() -> AsyncIterator[str]:
@@ -114,7 +109,6 @@ VIEWS: dict[str, Any] = {
     "aclass": AsyncStreamClass.as_view(),
     "file": file,
     "afile": afile,
-    "failing": view_of(broken, is_async=False),
     "endless": endless,
 }
 urlpatterns = [path(f"{kind}/<name>/", view) for kind, view in VIEWS.items()]
@@ -186,14 +180,6 @@ class TestWsgi:
         self.call("file", name, **{"wsgi.file_wrapper": Wrapper})
         assert not is_free(name)
         sent[0].close()
-        assert is_free(name)
-
-    def test_failing(self, name: str) -> None:
-        """A stream that raises is closed by the server."""
-        response = self.call("failing", name)
-        with pytest.raises(ZeroDivisionError):
-            list(response)
-        response.close()
         assert is_free(name)
 
     def test_dropped(self, name: str) -> None:

@@ -19,7 +19,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, SimpleTestCase
-from pytest_django import Settings
 
 from django_mongolock import (
     LockBackendFailed,
@@ -31,11 +30,9 @@ from django_mongolock import (
     lock_key,
     mongo_lock,
     mongo_locked,
-    mongo_semaphore,
     signals,
 )
 from django_mongolock.backends.base import get_backend
-from django_mongolock.backends.memory import MemoryLockBackend
 from django_mongolock.backends.mongo import MongoBackend
 from django_mongolock.checks import opt_in
 from django_mongolock.models import Lock
@@ -76,25 +73,8 @@ class TestLockedView(LockTestMixin, SimpleTestCase):
         assert pay(RequestFactory().get("/"), 5).status_code == 200
 
 
-@override_locks(attr_name="locks", WAIT=0)
-class TestDecoratedCase(SimpleTestCase):
-    """`override_locks` on a class."""
-
-    locks: MemoryLocks
-
-    def test_lock(self) -> None:
-        with self.locks.hold("a"), pytest.raises(LockNotAcquired) as caught:
-            mongo_lock("a").acquire()
-        assert caught.value.waited < 8
-
-
 class TestOverride:
     """Where `override_locks` may stand, and that nothing of it stays."""
-
-    @override_locks(kwarg_name="locks")
-    def test_on_a_function(self, locks: MemoryLocks) -> None:
-        mongo_lock("a").acquire().release()
-        locks.assert_locked("a")
 
     @override_locks(kwarg_name="locks")
     async def test_on_a_coroutine_function(self, locks: MemoryLocks) -> None:
@@ -109,17 +89,6 @@ class TestOverride:
                 assert locks.acquired == locks.held() == []
                 lock = mongo_lock("a", wait=0).acquire()
             assert lock.lost
-
-    def test_settings_may_change_meanwhile(self, settings: Any, mongolock: MemoryLocks) -> None:
-        """Whichever of the two ends first; and what is held elsewhere stays."""
-        mongolock.hold("a")
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 0, "KEY_PREFIX": ""}
-        assert isinstance(get_backend(), MemoryLockBackend)
-        assert not mongo_lock("a").try_acquire()
-
-    def test_mongodb_is_back_after_that(self) -> None:
-        """Depends on the test before: fixtures end in another order there than they began."""
-        assert isinstance(get_backend(), MongoBackend)
 
     def test_the_order_of_mixins_does_not_matter(self) -> None:
         class Case(SimpleTestCase, LockTestMixin):
@@ -231,16 +200,6 @@ class TestLeftBehind:
             assert not mongo_lock("b", wait=0).try_acquire()
             assert mine.release()
 
-    def test_settings_that_change_inside(self, settings: Settings) -> None:
-        """A backend that was made from the settings before is not used again."""
-        with override_locks(LEASE=40):
-            assert mongo_lock("a").options.terms.lease == 40
-            with override_locks(LEASE=50):
-                settings.MONGOLOCK = {**settings.MONGOLOCK, "MAX_WAITERS": 7}
-                assert mongo_lock("a").options.terms.lease == 50
-            assert get_backend().settings.MAX_WAITERS == 7
-            assert get_backend().settings.LEASE == 40
-
 
 @pytest.mark.long
 def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,12 +278,6 @@ class TestHold:
         assert not mongo_lock("a").try_acquire()
         mongolock.advance(2)
         assert mongo_lock("a").try_acquire()
-
-    def test_readers_and_permits(self, mongolock: MemoryLocks) -> None:
-        with mongolock.hold("a", mode="shared"), mongolock.hold("a", mode="shared"):
-            assert mongo_lock("a", mode="shared").try_acquire()
-        with mongolock.hold("b", permits=2):
-            assert mongo_semaphore("b", 2).try_acquire()
 
     def test_an_instance_and_a_made_key(self, mongolock: MemoryLocks) -> None:
         order = Order(pk=7)

@@ -17,13 +17,7 @@ from django.test import TestCase
 from django_mongodb_backend import transaction as mongo_transaction
 from pytest_django import DjangoDbBlocker
 
-from django_mongolock import (
-    LockLost,
-    LockReentry,
-    MongoLock,
-    mongo_lock,
-    mongo_locked,
-)
+from django_mongolock import LockLost, LockReentry, MongoLock, mongo_lock, mongo_locked
 from django_mongolock.backends import transactions as module
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_released
@@ -155,13 +149,6 @@ class TestOnCommit:
         assert story == ["release, 0 rows"]
         assert not lock.held
 
-    def test_released_early(self, rows: Rows, story: list[str]) -> None:
-        """`release(early=True)` also ends the minimum hold, after the commit."""
-        with transaction.atomic(using="file"):
-            lock = mongo_lock(new_key(), min_hold=100, release="on_commit").acquire()
-            assert lock.release(early=True)
-        assert holders(lock.key) == []
-
     def test_failing_hook(self, rows: Rows, story: list[str]) -> None:
         """A function given to `on_commit` that raises keeps no lock."""
 
@@ -220,14 +207,6 @@ class TestOnCommit:
         assert manual() == ["a", "b", "c"]
         assert story == ["end of block", "release, 0 rows", "release, 0 rows"] * 2
 
-    def test_other_threads(self, rows: Rows, story: list[str]) -> None:
-        """A transaction of another thread is nobody else's business."""
-        with transaction.atomic(using="file"):
-            thread = threading.Thread(target=lambda: work_without_rows(story))
-            thread.start()
-            thread.join()
-        assert story == ["release, 0 rows"]
-
     @pytest.mark.long
     def test_thread_that_dies(self, rows: Rows) -> None:
         """F32: a thread that ends inside its transaction leaves no lock."""
@@ -242,11 +221,6 @@ class TestOnCommit:
         thread.start()
         thread.join()
         assert eventually(lambda: not holders(keys[0]), 20)
-
-
-def work_without_rows(story: list[str]) -> None:
-    with mongo_lock(new_key(), release="on_commit"):
-        pass
 
 
 class TestLoss:

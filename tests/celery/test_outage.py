@@ -131,17 +131,3 @@ def after_success(story: Story, name: str) -> list[float]:
     succeeded = {each["id"] for each in story.of("done")}
     runs = sorted(story.of("begin", name=name), key=lambda each: each["at"])
     return [later["at"] - run["at"] for run, later in pairwise(runs) if run["id"] in succeeded]
-
-
-def test_two_beats(place: MakePlace, name: str) -> None:
-    """Two beats send a task four times a second that runs once in two: not sooner, and again at once if a run fails."""
-    here = place(beat_schedule=ticks(name))
-    here.start(concurrency=4)
-    with Beat(here), Beat(here):
-        assert eventually(lambda: here.story.count("begin") > 5, 60), here.logs()
-    assert eventually(lambda: here.is_quiet() and here.story.count("begin") == here.story.count("end"), 30)
-    story = here.story
-    assert min(after_success(story, name)) > 1.7  # a tenth less than the period, by the clock of the server
-    # A state is stored after the run has ended.
-    assert eventually(lambda: 0 < story.count("state", state="FAILURE") == story.count("begin") // 3), here.logs()
-    assert story.overlaps(name) == 0
