@@ -13,12 +13,10 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_postrun
+from celery.signals import task_postrun, worker_init
 
 from django_mongolock import LockError, MongoLock, mongo_lock, mongo_locked, once_per
 from django_mongolock.contrib.celery import OnceTask, retry_current_task
-from django_mongolock.engine import mongo_store
-from django_mongolock.engine.session import listener
 from django_mongolock.idempotency import idempotent
 from tests.celery.records import DIRECTORY, Story, listen, note, work
 from tests.support.looking import holders
@@ -37,9 +35,12 @@ app.conf.update(
 app.conf.update(json.loads(os.environ.get("TEST_CELERY_CONFIG", "{}")))
 if DIRECTORY in os.environ:
     listen(HERE)
-if "TEST_IDLE_SECONDS" in os.environ:  # not a minute
-    mongo_store.MAX_IDLE_MS = 1_000 * int(os.environ["TEST_IDLE_SECONDS"])
-    listener.LINGER = float(os.environ["TEST_IDLE_SECONDS"])  # type: ignore[misc]
+if "TEST_PARENT" in os.environ:
+
+    @worker_init.connect
+    def hold_in_parent(**kwargs: Any) -> None:
+        """The worker itself holds a lock before it forks its pool."""
+        kept.append(mongo_lock(os.environ["TEST_PARENT"], lease=60).acquire())
 
 
 def directory() -> Path:
@@ -175,6 +176,21 @@ def keep(key: str) -> int:
     """Leaves a lock behind."""
     kept.append(mongo_lock(key, lease=600, auto_renew=False).acquire())
     return os.getpid()
+
+
+@app.task
+def interrupted(key: str) -> None:
+    """Acquires and releases until its soft time limit strikes."""
+    while True:
+        with mongo_lock(key, wait=0, lease=60):
+            pass
+
+
+@app.task
+@mongo_locked("{key}", lease=60)
+def interrupted_inside(key: str) -> None:
+    """The same, under one lock."""
+    time.sleep(10)
 
 
 @app.task(bind=True)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
+from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
 from django_mongolock import SKIPPED, LockBackendFailed, LockNotAcquired, mongo_locked, once_per
@@ -20,6 +21,7 @@ from django_mongolock.backends.base import mongo_store
 from django_mongolock.context import RETURNED
 from django_mongolock.contrib.celery import retry_task
 from django_mongolock.contrib.celery.retry_task import Note, retry_current_task
+from django_mongolock.decorator import contention
 from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.step import Step
 from tests.celery.running import OtherRun, in_task
@@ -284,6 +286,49 @@ def test_the_broker_refuses_for_a_while(key: str, monkeypatch: pytest.MonkeyPatc
         retry_current_task(BUSY)
     assert all(later - earlier > least for least, (earlier, later) in zip((0.05, 0.1), pairwise(tries), strict=True))
     assert len(tries) == 3
+
+
+# Where there is no later
+
+
+@app.task(max_retries=0, shared=False)
+@mongo_locked("{key}", wait=0, on_contention="retry")
+def returning(key: str) -> str:
+    return "ran"
+
+
+def test_without_a_worker(key: str) -> None:
+    """A task that is called as a function, or runs where it is sent, is locked as well; it has no later, and fails."""
+    assert (returning(key), returning.apply((key,)).get()) == ("ran", "ran")
+    with held_elsewhere(key):
+        with pytest.raises(LockNotAcquired):
+            returning(key)
+        assert isinstance(returning.apply((key,)).result, LockNotAcquired)
+
+
+def test_without_the_app(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the app is not in INSTALLED_APPS, nothing has registered "retry": the error names the cure."""
+    monkeypatch.setattr(contention, "_policies", {})
+    with held_elsewhere(key), pytest.raises(ImproperlyConfigured, match="INSTALLED_APPS"):
+        returning(key)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_broker_away(monkeypatch: pytest.MonkeyPatch, settings: Settings, late: bool) -> None:
+    """F106, F127: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
+    lost without a word."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 0}
+    monkeypatch.setattr(retry_task, "GIVE_BACK", 0)
+
+    def fail(message: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", fail)
+    monkeypatch.setattr(task, "acks_late", late)
+    with in_task(task), pytest.raises(Reject if late else ConnectionError) as caught:
+        retry_current_task(BUSY)
+    assert getattr(caught.value, "requeue", False) is late
+    assert isinstance(caught.value, Ignore) is late  # F127: `autoretry_for=(Exception,)` leaves an Ignore alone
 
 
 @pytest.mark.parametrize("wait", [0, 5, None])

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from django_mongolock import SKIPPED, mongo_lock
 from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.workers import Place
-from tests.support.looking import document, holders
+from tests.support.looking import document, holder, holders
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -77,6 +79,39 @@ def test_a_killed_process_of_the_pool(place: MakePlace, name: str, task: Any) ->
     assert done(here, result) == "a"
     if task is tasks.told_once_per:
         assert task(name, "a") is SKIPPED
+
+
+def test_processes_have_sessions_of_their_own(place: MakePlace, name: str) -> None:
+    """F30, F31: each process of the pool has its own session; what the worker held before it forked, it keeps."""
+    here, parent = place(), f"parent:{name}"
+    here.environment["TEST_PARENT"] = parent
+    worker = here.start(concurrency=2)
+    before = holder(parent)
+    for letter in "ab":
+        tasks.told_early.delay(f"{name}{letter}", letter)
+    begun(here, 2)
+    held = [holder(parent), holder(f"{name}a"), holder(f"{name}b")]
+    assert (held[0]["pid"], held[0]["token"]) == (worker.process.pid, before["token"])
+    assert len({each["pid"] for each in held}) == len({each["session"] for each in held}) == 3
+    tasks.tell("a")
+    tasks.tell("b")
+    assert worker.stop() == 0, here.logs()
+    assert holders(parent) == []
+
+
+def test_soft_time_limit(place: MakePlace, name: str) -> None:
+    """F29: soft time limits that strike anywhere in acquire, body and release leave no lock behind."""
+    here = place()
+    here.start(concurrency=2)
+    sent = [tasks.interrupted] * 14 + [tasks.interrupted_inside] * 6
+    results = [
+        task.apply_async((f"{name}{number}",), soft_time_limit=random.uniform(0.05, 0.2))
+        for number, task in enumerate(sent)
+    ]
+    for result in results:
+        with pytest.raises(SoftTimeLimitExceeded):
+            done(here, result)
+    assert eventually(lambda: not any(holders(f"{name}{number}") for number in range(len(sent))), 5)
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])

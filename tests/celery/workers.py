@@ -25,16 +25,9 @@ from tests.support.waiting import eventually
 class Worker:
     """A real ``celery worker`` in a session of its own, so that it can be killed whole."""
 
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        log: Path,
-        pool: str = "prefork",
-        concurrency: int = 2,
-        app: str = "tests.celery.app",
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], log: Path, pool: str = "prefork", concurrency: int = 2) -> None:
         command = [
-            *(sys.executable, "-m", "celery", "-A", app, "worker", f"--pool={pool}"),
+            *(sys.executable, "-m", "celery", "-A", "tests.celery.app", "worker", f"--pool={pool}"),
             *(f"--concurrency={concurrency}", "--without-gossip", "--without-mingle", "--without-heartbeat"),
             *("--loglevel=INFO", "-n", f"{uuid.uuid4().hex}@%h"),
         ]
