@@ -196,7 +196,6 @@ class TestList:
         assert rows(admin.get(f"{LIST}?{query}")) == keys
 
     def test_search_finds_every_state(self, admin: Client, locks: Locks) -> None:
-        """Whoever looks for a lock finds it, held or not; who also chose a state finds it there only."""
         locks.free("look:free")
         locks.stale("look:stale")
         locks.held("look:held")
@@ -315,8 +314,6 @@ class TestEmpty:
 
 
 class TestPage:
-    """The page of one lock."""
-
     def test_held(self, locks: Locks, admin: Client) -> None:
         """Holders, those who wait in their order, and what was counted."""
         locks.add(

@@ -267,7 +267,6 @@ class TestFencedUpdate:
         assert getattr(one.get(), text) == "newer"
 
     async def test_async(self, rows: Any) -> None:
-        """The same for coroutines."""
         queryset, field, text = rows
         one = queryset.filter(**{text: "one"})
         assert await afenced_update(one, 7, field=field) == 1

@@ -423,7 +423,6 @@ class TestRestFramework:
         assert 10 < int(response["Retry-After"]) <= 22
 
     def test_status(self, kind: str, name: str, settings: Settings) -> None:
-        """The status is the setting's."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "CONTENTION_STATUS": 409}
         with held_elsewhere(f"kind:{name}"):
             response = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention="respond"))(name)
@@ -432,7 +431,6 @@ class TestRestFramework:
     @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_away(self, kind: str, name: str) -> None:
-        """503 while MongoDB is away."""
         response = KINDS[kind](mongo_locked("kind:{name}", on_contention="respond"))(name)
         assert response.status_code == 503
         assert response["Retry-After"] == "5"

@@ -159,8 +159,6 @@ class TestUser:
         assert facts_within(request).get("user") == name
 
     def test_failing_lookup(self) -> None:
-        """A lookup that fails breaks no lock."""
-
         def fail() -> Any:
             raise ZeroDivisionError
 

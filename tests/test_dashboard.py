@@ -271,14 +271,6 @@ class TestLimits:
 class TestEmpty:
     """An empty list says what that means."""
 
-    def test_unused(self, locks: Locks, admin: Client) -> None:
-        """Nobody has taken a lock yet: how to."""
-        response = admin.get(PAGE)
-        assert "No problems" in text_of(response)
-        assert 'with mongo_lock("order:5"):' in text_of(response)
-        for name in ("waits", "deadlocks", "held", "stale", "contended", "processes"):
-            assert re.search(r"[.]", section(response, name)), name
-
 
 class TestHostile:
     """Whatever is in a document, the page stands, and everything else on it too."""
@@ -326,7 +318,6 @@ class TestRights:
         ("permission", "page", "status"), [("view_lock", 200, 403), ("view_lock_status", 403, 200), ("x", 403, 403)]
     )
     def test_permissions(self, permission: str, page: int, status: int) -> None:
-        """One does not come with the other."""
         client = browser(permission)
         assert (client.get(PAGE).status_code, client.get(STATUS).status_code) == (page, status)
         assert (b"lock/status/" in client.get(PAGE).content) is False
@@ -344,7 +335,6 @@ class TestRights:
 
     @pytest.mark.parametrize("method", ["post", "put", "delete"])
     def test_only_looks(self, admin: Client, monitor: Client, method: str) -> None:
-        """There is nothing to send."""
         assert getattr(admin, method)(PAGE).status_code == 403
         assert getattr(monitor, method)(STATUS).status_code == 405
 
@@ -482,7 +472,6 @@ class TestDrawing:
         assert (len(drawn.nodes), [edge.back for edge in drawn.edges].count(True)) == (4, 1)
 
     def test_no_two_boxes_in_one_place(self, locks: Locks) -> None:
-        """Whatever there is to draw."""
         for number in range(12):
             locks.add(
                 f"k{number}",
@@ -508,16 +497,6 @@ class TestDrawing:
         assert kinds["wait"] == pytest.approx((25, 25), abs=2)
         assert kinds["grant"][0] == pytest.approx(50, abs=2)
         assert lane.text.startswith("held for 2 min 3")
-
-    def test_span(self, locks: Locks) -> None:
-        """The picture goes back as far as somebody of now has held or waited, five minutes at most."""
-        for held_for, span in ((20, 60), (70, 120), (150, 300), (4_000, 300)):
-            locks.collection.delete_many({})
-            locks.add("k", [entry(1, held_for=held_for)])
-            found = self.overview(locks)
-            picture = lanes.draw(found.longest_held, found.now)
-            assert picture.span.total_seconds() == span
-            assert [mark.kind for mark in picture.lanes[0].marks][-1] == "hold"
 
     def test_kept(self, locks: Locks) -> None:
         """What is only kept was held until its work was done, and no longer."""

@@ -184,7 +184,6 @@ class TestEverybody:
     """Who has no JavaScript, no mouse, a narrow screen or other eyes can use it."""
 
     def test_without_javascript(self, visit: Visit, locks: Locks) -> None:
-        """All is there but the refresh, and there is a link for that."""
         fill(locks)
         with visit(java_script_enabled=False) as page:
             assert page.locator("#held [data-key='order:5']").count() == 1

@@ -172,8 +172,6 @@ class TestCallables:
         assert where[0]["label"] == f"{__name__}.Till.where"
 
     def test_callable_object(self, name: str) -> None:
-        """An object with __call__ is a callable like any other."""
-
         class Job:
             def __call__(self, name: str) -> int:
                 return len(holders(f"object:{name}"))

@@ -90,7 +90,6 @@ class TestWhatIsWritten:
 
     @pytest.mark.long
     def test_a_request(self, kept: Any) -> None:
-        """Who asked."""
         with mongo_lock("k"):
             Lock.objects.get(key="k").ask_to_release("anna: a deployment")
         assert eventually(lambda: "asked" in words("k"))
@@ -120,7 +119,6 @@ class TestWhatIsWritten:
         assert eventually(lambda: [e.key for e in LockEvent.objects.filter(event="deadlock").recent()] == met)
 
     def test_the_last_second_of_a_process(self, kept: Any) -> None:
-        """A process that ends writes what it has noted."""
         with mongo_lock("k"):
             pass
         close_backends()
@@ -261,7 +259,6 @@ class TestBounds:
 
     @pytest.mark.parametrize("value", [True, -1, 1.5, "100", None, 10_000_000])
     def test_wrong_sizes(self, settings: Settings, value: object) -> None:
-        """A wrong value is an error of the checks."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": value}
         assert "mongolock.E020" in [message.id for message in check_settings(app_configs=None)]
 
@@ -299,7 +296,6 @@ class TestModel:
 
 
 def test_the_sent_document_has_no_empty_fields(mongo: MongoClient[Document]) -> None:
-    """What is not known is not stored."""
     note = history.Note("k", Happened.GRANTED, 5.0, None, {"host": "h", "user": None}, {"by": "", "token": 3})
     moment = mongo.admin.command("hello")["localTime"]
     made = note.document(id_="x", now=7.0, server_time=moment)  # type: ignore[arg-type]

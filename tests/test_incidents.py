@@ -224,7 +224,6 @@ class TestRights:
     @pytest.mark.parametrize("path", [RELEASE, ASK])
     @pytest.mark.parametrize("method", ["get", "put", "delete"])
     def test_only_post(self, admin: Client, path: str, method: str) -> None:
-        """A link does nothing."""
         assert getattr(admin, method)(path).status_code == 405
 
 

@@ -60,10 +60,6 @@ class TestTemplates:
         keys = [KeyTemplate(template).fill(dict(zip("abc", values, strict=True))) for values in (left, right)]
         assert unicodedata.normalize("NFC", keys[0]) != unicodedata.normalize("NFC", keys[1])
 
-    def test_prefix_of_one_is_no_prefix_of_another(self) -> None:
-        """An empty value keeps its place."""
-        assert len({fill("{a}:{b}", a=a, b=b) for a, b in [("", ":"), (":", ""), ("", ""), (":", ":")]}) == 4
-
     def test_fields_reach_into_arguments(self) -> None:
         """Attributes, items, formats and conversions work as in str.format."""
         order = Order(pk=7, item="book")
@@ -276,8 +272,6 @@ class TestModelKey:
 
 
 class TestCallArguments:
-    """The arguments of a call by name."""
-
     def test_every_kind(self) -> None:
         """Positional, keyword, defaults, *args and **kwargs all have their names."""
 

@@ -198,7 +198,6 @@ def test_what_was_meant(call: Callable[[], Any], cure: str) -> None:
 
 
 def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:
-    """Each names the other."""
     lock: Any = mongo_lock("a")
     assert "@mongo_locked" in unmeant(lambda: lock(print))
     decorator: Any = mongo_locked("a")

@@ -158,7 +158,6 @@ class TestForceRelease:
                 lock.ensure_held()
 
     def test_minimum_hold(self, locks: Locks) -> None:
-        """Also during a minimum hold."""
         with mongo_lock("k", min_hold=60):
             pass
         assert Lock.objects.kept().get().force_release()

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from django_mongolock import LockNotAcquired, LockReentry, MongoLock, mongo_lock
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.signals import lock_acquired, lock_released
 from testproject.shop.models import Ad, Order, Seller
-from tests.support.looking import document, held_elsewhere, holders, new_key
+from tests.support.looking import document, held_elsewhere, holder, holders, new_key
 
 Factory = Callable[..., MongoLock]
 
@@ -117,6 +118,16 @@ class TestOptions:
         with held_elsewhere(key), pytest.raises(LockNotAcquired, match=r"within \d\.\d s") as caught:
             mongo_lock(key, wait=0.3).acquire()
         assert 0.3 <= caught.value.waited < 8  # the default is ten
+
+    @pytest.mark.parametrize(("longer", "margin"), [(8, 1.0), (60, 6.0), (3_600, 360.0)])
+    def test_an_extended_lock(self, longer: float, margin: float) -> None:
+        """F80: a lease of 5 s that is made one of 60 has the margin of one of 60, in the document and in fact."""
+        key = new_key()
+        with mongo_lock(key, lease=5, auto_renew=False) as lock:
+            lock.extend(longer)
+            found, remaining = holder(key), lock.remaining
+            assert found["server_lease"] - found["lease"] == margin * 1000
+            assert margin <= (found["until"] - datetime.now(UTC)).total_seconds() - remaining + 0.01 < margin + 3
 
     def test_reentry(self) -> None:
         """Taking a key again in the same thread is told at once instead of waiting for oneself."""
@@ -270,8 +281,6 @@ else:
 
 
 class TestWithoutAnyDatabase(SimpleTestCase):
-    """The same without any database."""
-
     def test_lock(self) -> None:
         """No "Database queries to 'mongo' are not allowed" in a SimpleTestCase."""
         with mongo_lock(new_key()) as lock:

@@ -80,7 +80,6 @@ def test_an_error_after_the_commit() -> None:
 
 
 async def test_coroutines() -> None:
-    """The same for async functions."""
     key, runs = new_key(), []
 
     @once_per(key, hours=1)

@@ -51,7 +51,6 @@ class TestRelease:
 
     @pytest.mark.parametrize("how", ["function", "queryset"])
     def test_only_theirs(self, how: str) -> None:
-        """Locks of nobody and of others stay."""
         one, two, other, plain = (new_key() for _ in range(4))
         mine = mongo_lock(one, two, owner="job 5").acquire()
         with held_elsewhere(other, owner="job 55"), held_elsewhere(plain):
@@ -132,7 +131,6 @@ class TestSession:
 
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_logout_releases(self, request_of: Callable[..., HttpRequest], anna: User, asynchronous: bool) -> None:
-        """On logout the locks of the session are released, and nobody else's."""
         request, other, key, kept = request_of(), request_of(), new_key(), new_key()
         sign_in(request, anna)
         sign_in(other, anna)
@@ -149,8 +147,6 @@ class TestSession:
     def test_logout_while_mongodb_is_away(
         self, request_of: Callable[..., HttpRequest], anna: User, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A logout does not fail for that."""
-
         def fail(*args: Any, **kwargs: Any) -> None:
             raise LockBackendFailed("away")
 

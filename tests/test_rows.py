@@ -211,8 +211,6 @@ def test_another_spelling() -> None:
 
 @pytest.mark.long
 def test_async(parcel: Parcel) -> None:
-    """The same object with `async with`."""
-
     async def check() -> None:
         async with Parcel.objects.locked(pk=parcel.pk) as fresh:
             assert fresh == parcel

@@ -137,7 +137,6 @@ class TestProgram:
 
     @pytest.mark.long
     def test_ended_by_a_signal(self, start: Start) -> None:
-        """As a shell says it."""
         assert finished(start(*shell(new_key(), "kill -9 $$")))[0] == 128 + 9
 
     @pytest.mark.long
@@ -194,8 +193,6 @@ class TestProgram:
 
 
 class TestLockedCommand:
-    """`LockedCommand`, for a project's own commands."""
-
     def test_runs(self) -> None:
         """It has its lock, with the key of its options, until it has ended."""
         source, out = new_key(), io.StringIO()
@@ -218,7 +215,6 @@ class TestLockedCommand:
 
     @pytest.mark.long
     def test_lost(self, start: Start) -> None:
-        """It fails with 76 if it was lost."""
         source = uuid_free()
         process = start(source, "--seconds", "0.5", module="tests.locked_command")
         assert process.stdout is not None

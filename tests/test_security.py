@@ -85,7 +85,6 @@ class TestPages:
 
     @pytest.mark.parametrize("method", [method for method in METHODS if method != "post"])
     def test_only_post_changes(self, locks: Locks, method: str) -> None:
-        """Who may do all still changes nothing by any other method."""
         before = [locks.read("k"), locks.read("old")]
         client = browser(*NAMES)
         form: dict[str, Any] = {"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}

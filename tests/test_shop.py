@@ -55,14 +55,6 @@ def test_overtaken(calls: list[Call], late: list[int]) -> None:
     assert audit.overtaken(calls) == [calls[number] for number in late]
 
 
-def test_overlaps() -> None:
-    """The judge finds two calls for one ad that were under way at once, and no others."""
-    long = call(EXPORT, 1, None, start=0, end=10)
-    short, last = call(EXPORT, 2, 1, start=2, end=3), call(EXPORT, 3, 2, start=9, end=12)
-    other, after = call(EXPORT, 1, 1, ad="b", end=3), call(EXPORT, 4, 3, start=12, end=13)
-    assert audit.overlaps([last, short, long, other, after]) == [(long, short), (long, last)]
-
-
 @WITH_MONGO
 class TestJudge:
     """The judge's other half reads the databases."""

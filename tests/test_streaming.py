@@ -163,7 +163,6 @@ class TestWsgi:
 
     @pytest.mark.parametrize("kind", ["stream", "class", "file"])
     def test_never_begun(self, kind: str, name: str) -> None:
-        """So does one that sends nothing at all."""
         response = self.call(kind, name)
         assert not is_free(name)
         response.close()

@@ -49,8 +49,6 @@ def pay(request: HttpRequest, order_id: int) -> HttpResponse:
 
 
 class TestLockedView(LockTestMixin, SimpleTestCase):
-    """A locked view is tested without any database."""
-
     def test_free(self) -> None:
         """Locked once, by its key, and free again."""
         response = pay(RequestFactory().get("/"), 5)
@@ -67,7 +65,6 @@ class TestLockedView(LockTestMixin, SimpleTestCase):
         assert self.mongolock.contended == ["order:5"]
 
     def test_unavailable(self) -> None:
-        """503 while MongoDB is away."""
         with self.mongolock.unavailable():
             assert pay(RequestFactory().get("/"), 5).status_code == 503
         assert pay(RequestFactory().get("/"), 5).status_code == 200

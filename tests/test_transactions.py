@@ -132,7 +132,6 @@ class TestOnCommit:
         assert others() == ["b"]
 
     def test_decorator(self, rows: Rows, story: list[str]) -> None:
-        """The same option of the decorator."""
         locked = mongo_locked("row:{name}", release="on_commit")(rows.write)
         with transaction.atomic(using="file"):
             locked(new_key())
@@ -245,7 +244,6 @@ class TestLoss:
         assert rows() == ["b"]
 
     def test_error_of_the_block(self, rows: Rows) -> None:
-        """The error of the block is never hidden."""
         with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
             with mongo_lock(new_key(), release="on_commit") as lock:
                 pass
@@ -266,7 +264,6 @@ class TestMongo:
 
     @pytest.mark.parametrize("error", [None, ZeroDivisionError])
     def test_released_at_its_end(self, error: type[Exception] | None) -> None:
-        """By commit or by rollback."""
         key = new_key()
         with contextlib.suppress(ZeroDivisionError), mongo_transaction.atomic(using="mongo"):
             with mongo_transaction.atomic(using="mongo"), transaction.atomic(using="mongo"):

@@ -133,7 +133,6 @@ def test_a_retry_of_its_own_starts_afresh() -> None:
 
 @pytest.mark.parametrize("header", ["x", [1], {**carries()[RETURNED], "former": ["key"]}, {"tries": 1}, None])
 def test_a_header_of_another_program(sent: list[Any], header: Any) -> None:
-    """It is ignored."""
     comes_back(sent, BUSY, {RETURNED: header})
     assert (note(sent[-1]).number, note(sent[-1]).times) == (1, 1)
 

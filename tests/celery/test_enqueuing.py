@@ -60,6 +60,16 @@ def test_stays_in_the_queue_without_a_process() -> None:
     assert (again.id, sent) == (result.id, False)
 
 
+@pytest.mark.parametrize(("queue_lease", "countdown"), [(3_600, 0), (50, 550)])
+def test_a_parked_lock(queue_lease: float, countdown: float) -> None:
+    """F80: it lasts as long as it says: no process believes to hold it, so that it needs no margin."""
+    key = new_key()
+    enqueue_once(export, key=key, queue_lease=queue_lease, countdown=countdown)
+    found = holder(key)
+    assert found["server_lease"] == found["lease"]
+    assert left(key) == pytest.approx(queue_lease + countdown, abs=10)
+
+
 @pytest.mark.parametrize("aware", [True, False])
 def test_eta(aware: bool) -> None:
     """An eta counts, with or without a time zone."""
@@ -146,7 +156,6 @@ class TestOnceTask:
         [({"once_key": "a:{b}"}, "b"), ({"once_release": "x"}, '"end" or "start"'), ({"once_lease": 0}, "more than 0")],
     )
     def test_mistakes(self, options: Any, said: str) -> None:
-        """When the task is made."""
         with pytest.raises((TypeError, ValueError), match=said):
             app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask, lazy=False, shared=False, **options)
 

@@ -77,7 +77,6 @@ def sources() -> list[tuple[Path, ast.Module]]:
 
 
 def test_settings() -> None:
-    """Each with its default."""
     documented = rows("reference/settings.md")
     compare(set(documented), set(conf.KNOWN), "reference/settings.md", "in the table")
     for name, (default, _) in documented.items():
@@ -107,7 +106,6 @@ def test_checks() -> None:
 
 
 def test_signals() -> None:
-    """Every signal."""
     real = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
     compare(set(rows("reference/signals.md")), real, "reference/signals.md", "in the table")
 

@@ -106,7 +106,6 @@ def test_uvicorn_reloads(tmp_path: Path) -> None:
 
 
 def test_daphne() -> None:
-    """The server of Channels."""
     name, port = key(), 0
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
