@@ -6,7 +6,6 @@ import html
 import json
 import re
 import sys
-import threading
 import time
 import types
 from collections.abc import Iterator
@@ -28,12 +27,10 @@ from django_mongolock.engine import bells
 from django_mongolock.inspection import overview, overview_pipelines
 from django_mongolock.inspection.monitoring import lock_status
 from django_mongolock.inspection.server_facts import _known
-from django_mongolock.inspection.snapshot import State
 from django_mongolock.inspection.status import Alarm
 from tests.support.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.looking import held_elsewhere
-from tests.support.waiting import eventually
 from tests.test_admin import LIST, browser, text_of
 
 pytestmark = WITH_MONGO
@@ -201,33 +198,6 @@ class TestPage:
 
 class TestNumbers:
     """What is counted, and what is listed."""
-
-    @pytest.mark.long
-    def test_one_reading(self, locks: Locks) -> None:
-        """However fast locks come and go, no number contradicts a list: both are of one moment."""
-        stop, seen = threading.Event(), []
-
-        def look() -> bool:
-            seen.append(overview.overview(mongo_store()))
-            return len(seen) >= 150 and len({each.held for each in seen}) == 2
-
-        def churn() -> None:
-            while not stop.is_set():
-                locks.add("k", [entry(1)], [waiter(2)])
-                locks.collection.delete_one({"_id": "k"})
-
-        thread = threading.Thread(target=churn)
-        thread.start()
-        try:
-            assert eventually(look, 60)
-        finally:
-            stop.set()
-            thread.join()
-        assert {each.held for each in seen} == {0, 1}
-        for each in seen:
-            assert (each.held, each.waited) == (len(each.longest_held), len(each.waited_for))
-            assert all(lock.state is State.HELD for lock in each.longest_held)
-            assert all(lock.queue for lock in each.waited_for)
 
     def test_kept(self, locks: Locks, admin: Client, monitor: Client) -> None:
         """What is only kept is counted by itself: it is not held for longest, and its process need not live."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends
-from django_mongolock.exceptions import LockBackendFailed
-from django_mongolock.inspection import operations
 from django_mongolock.models import LockEvent
 from django_mongolock.signals import lock_forced
 from tests.support.lock_documents import TOKEN, Locks, entry, waiter
@@ -163,28 +160,6 @@ class TestWhoIsMeant:
         assert str(TOKEN + 2) in message("k")
         assert str(TOKEN + 3) not in message("k")
 
-    @pytest.mark.long
-    @pytest.mark.parametrize("action", ACTIONS)
-    def test_many_with_some_failing(
-        self, locks: Locks, admin: Client, action: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A damaged one stops no other; once MongoDB is away, the rest is told not to be done."""
-        locks.held("a", "b", "c", "d")
-        page = select(admin, action, "a", "b", "c", "d")
-        locks.collection.update_one({"_id": "b"}, {"$set": {"acquisitions": "x"}})
-        real: Callable[..., Any] = getattr(operations, "force_release" if "force" in action else "ask_to_release")
-
-        def fails_at_d(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
-            if key == "d":
-                raise LockBackendFailed("MongoDB did not answer", key)
-            return real(store, key, *arguments, **options)
-
-        monkeypatch.setattr(operations, real.__name__, fails_at_d)
-        done = admin.post(ACTIONS[action], {**fields_of(page), "reason": "x"}, follow=True)
-        assert {each.object_id for each in LogEntry.objects.all()} == {"a", "c"}
-        assert "“b” is damaged" in notes(done)
-        assert "The remaining locks were not processed: MongoDB did not answer" in notes(done)
-
 
 class TestRights:
     """Asking and forcing have a permission each."""
@@ -289,24 +264,6 @@ class TestTheHistory:
 
 class TestTheCommand:
     """`release_lock` says who and why as well."""
-
-    @pytest.mark.long
-    def test_reason(self, locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
-        """In the log, with the token of who lost it; the signal has it too."""
-        caplog.set_level("INFO", "django_mongolock")
-        heard: list[Any] = []
-
-        def receive(**facts: Any) -> None:
-            heard.append((facts["by"], facts["reason"]))
-
-        lock_forced.connect(receive)
-        try:
-            locks.held("k")
-            run("release_lock", "k", "--no-input", "--by", "anna", "--reason", "web-3 hangs")
-        finally:
-            lock_forced.disconnect(receive)
-        assert heard == [("anna", "web-3 hangs")]
-        assert f'release forced key=k token={TOKEN + 1} by=anna reason="web-3 hangs"' in caplog.text
 
     def test_one_of_several(self, locks: Locks) -> None:
         """By its fencing token, which `list_locks` and the admin show."""
