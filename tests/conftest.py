@@ -19,7 +19,6 @@ __all__ = ["away", "commands", "connect", "face", "in_thread", "locks", "mongolo
 
 @pytest.fixture
 def name() -> str:
-    """A name that no other test uses."""
     return uuid.uuid4().hex
 
 

@@ -44,7 +44,6 @@ def page_of(key: str) -> str:
 
 
 def browser(*permissions: str, **fields: Any) -> Client:
-    """Somebody of the staff with these permissions."""
     user = User.objects.create(username=f"user{User.objects.count()}", **{"is_staff": True, **fields})
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     client = Client(enforce_csrf_checks=False)
@@ -54,7 +53,6 @@ def browser(*permissions: str, **fields: Any) -> Client:
 
 @pytest.fixture
 def admin() -> Client:
-    """May look and force."""
     return browser(*NAMES)
 
 
@@ -495,7 +493,6 @@ class TestForceRelease:
 
     @pytest.mark.parametrize("shown", ["x", "[]", '["k", 1]', "[1, [1]]", '["k", [true]]', "[" * 99])
     def test_made_up_forms(self, locks: Locks, admin: Client, shown: str) -> None:
-        """What no form of ours says is refused."""
         locks.held("k")
         assert admin.post(RELEASE, {"lock": shown}).status_code == 400
         assert locks.read("k")["holders"]
@@ -575,7 +572,6 @@ class TestAway:
         ],
     )
     def test_page(self, away: None, admin: Client, ask: Callable[[Client], Any]) -> None:
-        """Every page says so."""
         response = ask(admin)
         assert response.status_code == 503
         assert "The locks cannot be shown now: MongoDB did not answer" in text_of(response)

@@ -283,7 +283,6 @@ class TestFencedUpdate:
         assert fenced_update(queryset, 8, field=field) == 2
 
     def test_expressions(self, rows: Any) -> None:
-        """Values may be expressions."""
         queryset, field, _ = rows
         fenced_update(queryset, 5, field=field, price=F("price") + 1)
         assert [row.price for row in queryset] == [6, 6]

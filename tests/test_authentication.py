@@ -296,7 +296,6 @@ class Authority:
         return path
 
     def access(self, host: str) -> Access:
-        """A server with a certificate for *host*."""
         made = self.ca.issue_cert(host)
         return Access(
             certificate=self.file(f"{host}.pem", made.private_key_pem, *made.cert_chain_pems),

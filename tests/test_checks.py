@@ -124,8 +124,6 @@ class TestValues:
 
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 class TestDatabase:
-    """The alias, and the router."""
-
     @pytest.mark.parametrize(
         ("alias", "code"),
         [(None, "E001"), ("", "E001"), ("nothing", "E002"), (7, "E002"), (["mongo"], "E002"), ("default", "E003")],
@@ -150,8 +148,6 @@ class TestDatabase:
 
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 class TestDeployment:
-    """check --deploy: what is fine while developing."""
-
     def deploy(self, settings: Settings, host: str, prefix: str = "shop:") -> list[CheckMessage]:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": prefix}
         settings.DATABASES = {
@@ -375,15 +371,12 @@ class TestServer:
         ("version", "expected"), [("5.0.9", ["mongolock.W109"]), ("6.0.0", []), ("8.2.1-rc0", []), ("", [])]
     )
     def test_versions_of_the_server(self, version: str, expected: list[str]) -> None:
-        """Before 6.0, nothing was tested."""
         found = server_rules(ServerFacts(version=version), "locks")
         assert [message.id for message in found] == expected
 
 
 @WITH_MONGO
 class TestRights:
-    """A server with users."""
-
     @pytest.fixture
     def login(self, guarded: Mongod, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def login(user: str, password: str = PASSWORD) -> None:

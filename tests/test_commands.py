@@ -51,7 +51,6 @@ def keys(listed: Any) -> list[str]:
 
 
 def shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as a person does."""
     env = {**os.environ, "MONGODB_NAME": str(connections["mongo"].settings_dict["NAME"]), **environment}
     argv = [sys.executable, "-m", "django", *arguments]
     return subprocess.run(
@@ -202,8 +201,6 @@ class TestAsking:
 
     @pytest.fixture
     def answer(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-        """Sits at a terminal and gives this answer."""
-
         def answer(text: str) -> list[str]:
             asked: list[str] = []
             monkeypatch.setattr("sys.stdin", type("Terminal", (), {"isatty": lambda self: True})())
@@ -297,8 +294,6 @@ class TestOutput:
 
 
 class TestList:
-    """list_locks: a table of who has what."""
-
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
         locks.add("kept", [entry(6, left=900, released=now())])

@@ -30,8 +30,6 @@ INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_cont
 
 
 class TestSettings:
-    """The MONGOLOCK dictionary."""
-
     def test_missing(self, settings: Settings) -> None:
         """Without the setting the error says what to write."""
         del settings.MONGOLOCK
@@ -56,8 +54,6 @@ class TestSettings:
 
 
 class TestRouter:
-    """Where what is kept."""
-
     @pytest.fixture(params=["mongo", DEFAULT_DB_ALIAS])
     def home(self, request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
         """The alias of the locks: one of their own, or the default one."""
@@ -108,8 +104,6 @@ def fresh(mongo: MongoClient[dict[str, Any]], tmp_path: Path) -> Iterator[dict[s
 
 
 class TestMigrate:
-    """``migrate`` on both aliases."""
-
     @pytest.mark.long
     def test_both(self, fresh: dict[str, str], mongo: MongoClient[dict[str, Any]]) -> None:
         """The default alias alone makes the indexes of the locks; the other alias can be migrated, too."""

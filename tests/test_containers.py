@@ -80,7 +80,6 @@ class StandIn:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """Instead of Docker."""
     monkeypatch.setattr("testcontainers.core.container.DockerContainer", StandIn)
     StandIn.started.clear()
     return StandIn.started

@@ -140,7 +140,6 @@ def task(lock: Decorator, *, bound: bool = False) -> Any:
     made: Any = app.task(bind=bound, name=uuid.uuid4().hex)(lock(bound_call if bound else call))
 
     def run(name: str) -> Any:
-        """As a worker runs it."""
         request = {"id": uuid.uuid4().hex, "args": [name], "kwargs": {}, "retries": 0, "delivery_info": {}}
         made.push_request(called_directly=False, is_eager=False, **request)
         task_stack.push(made)
@@ -199,7 +198,6 @@ def async_streaming_view(lock: Decorator) -> Any:
 
 
 def read(response: HttpResponseBase) -> HttpResponseBase:
-    """The response, read to its end."""
     return HttpResponse(response.getvalue()) if isinstance(response, StreamingHttpResponse) else response
 
 
@@ -303,7 +301,6 @@ def async_operation(lock: Decorator) -> Any:
 
 
 def call_ninja(api: NinjaAPI, request: HttpRequest) -> HttpResponseBase:
-    """As Django's handler calls the API."""
     urls: Any = (path("", api.urls),)
     match = resolve(request.path, urlconf=urls)
     found: Any = match.func
@@ -364,8 +361,6 @@ def test_table() -> None:
 
 
 def outcome(kind: str, policy: str, name: str) -> str:
-    """What happens, in the words of the table."""
-
     def instead(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
         assert error.key == f"kind:{name}"
         return HttpResponse(status=ANSWER) if has_request(args) else "instead"
@@ -483,7 +478,6 @@ def test_default_wait(settings: Settings, name: str) -> None:
 
 
 def come_back(error: LockError) -> str:
-    """What a project has for its queue."""
     return f"{error} comes back"
 
 

@@ -65,7 +65,6 @@ urlpatterns = [
 
 @pytest.fixture
 def user(transactional_db: None) -> User:
-    """Somebody who can log in."""
     return User.objects.create_user("ann@example.org", password="x")
 
 
@@ -76,8 +75,6 @@ def logged_in(user: User) -> Client:
 
 
 class TestPlace:
-    """Which view it is."""
-
     @pytest.mark.parametrize(
         ("address", "place"),
         [
@@ -130,8 +127,6 @@ class TestPlace:
 
 
 class TestUser:
-    """On whose behalf it is."""
-
     @pytest.mark.long
     def test_logged_in(self, user: User) -> None:
         """The user of a login session, in sync views."""
@@ -183,8 +178,6 @@ def facts_within(request: WSGIRequest) -> dict[str, Any]:
 
 
 class TestWorker:
-    """Which process, thread and task it is."""
-
     def test_thread(self) -> None:
         """The thread's name, of the thread that asks; not of the one that sends the command."""
         assert facts_of_a_lock()["thread"] == threading.current_thread().name

@@ -41,7 +41,6 @@ STATUS = "/admin/django_mongolock/lock/status/"
 
 @pytest.fixture
 def admin() -> Client:
-    """May look."""
     return browser("view_lock")
 
 
@@ -52,7 +51,6 @@ def monitor() -> Client:
 
 
 def section(response: Any, name: str) -> str:
-    """What one section of the page says."""
     found = re.search(rf'<(section|ul)[^>]*id="{name}".*?</\1>(?!</li>)', response.content.decode(), re.DOTALL)
     assert found, name
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", found[0])))
@@ -133,7 +131,6 @@ class TestPage:
             assert b"secret" not in response.content
 
     def test_fragment(self, admin: Client) -> None:
-        """A refresh fetches only what it replaces."""
         content = admin.get(f"{PAGE}?part=live").content.decode()
         assert "order:5" in content
         assert "<html" not in content
@@ -197,8 +194,6 @@ class TestPage:
 
 
 class TestNumbers:
-    """What is counted, and what is listed."""
-
     def test_kept(self, locks: Locks, admin: Client, monitor: Client) -> None:
         """What is only kept is counted by itself: it is not held for longest, and its process need not live."""
         locks.held("k")
@@ -220,8 +215,6 @@ class TestNumbers:
 
 
 class TestLimits:
-    """Lists end, and say so."""
-
     def test_capped(self, admin: Client, monitor: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where more is held than is looked at, no number pretends to be exact; what is stale is still counted."""
         for module in (overview, overview_pipelines):
@@ -255,7 +248,6 @@ class TestHostile:
         assert admin.get(html.unescape(address)).context["lock"].key == key
 
     def test_damage(self, locks: Locks, admin: Client, monitor: Client) -> None:
-        """A damaged document is an alarm."""
         locks.held("good")
         locks.add("bad", [entry(2, held_for=900)], [waiter(3)], change={"token": 1.5})
         response = admin.get(PAGE)
@@ -414,8 +406,6 @@ class TestCost:
 
 
 class TestDrawing:
-    """The pictures, by numbers."""
-
     def overview(self, locks: Locks) -> overview.Overview:
         from django_mongolock.backends.base import mongo_store
 
@@ -434,7 +424,6 @@ class TestDrawing:
         assert drawn.width >= 5 * graph.WIDTH
 
     def test_circle(self, locks: Locks) -> None:
-        """One arrow of a circle leads back."""
         locks.add("a", [entry(1, worker="x")], [waiter(2, worker="y")])
         locks.add("b", [entry(3, worker="y")], [waiter(4, worker="x")])
         drawn = graph.draw(self.overview(locks).waited_for)

@@ -29,7 +29,6 @@ Visit = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """One browser for all of these tests."""
     with browser() as running:
         yield running
 
@@ -61,7 +60,6 @@ def visit(chromium: Any, server: LiveServer, locks: Locks, monkeypatch: pytest.M
 
 
 def fill(locks: Locks) -> None:
-    """Something for every section."""
     locks.add(
         "order:5",
         [entry(1, label="nightly", user="anna", worker="w1", held_for=40)],
@@ -264,7 +262,6 @@ class TestEverybody:
 
 
 def violations(found: dict[str, Any]) -> list[str]:
-    """What axe found, in a line each."""
     return [
         f"{violation['id']}: {node['html'][:160]} {node['failureSummary'][:200]}"
         for violation in found["violations"]

@@ -60,8 +60,6 @@ def bare() -> int:
 
 
 class Till:
-    """Methods of every kind."""
-
     def __init__(self, number: str) -> None:
         self.number = number
 
@@ -135,8 +133,6 @@ class TestCallables:
         assert holders(f"closed:{name}") == []
 
     async def test_async_generator_is_still_one(self, name: str) -> None:
-        """What is sent and thrown goes through."""
-
         @mongo_locked("aecho:{name}")
         async def echo(name: str) -> Any:
             try:
@@ -218,8 +214,6 @@ class TestConcurrency:
 
 
 class TestKeys:
-    """Where the key comes from."""
-
     def test_several(self, name: str) -> None:
         """Several templates are one lock on all of them."""
 
@@ -305,8 +299,6 @@ class TestContention:
         assert arguments == ((name,), {})
 
     def test_async_callable(self, name: str) -> None:
-        """For an async function it may be async."""
-
         async def later(error: LockNotAcquired, name: str) -> str:
             await asyncio.sleep(0)
             return f"later {name}"
@@ -379,8 +371,6 @@ class TestContention:
 
 
 class TestSkipped:
-    """The value that a skipped call returns."""
-
     def test_stays_itself(self) -> None:
         """There is one, also after copying and pickling (results travel between processes)."""
         assert pickle.loads(pickle.dumps(SKIPPED)) is SKIPPED  # noqa: S301 - our own
@@ -462,8 +452,6 @@ class TestRefused:
 
 
 def returning(make: Callable[[], Any]) -> Callable[[], Any]:
-    """A plain function that returns what *make* does."""
-
     def call() -> Any:
         return make()
 

@@ -25,12 +25,10 @@ DEMO = [sys.executable, "-m", "testproject.demo", "--port", "0"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the demo to its end."""
     return subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def number(report: str, name: str) -> int:
-    """Read a number from the demo's table."""
     found = re.search(rf"^ *{name} +(\d+)", report, re.MULTILINE)
     assert found, report
     return int(found[1])
@@ -108,7 +106,6 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive() -> set[int]:
-    """Return the processes of this machine."""
     return set(processes())
 
 

@@ -42,7 +42,6 @@ def kept(locks: Locks, settings: Settings) -> Iterator[Collection[Document]]:
 
 
 def told(key: str) -> list[LockEvent]:
-    """What is written of *key*, the first first."""
     return list(reversed(LockEvent.objects.filter(key=key).recent()))
 
 
@@ -56,8 +55,6 @@ def written(key: str, *expected: str) -> bool:
 
 
 class TestWhatIsWritten:
-    """Each event with who, when, and why."""
-
     @pytest.mark.long
     def test_a_grant_and_its_release(self, kept: Any) -> None:
         """Who had it, from when to when by the server's clock, which token, how long it waited and held."""
@@ -98,7 +95,6 @@ class TestWhatIsWritten:
 
     @pytest.mark.long
     def test_a_deadlock(self, kept: Any) -> None:
-        """The one that gave up tells of it."""
         both = threading.Barrier(2)
         met: list[str] = []
 
@@ -204,8 +200,6 @@ class TestNobodyWaits:
 
 
 class TestBounds:
-    """It cannot grow."""
-
     @pytest.mark.long
     def test_new_events_push_out_the_oldest(self, kept: Collection[Document]) -> None:
         """The collection is a capped one of the size that was set."""

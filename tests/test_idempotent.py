@@ -64,7 +64,6 @@ def do(name: str) -> int:
 
 @pytest.fixture(params=["mongo", "memory"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both backends."""
     if request.param == "mongo":
         yield "mongo"
     else:
@@ -74,7 +73,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def key() -> str:
-    """A key that nothing else uses."""
     return uuid.uuid4().hex
 
 
@@ -95,7 +93,6 @@ def me(request: HttpRequest) -> str:
 
 
 def charge(request: HttpRequest) -> HttpResponse:
-    """Done once for each body."""
     made = JsonResponse({"times": do(request.body.decode())}, status=201)
     made.headers["Location"] = "/charges/1/"
     made.headers["X-Dollar"] = "$purge_at"
@@ -111,7 +108,6 @@ async def acharge(request: HttpRequest) -> HttpResponse:
 
 @pytest.fixture(params=[charge, acharge], ids=["sync", "async"])
 def view(request: pytest.FixtureRequest, backend: str) -> Any:
-    """A view of both kinds, on both backends."""
     return idempotent(client=me)(request.param)
 
 
@@ -185,7 +181,6 @@ class TestViews:
         assert done[key] == 3
 
     def test_header(self, key: str) -> None:
-        """Its name is a matter of the project."""
         view = idempotent(client=me, header="X-Request-Id")(charge)
         for _ in range(2):
             request = RequestFactory().post("/", key, content_type="text/plain", headers={"X-Request-Id": key})
@@ -235,8 +230,6 @@ class TestViews:
 
 
 class TestBodies:
-    """What makes two requests the same."""
-
     @staticmethod
     def upload(key: str, content: bytes = b"x", name: str = "a.txt", boundary: str = BOUNDARY) -> HttpRequest:
         data = {"n": "1", "file": SimpleUploadedFile(name, content)}
@@ -284,8 +277,6 @@ class TestBodies:
 
 
 class TestResults:
-    """What is kept, and what is not."""
-
     @pytest.mark.parametrize(
         ("status", "headers", "kept"),
         [(200, {}, True), (302, {}, True), (409, {}, True), (410, {}, True)]
@@ -358,7 +349,6 @@ class TestResults:
         ] * 2
 
     def test_template_response(self, backend: str, key: str) -> None:
-        """It is rendered under the lock."""
         template: Any = engines["django"].from_string("{{ n }} times")
         view = idempotent(client=me)(lambda request: TemplateResponse(request, template, {"n": do(key)}))
         assert [post(view, key).content for _ in "12"] == [b"1 times", b"1 times"]
@@ -398,8 +388,6 @@ class TestResults:
 
 
 class TestParallel:
-    """While the first one runs."""
-
     @staticmethod
     def begin(view: Any, key: str, inside: threading.Event) -> tuple[threading.Thread, list[Any]]:
         answers: list[Any] = []
@@ -462,7 +450,6 @@ class TestParallel:
 
 
 def view_call(view: Any) -> Any:
-    """What makes the calls of a decorated function."""
     (cell,) = [cell.cell_contents for cell in view.__closure__ if hasattr(cell.cell_contents, "_of")]
     return cell
 
@@ -564,13 +551,10 @@ class TestFencing:
 
 
 def session(key: str | None, *, exists: bool = True) -> Any:
-    """The session of a request."""
     return SimpleNamespace(session_key=key, exists=lambda key: exists)
 
 
 class TestClients:
-    """A key belongs to one client."""
-
     @staticmethod
     def user(pk: Any) -> Any:
         return SimpleNamespace(is_authenticated=True, pk=pk)
@@ -603,7 +587,6 @@ class TestClients:
         assert [post(view, key, key, session=each).content[-2:-1] for each in sessions] == [b"1", b"2", b"1"]
 
     def test_a_user_is_no_session(self, key: str) -> None:
-        """A visitor who logs in is another client."""
         view, visitor = idempotent(charge), session("1")
         users = (SimpleNamespace(is_authenticated=False), self.user("1"))
         assert [post(view, key, key, session=visitor, user=user).content[-2:-1] for user in users] == [b"1", b"2"]
@@ -772,8 +755,6 @@ class TestTransactions:
 
 
 class Tokens(BaseAuthentication):  # type: ignore[misc]
-    """The text of the header is the user."""
-
     def authenticate(self, request: Request) -> Any:
         name = request.headers.get("Authorization")
         return (SimpleNamespace(is_authenticated=True, pk=name), None) if name else None
@@ -884,8 +865,6 @@ class TestFrameworks:
 
 
 class TestTasks:
-    """Functions with `key=`."""
-
     def test_once(self, backend: str, key: str) -> None:
         """Whatever way the arguments are passed, a key is done once, and its result comes again."""
 
@@ -899,7 +878,6 @@ class TestTasks:
         assert task(key + "2")["times"] == 1
 
     def test_none(self, backend: str, key: str) -> None:
-        """Nothing is a result as well."""
         task: Any = idempotent(key="a:{name}")(lambda name: do(name) and None)
         assert (task(key), task(key), done[key]) == (None, None, 1)
 

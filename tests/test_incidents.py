@@ -162,8 +162,6 @@ class TestWhoIsMeant:
 
 
 class TestRights:
-    """Asking and forcing have a permission each."""
-
     @pytest.mark.long
     def test_asking(self, locks: Locks) -> None:
         """Who may ask may not force; who may force may ask; who may look may do neither."""

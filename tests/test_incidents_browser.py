@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.long, pytest.mark.django_db(transaction=True, database
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Any]:
-    """One browser for all tests of this module."""
     with browser() as found:
         yield found
 
@@ -50,7 +49,6 @@ def locks(mongo: MongoClient[Document], settings: Settings) -> Iterator[Locks]:
 
 @pytest.fixture
 def anna(transactional_db: None) -> User:
-    """On call."""
     return User.objects.create_superuser("anna", password="x")
 
 

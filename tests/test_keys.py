@@ -43,8 +43,6 @@ def meaning(values: tuple[Any, ...]) -> list[str]:
 
 
 class TestTemplates:
-    """Keys from the arguments of a call."""
-
     @pytest.mark.parametrize("template", TEMPLATES)
     @example(left=("x\u037ey", "z", ""), right=("x", "y\u037ez", ""))
     @example(left=("p", "\u0338q\u2260r", "s"), right=("p\u2260q", "\u0338r", "s"))
@@ -150,8 +148,6 @@ class Color(enum.Enum):
 
 
 class TestEscape:
-    """The text of one value."""
-
     @pytest.mark.parametrize(
         ("value", "text"),
         [
@@ -175,8 +171,6 @@ class TestEscape:
 
 
 class TestModelKey:
-    """Keys of model instances."""
-
     @pytest.mark.parametrize(
         ("instance", "key"),
         [

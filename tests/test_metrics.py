@@ -77,8 +77,6 @@ EXCLUSIVE = {"mode": "exclusive"}
 
 
 class TestNumbers:
-    """The same in both."""
-
     def test_a_free_lock(self, number: Number) -> None:
         labels = {"template": "order:{pk}", **EXCLUSIVE}
         with mongo_lock(lock_key("order:{pk}", pk=5)):
@@ -185,15 +183,12 @@ class TestNumbers:
             assert number("acquired", template=template, **EXCLUSIVE) == 1
 
     def test_labels_are_bounded(self, number: Number) -> None:
-        """Also where somebody makes templates from data."""
         for pk in range(MOST_TEMPLATES + 5):
             signals.send(signals.lock_skipped, key="k", template=f"order:{pk}", reason="")
         assert number("skipped", template="other") == 5
 
 
 class TestSpans:
-    """Waits and holds in traces."""
-
     @pytest.fixture
     def provider(self) -> TracerProvider:
         return TracerProvider()
@@ -239,8 +234,6 @@ class TestSpans:
 
 
 class TestActivation:
-    """One line in INSTALLED_APPS."""
-
     def run(self, app: str, code: str, tmp_path: Path, **environment: str) -> str:
         (tmp_path / "chosen.py").write_text(
             f"SECRET_KEY = 'x'\nINSTALLED_APPS = ['django_mongolock', '{app}']\n"

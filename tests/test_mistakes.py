@@ -88,7 +88,6 @@ def test_a_wait_that_cannot_be_meant_names_what_can(wait: float) -> None:
 
 
 def unmeant(call: Callable[[], Any]) -> str:
-    """What the TypeError of *call* says."""
     with pytest.raises(TypeError) as told:
         call()
     return str(told.value)
@@ -254,7 +253,6 @@ def test_a_call_that_should_be_retried_without_celery(monkeypatch: pytest.Monkey
     ],
 )
 def test_a_server_that_cannot_be_reached_is_named(mongo_uri: str, uri: str, said: str) -> None:
-    """At once, without the password."""
     here = mongo_uri.partition("://")[2].partition("/")[0]
     store = MongoStore(StoreConfig({"host": uri.replace("{here}", here)}, "x"))
     started = time.monotonic()
@@ -372,7 +370,6 @@ def test_an_admin_without_what_it_is_about_is_told_by_check() -> None:
 
 
 def site_admin(model: Any) -> Any:
-    """The admin of the shop for *model*."""
     return admin.site.get_model_admin(model)
 
 

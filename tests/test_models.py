@@ -229,7 +229,6 @@ class TestDamage:
 
     @pytest.mark.parametrize(("fields", "word"), DAMAGE.values(), ids=DAMAGE)
     def test_told(self, locks: Locks, fields: Any, word: str) -> None:
-        """The snapshot says what is wrong."""
         locks.add("bad", [entry()], [waiter()], change=fields)
         [lock] = Lock.objects.snapshots()
         assert lock.state is State.DAMAGED
@@ -258,7 +257,6 @@ class TestDamage:
 
 
 def test_migrations_are_complete(locks: Locks) -> None:
-    """The model is what the migrations say."""
     call_command("makemigrations", "django_mongolock", "--check", "--dry-run", verbosity=0)
 
 

@@ -45,8 +45,6 @@ class TestHolding:
 
 
 class TestKeys:
-    """What can be locked."""
-
     @pytest.mark.parametrize(
         ("instance", "key"),
         [
@@ -192,8 +190,6 @@ def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 class TestAliases:
-    """Where the locks are kept."""
-
     def test_using(self, other_alias: str) -> None:
         """``using=``: another alias is another place; the same key there is another lock."""
         key = new_key()

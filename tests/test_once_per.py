@@ -15,7 +15,6 @@ from tests.support.looking import holder, holders, new_key
 
 
 def job(key: str, **period: float) -> tuple[Callable[..., Any], list[int]]:
-    """A job and its runs."""
     runs: list[int] = []
 
     @once_per(key, **period)  # type: ignore[arg-type]

@@ -38,7 +38,6 @@ def request_of() -> Callable[..., HttpRequest]:
 
 @pytest.fixture
 def anna() -> User:
-    """A user who can log in."""
     return User.objects.create_user("anna")
 
 
@@ -84,8 +83,6 @@ class TestRelease:
 
 
 class TestSession:
-    """A web session as an owner."""
-
     def test_two_requests_at_once(self, request_of: Callable[..., HttpRequest]) -> None:
         """F131: the first two requests of a session that ask for an owner get the same one, whichever is saved last;
         another session gets another; and none shows the key."""

@@ -23,7 +23,6 @@ MADE = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothes
 
 @pytest.fixture(scope="module")
 def metadata(packages: Packages) -> Message:
-    """What the wheel says of itself."""
     with zipfile.ZipFile(packages.wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         return email.message_from_bytes(archive.read(name))

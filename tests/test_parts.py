@@ -42,7 +42,6 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
 
 
 def program(folder: Path, name: str, text: str) -> None:
-    """Put a program into *folder*."""
     (folder / name).write_text(text.format(folder=folder))
     (folder / name).chmod(0o755)
 

@@ -61,8 +61,6 @@ class Code(models.Model):  # noqa: DJ008 - never shown
 
 
 class Special(Code):  # noqa: DJ008 - never shown
-    """The same row with more to it."""
-
     rank = models.IntegerField(default=1)
 
     class Meta:
@@ -71,7 +69,6 @@ class Special(Code):  # noqa: DJ008 - never shown
 
 @pytest.fixture(autouse=True)
 def tables(transactional_db: None) -> Iterator[None]:
-    """The tables of these models."""
     made = [Parcel, Line, Code, Special]
     with connection.schema_editor() as editor:
         for model in made:
@@ -84,7 +81,6 @@ def tables(transactional_db: None) -> Iterator[None]:
 
 @pytest.fixture
 def parcel() -> Parcel:
-    """A row."""
     row: Parcel = Parcel.objects.create(weight=1)
     return row
 

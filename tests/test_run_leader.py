@@ -47,14 +47,11 @@ def run_leader(start: Start, key: str, *program: str, **environment: str) -> sub
 
 
 class Log:
-    """What the programs have written."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
 
     def spans(self) -> dict[int, tuple[float, float]]:
-        """From when to when each was at work."""
         found: dict[int, tuple[float, float]] = {}
         for line in self.path.read_text().splitlines():
             pid, at = int(line.split()[0]), float(line.split()[1])

@@ -42,8 +42,6 @@ def shell(key: str, script: str, *options: str) -> list[str]:
 
 
 class TestProgram:
-    """`run_locked KEY -- program`."""
-
     @pytest.mark.long
     def test_runs(self, start: Start) -> None:
         """The program has its arguments and the lock, and finds the token in its environment; its exit code is ours."""
@@ -240,7 +238,6 @@ class TestLockedCommand:
     @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_away(self) -> None:
-        """Without MongoDB it does not run."""
         with pytest.raises(CommandError) as caught:
             call_command(Command(), "x")
         assert caught.value.returncode == UNAVAILABLE
@@ -264,5 +261,4 @@ class TestLockedCommand:
 
 
 def uuid_free() -> str:
-    """A name without a separator."""
     return new_key().partition(":")[2]

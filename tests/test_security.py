@@ -58,8 +58,6 @@ def whoever() -> dict[str, Client]:
 
 @WITH_MONGO
 class TestPages:
-    """Every page by every method for everybody."""
-
     @pytest.fixture(autouse=True)
     def one(self, locks: Locks) -> None:
         locks.held("k")

@@ -66,7 +66,6 @@ def test_mongodb_names_a_server_that_cannot_be_used_without_its_password(
 
 
 def answers(server: Any) -> bool:
-    """Whether it answers a query."""
     if isinstance(server, MariaDB):
         with pymysql.connect(host="127.0.0.1", port=server.port, user="root", database="test") as connection:
             return bool(connection.cursor().execute("SELECT DATABASE()"))

@@ -57,8 +57,6 @@ def test_overtaken(calls: list[Call], late: list[int]) -> None:
 
 @WITH_MONGO
 class TestJudge:
-    """The judge's other half reads the databases."""
-
     def test_final_states(self) -> None:
         """It finds ads that are shown and must not be, are not and must be, or show the wrong content."""
         right, missing, outdated, undead, hidden = (new_ad(title=str(number)) for number in range(5))
@@ -87,7 +85,6 @@ def test_verdict() -> None:
 
 
 def new_ad(**fields: Any) -> Ad:
-    """An ad of the user 7."""
     return services.create_ad("7", **{"title": "A lamp", "body": "", "price": 9, **fields})
 
 
@@ -138,7 +135,6 @@ class TestExport:
 
 
 def export_under_lock(ad_id: str) -> str:
-    """Export as every flow does."""
     with ad_lock(ad_id, wait=10):
         return services.export_ad(ad_id)
 
@@ -181,7 +177,6 @@ def seller(monkeypatch: pytest.MonkeyPatch, client: Client) -> User:
 
 
 def send(client: Client, method: str, path: str, **body: Any) -> Any:
-    """Send JSON, ask for JSON."""
     return client.generic(
         method, path, json.dumps(body), content_type="application/json", HTTP_ACCEPT="application/json"
     )
@@ -190,8 +185,6 @@ def send(client: Client, method: str, path: str, **body: Any) -> Any:
 @WITH_MONGO
 @pytest.mark.usefixtures("external", "seller")
 class TestAdViews:
-    """The API that sellers use."""
-
     def test_create_change_delete(self, client: Client) -> None:
         """Each change is accepted, and its task brings the external service up to date."""
         ad = send(client, "POST", "/api/ads/", title="A canoe", price=40).json()["ad"]
@@ -206,8 +199,6 @@ class TestAdViews:
 
 @WITH_MONGO
 class TestOrderViews:
-    """Orders are paid once and shipped once."""
-
     def test_double_click(self, seller: User, client: Client) -> None:
         """Of two clicks on "pay" at once, one takes the money, and the other meets the lock or the state."""
         order = send(client, "POST", "/api/orders/", item="lamp", price="9.50").json()["order"]
@@ -223,7 +214,6 @@ class TestOrderViews:
 
 
 def click(browser: Client, order: str, barrier: threading.Barrier) -> int:
-    """Click on "pay" when the other does."""
     barrier.wait(10)
     status: int = send(browser, "POST", f"/api/orders/{order}/pay/").status_code
     connections.close_all()

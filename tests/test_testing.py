@@ -226,8 +226,6 @@ def has_plugin() -> bool:
 
 
 class TestHold:
-    """Somebody else holds a lock."""
-
     def test_a_wait_of_the_same_thread_takes_no_time(self, mongolock: MemoryLocks) -> None:
         mongolock.hold("a")
         with pytest.raises(LockNotAcquired) as caught:
@@ -285,8 +283,6 @@ class TestHold:
 
 
 class TestLose:
-    """The code under test loses its lock."""
-
     def test_at_once(self, mongolock: MemoryLocks) -> None:
         told: list[MongoLock] = []
         lock = mongo_lock("a", on_lost=told.append)
@@ -302,8 +298,6 @@ class TestLose:
 
 
 class TestTime:
-    """The clock moves at a word."""
-
     def test_without_renewal(self, mongolock: MemoryLocks) -> None:
         lock = mongo_lock("a", auto_renew=False, lease=60).acquire()
         mongolock.advance(59)
@@ -357,8 +351,6 @@ class TestTime:
 
 
 class TestAssertions:
-    """What was locked."""
-
     def test_locked(self, mongolock: MemoryLocks) -> None:
         for _ in range(2):
             with mongo_lock("a", "b"):
@@ -390,8 +382,6 @@ class TestAssertions:
 
 
 class TestBackend:
-    """The memory backend, set in the settings."""
-
     @pytest.fixture
     def chosen(self, settings: Any) -> None:
         settings.MONGOLOCK = {"BACKEND": "django_mongolock.backends.memory.MemoryLockBackend"}

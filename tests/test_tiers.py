@@ -102,7 +102,6 @@ def test_which_cases_run(pytester: pytest.Pytester, arguments: list[str], names:
 
 
 def test_a_short_case_is_not_repeated(pytester: pytest.Pytester) -> None:
-    """What fails there has found something."""
     pytester.makepyfile(test_cases="import pytest\n@pytest.mark.flaky(reruns=1)\ndef test_short(): pass")
     result = pytester.runpytest_inprocess("-p", "tests.tiers")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -30,14 +30,12 @@ from tests.support.waiting import eventually
 
 @pytest.fixture
 def rows(tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
-    """The alias "file"."""
     with django_db_blocker.unblock(), row_file("file", tmp_path / "one.sqlite3", monkeypatch) as made:
         yield made
 
 
 @pytest.fixture
 def others(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
-    """A second alias, "other"."""
     with row_file("other", tmp_path / "two.sqlite3", monkeypatch) as made:
         yield made
 
@@ -76,8 +74,6 @@ def work(rows: Rows, story: list[str], **options: Any) -> None:
 
 
 class TestOnCommit:
-    """Acquire, commit, release."""
-
     @pytest.mark.filterwarnings("ignore:.*was released inside the transaction")
     def test_naive(self, rows: Rows, story: list[str]) -> None:
         """What a plain lock does inside a transaction: whoever gets it next does not see the row. These tests would
@@ -275,7 +271,6 @@ class TestMongo:
         assert holders(key) == []
 
     def test_no_transaction(self) -> None:
-        """Nothing to wait for, nothing to warn of."""
         key = new_key()
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -84,7 +84,6 @@ def test_nothing_is_missing() -> None:
 
 
 def test_compiled() -> None:
-    """The .mo says what the .po says."""
     with (FOLDER / "django.mo").open("rb") as file:
         compiled = gettext.GNUTranslations(file)
     for message, texts in written().items():

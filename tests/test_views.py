@@ -276,7 +276,6 @@ class TestViews:
 
     @pytest.mark.parametrize("kind", ["function", "afunction", "class", "aclass"])
     async def test_asgi(self, kind: str, name: str) -> None:
-        """The same under the async handler."""
         answer = await AsyncClient().get(f"/{kind}/{name}/")
         assert answer.json() == {"holders": 1, "place": f"view {kind}"}
         assert holders(f"view:{name}") == []

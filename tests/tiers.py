@@ -47,7 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def tier(item: pytest.Item) -> str:
-    """Return the tier of a case."""
     for name in (PROGRAM, WITNESS, LONG):
         if item.get_closest_marker(name):
             return name

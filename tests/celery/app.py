@@ -77,7 +77,6 @@ def charged(self: Task[Any, Any], key: str, seconds: float, dies: bool = False) 
 
 @task_postrun.connect(sender=charged)
 def die(args: Any, **facts: Any) -> None:
-    """The first process dies."""
     if args[2:] == [True] and not Story(directory()).count("died"):
         note(directory(), "died")
         os._exit(1)
@@ -106,7 +105,6 @@ def several(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -
 
 
 def at_work(name: str, task_id: str) -> None:
-    """The body of a task."""
     with work(directory(), name, task_id):
         pass
 
@@ -138,7 +136,6 @@ def until_told(name: str, task_id: str) -> str:
 
 
 def tell(name: str) -> None:
-    """Say that it is enough."""
     (directory() / f"enough-{name}").touch()
 
 
@@ -173,7 +170,6 @@ def facts(key: str) -> list[Any]:
 
 @app.task
 def keep(key: str) -> int:
-    """Leaves a lock behind."""
     kept.append(mongo_lock(key, lease=600, auto_renew=False).acquire())
     return os.getpid()
 
@@ -189,13 +185,11 @@ def interrupted(key: str) -> None:
 @app.task
 @mongo_locked("{key}", lease=60)
 def interrupted_inside(key: str) -> None:
-    """The same, under one lock."""
     time.sleep(10)
 
 
 @app.task(bind=True)
 def plain(self: Task[Any, Any], name: str, seconds: float = 0) -> str:
-    """A task without a lock."""
     with work(directory(), name, str(self.request.id)):
         time.sleep(seconds)
     return name

@@ -37,13 +37,11 @@ def task(*args: Any) -> None: ...
 
 
 def ran() -> Any:
-    """The body of the tasks."""
     return "ran"
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is sent instead of reaching a broker."""
     messages: list[Any] = []
 
     def send(message: Any) -> None:
@@ -55,7 +53,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def key() -> str:
-    """A key that no other test uses."""
     return uuid.uuid4().hex
 
 
@@ -65,7 +62,6 @@ def carries(**facts: Any) -> dict[str, Any]:
 
 
 def note(message: Any) -> Note:
-    """What a message remembers."""
     return Note(**message.options["headers"][RETURNED])
 
 

@@ -30,13 +30,11 @@ app: Any = Celery("enqueue_tests", broker="memory://", backend="cache+memory://"
 
 @app.task(name="tests.export")  # type: ignore[untyped-decorator]
 def export(*args: Any, **kwargs: Any) -> str:
-    """Says what became of its lock."""
     return "done"
 
 
 @pytest.fixture
 def eager() -> Iterator[None]:
-    """Tasks run where they are sent."""
     app.conf.task_always_eager = True
     yield
     app.conf.task_always_eager = False
@@ -227,13 +225,11 @@ def test_the_end_of_a_second_delivery() -> None:
 
 
 def running(task_id: str, key: str) -> Any:
-    """A task as its worker has it."""
     request = SimpleNamespace(id=task_id, headers={HEADER: [key, 3_600, None, "end"]}, delivery_info={})
     return SimpleNamespace(name=export.name, request=request)
 
 
 def away(*args: Any) -> None:
-    """As if MongoDB did not answer."""
     raise LockBackendFailed("no answer")
 
 

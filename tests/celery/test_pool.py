@@ -73,7 +73,6 @@ def test_a_killed_process(place: MakePlace, name: str) -> None:
 
 
 def send(here: Place, kind: str, key: str, way: str) -> None:
-    """Send a task, and kill its process."""
     task: Any = getattr(tasks, kind)
     options = {"time_limit": 5} if way == "limited" else {}
     result = task.apply_async((key, key, 600), **options)

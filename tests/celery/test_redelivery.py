@@ -27,13 +27,11 @@ pytestmark = [
 
 
 def begun(here: Place, count: int) -> list[dict[str, Any]]:
-    """The runs, once there are so many."""
     assert eventually(lambda: here.story.count("begin") == count, 90), here.logs()
     return here.story.of("begin")
 
 
 def done(here: Place, result: Any) -> Any:
-    """The outcome of a task."""
     try:
         return result.get(timeout=90, interval=0.02)
     except TimeoutError:

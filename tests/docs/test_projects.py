@@ -159,7 +159,6 @@ class Reader:
         return (self.folder / f"terminal-{terminal}").read_text
 
     def stop(self, terminal: str) -> None:
-        """Press Ctrl-C."""
         if process := self.open.pop(terminal, None):
             os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=30)

@@ -46,7 +46,6 @@ def reason_of(backend: str, name: str, table: Mapping[str, str] = EXEMPT) -> str
 
 
 def found() -> dict[str, list[str]]:
-    """The tests of each suite that is installed."""
     tests: dict[str, list[str]] = {}
     for suite in SUITES:
         with contextlib.suppress(ImportError):
@@ -69,7 +68,6 @@ def parameters(*, exempt: bool) -> Iterator[Any]:
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend in turn."""
     if request.param == "memory":
         with override_locks():
             yield request.param
@@ -81,7 +79,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def prepared(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> unittest.TestCase:
-    """The test, ready to be run."""
     suite, case, method = name.split(".")
     found = adapter(suite)
     found.prepare(monkeypatch, exempt=reason_of(backend, name) is not None)

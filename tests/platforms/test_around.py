@@ -105,7 +105,6 @@ assert any(name.startswith("mongolock") for name in found), found
 
 
 def run(script: str, name: str, **more: str) -> None:
-    """Run a script of the small project."""
     command = [sys.executable, "-c", SETUP + script, name]
     done = subprocess.run(command, cwd=ROOT, env=environment(**more), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
