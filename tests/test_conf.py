@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +22,7 @@ from django_mongolock.management.migrate import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from tests.support.failpoints import failpoint
+from tests.support.programs import python
 
 INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_contended"}
 
@@ -83,16 +81,7 @@ class TestRouter:
 
 def manage(*arguments: str, **environment: str) -> str:
     """What a command of the test project prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "testproject.manage", *arguments],
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings", **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return python("-m", "testproject.manage", *arguments, **environment)
 
 
 @pytest.fixture

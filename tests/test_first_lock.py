@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.programs import python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -105,17 +105,10 @@ monkey.patch_all()
 
 def run(*parts: str, host: str = "", **environment: str) -> dict[str, Any]:
     """Run a project in a process of its own; return what it says."""
-    done = subprocess.run(
-        [sys.executable, "-c", "".join(parts), f"first:{uuid.uuid4().hex}"],
-        cwd=ROOT,
-        env={**os.environ, "TEST_HOST": host or os.environ["MONGODB_URI"], **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+    environment["TEST_HOST"] = host or os.environ["MONGODB_URI"]
+    said: dict[str, Any] = json.loads(
+        python("-c", "".join(parts), f"first:{uuid.uuid4().hex}", folder=ROOT, **environment)
     )
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
     return said
 
 

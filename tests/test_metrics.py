@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,6 +37,7 @@ from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.checking import lost_race
 from testproject.rates.models import Rate
 from testproject.shop.models import Order
+from tests.support.programs import python
 from tests.support.waiting import eventually
 
 Number = Callable[..., float]
@@ -234,7 +233,7 @@ class TestSpans:
 
 
 class TestActivation:
-    def run(self, app: str, code: str, tmp_path: Path, **environment: str) -> str:
+    def run(self, app: str, code: str, tmp_path: Path) -> str:
         (tmp_path / "chosen.py").write_text(
             f"SECRET_KEY = 'x'\nINSTALLED_APPS = ['django_mongolock', '{app}']\n"
             "MONGOLOCK = {'BACKEND': 'django_mongolock.backends.memory.MemoryLockBackend'}\n"
@@ -243,17 +242,7 @@ class TestActivation:
             f"import django; django.setup()\nfrom django_mongolock import mongo_lock\n{code}"
         )
         path = f"{Path(__file__).resolve().parent.parent}:{tmp_path}"
-        environment = {"PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "chosen", "PATH": "", **environment}
-        done = subprocess.run(
-            [sys.executable, str(tmp_path / "code.py")],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return python(str(tmp_path / "code.py"), PYTHONPATH=path, DJANGO_SETTINGS_MODULE="chosen")
 
     @pytest.mark.long
     def test_prometheus(self, tmp_path: Path) -> None:

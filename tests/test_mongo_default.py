@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import uuid
 from typing import Any
 
 import pytest
 from pymongo import MongoClient
+
+from tests.support.programs import python
 
 SCRIPT = """
 import html
@@ -71,20 +70,12 @@ print("all is well")
 
 
 @pytest.mark.long
-def test_mongo_default(mongo: MongoClient[dict[str, Any]], mongo_uri: str) -> None:
+def test_mongo_default(mongo: MongoClient[dict[str, Any]]) -> None:
     """F92: it can be migrated, checked and dumped, it locks its own instances, and its admin shows who holds them."""
     name = f"mongolock_default_{uuid.uuid4().hex[:8]}"
-    environment = {
-        **os.environ,
-        "MONGODB_URI": mongo_uri,
-        "MONGODB_NAME": name,
-        "DJANGO_SETTINGS_MODULE": "testproject.settings_mongo",
-    }
+    environment = {"MONGODB_NAME": name, "DJANGO_SETTINGS_MODULE": "testproject.settings_mongo"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=100, check=False
-        )
+        said = python("-c", SCRIPT, **environment)
     finally:
         mongo.drop_database(name)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("all is well\n")
+    assert said.endswith("all is well\n")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 from tests.platforms.programs import PLATFORMS, ROOT, counted, environment, held, key
+from tests.support.programs import python
 
 pytestmark = PLATFORMS
 
@@ -105,9 +103,7 @@ assert any(name.startswith("mongolock") for name in found), found
 
 
 def run(script: str, name: str, **more: str) -> None:
-    command = [sys.executable, "-c", SETUP + script, name]
-    done = subprocess.run(command, cwd=ROOT, env=environment(**more), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-c", SETUP + script, name, folder=ROOT, **environment(**more))
 
 
 def test_channels() -> None:
