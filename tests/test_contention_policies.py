@@ -201,103 +201,54 @@ def read(response: HttpResponseBase) -> HttpResponseBase:
     return HttpResponse(response.getvalue()) if isinstance(response, StreamingHttpResponse) else response
 
 
-def view_class(lock: Decorator) -> Any:
-    class Made(View):
-        def get(self, request: HttpRequest, name: str) -> HttpResponse:
-            return HttpResponse(note(name))
+def class_based(base: Any, on: str = "class", *, is_async: bool = False) -> Callable[[Decorator], Any]:
+    """A view class, whose lock is on itself, on its method, or on that by `method_decorator`."""
+    answer = Response if issubclass(base, APIView) else HttpResponse
 
-    made = lock(Made).as_view()
-    return lambda name: made(RequestFactory().get("/"), name=name)
+    def get(self: Any, request: Any, name: str) -> HttpResponse:
+        return answer(note(name))
 
+    async def aget(self: Any, request: Any, name: str) -> HttpResponse:
+        return get(self, request, name)
 
-def async_view_class(lock: Decorator) -> Any:
-    class Made(View):
-        async def get(self, request: HttpRequest, name: str) -> HttpResponse:
-            return HttpResponse(note(name))
+    def make(lock: Decorator) -> Any:
+        method: Any = aget if is_async else get
+        if on != "class":
+            method = (method_decorator(lock) if on == "method_decorator" else lock)(method)
+        made: Any = type("Made", (base,), {"retrieve" if base is ViewSet else "get": method})
+        made = lock(made) if on == "class" else made
+        called = made.as_view({"get": "retrieve"}) if base is ViewSet else made.as_view()
+        if is_async:
+            return lambda name: async_to_sync(called)(AsyncRequestFactory().get("/"), name=name)
+        return lambda name: called(RequestFactory().get("/"), name=name)
 
-    made = lock(Made).as_view()
-    return lambda name: async_to_sync(made)(AsyncRequestFactory().get("/"), name=name)
-
-
-def with_method_decorator(lock: Decorator) -> Any:
-    class Made(View):
-        @method_decorator(lock)
-        def get(self, request: HttpRequest, name: str) -> HttpResponse:
-            return HttpResponse(note(name))
-
-    made = Made.as_view()
-    return lambda name: made(RequestFactory().get("/"), name=name)
+    return make
 
 
-def below_api_view(lock: Decorator) -> Any:
-    @api_view(["GET"])  # type: ignore[untyped-decorator]
-    @lock
-    def made(request: Request, name: str) -> Response:
+def with_api_view(lock: Decorator, *, above: bool = False) -> Any:
+    def call(request: Request, name: str) -> Response:
         return Response(note(name))
 
+    made = lock(api_view(["GET"])(call)) if above else api_view(["GET"])(lock(call))
     return lambda name: made(RequestFactory().get("/"), name=name)
 
 
-def above_api_view(lock: Decorator) -> Any:
-    @lock
-    @api_view(["GET"])  # type: ignore[untyped-decorator]
-    def made(request: Request, name: str) -> Response:
-        return Response(note(name))
-
-    return lambda name: made(RequestFactory().get("/"), name=name)
-
-
-def api_class(lock: Decorator) -> Any:
-    class Made(APIView):  # type: ignore[misc]
-        def get(self, request: Request, name: str) -> Response:
-            return Response(note(name))
-
-    made = lock(Made).as_view()
-    return lambda name: made(RequestFactory().get("/"), name=name)
-
-
-def api_method(lock: Decorator) -> Any:
-    class Made(APIView):  # type: ignore[misc]
-        @lock
-        def get(self, request: Request, name: str) -> Response:
-            return Response(note(name))
-
-    made = Made.as_view()
-    return lambda name: made(RequestFactory().get("/"), name=name)
-
-
-def viewset_method(lock: Decorator) -> Any:
-    class Made(ViewSet):  # type: ignore[misc]
-        @lock
-        def retrieve(self, request: Request, name: str) -> Response:
-            return Response(note(name))
-
-    made = Made.as_view({"get": "retrieve"})
-    return lambda name: made(RequestFactory().get("/"), name=name)
-
-
-def operation(lock: Decorator) -> Any:
+def operation(lock: Decorator, *, is_async: bool = False) -> Any:
     api = NinjaAPI(urls_namespace=uuid.uuid4().hex)
 
-    @api.get("/{name}")
-    @lock
     def made(request: HttpRequest, name: str, number: Number = 5) -> str:
         assert number == 7
         return note(name)
 
-    return lambda name: call_ninja(api, RequestFactory().get(f"/{name}?number=7"))
+    async def amade(request: HttpRequest, name: str, number: Number = 5) -> str:
+        return made(request, name, number)
+
+    api.get("/{name}")(lock(amade if is_async else made))
+    factory = AsyncRequestFactory() if is_async else RequestFactory()
+    return lambda name: call_ninja(api, factory.get(f"/{name}?number=7"))
 
 
-def async_operation(lock: Decorator) -> Any:
-    api = NinjaAPI(urls_namespace=uuid.uuid4().hex)
-
-    @api.get("/{name}")
-    @lock
-    async def made(request: HttpRequest, name: str, number: Number = 5) -> str:
-        assert number == 7
-        return note(name)
-
-    return lambda name: call_ninja(api, AsyncRequestFactory().get(f"/{name}?number=7"))
+async_operation = functools.partial(operation, is_async=True)
 
 
 def call_ninja(api: NinjaAPI, request: HttpRequest) -> HttpResponseBase:
@@ -326,14 +277,14 @@ KINDS: dict[str, Callable[[Decorator], Any]] = {
     "async view": async_view,
     "streaming view": streaming_view,
     "async streaming view": async_streaming_view,
-    "view class": view_class,
-    "async view class": async_view_class,
-    "method of a view class, with `method_decorator`": with_method_decorator,
-    "below `@api_view`": below_api_view,
-    "above `@api_view`": above_api_view,
-    "`APIView` class": api_class,
-    "method of an `APIView`": api_method,
-    "method of a `ViewSet`": viewset_method,
+    "view class": class_based(View),
+    "async view class": class_based(View, is_async=True),
+    "method of a view class, with `method_decorator`": class_based(View, "method_decorator"),
+    "below `@api_view`": with_api_view,
+    "above `@api_view`": functools.partial(with_api_view, above=True),
+    "`APIView` class": class_based(APIView),
+    "method of an `APIView`": class_based(APIView, "method"),
+    "method of a `ViewSet`": class_based(ViewSet, "method"),
     "django-ninja operation": operation,
     "async django-ninja operation": async_operation,
 }
