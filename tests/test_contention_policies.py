@@ -32,7 +32,15 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_mongolock import SKIPPED, LockError, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
+from django_mongolock import (
+    SKIPPED,
+    LockBackendFailed,
+    LockError,
+    LockNotAcquired,
+    LockReentry,
+    mongo_lock,
+    mongo_locked,
+)
 from django_mongolock.contrib.queues import aretry_in_django, retry_in_django
 from tests.support.looking import held_elsewhere, holders, new_key
 
@@ -355,6 +363,21 @@ def test_held(kind: str, name: str) -> None:
     assert holders(f"kind:{name}") == []
     if isinstance(result, HttpResponseBase):
         assert result.status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine function", "generator", "async generator"])
+@pytest.mark.parametrize("error", [LockNotAcquired("other"), LockBackendFailed("away")])
+def test_errors_of_the_body(kind: str, error: Exception, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lock errors that the body raises are its own: they are not taken for contention of its lock."""
+
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(f"{__name__}.note", fail)
+    with pytest.raises(type(error)) as caught:
+        KINDS[kind](mongo_locked("kind:{name}", on_contention="skip"))(name)
+    assert caught.value is error
+    assert holders(f"kind:{name}") == []
 
 
 @pytest.mark.parametrize("kind", ["below `@api_view`", "method of an `APIView`", "method of a `ViewSet`"])

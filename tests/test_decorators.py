@@ -17,7 +17,6 @@ from celery import Celery
 
 from django_mongolock import (
     SKIPPED,
-    LockBackendFailed,
     LockKeyInvalid,
     LockNotAcquired,
     LockReentry,
@@ -327,37 +326,6 @@ class TestContention:
         """A policy that does not exist is refused with those that do."""
         with pytest.raises(ValueError, match="on_contention is one of 'raise', 'skip', 'respond', 'retry'"):
             mongo_locked("key", on_contention=policy)
-
-    @pytest.mark.parametrize("kind", ["function", "coroutine", "generator", "async generator"])
-    @pytest.mark.parametrize("error", [LockNotAcquired("other"), LockBackendFailed("away")])
-    def test_errors_of_the_body(self, name: str, error: Exception, kind: str) -> None:
-        """Lock errors that the body raises are its own: they are not taken for contention of its lock."""
-
-        def function(name: str) -> Any:
-            raise error
-
-        async def afunction(name: str) -> Any:
-            raise error
-
-        def items(name: str) -> Iterator[None]:
-            yield
-            raise error
-
-        async def aitems(name: str) -> AsyncIterator[None]:
-            yield
-            raise error
-
-        decorate: Callable[[Any], Any] = mongo_locked("own:{name}", on_contention="skip")
-        calls: dict[str, Callable[[], Any]] = {
-            "function": lambda: decorate(function)(name),
-            "coroutine": lambda: asyncio.run(decorate(afunction)(name)),
-            "generator": lambda: list(decorate(items)(name)),
-            "async generator": lambda: asyncio.run(collect(decorate(aitems)(name))),
-        }
-        with pytest.raises(type(error)) as caught:
-            calls[kind]()
-        assert caught.value is error
-        assert holders(f"own:{name}") == []
 
     @pytest.mark.parametrize("policy", ["skip", "retry", lambda error, name: None])
     def test_reentry(self, name: str, policy: Any) -> None:

@@ -243,10 +243,7 @@ class TestForks:
         """F63: that the child comes to the end of the task, or to its next try, is not the end for the parent."""
         key = new_key()
         result, _ = enqueue_once(export, key=key)
-        task = SimpleNamespace(
-            name=export.name,
-            request=SimpleNamespace(id=result.id, headers={HEADER: [key, 3_600, None, "end"]}, delivery_info={}),
-        )
+        task = running(result.id, key)
         ended = partial(task_postrun.send, sender=export, task_id=result.id, task=task, state=state, retval=None)
         task_prerun.send(sender=export, task_id=result.id, task=task)
         (before,) = holders(key)
