@@ -275,10 +275,6 @@ def busy_call(policy: Any, name: str, *, kind: str = "function") -> Any:
             assert ran == []
 
 
-async def collect(items: AsyncIterator[Any]) -> list[Any]:
-    return [item async for item in items]
-
-
 class TestContention:
     """What happens instead of the call when the lock is busy. The body never runs."""
 
@@ -361,13 +357,13 @@ class TestRefused:
             (lambda: any_locked(key="order:{order_id}"), "pass a template without key="),
             (lambda: mongo_locked(key=acount), "not async"),
             (lambda: any_locked("key", key=lambda: "key"), "either templates or key="),
-            (lambda: any_locked(5), "must be a str, not int"),
+            (lambda: any_locked(5)(plain), "must be a str, not int"),
             (lambda: mongo_locked("")(plain), "must not be empty"),
             (lambda: mongo_locked("{name}{name}")(plain), "put one of"),
             (lambda: mongo_locked("x:{nam}")(plain), "has no parameter nam; it has name, extra"),
-            (lambda: any_locked("key", timeout=5), "could mean two things"),
-            (lambda: any_locked("key", colour=5), "unexpected keyword argument 'colour'"),
-            (lambda: mongo_locked("key", lease=0), "lease"),
+            (lambda: any_locked("key", timeout=5)(plain), "could mean two things"),
+            (lambda: any_locked("key", colour=5)(plain), "unexpected keyword argument 'colour'"),
+            (lambda: mongo_locked("key", lease=0)(plain), "lease"),
         ],
     )
     def test_arguments(self, decorate: Callable[[], Any], problem: str) -> None:
