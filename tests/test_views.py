@@ -104,9 +104,6 @@ VIEWS: dict[str, Any] = {
     "amethod": OnAsyncMethod.as_view(),
     "helper": OnHelper.as_view(),
     "as_view": mongo_locked("view:{name}", wait=0, on_contention="respond")(Plain.as_view()),
-    "partial": mongo_locked("view:{name}", wait=0, on_contention="respond")(
-        functools.partial(lambda r, name: held(name))
-    ),
 }
 
 
