@@ -1,4 +1,4 @@
-"""Workers that end, in every pool, and what they ran: killed and delivered again, or shut down."""
+"""Workers that end, in every pool, and what they ran; messages that are delivered twice; with a real Redis."""
 
 from __future__ import annotations
 
@@ -130,3 +130,54 @@ def test_pools(place: MakePlace, name: str, pool: str) -> None:
     assert worker.stop() == 0, here.logs()
     assert holders(f"kept:{name}") == []
     assert "Traceback" not in here.logs()
+
+
+def test_one_run(place: MakePlace, name: str) -> None:
+    """F49, F95: a task that runs longer than the visibility timeout runs once, and then there is peace."""
+    visibility, seconds = 1.5, 4.0
+    here = place(visibility=visibility)
+    here.start()
+    result = tasks.late.delay(name, "a", seconds)
+    assert eventually(lambda: here.story.count("end"), 60 + seconds), here.logs()
+    assert here.story.count("delivery", id=result.id, again=True) >= 1
+    assert eventually(here.is_quiet, 60), here.logs()
+    assert (here.story.count("begin"), here.story.overlaps("a")) == (1, 0), here.logs()
+    assert result.get(timeout=10) == "a"
+    # One message at a time, each with about the half of the timeout between.
+    assert here.story.count("message") <= 2 + 60 + 4 * seconds / visibility
+
+
+def test_the_first_run_dies(place: MakePlace, name: str) -> None:
+    """F95: the second delivery is not dropped: when the first run dies, it runs."""
+    here = place(visibility=1)
+    here.start_all(2, concurrency=1)
+    result = tasks.late.delay(name, "a", 4)
+    assert eventually(lambda: here.story.count("retry", id=result.id), 60), here.logs()
+    (begin,) = here.story.of("begin")
+    tasks.killed(begin["pid"], here.directory)
+    here.of(begin["pid"]).kill()
+    assert eventually(lambda: here.story.count("end"), 60), here.logs()
+    assert eventually(here.is_quiet, 60), here.logs()
+    assert (here.story.count("begin"), here.story.overlaps("a")) == (2, 0)
+    assert result.get(timeout=10) == "a"
+
+
+def test_sent_twice(place: MakePlace, name: str) -> None:
+    """Two messages with one key: while the first runs, the second comes back; both have the result of the first."""
+    here = place()
+    here.start(concurrency=2)
+    first, second = (tasks.charged.delay(name, 2) for _ in "12")
+    assert first.get(timeout=60) == second.get(timeout=60) != os.getpid(), here.logs()
+    assert tasks.charged.delay(name, 2).get(timeout=60) == first.get(timeout=1)
+    assert here.story.count("begin") == 1, here.logs()
+
+
+def test_killed_when_it_was_done(place: MakePlace, name: str) -> None:
+    """F49: its process dies before the message is acknowledged: the next delivery reports the result of the first."""
+    here = place()
+    here.start(concurrency=1)
+    result = tasks.charged.delay(name, 0, True)
+    (pid,) = {result.get(timeout=60)}
+    assert here.story.count("died") == 1, here.logs()
+    (begin,) = here.story.of("begin")
+    assert begin["pid"] == pid
