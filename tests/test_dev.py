@@ -209,6 +209,6 @@ def test_a_second_run_waits_for_the_first_to_install(dev: ModuleType, installed:
     """Two terminals may begin at once: the second starts when the first has finished installing."""
     with dev.one_at_a_time():
         second = subprocess.Popen([sys.executable, "dev.py", "test"], cwd=installed, stdout=subprocess.PIPE, text=True)
-        assert not eventually(lambda: second.poll() is not None, seconds=0.5)
+        assert not eventually(lambda: second.poll() is not None, seconds=0.2)
     assert second.wait(timeout=10) == 3
     second.communicate()

@@ -902,8 +902,9 @@ class TestTasks:
         task: Any = idempotent(key="a:{name}")(lambda name: SKIPPED if do(name) == 1 else done[name])
         assert [task(key) for _ in "123"] == [SKIPPED, 2, 2]
 
-    def test_parallel(self, backend: str, key: str) -> None:
+    def test_parallel(self, backend: str, key: str, settings: Settings) -> None:
         """A call that is no task raises; one after it gets the result."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.05}
         inside, go_on = threading.Event(), threading.Event()
 
         @idempotent(key="a:{name}")

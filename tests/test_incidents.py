@@ -355,6 +355,7 @@ def test_release_lock_takes_a_lock_from_its_holder(locks: Locks) -> None:
     assert not lock.release()
 
 
+@pytest.mark.long
 def test_a_deadlock_is_shown_and_ends(deadlock: Callable[[], list[object]]) -> None:
     """F45: while it lasts, the command and the admin show the cycle; then its youngest waiter gives up."""
     assert eventually(lambda: "'a'" in run("list_locks", "--deadlocks")[0], 5)

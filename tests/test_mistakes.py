@@ -243,6 +243,7 @@ def test_a_call_that_should_be_retried_without_celery(monkeypatch: pytest.Monkey
 # Servers that do not answer: which, why, and what to look at
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("uri", "said"),
     [

@@ -149,7 +149,7 @@ class TestForceRelease:
         """The holder's next renewal tells it; whoever waits is let in."""
         lost = threading.Event()
         with ThreadPoolExecutor(1) as elsewhere:
-            lock = elsewhere.submit(mongo_lock("k", lease=1.5, on_lost=lambda _lock: lost.set()).acquire).result()
+            lock = elsewhere.submit(mongo_lock("k", lease=0.9, on_lost=lambda _lock: lost.set()).acquire).result()
             assert Lock.objects.get(pk="k").force_release()
             with mongo_lock("k", wait=0) as other:
                 assert other.fencing_token > lock.fencing_token
