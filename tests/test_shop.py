@@ -147,7 +147,7 @@ class TestStory:
     def test_slow_export_and_deletion(self, external: Settings, monkeypatch: pytest.MonkeyPatch, locking: bool) -> None:
         """An ad is deleted while a slow export of it is under way: the story in its smallest form."""
         external.SHOP_LOCKING = locking
-        delays = iter([0.5, 0.0])
+        delays = iter([0.2, 0.0])
         begun = threading.Event()
 
         def slow_then_quick() -> float:

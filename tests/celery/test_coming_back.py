@@ -169,14 +169,14 @@ def test_another_holder_since(sent: list[Any], key: str) -> None:
 def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
     """F95: while a run on another machine has a lease, the second delivery comes back; when that ends, it runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
-    terms = Terms(lease=0.5, margin=0, owner="the-id")
+    terms = Terms(lease=0.3, margin=0, owner="the-id")
     run = entry("there.1", "there", terms, {"run": "r", "delivery": "0.0.0"}, process="a machine elsewhere 7 7")
     assert mongo_store().apply(key, Step(ask="there.1", add=run), 5).held
     with in_task(task), pytest.raises(Retry):
         function()
     with in_task(task, headers=sent[-1].options["headers"]), pytest.raises(Retry):
         function()
-    time.sleep(0.6)
+    time.sleep(0.4)
     if since == "another held the lock":
         mongo_locked(key)(lambda: None)()
     with in_task(task, headers=sent[-1].options["headers"]):
@@ -242,8 +242,9 @@ def test_a_run_meets_its_sender(sent: list[Any], key: str) -> None:
         assert function() == "ran"
 
 
-def test_it_is_sent_when_the_outermost_call_is_left(sent: list[Any], key: str) -> None:
+def test_it_is_sent_when_the_outermost_call_is_left(sent: list[Any], key: str, settings: Settings) -> None:
     """F122: until then, nothing is sent, so the next run meets no lock of this one. What is caught is not sent."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.01}
     outer: Any = mongo_locked(f"{key} outer", on_contention="retry")(lambda work: work())
     inner: Any = mongo_locked(key, on_contention="retry")(ran)
 
