@@ -26,8 +26,8 @@ from rest_framework.decorators import api_view
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from django_mongolock import LockBackendFailed, LockReentry, mongo_lock, mongo_locked
-from django_mongolock.decorator.contention import find_request
+from django_mongolock import LockBackendFailed, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
+from django_mongolock.decorator.contention import find_request, response
 from django_mongolock.signals import lock_released
 from tests.support.looking import held_elsewhere, holders
 from tests.support.row_files import Rows, row_file
@@ -354,6 +354,10 @@ class TestResponse:
         """A view that would wait for its own thread is a mistake in the code, and an error 500."""
         with mongo_lock(f"view:{name}"), pytest.raises(LockReentry):
             Client().get(f"/function/{name}/")
+
+    def test_least_wait(self) -> None:
+        """Retry-After is at least a second, also where nothing is known."""
+        assert response(RequestFactory().get("/"), LockNotAcquired("key"))["Retry-After"] == "1"
 
 
 class TestFindRequest:
