@@ -66,11 +66,12 @@ class TestClear:
         locks.stale("stale:1", "stale:2")
         locks.held("held")
         locks.free("free")
-        before = [locks.read(key) for key in ("held", "free")]
+        locks.add("done", [entry(3, left=-5, released=now())])  # it was only kept: nobody died
+        before = [locks.read(key) for key in ("held", "free", "done")]
         answer = clear()
         assert (answer["found"], answer["cleared"], answer["dry_run"]) == (2, 2, False)
         assert sorted(keys(answer["stale"])) == ["stale:1", "stale:2"]
-        assert [locks.read(key) for key in ("held", "free")] == before
+        assert [locks.read(key) for key in ("held", "free", "done")] == before
         after = locks.read("stale:1")
         assert (after["holders"], after["expires_at"], after["expired"], after["token"]) == ([], None, 2, TOKEN + 50)
 
