@@ -81,7 +81,7 @@ class TestRouter:
 
 def manage(*arguments: str, **environment: str) -> str:
     """What a command of the test project prints."""
-    return python("-m", "testproject.manage", *arguments, **environment)
+    return python("-m", "testproject.manage", *arguments, folder=None, **environment)
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_mongo_default(mongo: MongoClient[dict[str, Any]]) -> None:
     name = f"mongolock_default_{uuid.uuid4().hex[:8]}"
     environment = {"MONGODB_NAME": name, "DJANGO_SETTINGS_MODULE": "testproject.settings_mongo"}
     try:
-        said = python("-c", SCRIPT, **environment)
+        said = python("-c", SCRIPT, folder=None, **environment)
     finally:
         mongo.drop_database(name)
     assert said.endswith("all is well\n")

@@ -262,9 +262,10 @@ class TestHostile:
         """Nothing in an entry makes the server refuse, or the page fall over."""
         locks.held("good")
         for number, value in enumerate(["x", 7, 1.5, None, [1], {"a": 1}, b"x", now()]):
+            fact: dict[str, Any] = {name: value}
             change = {"contended": value, "expires_at": now() + timedelta(seconds=60)}
             key = f"bad:{number}"
-            locks.add(key, [entry(2, **{name: value})], [waiter(3, **{name: value}), waiter(4)], change)
+            locks.add(key, [entry(2, **fact)], [waiter(3, **fact), waiter(4)], change)
         assert "good" in section(admin.get(PAGE), "held")
         assert monitor.get(STATUS).status_code == 200
 

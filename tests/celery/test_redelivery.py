@@ -103,7 +103,7 @@ def test_soft_time_limit(place: MakePlace, name: str) -> None:
     here.start(concurrency=2)
     sent = [tasks.interrupted] * 14 + [tasks.interrupted_inside] * 6
     results = [
-        task.apply_async((f"{name}{number}",), soft_time_limit=random.uniform(0.05, 0.2))
+        task.apply_async((f"{name}{number}",), soft_time_limit=random.uniform(0.05, 0.2))  # type: ignore[arg-type]
         for number, task in enumerate(sent)
     ]
     for result in results:
