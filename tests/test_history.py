@@ -273,6 +273,22 @@ class TestModel:
             with pytest.raises(NotSupportedError):
                 write()
 
+    @pytest.mark.long
+    def test_by_an_index(self, kept: Collection[Document], commands: Commands) -> None:
+        """The latest, of all or of one key, are read without going through the others."""
+        call_command("migrate", database="mongo", verbosity=0)
+        kept.insert_many({"key": f"k{n % 50}", "event": "granted", "at": None} for n in range(3_000))
+        commands.sent.clear()
+        LockEvent.objects.all().recent(20)
+        LockEvent.objects.filter(key="k7").recent(20)
+        assert commands.names() == ["aggregate", "aggregate"]
+        for sent in commands.sent:
+            asked = {"aggregate": NAME, "pipeline": sent["pipeline"], "cursor": {}}
+            explained = kept.database.command("explain", asked, verbosity="executionStats")
+            found = explained["stages"][0]["$cursor"] if "stages" in explained else explained
+            assert "COLLSCAN" not in str(found)
+            assert found["executionStats"]["totalDocsExamined"] == 20
+
     def test_damaged_events(self, kept: Collection[Document]) -> None:
         """Whatever stands there is read as far as it goes."""
         call_command("migrate", database="mongo", verbosity=0)
