@@ -135,6 +135,27 @@ def test_the_lock_itself(parcel: Parcel) -> None:
         Lock.objects.held().force_release()
 
 
+@pytest.mark.parametrize(("rows", "lookup"), [({"weight": 1}, {"weight__lt": 5}), ({}, {"weight": 1})])
+def test_a_row_that_does_not_fit_any_more(parcel: Parcel, rows: dict[str, Any], lookup: dict[str, Any]) -> None:
+    """A filter is asked again under the lock: the row was found, and changed by the holder before."""
+    taken, go_on = threading.Event(), threading.Event()
+
+    def change() -> None:
+        with mongo_lock(parcel), closing(connection):
+            taken.set()
+            go_on.wait(10)
+            Parcel.objects.update(weight=2)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    taken.wait(10)
+    threading.Timer(0.2, go_on.set).start()
+    with pytest.raises(Parcel.DoesNotExist):
+        Parcel.objects.filter(**rows).locked(**lookup).__enter__()
+    thread.join()
+    assert holders(f"rows.parcel:{parcel.pk}") == []
+
+
 def test_a_row_that_is_not_there() -> None:
     """DoesNotExist, as from get(), and the lock is given back."""
     missing = uuid.uuid4()

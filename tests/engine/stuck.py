@@ -34,9 +34,9 @@ def running(collection: Collection[Document], **found: object) -> list[Document]
 
 @contextlib.contextmanager
 def cut_off(collection: Collection[Document], appname: str, commands: Sequence[str] = EVERYTHING) -> Iterator[None]:
-    """The server carries out none of these *commands* for whoever has that *appname*: it says that time is over, and
-    hangs up if all are meant."""
-    how = {"closeConnection": True} if commands is EVERYTHING else {"errorCode": 50}
+    """The server carries out none of these *commands* for whoever has that *appname*. It hangs up if all are meant.
+    Else it says that time is over, for those on *collection* only: so they still listen for bells."""
+    how = {"closeConnection": True} if commands is EVERYTHING else {"errorCode": 50, "namespace": collection.full_name}
     data = {"failCommands": list(commands), "appName": appname, **how}
     with failpoint(collection.database.client, "failCommand", data):
         yield

@@ -102,7 +102,7 @@ class HandOver:
 
     def sends(self, name: str) -> None:
         """Wait until the next waiter has sent such a command, if it has not done so already. After an election it may
-        take half a minute until it opens its change stream again."""
+        take half a minute until it listens again."""
         assert eventually(lambda: name in self.commands.names, 90)
 
     @contextlib.contextmanager

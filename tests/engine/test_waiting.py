@@ -443,6 +443,8 @@ def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
     second = Waiter(in_thread, lock(terms=terms)).end() if waiter_has == "been" else None
     next_waiter = Waiter(in_thread, lock(terms=terms, wait=None if waiter_has == "been" else 2.0))
     assert in_line(session, 1)
+    if waiter_has == "been":  # it has an answer: a permit is handed to no waiter whose own command may be granted one
+        assert eventually(lambda: all(grant.lease.until for grant in session.queue.waiting.values()))
     with contextlib.suppress(KeyboardInterrupt):
         assert first.release()
     assert straggler.step.add is not None

@@ -176,6 +176,19 @@ def test_what_is_slow_counts_no_more(
 # Keys
 
 
+def test_all_calls_are_begun_while_those_before_are_slow(
+    new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F159: calls of a lane that has no threads left are begun one by one, as those before them become slow."""
+    monkeypatch.setattr(worker_threads, "SLOW", 0.02)
+    for _ in range(5):
+        threads = new_threads(24, 80, shares=(1.0, 0.75))
+        hold, begun = Hold(threads, 24, priority=1), threading.Event()
+        assert threads.submit(begun.set, priority=1)
+        assert begun.wait(5)
+        hold.let_go()
+
+
 def test_two_calls_of_a_key_are_made_at_a_time(new_threads: Callable[..., WorkerThreads]) -> None:
     """F110: the others wait for it and keep no thread from other keys; then they are made in their order, what has
     priority first."""

@@ -16,7 +16,7 @@ import functools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from ..actions import Answer
@@ -68,6 +68,8 @@ class WorkerThreads:
         #: Since when each call is being made, and how many of them are slow.
         self._running: dict[Call, float] = {}
         self._slow = 0
+        #: Whether a thread sleeps until one of them becomes slow.
+        self._watched = False
         #: How many calls of a key are being made, and those that wait for it, by priority.
         self._under_way: dict[str, int] = {}
         self._parked: dict[str, list[Lane]] = {}
@@ -141,7 +143,7 @@ class WorkerThreads:
 
     def _start_if_needed(self) -> None:
         waiting = sum(map(len, self._lanes))
-        # One more than make calls: it sees when one of these has become slow.
+        # One more than make calls: it watches for one of these to become slow.
         if len(self._idle) < waiting and len(self) <= self._size + self._slow and self._unstarted:
             with contextlib.suppress(IndexError, RuntimeError):  # another was faster; the interpreter is shutting down
                 self._unstarted.pop()
@@ -155,21 +157,31 @@ class WorkerThreads:
         goes_on = True
         while goes_on:
             pause = self._serve()
+            if pause is not None:
+                # Not `get(timeout=...)`: where several threads wait so, it may never return (Python 3.11 and 3.12).
+                time.sleep(pause)
+                self._watched = False
+                continue
             self._idle.append(None)
-            with contextlib.suppress(Empty):
-                goes_on = self._tickets.get(timeout=pause)
+            goes_on = self._tickets.get()
             self._idle.pop()
         self._serve()
         self._tickets.put(False)  # for the next one
 
     def _serve(self) -> float | None:
-        """Make the calls that may be made. Return after how many seconds to look again, None if there is no need."""
+        """Make the calls that may be made. Return None, or after how many seconds this thread has to look again."""
         while True:
             with self._mutex:
                 entry, pause = self._next(time.monotonic())
-            if entry is None:
-                return pause
+                if entry is None:
+                    if self._watched:
+                        return None
+                    self._watched = pause is not None
+                    return pause
+                is_unseen = not self._watched and any(self._lanes)
             self._start_if_needed()
+            if is_unseen:  # this thread is busy now: another one looks
+                self._tickets.put(True)
             result = entry.begin()
             with self._mutex:
                 shared = self._end(entry, result)
