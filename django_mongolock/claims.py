@@ -29,7 +29,7 @@ from .engine.text_checks import check_fact, check_key, tidy_fact
 from .exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
 from .keys import as_key
 from .locks import Key
-from .owners import asession_is_gone, asession_owner, keep_session, session_is_gone, session_owner
+from .owners import asession_is_gone, asession_owner, keep_session, session_is_gone, session_of, session_owner
 
 __all__ = ["Claim", "claim"]
 
@@ -104,8 +104,10 @@ class Claim(Detached):
 
     def __init__(self, key: object, owner: Owner, lease: float, label: str | None, using: str | None) -> None:
         super().__init__(as_key(key), using)
-        self._request = None if isinstance(owner, str) else _with_session(owner)
+        self._request = None if isinstance(owner, str) else owner
         self._owner = (check_fact("owner", owner) or "") if isinstance(owner, str) else ""
+        if not isinstance(owner, str):
+            session_of(owner)
         self.lease = check_seconds("lease", lease)
         self._label = check_fact("label", label)
         self._held: dict[str, Any] | None = None
@@ -255,13 +257,6 @@ class Claim(Detached):
         if self._held is None:
             raise LockMisused(f"the claim on {self._stored!r} is not known to be held: call acquire() or renew() first")
         return self._held
-
-
-def _with_session(request: HttpRequest) -> HttpRequest:
-    if getattr(request, "session", None) is None:
-        kind = type(request).__name__
-        raise TypeError(f"owner must be a str, or a request with a session (SessionMiddleware), not {kind}")
-    return request
 
 
 def claim(

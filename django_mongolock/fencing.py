@@ -16,9 +16,8 @@ from django.db import models
 from django.db.models import Model, Q, QuerySet
 from pymongo.collection import Collection
 
-from .backends.places import Source, make_source
-from .engine.courier import Courier, Steps, send
-from .engine.field_paths import (
+from .backends.courier import Courier, Steps, send
+from .backends.field_paths import (
     LAST_VERSION,
     Document,
     check_changes,
@@ -30,6 +29,7 @@ from .engine.field_paths import (
     is_version,
     literal,
 )
+from .backends.places import Source, make_source
 from .engine.lock import MongoLock
 from .engine.session.per_process import PerProcess
 from .exceptions import DocumentDamaged, StaleToken

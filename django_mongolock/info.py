@@ -9,9 +9,9 @@ from typing import Any, Final
 from asgiref.sync import sync_to_async
 
 from .backends.base import get_backend, mongo_store
+from .backends.memory_server import MemoryStore
 from .conf import get_settings
 from .engine.document import weight
-from .engine.memory_server import MemoryStore
 from .engine.text_checks import check_key
 from .inspection.queries import snapshots
 from .inspection.snapshot import LockSnapshot, read_snapshot

@@ -68,7 +68,7 @@ def keep_session(request: HttpRequest) -> float:
 
     The session was loaded before, so nothing waits here.
     """
-    session = _session(request)
+    session = session_of(request)
     session.modified = True
     age: float = session.get_expiry_age()
     return age
@@ -82,7 +82,7 @@ def session_owner(request: HttpRequest) -> str:
     MONGOLOCK["DATABASE"] is released when the session ends: on logout, or when it is flushed. Its claims also end when
     its user gets another password, or is deactivated. Raises TypeError without a session.
     """
-    session = _session(request)
+    session = session_of(request)
     if (owner := session.get(OWNER_KEY)) is None:
         session[OWNER_KEY] = owner = _derived(session)
     return str(owner)
@@ -90,7 +90,7 @@ def session_owner(request: HttpRequest) -> str:
 
 async def asession_owner(request: HttpRequest) -> str:
     """See session_owner()."""
-    session = _session(request)
+    session = session_of(request)
     if (owner := await session.aget(OWNER_KEY)) is None:
         owner = _derived(session)
         await session.aset(OWNER_KEY, owner)
@@ -99,20 +99,24 @@ async def asession_owner(request: HttpRequest) -> str:
 
 def session_is_gone(request: HttpRequest) -> bool:
     """Return whether the session of *request* was ended by another request."""
-    session = _session(request)
+    session = session_of(request)
     return _is_stored(session) and not session.exists(session.session_key)
 
 
 async def asession_is_gone(request: HttpRequest) -> bool:
     """See session_is_gone()."""
-    session = _session(request)
+    session = session_of(request)
     return _is_stored(session) and not await session.aexists(session.session_key)
 
 
-def _session(request: HttpRequest | None) -> Any:
+def session_of(request: HttpRequest) -> Any:
+    """Return the session of a request. Raises TypeError for anything that has none."""
     session = getattr(request, "session", None)
     if session is None:
-        raise TypeError("the request has no session: put SessionMiddleware into MIDDLEWARE, and call this in a view")
+        kind = type(request).__name__
+        raise TypeError(
+            f"an owner is a text, or a request with a session (SessionMiddleware in MIDDLEWARE), not {kind}"
+        )
     return session
 
 

@@ -20,10 +20,10 @@ from django.test.utils import TestContextDecorator
 
 from .backends.base import get_backend, put_backends_back, set_backends_aside
 from .backends.memory import MemoryLockBackend, own_sessions, put_servers_back, set_servers_aside
+from .backends.memory_server import MemoryServer, MemorySession
 from .conf import MEMORY, get_settings, override
 from .engine.grant import State
 from .engine.lock import MongoLock
-from .engine.memory_server import MemoryServer, MemorySession
 from .engine.options import Seconds, as_seconds
 from .engine.text_checks import check_key
 from .keys import as_key

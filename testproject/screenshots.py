@@ -65,17 +65,6 @@ def click(selector: str) -> Callable[[Page], object]:
     return lambda page: page.click(selector)
 
 
-def both_versions(page: Page) -> None:
-    """Type, let a program change the same order, and save."""
-    from testproject.shop.models import Order
-
-    page.fill("#id_item", "two train tickets")
-    page.fill("#id_price", "78")
-    Order.objects.filter(pk=int(page.url.split("/")[-3])).update(price=42, state="paid")
-    page.click("input[name=_save]")
-    page.wait_for_selector(".mongolock-editing-both")
-
-
 SHOTS = [
     Shot("dashboard", f"{LOCKS}dashboard/", height=1040),
     Shot("dashboard-recent", f"{LOCKS}dashboard/", of="#recent", before=let_it_count),
@@ -89,7 +78,6 @@ SHOTS = [
         before=click(".mongolock-next a[href*=force-release]"),
     ),
     Shot("edit-lock", ORDER, height=640, shared=True),
-    Shot("edit-lock-both", ORDER, height=760, before=both_versions),
 ]
 
 

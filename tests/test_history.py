@@ -16,10 +16,10 @@ from pymongo.collection import Collection
 from pytest_django import Settings
 
 from django_mongolock import LockBackendFailed, LockDeadlock, mongo_lock
+from django_mongolock.backends import history
 from django_mongolock.backends.base import close_backends, mongo_store
+from django_mongolock.backends.history import MAX_NOTES, WRITE_BATCH, Happened, History
 from django_mongolock.checks import check_server, check_settings
-from django_mongolock.engine import history
-from django_mongolock.engine.history import MAX_NOTES, WRITE_BATCH, Happened, History
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.testing import override_locks
 from tests.support.lock_documents import Document, Locks
@@ -162,7 +162,7 @@ class TestNobodyWaits:
     def test_bounded_memory(self, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """While MongoDB is away, so many events wait and no more; to note another one raises nothing."""
         store = mongo_store()
-        assert store.history is not None
+        assert isinstance(store.history, History)
         monkeypatch.setattr(store.history, "_started", True)  # nobody writes them
         for _ in range(MAX_NOTES + WRITE_BATCH):
             store.history.note("k", Happened.GRANTED, {})
@@ -176,7 +176,7 @@ class TestNobodyWaits:
         monkeypatch.setattr(history, "GATHER_SECONDS", 0)
         connect(NOBODY)
         store = mongo_store()
-        assert store.history is not None
+        assert isinstance(store.history, History)
         store.history.note("k", Happened.GRANTED, {})
         assert eventually(lambda: "cannot be written" in caplog.text, 15)
         store.history.note("k", Happened.RELEASED, {})
@@ -188,7 +188,7 @@ class TestNobodyWaits:
     def test_what_is_sent_twice_is_there_once(self, kept: Collection[Document], commands: Commands) -> None:
         """The reply to a write was lost: it is sent again."""
         store = mongo_store()
-        assert store.history is not None
+        assert isinstance(store.history, History)
         with mongo_lock("k"):
             pass
         batch = store.history._gather()

@@ -42,7 +42,7 @@ from rest_framework.views import APIView
 
 from django_mongolock import SKIPPED, LockLost, LockMisused, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
-from django_mongolock.engine.memory_server import MemoryResults, MemoryStore
+from django_mongolock.backends.memory_server import MemoryResults, MemoryStore
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.idempotency import idempotent
 from django_mongolock.idempotency.results import MARGIN, Results, results_beside

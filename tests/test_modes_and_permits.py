@@ -23,8 +23,8 @@ from django_mongolock import (
     mongo_semaphore,
 )
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import Store
 from django_mongolock.models import Lock

@@ -230,23 +230,21 @@ class TestSave:
         assert (copy.version, stored(copy, db).version) == (2, 2)
 
     def test_fixtures(self, db: str) -> None:
-        """loaddata writes what the fixture says, version included, over what is there."""
+        """loaddata writes what the fixture says, with its version or without one, over what is there and anew."""
         thing = make(db)
         thing.save()
         fixture = Thing(pk=thing.pk, title="fixture", version=2, changed_at=thing.changed_at)
         thing.save()
         DeserializedObject(fixture).save(using=db)
         assert (stored(thing, db).title, stored(thing, db).version) == ("fixture", 2)
-
-    def test_raw_insert(self, db: str) -> None:
-        """A fixture may make new rows, with or without a version."""
-        fixture = Named(pk="old")
-        fixture.save_base(raw=True, using=db)
-        assert fixture.version == 0, "as it is stored"
-        thing = Named.objects.using(db).get()
-        assert thing.version == 0
-        thing.save()
-        assert stored(thing, db).version == 1
+        made = Bare.objects.using(db).create(title="a")
+        DeserializedObject(Bare(pk=made.pk, title="b", revision=None)).save(using=db)
+        assert [stored(made, db).title, stored(made, db).revision] == ["b", None], "null is what it says"
+        new = Named(pk="old")
+        new.save_base(raw=True, using=db)
+        assert (new.version, stored(new, db).version) == (0, 0), "a new row, as it is stored"
+        new.save()
+        assert stored(new, db).version == 1
 
     def test_rows_from_before_the_field(self, db: str) -> None:
         """Version null (a document that has none): it is checked as well, and gets its first number."""
@@ -265,41 +263,18 @@ class TestSave:
         assert Bare.objects.using(db).update(title="b") == 1
         assert stored(made, db).revision == 1
 
-    def test_a_fixture_without_a_version(self, db: str) -> None:
-        """Null is what it says, so it is written."""
-        made = Bare.objects.using(db).create(title="a")
-        DeserializedObject(Bare(pk=made.pk, title="b", revision=None)).save(using=db)
-        assert [stored(made, db).title, stored(made, db).revision] == ["b", None]
-
-    def test_bare_field(self, db: str) -> None:
-        """The field alone is enough, whatever it is called and whatever the manager hides."""
-        first, second = two(db, Bare, title="hidden")
+    @pytest.mark.parametrize(("model", "name"), [(Bare, "revision"), (Renamed, "revision"), (ThingProxy, "version")])
+    def test_kinds_of_models(self, db: str, model: Any, name: str) -> None:
+        """The field alone is enough, whatever it is called and whatever the manager hides; a model that looks before it
+        updates, whose field called version is another one; a proxy has the version of its model."""
+        first, second = two(db, model, title="hidden")
         first.save()
-        assert first.revision == 2
-        with pytest.raises(VersionConflict):
-            second.save()
-        with pytest.raises(VersionConflict):
-            second.delete()
-
-    def test_select_on_save_and_another_name(self, db: str) -> None:
-        """A model that looks before it updates."""
-        first, second = two(db, Renamed, title="a")
-        first.save()
-        assert (first.revision, stored(first, db).revision) == (2, 2)
-        with pytest.raises(VersionConflict) as caught:
-            second.save()
-        assert (caught.value.read, caught.value.stored) == (1, 2)
-        assert first.version is None
-
-    def test_proxy(self, db: str) -> None:
-        """A proxy has the version of its model."""
-        first, second = two(db)
-        proxy = ThingProxy.objects.using(db).get(pk=first.pk)
-        proxy.save()
-        assert proxy.version == 2
-        for late in (first, second):
-            with pytest.raises(VersionConflict):
-                late.save()
+        assert getattr(first, name) == getattr(stored(first, db), name) == 2
+        for fail in (second.save, second.delete):
+            with pytest.raises(VersionConflict) as caught:
+                fail()
+            assert (caught.value.read, caught.value.stored) == (1, 2)
+        assert model is not Renamed or first.version is None
 
     def test_a_failed_insert_does_not_count_as_read(self, db: str) -> None:
         """After an IntegrityError a second save() does not take the row of somebody else for its own."""

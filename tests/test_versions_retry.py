@@ -70,18 +70,22 @@ def test_pauses_are_really_random() -> None:
     assert retrying.pause(5000) <= 8
 
 
-def test_it_gives_up(pauses: list[float]) -> None:
-    """The last conflict is raised, with a note."""
-    function, calls = failing(9)
-    with pytest.raises(VersionConflict) as caught:
+@pytest.mark.parametrize("error", [CONFLICT, OperationalError(1213, "Deadlock found")], ids=["version", "database"])
+def test_it_gives_up(pauses: list[float], error: BaseException) -> None:
+    """The last conflict, or error of the database, is raised as it is, with a note."""
+    function, calls = failing(9, error)
+    with pytest.raises(type(error)) as caught:
         retry_on_conflict(function, attempts=3)()
     assert len(calls) == 3
     assert caught.value.__notes__[-1] == "gave up after 3 attempts"
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), DatabaseError("no"), KeyboardInterrupt()])
-def test_other_errors_are_not_its_business(error: BaseException) -> None:
-    """They are raised at once."""
+@pytest.mark.parametrize("in_a_group", [False, True])
+def test_other_errors_are_not_its_business(error: BaseException, in_a_group: bool) -> None:
+    """They are raised at once, also in a group with a conflict: it may be the error that matters."""
+    if in_a_group:
+        error = BaseExceptionGroup("both", [CONFLICT, BaseExceptionGroup("in", [error])])
     function, calls = failing(9, error)
     with pytest.raises(type(error)):
         retry_on_conflict(function)()
@@ -153,24 +157,6 @@ async def test_conflicts_in_a_task_group(pauses: list[float]) -> None:
 
     assert await work() == "done"
     assert len(calls) == 3
-
-
-@pytest.mark.parametrize("other", [ValueError("no"), KeyboardInterrupt(), DatabaseError("no")])
-def test_a_group_with_another_error_is_not_retried(other: BaseException) -> None:
-    """What is lost with the group may be the error that matters."""
-    function, calls = failing(9, BaseExceptionGroup("both", [CONFLICT, BaseExceptionGroup("in", [other])]))
-    with pytest.raises(BaseExceptionGroup):
-        retry_on_conflict(function)()
-    assert len(calls) == 1
-
-
-def test_the_last_error_of_the_database_is_raised(pauses: list[float]) -> None:
-    """As it is, with a note."""
-    function, calls = failing(9, OperationalError(1213, "Deadlock found"))
-    with pytest.raises(OperationalError) as caught:
-        retry_on_conflict(function, attempts=2)()
-    assert len(calls) == 2
-    assert caught.value.__notes__ == ["gave up after 2 attempts"]
 
 
 async def test_a_cancelled_pause() -> None:

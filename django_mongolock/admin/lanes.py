@@ -16,8 +16,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..backends.base import mongo_store
+from ..backends.history import Happened
 from ..conf import get_settings
-from ..engine.history import Happened
 from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.overview_pipelines import RECENT

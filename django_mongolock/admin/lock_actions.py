@@ -17,8 +17,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..backends.base import mongo_store
+from ..backends.history import Happened
 from ..conf import get_settings
-from ..engine.history import Happened
 from ..engine.text_checks import tidy_fact
 from ..inspection import operations
 from ..inspection.display import lock_address

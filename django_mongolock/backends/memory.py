@@ -11,10 +11,10 @@ from django.core import mail
 
 from ..conf import LockSettings
 from ..engine.logs import WARNING, log
-from ..engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from ..engine.session.notifications import Observer
 from ..signals import signal_sender
 from .base import Backend
+from .memory_server import MemoryServer, MemorySession, MemoryStore
 
 #: By process and alias. A server outlives its backend, as MongoDB does: a test may change the settings.
 _servers: Final[dict[tuple[int, str], MemoryServer]] = {}

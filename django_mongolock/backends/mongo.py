@@ -15,6 +15,7 @@ from ..engine.session.notifications import Observer
 from ..engine.session.session import Session
 from ..signals import signal_sender
 from .base import Backend
+from .history import History
 
 
 def database_settings(alias: str) -> dict[str, Any]:
@@ -54,8 +55,9 @@ class MongoBackend(Backend[Session]):
         history = self.settings.HISTORY * 1_000_000
         store = MongoStore(StoreConfig(parameters, self._name or "", limits=self.limits, history=history))
         observer: Observer = signal_sender(self.alias)
-        if store.history is not None:
-            observer = _both(store.history.observe, observer)
+        if history:
+            store.history = kept = History(lambda: store.events, history)
+            observer = _both(kept.observe, observer)
         return Session(store, self.settings.COMMAND_TIMEOUT, observer)
 
 

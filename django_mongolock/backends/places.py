@@ -18,10 +18,10 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
 from ..conf import LockSettings, get_settings
-from ..engine.courier import Courier
-from ..engine.field_paths import Document, get_path, set_path
 from ..engine.mongo_store import MongoStore
 from .base import get_backend
+from .courier import Courier
+from .field_paths import Document, get_path, set_path
 from .mongo import MongoBackend
 
 #: What a caller may pass as the place of documents.

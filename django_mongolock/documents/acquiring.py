@@ -8,15 +8,15 @@ from typing import Any, Final
 
 from pymongo.collection import Collection
 
+from ..backends.courier import Command, Courier, Steps, send
+from ..backends.field_paths import Document
 from ..backends.places import Source
-from ..engine.courier import Command, Courier, Steps, send
-from ..engine.field_paths import Document
 from ..engine.logs import WARNING, log
 from ..engine.processes import fate
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, DocumentRefused, LockError
 from .commands import Refusal, Written, read_one, read_some, write_many, write_one
 from .rules import Rules
-from .snapshot import LockState, read_state
+from .snapshot import DocumentSnapshot, read_snapshot
 from .updates import Mark, Own, Request, Statement, acquiring, new_mark, own_of, process_of
 
 #: How often a refused acquisition asks again, if the reason was gone when it looked.
@@ -82,7 +82,7 @@ def _acquire(context: Context, attempt: Attempt, request: Request, unanswered: l
         if answer is not None:
             return answer  # type: ignore[no-any-return]
         found: dict[Any, Document] = yield from send(read_some(rules.fields, [id_]))
-        seen = None if id_ not in found else read_state(rules, found[id_])
+        seen = None if id_ not in found else read_snapshot(rules, found[id_])
         if seen is not None and seen.token == request.token(attempt.mark):  # by the copy that was not answered
             return (yield from send(read_one(rules.fields, id_)))  # type: ignore[no-any-return]
         refusal = why_not(context, request, seen)
@@ -134,7 +134,7 @@ def _acquire_some(
         if not requests:
             return
         states: dict[Any, Document] = yield from send(read_some(rules.fields, [each.id for each in requests]))
-        seen = {id_: read_state(rules, document) for id_, document in states.items()}
+        seen = {id_: read_snapshot(rules, document) for id_, document in states.items()}
         for each in requests:
             if (refusal := written.refused.get(each.id)) is not None:
                 outcome.refused[each.id] = DocumentRefused(context.name, each.id, str(refusal))
@@ -172,7 +172,7 @@ def _putting_back(context: Context, statements: Sequence[Statement]) -> Command:
     return command
 
 
-def why_not(context: Context, request: Request, seen: LockState | None) -> LockError:
+def why_not(context: Context, request: Request, seen: DocumentSnapshot | None) -> LockError:
     """Return why a document was refused, according to what it looked like right afterwards."""
     if seen is None:
         return DocumentNotFound(context.name, request.id)
@@ -181,14 +181,14 @@ def why_not(context: Context, request: Request, seen: LockState | None) -> LockE
     if seen.version != request.version:
         return DocumentChanged(context.name, request.id, request.version, seen.version)
     holder = seen.holder or "another flow that was quicker"
-    stale_in = max(0.0, context.rules.stale_after - seen.age) if seen.since else None
+    stale_in = None if seen.left is None else max(0.0, seen.left)
     least, most = RETRY_AFTER
     # As long again as it has been held, within bounds, and not long after it is stale.
-    after = max(least, min(seen.age, most, most if stale_in is None else stale_in))
+    after = max(least, min(seen.seconds, most, most if stale_in is None else stale_in))
     return DocumentHeld(context.name, request.id, holder, seen.state, seen.since, after, stale_in)
 
 
-def dead_run(seen: LockState, owner: str) -> str | None:
+def dead_run(seen: DocumentSnapshot, owner: str) -> str | None:
     """Return the token by which a former run of *owner* holds the document, if its process has certainly ended."""
     if seen.holder != owner or fate(process_of(seen.token)) != "gone":
         return None

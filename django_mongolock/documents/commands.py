@@ -10,9 +10,9 @@ from pymongo import ReturnDocument, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure, WriteConcernError
 
-from ..engine.courier import Command
+from ..backends.courier import Command
+from ..backends.field_paths import Document
 from ..engine.driver_errors import is_refusal
-from ..engine.field_paths import Document
 from .rules import Fields
 from .updates import Statement
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Collection as SizedCollection
-from typing import Any, Final, Generic, TypeVar, Unpack
+from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 
 from django.db.models import BooleanField, Func, Model
 from pymongo.collection import Collection
 
+from ..backends.courier import Steps
+from ..backends.field_paths import meets
 from ..backends.places import make_source
 from ..engine import clock
-from ..engine.courier import Steps
-from ..engine.field_paths import meets
 from ..engine.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
 from . import acquiring, sweep
@@ -30,6 +30,13 @@ T = TypeVar("T")
 
 #: The document locks of this project by name: for the commands, the admin and the checks.
 _declared: Final[dict[str, DocumentLock[Any]]] = {}
+
+
+class Which(TypedDict, total=False):
+    """Which documents are meant: those that *owner* holds; what has been stale for *older_than* seconds."""
+
+    owner: str | None
+    older_than: Seconds
 
 
 class DocumentLock(Generic[D]):
@@ -169,13 +176,7 @@ class DocumentLock(Generic[D]):
         return self._condition("stale")
 
     def snapshots(
-        self,
-        state: str = "all",
-        *,
-        owner: str | None = None,
-        older_than: Seconds = 0.0,
-        ids: Iterable[Any] | None = None,
-        limit: int = 0,
+        self, state: str = "all", *, ids: Iterable[Any] | None = None, limit: int = 0, **which: Unpack[Which]
     ) -> list[DocumentSnapshot]:
         """Read who holds which document, the one held for longest first. They may be outdated at once.
 
@@ -183,19 +184,13 @@ class DocumentLock(Generic[D]):
         owner: only what this owner holds. older_than: only what has been stale for so many seconds.
         ids: only these documents, by their ids or as you have read them. limit: how many at most; 0: all.
         """
-        return self._run(lambda context: sweep.find(context, self._choice(state, owner, older_than, ids), limit))
+        return self._run(lambda context: sweep.find(context, self._choice(state, ids, **which), limit))
 
     async def asnapshots(
-        self,
-        state: str = "all",
-        *,
-        owner: str | None = None,
-        older_than: Seconds = 0.0,
-        ids: Iterable[Any] | None = None,
-        limit: int = 0,
+        self, state: str = "all", *, ids: Iterable[Any] | None = None, limit: int = 0, **which: Unpack[Which]
     ) -> list[DocumentSnapshot]:
         """See snapshots()."""
-        return await self._arun(lambda context: sweep.find(context, self._choice(state, owner, older_than, ids), limit))
+        return await self._arun(lambda context: sweep.find(context, self._choice(state, ids, **which), limit))
 
     def force_release(
         self, shown: Iterable[DocumentSnapshot], *, by: str = "", reason: str = ""
@@ -215,12 +210,7 @@ class DocumentLock(Generic[D]):
         return await self._arun(lambda context: sweep.force(context, self.name, shown, by, reason))
 
     def clear_stale(
-        self,
-        ids: Iterable[Any] | None = None,
-        *,
-        owner: str | None = None,
-        older_than: Seconds = 0.0,
-        batch: int = sweep.SWEEP_BATCH,
+        self, ids: Iterable[Any] | None = None, *, batch: int = sweep.SWEEP_BATCH, **which: Unpack[Which]
     ) -> Swept:
         """Set stale documents to the failed state that belongs to their work, for a retry job, and release them. What
         their holders write afterwards, if they still live, is refused.
@@ -228,18 +218,13 @@ class DocumentLock(Generic[D]):
         The server decides in the update itself: a document that is finished or renewed in the same moment stays.
         The arguments are those of snapshots(). batch: how many documents one update releases.
         """
-        return self._run(lambda context: sweep.sweep(context, self._choice("stale", owner, older_than, ids), batch))
+        return self._run(lambda context: sweep.sweep(context, self._choice("stale", ids, **which), batch))
 
     async def aclear_stale(
-        self,
-        ids: Iterable[Any] | None = None,
-        *,
-        owner: str | None = None,
-        older_than: Seconds = 0.0,
-        batch: int = sweep.SWEEP_BATCH,
+        self, ids: Iterable[Any] | None = None, *, batch: int = sweep.SWEEP_BATCH, **which: Unpack[Which]
     ) -> Swept:
         """See clear_stale()."""
-        choice = self._choice("stale", owner, older_than, ids)
+        choice = self._choice("stale", ids, **which)
         return await self._arun(lambda context: sweep.sweep(context, choice, batch))
 
     # How
@@ -270,7 +255,9 @@ class DocumentLock(Generic[D]):
         plan.check()
         return plan
 
-    def _choice(self, state: str, owner: str | None, older_than: Seconds, ids: Iterable[Any] | None) -> Choice:
+    def _choice(
+        self, state: str, ids: Iterable[Any] | None, owner: str | None = None, older_than: Seconds = 0.0
+    ) -> Choice:
         if state not in ("all", "held", "stale", "damaged"):
             raise ValueError(f'state is "all", "held", "stale" or "damaged", not {state!r}')
         keys = None if ids is None else [self._source.key(id_) for id_ in ids]

@@ -8,9 +8,9 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
+from ..backends.courier import Courier, Steps
+from ..backends.field_paths import Document
 from ..backends.transactions import open_transactions, warn_once
-from ..engine.courier import Courier, Steps
-from ..engine.field_paths import Document
 from ..exceptions import DocumentLockLost
 from .holding import FinalState, Holding, forgotten
 
@@ -25,7 +25,7 @@ class Block:
     def _warn(self) -> None:
         """Warn if the block ends inside a transaction of another database."""
 
-    def _leave(self, error: BaseException | None) -> Steps[None]:
+    def _leave(self, error: BaseException | None) -> Steps[Any]:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -177,5 +177,5 @@ class HeldDocument(Block, Generic[D]):
                 "the transaction inside the block",
             )
 
-    def _leave(self, error: BaseException | None) -> Steps[None]:
+    def _leave(self, error: BaseException | None) -> Steps[Any]:
         return self._holding.leave(error)

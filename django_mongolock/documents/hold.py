@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Generic, TypedDict, TypeVar
 
+from ..backends.courier import Pause, Steps, send
+from ..backends.field_paths import Document, check_version
 from ..backends.places import Source
 from ..engine import clock
-from ..engine.courier import Pause, Steps, send
-from ..engine.field_paths import Document, check_version
 from ..engine.options import Seconds
 from ..engine.text_checks import tidy_fact
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, LockMisused

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from ..backends.courier import Steps, send
+from ..backends.field_paths import LAST_VERSION, Document, aware, get_path
 from ..engine import clock
-from ..engine.courier import Steps, send
-from ..engine.field_paths import LAST_VERSION, Document, aware, get_path
 from ..engine.logs import WARNING, log
 from ..exceptions import (
     DocumentChanged,
@@ -25,7 +25,7 @@ from ..exceptions import (
 )
 from .acquiring import Context, put_back
 from .commands import Refusal, read_one, write_one
-from .snapshot import read_state
+from .snapshot import read_snapshot
 from .updates import Own, Statement, new_mark, releasing
 
 #: The state in which work ends: one, or a function that chooses it for the document. None: the only one there is.
@@ -159,13 +159,6 @@ class Holding:
         token = new_mark().at(self._own.sent + 1)
         return self._own.failing(self.rules, self.failed, token), token
 
-    def finishing(self, state: str, changes: Document) -> tuple[Statement, str]:
-        """Return the update that ends the work well, and its token. It may have been done from now on."""
-        token = new_mark().at(self._own.sent + 1)
-        statement = self._own.writing(self.rules, {**changes, **releasing(self.rules, state, token)}, token)
-        self._note_sent()
-        return statement, token
-
     def _write(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
         """Write, if the document is still as this flow left it. One look at its token tells whether that was done where
         the answer was lost; late copies of earlier writes are refused by their version."""
@@ -173,12 +166,10 @@ class Holding:
         if self._own.sent >= LAST_VERSION - 1:
             raise DocumentDamaged(self.context.name, self.id, "its version is too large")
         before = self._own
-        if ends is not None:
-            statement, token = self.finishing(ends, changes)
-        else:
-            token = before.mark.at(before.sent + 1)
-            statement = before.writing(rules, changes, token, renew=renew)
-            self._note_sent()
+        token = (before.mark if ends is None else new_mark()).at(before.sent + 1)
+        values = changes if ends is None else {**changes, **releasing(rules, ends, token)}
+        statement = before.writing(rules, values, token, renew=renew)
+        self._own = replace(before, sent=before.sent + 1)  # it may have been done from now on
         answer = yield from send(write_one(statement), unanswered)
         if isinstance(answer, Refusal):
             self._own = before  # it was certainly not done
@@ -189,17 +180,15 @@ class Holding:
                 why = self.why_not(answer, maybe_written=bool(unanswered) or before.sent > before.known)
                 if not unanswered:
                     self._own = before
-                self.refused(why)
+                if isinstance(why, (DocumentLockLost, DocumentNotFound)):
+                    self._ended = LOST
                 raise why
         self.document = answer
         self._own = replace(self._own, known=self._own.sent)
 
-    def _note_sent(self) -> None:
-        self._own = replace(self._own, sent=self._own.sent + 1)
-
     def why_not(self, found: Document | None, *, maybe_written: bool = False) -> LockError:
         """Return why a write was not done to the document, which was *found* like this afterwards."""
-        name, seen = self.context.name, read_state(self.rules, found) if found is not None else None
+        name, seen = self.context.name, read_snapshot(self.rules, found) if found is not None else None
         if seen is None:
             return DocumentNotFound(name, self.id)
         if seen.damage:
@@ -228,11 +217,6 @@ class Holding:
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
 
-    def refused(self, problem: LockError) -> None:
-        """Note why a write was not done: it may say that the document is lost."""
-        if isinstance(problem, (DocumentLockLost, DocumentNotFound)):
-            self._ended = LOST
-
     def ended_in(self, state: str) -> None:
         """Note that the work has ended in this state."""
         self._ended = state
@@ -242,13 +226,13 @@ class Holding:
         put_back(self.context, [self.failing()[0]])
         self.ended_in(self.failed)
 
-    def leave(self, error: BaseException | None) -> Steps[None]:
-        """End the block: final, or failed after an error, which is never hidden by one of ours."""
+    def leave(self, error: BaseException | None) -> Steps[bool]:
+        """End the block: final, or failed after an error, which is never hidden by one of ours. Return whether MongoDB
+        answered."""
         if self.ended is not None:
-            return
+            return True
         if error is not None:
-            yield from self._fail_quietly()
-            return
+            return (yield from self._fail_quietly())
         try:
             yield from self.finish(None, {})
         except BaseException as problem:
@@ -258,17 +242,22 @@ class Holding:
                 else:
                     yield from self._fail_quietly()
             raise
+        return True
 
-    def _fail_quietly(self) -> Steps[None]:
+    def _fail_quietly(self) -> Steps[bool]:
         if self._own.sent > self._own.known:
             self.abandon()  # MongoDB did not answer just now: one wait is enough
-            return
+            return False
         facts = {"document": self.id, "place": self.context.name}
         try:
             if not (yield from self.fail()):
                 log(WARNING, "document lost before its work failed", **facts)
         except LockError as problem:
             log(WARNING, "document not released", **facts, error=problem)
+            if isinstance(problem, LockBackendFailed):  # it is released in the background
+                self.ended_in(self.failed)
+                return False
+        return True
 
 
 def forgotten(holding: Holding) -> None:

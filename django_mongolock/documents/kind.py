@@ -10,9 +10,9 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from pymongo.collection import Collection
 
+from ..backends.courier import send
+from ..backends.field_paths import Document
 from ..checks.messages import error, warning
-from ..engine.courier import send
-from ..engine.field_paths import Document
 from ..exceptions import LockBackendFailed
 from ..inspection.kinds import Choice, Counts, LockKind, Swept
 from ..inspection.server_facts import DOCUMENT_RIGHTS, missing_rights

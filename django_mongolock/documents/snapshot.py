@@ -3,59 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from bson.int64 import Int64
 
-from ..engine.field_paths import LAST_VERSION, Document, aware, get_path
+from ..backends.field_paths import LAST_VERSION, aware, get_path
 from ..inspection.kinds import Row
 from .rules import TOO_LARGE, Rules
 
 #: A document under a lock, as lists, pages and JSON have it.
 DocumentSnapshot = Row
-
-
-@dataclass(frozen=True, slots=True)
-class LockState:
-    """What stands in one document about its lock.
-
-    since, age (for how many seconds it has been held): for people, by the server's clock. damage: why it cannot be
-    read; empty otherwise.
-    """
-
-    id: Any
-    version: int = 0
-    holder: str | None = None
-    state: str | None = None
-    since: datetime | None = None
-    token: object = None
-    age: float = 0.0
-    damage: str = ""
-
-
-def read_state(rules: Rules, document: Mapping[str, Any]) -> LockState:
-    """Read a document that was found with `Fields.projection`. Never raises, whatever is in it."""
-    fields = rules.fields
-    id_ = document[fields.key]
-    if isinstance(id_, Mapping) and TOO_LARGE in id_:
-        return LockState("?", damage=f"its id has {id_[TOO_LARGE]} bytes")
-    values = {role: get_path(document, getattr(fields, role)) for role in _TYPES}
-    for role, (types, words) in _TYPES.items():
-        value, name = values[role], getattr(fields, role)
-        if isinstance(value, Mapping) and TOO_LARGE in value:
-            return LockState(id_, damage=f"its field {name!r} has {value[TOO_LARGE]} bytes")
-        if type(value) not in types:  # a subclass, such as bson.Code of str, is another type to the server
-            return LockState(id_, damage=f"its field {name!r} is {type(value).__name__}, not {words}")
-    version = values["version"] or 0
-    if version >= LAST_VERSION:
-        return LockState(id_, damage=f"its field {fields.version!r} is too large for a version")
-    since, now = aware(values["time"]), aware(document.get("mongolock_now"))
-    # Another server may have set the time by its own clock: an age below 0 is none.
-    age = max(0.0, (now - since).total_seconds()) if since and now else 0.0
-    holder, token = values["holder"] or None, get_path(document, fields.token)
-    return LockState(id_, int(version), holder, values["state"], since, token, age)
 
 
 _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
@@ -66,18 +24,33 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
 }
 
 
-def read_snapshot(rules: Rules, document: Document) -> DocumentSnapshot:
+def read_snapshot(rules: Rules, document: Mapping[str, Any]) -> DocumentSnapshot:
     """Read a document that was found with `Fields.projection`. Never raises, whatever is in it."""
-    seen = read_state(rules, document)
-    if seen.damage:
-        return DocumentSnapshot(seen.id, damage=seen.damage)
+    fields = rules.fields
+    id_ = document[fields.key]
+    if isinstance(id_, Mapping) and TOO_LARGE in id_:
+        return DocumentSnapshot("?", damage=f"its id has {id_[TOO_LARGE]} bytes")
+    values = {role: get_path(document, getattr(fields, role)) for role in _TYPES}
+    for role, (types, words) in _TYPES.items():
+        value, name = values[role], getattr(fields, role)
+        if isinstance(value, Mapping) and TOO_LARGE in value:
+            return DocumentSnapshot(id_, damage=f"its field {name!r} has {value[TOO_LARGE]} bytes")
+        if type(value) not in types:  # a subclass, such as bson.Code of str, is another type to the server
+            return DocumentSnapshot(id_, damage=f"its field {name!r} is {type(value).__name__}, not {words}")
+    version = values["version"] or 0
+    if version >= LAST_VERSION:
+        return DocumentSnapshot(id_, damage=f"its field {fields.version!r} is too large for a version")
+    since, now = aware(values["time"]), aware(document.get("mongolock_now"))
+    # Another server may have set the time by its own clock: an age below 0 is none.
+    age = max(0.0, (now - since).total_seconds()) if since and now else 0.0
     return DocumentSnapshot(
-        seen.id,
-        seen.version,
-        seen.holder,
-        seen.state,
-        rules.pending.get(seen.state or ""),
-        seen.since,
-        seen.age,
-        left=rules.stale_after - seen.age if seen.since else None,
+        id_,
+        int(version),
+        values["holder"] or None,
+        values["state"],
+        rules.pending.get(values["state"] or ""),
+        since,
+        age,
+        left=rules.stale_after - age if since else None,
+        token=get_path(document, fields.token),
     )

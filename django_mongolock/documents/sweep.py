@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from pymongo.collection import Collection
 
-from ..engine.courier import Command, Steps, send
-from ..engine.field_paths import Document, get_path, is_type
+from ..backends.courier import Command, Steps, send
+from ..backends.field_paths import Document, get_path, is_type
 from ..engine.logs import INFO, WARNING, log
 from ..inspection.kinds import Choice, Counts, Swept
 from .acquiring import Context

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin, messages
-from django.contrib.admin.options import TO_FIELD_VAR, InlineModelAdmin
+from django.contrib.admin.options import InlineModelAdmin
 from django.contrib.admin.utils import flatten_fieldsets, quote, unquote
 from django.core import checks
 from django.core.exceptions import ValidationError
@@ -18,15 +18,13 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.loader import select_template
 from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..conf import missing_app
 from ..versions.admin import SealedPages
-from ..versions.forms import Fields, keep_what_no_page_shows
+from ..versions.seal import Fields, keep_what_no_page_shows
 from . import texts
-from .form_state import Shown, without_gone
 from .listing import EDITOR, EditedFilter, note_editors
 from .page import Editing, gone
 from .page_request import ACTION, SEAL
@@ -38,9 +36,8 @@ if TYPE_CHECKING:
 else:
     ModelAdmin = admin.ModelAdmin
 
-#: Where a request keeps its `Editing`, and what its page was compared with.
+#: Where a request keeps its `Editing`.
 _EDITING: Final = "_mongolock_editing"
-_STORED: Final = "_mongolock_stored"
 _TEMPLATE: Final = "django_mongolock/editing/change_form.html"
 
 
@@ -49,8 +46,8 @@ class EditLockMixin(SealedPages, ModelAdmin):
 
     The tab that opens a change page takes the lock of the object; other pages of it are for reading until it is free.
     What is saved must be what was shown, according to the version of a model that has one, else to a digest of each
-    value of the form and of its inlines. So no change is overwritten unseen, even if the lock was lost: the page then
-    shows both versions.
+    value of the form and of its inlines. So no change is overwritten without a word, even if the lock was lost: the
+    page then says what was changed.
 
     Locked are the change page, the page that deletes, `list_editable` and the action that deletes. What does not go
     through this admin is not locked.
@@ -70,36 +67,24 @@ class EditLockMixin(SealedPages, ModelAdmin):
 
     # Which page this is
 
-    def changeform_view(
-        self,
-        request: HttpRequest,
-        object_id: str | None = None,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> Any:
+    def changeform_view(self, request: HttpRequest, object_id: str | None = None, *args: Any, **kwargs: Any) -> Any:
         """Show or save the page, for one tab at a time."""
         is_message = request.method == "POST" and ACTION in request.GET
         if object_id is None or (not is_message and "_saveasnew" in request.POST):
-            return super().changeform_view(request, object_id, form_url, extra_context)
+            return super().changeform_view(request, object_id, *args, **kwargs)
         obj = self._get(request, object_id)
         if obj is None or not self.has_change_permission(request, obj):
             if is_message:
                 return self._gone(request, object_id) if self.has_change_permission(request) else gone()
             again = obj is None and self._was_deleted(request)
-            return super().changeform_view(request, None if again else object_id, form_url, extra_context)
+            return super().changeform_view(request, None if again else object_id, *args, **kwargs)
         editing = Editing.open(request, obj, respond=False)
         if is_message:
             return editing.respond(obj, *self._shown(request, obj)) if editing.page.takes else editing.respond()
         setattr(request, _EDITING, editing)
         if request.method == "POST":
-            return self._save(request, editing, object_id, form_url, extra_context)
-        return super().changeform_view(request, object_id, form_url, extra_context)
-
-    def _get(self, request: HttpRequest, object_id: str) -> Any:
-        by = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
-        if by is not None and not self.to_field_allowed(request, by):
-            return None  # the view says so
-        return self.get_object(request, unquote(object_id), by)
+            return self._save(request, editing, object_id, *args, **kwargs)
+        return super().changeform_view(request, object_id, *args, **kwargs)
 
     def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return Editing(request, self.model(pk=self._to_pk(object_id))).gone()
@@ -111,16 +96,13 @@ class EditLockMixin(SealedPages, ModelAdmin):
 
     # Saving
 
-    def _save(self, request: HttpRequest, editing: Editing, object_id: str, *args: Any) -> Any:
+    def _save(self, request: HttpRequest, editing: Editing, object_id: str, *args: Any, **kwargs: Any) -> Any:
         def attempt() -> tuple[bool, Any]:
             found = self._get(request, object_id)
             if found is None:
-                return True, self.changeform_view(request, object_id, *args)
-            names, rows = self._shown(request, found)
-            if not editing.check(found, names, rows):
-                setattr(request, _STORED, (found, rows))
-                self._mend(request, found, rows)
-            response = super(EditLockMixin, self).changeform_view(request, object_id, *args)
+                return True, self.changeform_view(request, object_id, *args, **kwargs)
+            editing.check(found, *self._shown(request, found))
+            response = super(EditLockMixin, self).changeform_view(request, object_id, *args, **kwargs)
             return not editing.shown, response
 
         return editing.save(self.model, router.db_for_write(self.model), attempt)
@@ -134,43 +116,19 @@ class EditLockMixin(SealedPages, ModelAdmin):
         if request.POST[SEAL]:
             editing.refusals.append(texts.deleted())
         setattr(request, _EDITING, editing)
-        self._mend(request, None, {formset.prefix: [] for formset, _inline in self._formsets(request, None)})
         return True
-
-    def _mend(self, request: HttpRequest, obj: Any, rows: Shown) -> None:
-        """Turn rows of the page that were deleted into new ones."""
-        data = request.POST.copy()
-        for formset, _inline in self._formsets(request, obj):
-            prefix, pk = formset.prefix, formset.model._meta.pk.name
-            there = {str(row.pk) for row, _names in rows.get(prefix, ())}
-            with suppress(KeyError, ValueError):  # the formset says so itself
-                # No page of ours has more rows than Django reads of one, whatever number comes back.
-                initial = min(int(str(data[f"{prefix}-INITIAL_FORMS"])), formset.absolute_max)
-                gone = {n for n in range(initial) if data.get(f"{prefix}-{n}-{pk}") not in there}
-                if gone and prefix in rows:
-                    without_gone(data, prefix, pk, gone)
-        request.POST = data  # type: ignore[assignment]
 
     # What a page shows
 
-    def _shown(self, request: HttpRequest, obj: Any) -> tuple[Any, Shown]:
-        """Return the fields of the form for *obj*, and the rows of its inlines."""
+    def _shown(self, request: HttpRequest, obj: Any) -> tuple[Any, list[tuple[Model, Fields]]]:
+        """Return the fields of the form for *obj*, and the rows of its inlines that the user may change or delete."""
         fields = flatten_fieldsets(self.get_fieldsets(request, obj))
         form = self.get_form(request, obj, change=True, fields=fields)
-        rows = {formset.prefix: _rows(formset) for formset, inline in self._formsets(request, obj) if inline}
-        return form.base_fields, rows
-
-    def _formsets(self, request: HttpRequest, obj: Any) -> Iterator[tuple[Any, Any]]:
-        """Make the formsets as Django does, each with its inline if the user may change something there."""
-        used: dict[str, int] = {}
+        rows = list[tuple[Model, Fields]]()
         for formset, inline in self.get_formsets_with_inlines(request, obj):
-            prefix = formset.get_default_prefix()
-            used[prefix] = used.get(prefix, 0) + 1
-            if used[prefix] != 1 or not prefix:
-                prefix = f"{prefix}-{used[prefix]}"
-            may = inline.has_change_permission(request, obj) or inline.has_delete_permission(request, obj)
-            queryset = self._from_primary(request, inline.get_queryset(request))
-            yield formset(instance=obj, prefix=prefix, queryset=queryset), inline if may else None
+            if inline.has_change_permission(request, obj) or inline.has_delete_permission(request, obj):
+                rows += _rows(formset(instance=obj, queryset=self._from_primary(request, inline.get_queryset(request))))
+        return form.base_fields, rows
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """When saving, read from the primary: a replica may be behind."""
@@ -188,33 +146,24 @@ class EditLockMixin(SealedPages, ModelAdmin):
     def get_formsets_with_inlines(self, request: HttpRequest, obj: Any = None) -> Iterator[Any]:
         """See get_form()."""
         for formset, inline in super().get_formsets_with_inlines(request, obj):
-            formset.form = _keeping(formset.form)
+            formset.form = _keeping(formset.form, _editing(request), row=True)
             yield formset, inline
 
-    def render_change_form(  # noqa: PLR0917 - as Django has it
-        self,
-        request: HttpRequest,
-        context: dict[str, Any],
-        add: bool = False,
-        change: bool = False,
-        form_url: str = "",
-        obj: Any = None,
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], add: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
         """Show who is editing above the form."""
         editing = _editing(request)
         if editing is None:
-            return super().render_change_form(request, context, add, change, form_url, obj)
+            return super().render_change_form(request, context, add, *args, **kwargs)
         editing.shown = True
         form, inlines = context["adminform"].form, context["inline_admin_formsets"]
-        if form.is_bound:
-            if hasattr(request, _STORED):
-                self._compare(editing, form, inlines, *getattr(request, _STORED))
-        elif not editing.readonly:
-            shown = {each.formset.prefix: _rows(each.formset) for each in inlines if _may_change(each)}
-            editing.show(obj, form.fields, shown)
+        if not form.is_bound and not editing.readonly:
+            rows = [row for each in inlines if _may_change(each) for row in _rows(each.formset)]
+            editing.show(form.instance, form.fields, rows)
         if editing.readonly and not add:
             context |= dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
-        response: Any = super().render_change_form(request, context, add, change, form_url, obj)
+        response: Any = super().render_change_form(request, context, add, *args, **kwargs)
         names = response.template_name
         response.context_data |= {
             "edit_lock": editing,
@@ -224,14 +173,6 @@ class EditLockMixin(SealedPages, ModelAdmin):
         }
         response.template_name = _TEMPLATE
         return response
-
-    def _compare(self, editing: Editing, form: Any, inlines: Any, stored: Model, rows: Shown) -> None:
-        """Compare both versions field by field; of the inlines, also which rows only one version has."""
-        editing.compare(form, stored)
-        for each in inlines:
-            if (prefix := each.formset.prefix) in rows:
-                title = capfirst(each.opts.verbose_name)
-                editing.compare_rows(each.formset, [row for row, _names in rows[prefix]], title)
 
     # Who may what
 
@@ -337,14 +278,14 @@ def _rows(formset: Any) -> list[tuple[Model, Fields]]:
     return [(form.instance, form.fields) for form in formset.initial_forms]
 
 
-def _keeping(form: Any, editing: Editing | None = None) -> Any:
+def _keeping(form: Any, editing: Editing | None, *, row: bool = False) -> Any:
     """Return the same form, which keeps what is stored where nothing was typed; never valid with refusals."""
 
     class Keeping(form):  # type: ignore[misc]
         def clean(self) -> Any:
             cleaned = super().clean()
             if editing is not None:
-                editing.refuse(self)
+                (editing.show_stored if row else editing.refuse)(self, self.instance)
             return cleaned
 
         def _post_clean(self) -> None:

@@ -84,13 +84,16 @@ class EditLock(Detached):
         self.lease = get_settings().EDIT_LEASE
         self._facts = facts or {}
 
-    def take(self) -> EditLockStatus:
-        """Take the lock if it is free; keep it if it is this tab's. What a tab has released it does not take again."""
-        return self._run(self._take())
+    def take(self, former: str = "") -> EditLockStatus:
+        """Take the lock if it is free; keep it if it is this tab's. What a tab has released it does not take again.
 
-    async def atake(self) -> EditLockStatus:
+        former: an earlier page of this very tab, whose place this one takes.
+        """
+        return self._run(self._take(former and self._grant(former)))
+
+    async def atake(self, former: str = "") -> EditLockStatus:
         """See take()."""
-        return await self._arun(self._take())
+        return await self._arun(self._take(former and self._grant(former)))
 
     def beat(self) -> EditLockStatus:
         """Keep the lock for another lease, if it is still there."""
@@ -127,19 +130,11 @@ class EditLock(Detached):
         """See take_over()."""
         return await self._arun(self._take_over(token))
 
-    def replace_tab(self, tab: str) -> EditLockStatus:
-        """Replace *tab*, an earlier page of this very tab, as the holder; if that is gone, do as take() does."""
-        return self._run(self._take(former=self._grant(tab)))
-
-    async def areplace_tab(self, tab: str) -> EditLockStatus:
-        """See replace_tab()."""
-        return await self._arun(self._take(former=self._grant(tab)))
-
     # What is sent
 
-    def _grant(self, tab: str | None = None) -> str:
+    def _grant(self, tab: str = "") -> str:
         """Return the id that the lock is held under. Only the server can make it, and only for this user."""
-        text = "\n".join((self.person.id, self._stored, self.tab if tab is None else tab))
+        text = "\n".join((self.person.id, self._stored, tab or self.tab))
         return salted_hmac(SALT, text, algorithm="sha256").hexdigest()[:32] + ".1"
 
     def _terms(self) -> Terms:

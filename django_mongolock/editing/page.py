@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -11,17 +11,18 @@ from django.core.exceptions import ValidationError
 from django.db import DatabaseError, transaction
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
+from django.utils.text import capfirst
 
 from ..conf import get_settings
+from ..context import view_name
 from ..exceptions import VersionConflict
 from ..inspection import display
 from ..versions.checking import all_or_nothing
-from ..versions.forms import Fields
 from ..versions.retry import is_conflict, open_transaction
-from . import form_state, texts
+from ..versions.seal import Fields, Pages, Shown, changed, is_unchanged, name_of, say_changed, seal, show_stored, unseal
+from . import texts
 from .edit_lock import EditLock, edit_key
 from .edit_lock_status import EditLockStatus
-from .form_state import Difference, Shown
 from .page_request import ACTION, FORMER, PageRequest
 
 R = TypeVar("R")
@@ -36,22 +37,23 @@ class Editing:
     """A page that edits *target*, an object or anything else that has a name. Make it with `open()` or `aopen()`.
 
     response: what the view returns at once, if the request is a message of the page's script. status: who has the
-    lock. refusals: why what was sent is not saved. differences: what it would change of what is stored now. seal: the
-    value of the hidden field that says what the page was made of ("" where nothing is compared).
+    lock. refusals: why what was sent is not saved. seal: the value of the hidden field that says what the page showed
+    ("" where nothing is compared).
     """
 
     def __init__(self, request: HttpRequest, target: Model | str, *, using: str | None = None) -> None:
         self.page = PageRequest(request)
         self.response: HttpResponse | None = None
         self.refusals: list[str] = []
-        self.differences: list[Difference] = []
         self.seal = ""
+        #: Whether the object was changed since the page was made.
+        self.conflict = False
         #: Whether the form is shown, for the first time or again, rather than saved.
         self.shown = False
         #: Whether the object was deleted, so that there is nothing to lock.
         self.deleted = False
         self.pk = target.pk if isinstance(target, Model) else None
-        self.lock = EditLock(edit_key(target), self.page.person(), facts={"place": self.page.place}, using=using)
+        self.lock = EditLock(edit_key(target), self.page.person(), facts={"place": view_name(request)}, using=using)
         self.status = EditLockStatus()
 
     @classmethod
@@ -137,49 +139,52 @@ class Editing:
         return outcome
 
     def _attempt(self, model: type[Model], using: str, attempt: Callable[[], tuple[bool, R]]) -> tuple[bool, R]:
-        self.refusals, self.differences, self.shown = [], [], False
+        self.refusals, self.shown = [], False
         with all_or_nothing(using):
             list(model._base_manager.using(using).select_for_update().filter(pk=self.pk))
             return attempt()
 
-    def check(self, obj: Model, fields: Fields, rows: Shown | None = None) -> bool:
+    def check(self, obj: Model, fields: Fields, rows: Shown = ()) -> bool:
         """Return whether what was sent may be saved to *obj*, which was read just now; if not, `refusals` say why.
 
-        fields: those of the form (`form.fields`). rows: those of its formsets. Call it in the transaction that saves,
-        and before the form has put anything into *obj*.
+        fields: those of the form (`form.fields`). rows: the objects of its formsets, each with the fields of its form.
+        Call it in the transaction that saves, and before the form has put anything into *obj*.
         """
+        shown, had = [(obj, fields), *rows], self._had
         if not self.may_write:
             self.refusals.append(texts.lost(self.status))
-        if not form_state.is_unchanged(self.page.seal, obj, fields, rows):
-            self.refusals.append(texts.changed())
-        self.seal = form_state.seal(obj, fields, rows)
+        self.conflict = not is_unchanged(had, shown)
+        if self.conflict:
+            known = [(had[name_of(one)], one, its) for one, its in shown if had and name_of(one) in had]
+            names = [capfirst(str(field.verbose_name)) for each in known for field in changed(*each)]
+            self.refusals.append(say_changed(names))
+        self.seal = seal(shown)
         return not self.refusals
 
-    def refuse(self, form: Any) -> None:
-        """Put the refusals into a form that has cleaned what was sent; one without data, as after an empty POST, can
-        show none."""
-        for text in self.refusals if form.is_bound else ():
+    def refuse(self, form: Any, stored: Model) -> None:
+        """Put the refusals into a form that has cleaned what was sent; each field that was left alone then shows what
+        is *stored* now. A form without data, as after an empty POST, can show none."""
+        if not self.refusals or not form.is_bound:
+            return
+        form.conflict = self.conflict
+        self.show_stored(form, stored)
+        for text in (*self.refusals, *([texts.choose_again()] if form.files else ())):
             form.add_error(None, ValidationError(text, code="edit_lock"))
 
-    def compare(self, form: Any, stored: Model) -> None:
-        """Note what a bound form would change of what is stored now. Fields that were not changed then show that."""
-        had = form_state.unseal(self.page.seal)
-        self.differences += form_state.merge(form, stored, had["page"] if had else None)
+    def show_stored(self, form: Any, stored: Model) -> None:
+        """Let each field of a refused form that was left alone show what is *stored* now."""
+        if self.refusals and (page := (self._had or {}).get(name_of(stored))):
+            show_stored(form, page, stored)
 
-    def compare_rows(self, formset: Any, stored: Iterable[Model], title: str) -> None:
-        """See compare(), for the rows of a formset. title: what a row is called."""
-        had = form_state.unseal(self.page.seal)
-        known = had["rows"].get(formset.prefix, {}) if had else {}
-        there = {str(row.pk): row for row in stored}
-        for form in formset.initial_forms:
-            pk = str(form.instance.pk)
-            if pk in there:
-                self.differences += form_state.merge(form, there[pk], known.get(pk), f"{title} “{there[pk]}”: ")
-        self.differences += form_state.merge_rows(known, there, title)
+    @property
+    def _had(self) -> Pages | None:
+        """What the page showed that was sent."""
+        pages: Pages | None = unseal(self.page.seal)
+        return pages
 
-    def show(self, obj: Model, fields: Fields, rows: Shown | None = None) -> None:
+    def show(self, obj: Model, fields: Fields, rows: Shown = ()) -> None:
         """Note what the page shows of *obj*, for the hidden field that `check()` reads."""
-        self.seal = form_state.seal(obj, fields, rows)
+        self.seal = seal([(obj, fields), *rows])
 
     def done(self) -> None:
         """Release the lock, since what was sent is saved. Without this call, it ends with its lease."""
@@ -194,10 +199,10 @@ class Editing:
     # Answering the page's script
 
     def respond(
-        self, obj: Model | None = None, fields: Fields = MappingProxyType({}), rows: Shown | None = None
+        self, obj: Model | None = None, fields: Fields = MappingProxyType({}), rows: Shown = ()
     ) -> HttpResponse:
         """Return the answer to the page's script. With *obj*, it also says whether the page is up to date."""
-        if self.page.action == "take-over" and not self.page.wants_json:
+        if self.page.action == "take-over" and self.page.http.accepts("text/html"):
             return HttpResponseRedirect(self.page.address(**({FORMER: self.lock.tab} if self.held else {})))
         answer: dict[str, Any] = {"state": self.state, "text": texts.state(self.status, had=self.page.had)}
         if self.page.is_idle:
@@ -205,8 +210,8 @@ class Editing:
         answer |= {"detail": texts.detail(self.status), "mayTakeOver": self.may_take_over, "token": self._token}
         if self.held and self.page.takes:
             answer["tab"] = self.lock.tab
-            if obj is not None and not form_state.is_unchanged(self.page.seal, obj, fields, rows):
-                answer |= {"text": texts.changed_meanwhile(), "changed": True}
+            if obj is not None and not is_unchanged(self._had, [(obj, fields), *rows]):
+                answer["text"] = texts.changed_meanwhile()
         return _json(answer)
 
     def gone(self) -> HttpResponse:
@@ -248,7 +253,7 @@ class Editing:
             return lock.read()
         if page.action == "take" or (not page.is_post and page.has_script):
             lock.lease = min(lock.lease, max(LOADING_TIME, 3 * get_settings().EDIT_BEAT))
-        status = lock.replace_tab(page.former) if page.former else lock.take()
+        status = lock.take(page.former)
         editor = status.editor
         if editor is not None and editor.who == "mine-elsewhere" and page.has_script and not editor.beats:
             return lock.take_over(editor.token)  # that page never came to life, and this one was requested later
@@ -266,7 +271,7 @@ class Editing:
 
     def _take_over(self, token: str) -> EditLockStatus:
         # It may be free by now, or this very page's.
-        self.status = self.lock.replace_tab(self.page.tab) if self.page.tab else self.lock.read()
+        self.status = self.lock.take(self.page.tab) if self.page.tab else self.lock.read()
         if self.held:
             return self.status
         editor = self.status.editor

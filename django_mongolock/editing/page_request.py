@@ -7,7 +7,7 @@ from typing import Final
 from django.http import HttpRequest
 
 from ..conf import get_settings
-from ..context import check_encoding, own_address, view_name
+from ..context import check_encoding, own_address
 from ..owners import OWNER_KEY, session_owner
 from .edit_lock import new_tab
 from .edit_lock_status import Person
@@ -82,10 +82,6 @@ class PageRequest:
         return self.action == "beat" and limit is not None and idle.isdecimal() and int(idle[:12]) >= limit
 
     @property
-    def wants_json(self) -> bool:
-        return not self.http.accepts("text/html")
-
-    @property
     def has_script(self) -> bool:
         """Whether this browser is known to run the page's script."""
         return self._session is not None and bool(self._session.get(SCRIPT))
@@ -117,11 +113,6 @@ class PageRequest:
         """Leave no session behind for who holds nothing: neither for a visitor who only reads, nor for a robot."""
         if self._session is not None and not self._is_known:
             self._session.pop(OWNER_KEY, None)
-
-    @property
-    def place(self) -> str:
-        """The view, for the lock admin."""
-        return view_name(self.http)
 
     def address(self, **more: str) -> str:
         """Return the address of this page, without the parameters of its script, and with *more*."""

@@ -93,9 +93,9 @@ def lost(status: EditLockStatus) -> str:
     return _("Not saved: this is now being edited by %s. What you typed is still here.") % who(status.editor)
 
 
-def changed() -> str:
-    """Say that it was not saved because it has changed."""
-    return _("Not saved: this was changed while you were editing it. Look at both versions, then save again.")
+def choose_again() -> str:
+    """Say that no page can keep a file."""
+    return _("Choose the file again: a browser does not send it twice.")
 
 
 def deleted() -> str:
@@ -105,4 +105,4 @@ def deleted() -> str:
 
 def changed_meanwhile() -> str:
     """Say that the page shows an older version than the one that is stored."""
-    return _("You can edit this again, but it was changed meanwhile: when you save, you will see both versions.")
+    return _("You can edit this again, but it was changed meanwhile: when you save, you will see what was changed.")

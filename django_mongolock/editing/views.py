@@ -53,9 +53,7 @@ class EditLockViewMixin(View):
         self.editing.check(stored, form.fields)
         if form.is_valid() and not self.editing.refusals:
             return True, self.form_valid(form)
-        if self.editing.refusals:
-            self.editing.refuse(form)
-            self.editing.compare(form, stored)
+        self.editing.refuse(form, stored)
         return False, self.form_invalid(form)
 
     def get_queryset(self) -> Any:

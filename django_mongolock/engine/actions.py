@@ -24,19 +24,16 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseUncontended:
-    """Remove a grant if it is the only one and has no waiter, without waiting for the disk. Outcome: whether it did."""
-
-    key: str
-    grant: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseAll:
-    """Remove grants, one of each key, as `ReleaseUncontended` does. Outcome: the keys where it did not."""
+    """Remove grants, one of each key, where that is the only one and has no waiter, without waiting for the disk.
+    Outcome: the keys where it did not."""
 
     keys: tuple[str, ...]
     grants: tuple[str, ...]
-    key: None = None
+
+    @property
+    def key(self) -> str | None:
+        """The key, if there is only one."""
+        return self.keys[0] if len(self.keys) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,7 @@ class Pause:
     poll: float = FOREVER
 
 
-Command = Apply | ReleaseUncontended | ReleaseAll | Read | QueueNext | FindDeadlock
+Command = Apply | ReleaseUncontended | Read | QueueNext | FindDeadlock
 Action = Command | Pause
 T = TypeVar("T")
 Protocol = Generator[Action, Any, T]

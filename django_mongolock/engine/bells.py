@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any, Final
 
 import pymongo
@@ -21,7 +21,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from . import clock
-from .history import make_capped
+from .capped import make_capped, stays_open
 from .replies import Bell, read_bell
 
 Document = dict[str, Any]
@@ -51,19 +51,25 @@ class Bells:
         #: Those that have been there for sure, and when.
         self._seen: dict[int, float] = {}
 
-    def ring(self, bell: Bell) -> None:
-        """Send the message, without waiting for an answer.
+    def ring(self, bells: Iterable[Bell]) -> None:
+        """Send the messages, without waiting for an answer: one command for each collection."""
+        messages: dict[int, list[Document]] = {}
+        for bell in bells:
+            messages.setdefault(_number(bell.session), []).append(bell.message)
+        for number, those in messages.items():
+            with contextlib.suppress(PyMongoError), pymongo.timeout(RING_TIMEOUT):
+                if self._is_there(number):
+                    self._unconfirmed[number].insert_many(those, ordered=False)
 
-        Nothing is sent to a collection that is not there: that would make one without a limit.
-        """
-        number = _number(bell.session)
-        with contextlib.suppress(PyMongoError), pymongo.timeout(RING_TIMEOUT):
-            if clock.now() - self._seen.get(number, -LOOK_EVERY) >= LOOK_EVERY:
-                self._seen.pop(number, None)
-                if not is_good(self.collections[number]):
-                    return
-                self._seen[number] = clock.now()
-            self._unconfirmed[number].insert_one(bell.message)
+    def _is_there(self, number: int) -> bool:
+        """Return whether the collection was good a short while ago: a message to one that is not there would make one
+        without a limit."""
+        if clock.now() - self._seen.get(number, -LOOK_EVERY) >= LOOK_EVERY:
+            self._seen.pop(number, None)
+            if not stays_open(self.collections[number]):
+                return False
+            self._seen[number] = clock.now()
+        return True
 
     def listen(self, session: str) -> Generator[Bell | None, None, None]:
         """See Store.listen(). Raises PyMongoError."""
@@ -85,22 +91,12 @@ def make(collection: Collection[Document]) -> None:
 
     A message that was sent after somebody had dropped the collection has made one that would grow for ever.
     """
-    if not is_good(collection):
+    if not stays_open(collection):
         try:
             make_capped(collection, SIZE)
         except OperationFailure:
             collection.database.command("convertToCapped", collection.name, size=SIZE)
     collection.with_options(write_concern=WriteConcern(w=1)).insert_one({"to": ""})
-
-
-def is_good(collection: Collection[Document]) -> bool:
-    """Return whether one can listen there: only in a capped collection that is not empty does a cursor stay open."""
-    try:
-        with collection.find({"_id": None}, cursor_type=CursorType.TAILABLE) as cursor:
-            next(cursor, None)
-            return cursor.alive
-    except OperationFailure:
-        return False
 
 
 def _number(session: str) -> int:

@@ -55,19 +55,11 @@ class Parked:
         By the server's clock alone: no process believes to hold what is parked.
         """
         step = keeping(self.grant, replace(self.terms, lease=lease), beat=1)
-        return _apply(self.store, self.key, step, timeout).held
+        return self.store.apply(self.key, step, timeout).held
 
     def give_up(self, timeout: float = 5.0) -> None:
         """See to it that it is gone. Raises LockBackendFailed: then it ends with its lease."""
-        _apply(self.store, self.key, leaving(self.grant, TOMBSTONE_TTL), timeout)
-
-
-def _apply(store: Store, key: str, step: Step, timeout: float) -> Reply:
-    """Send the step, and tell those whom it has granted the lock."""
-    reply = store.apply(key, step, timeout)
-    for bell in reply.granted:
-        store.ring(bell)
-    return reply
+        self.store.apply(self.key, leaving(self.grant, TOMBSTONE_TTL), timeout)
 
 
 def park(
@@ -82,7 +74,7 @@ def park(
     session = secrets.token_hex(6)
     new = entry(f"{session}.1", session, terms, facts, process=NO_PROCESS)
     parked = Parked(store, key, new["grant"], terms)
-    reply = _apply(store, key, taking(new, former), timeout)
+    reply = store.apply(key, taking(new, former), timeout)
     return parked if reply.held else reply
 
 

@@ -6,7 +6,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Final, Literal
@@ -62,8 +62,9 @@ class Lease:
     length: of the holder's lease; waiter_length: of the waiter's. until: the deadline; while it waits, the time until
     which its entry lives, even if it was granted since; 0 if unknown. since: when it was granted. last: when it has
     been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. renewing:
-    one is under way. deferred: it is renewed as late as is safe, and not before that along with others. uncontended:
-    when last heard of, it was the only grant of its key, and none waited.
+    one is under way. once_more: there was news since that began, so it is renewed again. deferred: it is renewed as
+    late as is safe, and not before that along with others. uncontended: when last heard of, it was the only grant of
+    its key, and none waited.
     """
 
     length: float
@@ -76,6 +77,7 @@ class Lease:
     last: float = FOREVER
     failures: int = 0
     renewing: bool = False
+    once_more: bool = False
     deferred: bool = False
     uncontended: bool = False
 
@@ -114,6 +116,7 @@ class Reporting:
     on_release_requested: Callback | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Grant:
     """One acquisition of one key. Its id is unique, so nothing done to it can touch an earlier or a later one.
 
@@ -127,63 +130,37 @@ class Grant:
     got no answer, so a copy of it may still arrive, whatever came of the next.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_mutex",
-        "_now",
-        "acquired_at",
-        "acquired_from",
-        "acquisition",
-        "id",
-        "key",
-        "lease",
-        "line",
-        "outcome_unknown",
-        "owner_ref",
-        "reason",
-        "reporting",
-        "state",
-        "terms",
-        "token",
-        "users",
-        "waiting",
-        "worker",
-    )
+    id: str
+    key: str
+    terms: Terms
+    _: KW_ONLY
+    worker: object
+    auto_renew: InitVar[bool]
+    max_hold: InitVar[float | None] = None
+    nested: InitVar[bool] = False
+    now: Callable[[], float] = clock.now
+    line: LineKey = field(init=False)
+    users: tuple[int, ...] = ()
+    acquired_from: str = ""
+    acquired_at: datetime | None = None
+    acquisition: Acquisition = field(init=False)
+    owner_ref: OwnerRef | None = None
+    outcome_unknown: bool = False
+    token: int = 0
+    state: State = State.WAITING
+    reason: str = ""
+    lease: Lease = field(init=False)
+    reporting: Reporting = field(default_factory=Reporting)
+    waiting: Waiting = field(init=False)
+    _mutex: threading.Lock = field(default_factory=threading.Lock)
 
-    def __init__(
-        self,
-        grant_id: str,
-        key: str,
-        terms: Terms,
-        *,
-        auto_renew: bool,
-        worker: object,
-        max_hold: float | None = None,
-        nested: bool = False,
-        now: Callable[[], float] = clock.now,
-    ) -> None:
-        began = now()
-        self.id = grant_id
-        self.key = key
-        self.terms = terms
+    def __post_init__(self, auto_renew: bool, max_hold: float | None, nested: bool) -> None:
+        began, key, terms = self.now(), self.key, self.terms
         # A holder that waits for another lock stands in a line of its own: the document must show every deadlock.
-        self.line: LineKey = key, terms.mode, terms.capacity, terms.weight, terms.owner, id(worker) if nested else 0
-        self.worker = worker
-        self.users: tuple[int, ...] = ()
-        self.acquired_from = ""
-        self.acquired_at: datetime | None = None
-        self.acquisition: Acquisition
-        self.owner_ref: OwnerRef | None = None
-        self.outcome_unknown = False
-        self.token = 0
-        self.state = State.WAITING
-        self.reason = ""
+        self.line = key, terms.mode, terms.capacity, terms.weight, terms.owner, id(self.worker) if nested else 0
         renew_at = began + terms.waiter_lease / 3
         self.lease = Lease(terms.lease, terms.waiter_lease, renew_at, auto_renew, max_hold)
-        self.reporting = Reporting()
         self.waiting = Waiting(began)
-        self._now = now
-        self._mutex = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<Grant {self.key!r} {self.state.value}, token {self.token}, {self.remaining:.1f} s left>"
@@ -191,7 +168,7 @@ class Grant:
     @property
     def held(self) -> bool:
         """Whether it is held, and not past its deadline. Once this has been False after a grant, it stays so."""
-        if self.state is State.HELD and (now := self._now()) >= self.lease.until:
+        if self.state is State.HELD and (now := self.now()) >= self.lease.until:
             early = now < self.lease.last
             self.lose("its lease ended before it was renewed" if early else "it was held longer than max_hold")
         return self.state is State.HELD
@@ -204,12 +181,12 @@ class Grant:
     @property
     def remaining(self) -> float:
         """Seconds until the deadline; 0 if it is not held."""
-        return max(0.0, self.lease.until - self._now()) if self.state is State.HELD else 0.0
+        return max(0.0, self.lease.until - self.now()) if self.state is State.HELD else 0.0
 
     @property
     def held_for(self) -> float:
         """Seconds that it has been held until now; of a lost grant, seconds in which it excluded all others."""
-        return 0.0 if self.token == 0 else max(0.0, min(self.lease.until, self._now()) - self.lease.since)
+        return 0.0 if self.token == 0 else max(0.0, min(self.lease.until, self.now()) - self.lease.since)
 
     @property
     def ends_at(self) -> float:
@@ -279,13 +256,13 @@ class Grant:
         """Leave its document alone for a while, as long as that is safe: a transaction is going to write to it."""
         with self._mutex:
             self.lease.deferred = True
-            self.lease.renew_at = max(self.lease.renew_at, self.lease.next_renewal(self._now()))
+            self.lease.renew_at = max(self.lease.renew_at, self.lease.next_renewal(self.now()))
 
     def resume_renewals(self) -> None:
         """Renew it as usual again."""
         with self._mutex:
             self.lease.deferred = False
-            self.lease.renew_at = min(self.lease.renew_at, self.lease.next_renewal(self._now()))
+            self.lease.renew_at = min(self.lease.renew_at, self.lease.next_renewal(self.now()))
 
     def lose(self, reason: str) -> bool:
         """It is not ours any more. Return whether that is news."""

@@ -18,7 +18,7 @@ from .downgrade import downgrade
 from .lock_state import LockState
 from .options import UNSET, Seconds, Unset, as_seconds, check_wait, refuse_options
 from .session.grant_registry import current_task
-from .transaction import Atomic, RetrySchedule, is_transient
+from .transaction import Atomic, is_transient, pauses
 
 T = TypeVar("T")
 
@@ -183,13 +183,13 @@ class MongoLock(LockState):
         Other arguments go to `atomic`. *work* may run several times: what it does beside the transaction must stand
         that. limit: seconds after which the last error is raised rather than another attempt made.
         """
-        schedule = RetrySchedule.until(as_seconds(limit))
+        left = pauses(as_seconds(limit))
         while True:
             try:
                 with self.atomic(*args, **kwargs) as session:
                     return work(session)
             except Exception as error:
-                if not is_transient(error) or (pause := schedule.next()) is None:
+                if not is_transient(error) or (pause := next(left, None)) is None:
                     raise
                 time.sleep(pause)
 
@@ -197,13 +197,13 @@ class MongoLock(LockState):
         self, work: Callable[[Any], Awaitable[T]], /, *args: Any, limit: Seconds = 30.0, **kwargs: Any
     ) -> T:
         """See run_atomic(). *work* is a coroutine function."""
-        schedule = RetrySchedule.until(as_seconds(limit))
+        left = pauses(as_seconds(limit))
         while True:
             try:
                 async with self.atomic(*args, **kwargs) as session:
                     return await work(session)
             except Exception as error:
-                if not is_transient(error) or (pause := schedule.next()) is None:
+                if not is_transient(error) or (pause := next(left, None)) is None:
                     raise
                 await asyncio.sleep(pause)
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from ..exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
 from . import protocol
-from .actions import FOREVER, Protocol, ReleaseAll
+from .actions import FOREVER, Protocol, ReleaseUncontended
 from .document import Terms, milliseconds
 from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
 from .logs import WARNING, log
@@ -92,7 +92,7 @@ class LockGrants:
         if not alone:
             return
         with contextlib.suppress(LockBackendFailed):
-            left = yield ReleaseAll(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
+            left = yield ReleaseUncontended(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
             for grant in alone:
                 if grant.key not in left:
                     session.released(grant)
@@ -148,10 +148,10 @@ class LockGrants:
         mine, its = ((each.mode, each.capacity, each.weight) for each in (self.options.terms, grant.terms))
         if not (self.options.reentrant and mine == its):
             # It may have been taken away by force, which is not known yet.
-            if (yield from protocol.confirm(grant.acquisition)) == grant.token:
+            answer = yield grant.acquisition.confirm()
+            if answer.reply.token == grant.token:
                 raise self._reentry(grant)
-            if grant.lose(TAKEN):
-                session.lost(grant)
+            session.taken(grant)
             return None
         grant.users += (id(self),)
         return token
@@ -244,44 +244,31 @@ class LockGrants:
         # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
         outcome_unknown = grant.in_doubt
         stays = grant.terms.min_hold > 0 and not early
-        next_waiter = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
+        heir = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
+        answer = None
         try:
-            if next_waiter is None:
-                was_there = yield from protocol.release(
-                    grant.key,
-                    grant.id,
-                    uncontended=grant.lease.uncontended,
-                    stays=stays,
-                    leave_tombstone=outcome_unknown,
-                )
-            else:
-                was_there = yield from self._hand_over(
-                    session, grant, next_waiter, stays=stays, leave_tombstone=outcome_unknown
-                )
+            was_there, answer = yield from protocol.release(
+                grant.key,
+                grant.id,
+                None if heir is None else heir.acquisition,
+                uncontended=grant.lease.uncontended,
+                stays=stays,
+                leave_tombstone=outcome_unknown,
+            )
             grant.outcome_unknown = outcome_unknown  # for `lost`, if it was not there any more
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
             session.abandon(grant, stays=stays)
             was_there = True
+        finally:
+            if heir is not None:
+                session.queue.finish_handover(heir, answer)
         if was_there:
             session.released(grant)
         else:
             grant.missed(TAKEN)
             session.lost(grant)
         return was_there
-
-    def _hand_over(
-        self, session: Session, grant: Grant, next_waiter: Grant, *, stays: bool, leave_tombstone: bool
-    ) -> Protocol[bool]:
-        """Release the grant and put the next waiter of this process into the queue, in one command."""
-        answer = None
-        try:
-            answer = yield from protocol.hand_over(
-                next_waiter.acquisition, grant.id, stays=stays, leave_tombstone=leave_tombstone
-            )
-        finally:
-            session.queue.finish_handover(next_waiter, answer)
-        return answer is not None
 
     def abandon(self, *, stays: bool = False) -> None:
         """Drop what this thread or task has acquired without its caller's knowledge, or what its caller could not
@@ -320,8 +307,7 @@ class LockGrants:
             answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), server_lease)
             # With another token, it was taken away, and a command of before that was held up has brought it back.
             if answer.reply.token != grant.token:
-                grant.lose(TAKEN)
-                session.lost(grant)
+                session.taken(grant)
                 return False
             if answer.whole:
                 grant.renewed(answer.sent + length, answer.now, length)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion
@@ -27,7 +28,6 @@ from .document import find_damage
 from .driver_errors import bare, forget_frames, is_refusal, translate
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .fast_path import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
-from .history import History
 from .replies import (
     REPLY,
     REPLY_TAKEN,
@@ -42,6 +42,7 @@ from .replies import (
 )
 from .rule import IS_WHOLE, pipeline
 from .step import Limits, Step
+from .store import is_heard_here
 
 Document = dict[str, Any]
 
@@ -51,7 +52,7 @@ UNNOTICED: Final = WriteConcern(w=1, j=False)
 MAJORITY: Final = WriteConcern(w="majority", j=True)
 
 #: Each command that waits for a connection delays the renewals. So however few connections the project allows its own
-#: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`commands.MOST_THREADS`) may need
+#: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`shared.MOST_THREADS`) may need
 #: one each, and so may threads of the program.
 MIN_POOL_LIMIT: Final = 160
 #: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
@@ -71,6 +72,16 @@ class StoreConfig:
     history: int = 0
 
 
+class Notes(Protocol):
+    """What writes the history of the locks: see `backends.history`."""
+
+    def note(self, key: str, what: Any, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
+        """Note what happened to *key*, and to the holder with that *entry*."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
 class MongoStore:
     """The lock documents of one collection. One per process; makes its client when it is first needed.
 
@@ -83,8 +94,9 @@ class MongoStore:
         #: See Store.sent_to().
         self.sent_to = self._clock.sent_to
         self._opening = threading.Lock()
+        self.hearers: dict[str, Callable[[Bell], object]] = {}
         #: Writes what happens to the locks; None if that is not wanted.
-        self.history = History(lambda: self.events, config.history) if config.history else None
+        self.history: Notes | None = None
 
     @cached_property
     def client(self) -> MongoClient[Document]:
@@ -167,6 +179,7 @@ class MongoStore:
                 key, step, query=where, update=pipeline(step), fields=fields, upsert=step.upserts
             )
         reply = read_reply(key, found)
+        self.ring(reply.granted)
         if self._is_puzzling(step, reply):
             self.diagnose(key, timeout)
         return reply
@@ -214,26 +227,20 @@ class MongoStore:
             return reply.first_end is None or reply.first_end <= 0
         return reply.waiting < self.limits.waiters
 
-    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
-        """See Store.release_all()."""
-        collection = self.collection.with_options(write_concern=UNNOTICED)
-        where = {"_id": {"$in": list(keys)}, "holders.grant": {"$in": list(grants)}}
-        with self.bounded(timeout):
-            done = collection.update_many({**where, **IS_UNCONTENDED}, RELEASE_UNCONTENDED)
-            left = [] if done.matched_count == len(keys) else list(self.latest.find(where, {"_id": 1}))
-        return {each["_id"] for each in left}
-
-    def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
+    def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
         """See Store.release_uncontended()."""
         collection = self.collection.with_options(write_concern=UNNOTICED)
-        where = {"_id": {"$eq": key}, "holders.grant": {"$eq": grant}, **IS_UNCONTENDED}
-        with self.bounded(timeout, key):
+        where = {"_id": _one_of(keys), "holders.grant": _one_of(grants)}
+        # What changes one document is sent again by the driver, after an election for instance.
+        update = collection.update_one if len(keys) == 1 else collection.update_many
+        with self.bounded(timeout, keys[0] if len(keys) == 1 else None):
             try:
-                return collection.update_one(where, RELEASE_UNCONTENDED).matched_count == 1
+                if update({**where, **IS_UNCONTENDED}, RELEASE_UNCONTENDED).matched_count == len(keys):
+                    return set()
             except WriteError as error:
-                if error.timeout:
-                    raise
-                return False  # a damaged document: the whole rule says how
+                if error.timeout or len(keys) > 1:
+                    raise  # otherwise its document is damaged: the whole rule says how
+            return set(keys) if len(keys) == 1 else {each["_id"] for each in self.latest.find(where, {"_id": 1})}
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         """See Store.read()."""
@@ -282,9 +289,10 @@ class MongoStore:
         """The bells beside the collection."""
         return Bells(self.collection)
 
-    def ring(self, bell: Bell) -> None:
+    def ring(self, bells: Iterable[Bell]) -> None:
         """See Store.ring()."""
-        self.bells.ring(bell)
+        if others := [bell for bell in bells if not is_heard_here(self, bell)]:
+            self.bells.ring(others)
 
     def listen(self, session: str) -> Generator[Bell | None, None, None]:
         """See Store.listen(). Raises PyMongoError."""
@@ -294,8 +302,7 @@ class MongoStore:
         """Ring for those to whom the last command has granted one of the keys."""
         with contextlib.suppress(PyMongoError), pymongo.timeout(timeout):
             for document in self.collection.find({"_id": {"$in": list(keys)}}, REPLY, let={"c": {"ask": ""}}):
-                for bell in read_bells(document):
-                    self.ring(bell)
+                self.ring(read_bells(document))
 
     def diagnose(self, key: str, timeout: float = 5.0) -> None:
         """Raise LockDocumentDamaged if the document of *key* can be read and cannot be used."""
@@ -325,3 +332,7 @@ class MongoStore:
             except LockDocumentDamaged as damage:
                 return damage
         return translate(error, timeout, key, client=self.client)
+
+
+def _one_of(values: Sequence[str]) -> Document:
+    return {"$eq": values[0]} if len(values) == 1 else {"$in": list(values)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockMisused, LockNotAcquired, LockQueueFull
@@ -85,7 +85,7 @@ class Acquisition:
         return Apply(self.key, Step(ask=self.grant, renew=(self.grant,)))
 
     def give_up(self) -> Apply:
-        return Apply(self.key, Step(ask=self.grant, remove=(self.grant,), force=True))
+        return Apply(self.key, _removal(self.grant, ask=self.grant))
 
     def read(self) -> Read:
         return Read(self.key, self.grant, self.terms.owner)
@@ -143,7 +143,7 @@ def acquire(
     that has queued it already.
 
     Raises LockNotAcquired if it was not granted in time; it has left the queue then. After any other error its outcome
-    is unknown: run `ensure_removed`.
+    is unknown: send `removal_for_good`.
     """
     schedule = PollSchedule(
         now if since is None else since, now + DEADLOCK_CHECK_AFTER if acquisition.nested else FOREVER
@@ -324,38 +324,41 @@ def _queue_next(acquisition: Acquisition) -> Protocol[None]:
         yield QueueNext(acquisition.key, acquisition.grant)
 
 
-def hand_over(
-    acquisition: Acquisition, giver: str, *, stays: bool = False, leave_tombstone: bool = False
-) -> Protocol[Answer | None]:
-    """Release the grant *giver* and queue *acquisition*, in one command. None if *giver* was not there; then nothing
-    was done. stays, leave_tombstone: see `release`."""
-    step = _removal(giver, stays=stays, leave_tombstone=leave_tombstone)
-    step = replace(step, ask=acquisition.grant, add=acquisition.entry, given=giver)
-    answer: Answer = yield Apply(acquisition.key, step)
-    return answer if answer.reply.found else None
-
-
 def release(
-    key: str, grant: str, *, uncontended: bool = False, stays: bool = False, leave_tombstone: bool = False
-) -> Protocol[bool]:
-    """Release the grant; return whether it was there. leave_tombstone: a copy of its command may still arrive.
+    key: str,
+    grant: str,
+    heir: Acquisition | None = None,
+    *,
+    uncontended: bool = False,
+    stays: bool = False,
+    leave_tombstone: bool = False,
+) -> Protocol[tuple[bool, Answer | None]]:
+    """Release the grant; return whether it was there, and the answer to the command.
 
-    stays: it may have a minimum hold. (The command for one without is shorter.) uncontended: try first the much cheaper
-    command for a lock without a waiter, for an exclusive grant without a minimum hold.
+    heir: to be queued in the same command; if the grant was not there, nothing is done, and there is no answer for it.
+    uncontended: try first the much cheaper command for a lock without a waiter, for an exclusive grant without a
+    minimum hold. stays, leave_tombstone: see `releasing`.
     """
-    if uncontended and not leave_tombstone and (yield ReleaseUncontended(key, grant)):
-        return True
-    answer: Answer = yield releasing(key, grant, stays=stays, leave_tombstone=leave_tombstone)
-    return answer.reply.found
+    if uncontended and heir is None and not leave_tombstone and not (yield ReleaseUncontended((key,), (grant,))):
+        return True, None
+    answer: Answer = yield releasing(key, grant, heir, stays=stays, leave_tombstone=leave_tombstone)
+    return answer.reply.found, answer if answer.reply.found else None
 
 
-def releasing(key: str, grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Apply:
-    """The command that releases the grant: see `release`."""
-    return Apply(key, replace(_removal(grant, stays=stays, leave_tombstone=leave_tombstone), given=grant))
+def releasing(
+    key: str, grant: str, heir: Acquisition | None = None, *, stays: bool = False, leave_tombstone: bool = False
+) -> Apply:
+    """The command that releases the grant, and queues *heir*.
+
+    stays: it may have a minimum hold. (The command for one without is shorter.) leave_tombstone: a copy of its command
+    may still arrive.
+    """
+    others: dict[str, Any] = {} if heir is None else {"ask": heir.grant, "add": heir.entry}
+    return Apply(key, _removal(grant, stays=stays, leave_tombstone=leave_tombstone, given=grant, **others))
 
 
-def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False) -> Step:
-    return Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0)
+def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False, **others: Any) -> Step:
+    return Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0, **others)
 
 
 def downgrade(
@@ -365,20 +368,14 @@ def downgrade(
 
     None if *former* was not there any more. Only the first copy of the command finds it. That a later one does not is
     known to the majority, as the first one is then: a command that changes nothing waits for all that came before it.
-    leave_tombstone: see `release`.
+    leave_tombstone: see `releasing`.
     """
-    step = _removal(former, leave_tombstone=leave_tombstone)
-    step = replace(step, ask=acquisition.grant, add=acquisition.entry, given=former, resumes=True, trial=True)
+    others: dict[str, Any] = {"ask": acquisition.grant, "add": acquisition.entry, "given": former}
+    step = _removal(former, leave_tombstone=leave_tombstone, resumes=True, trial=True, **others)
     answer = yield from _persistently(Apply(acquisition.key, step), acquisition, now, deadline)
     if not (answer.reply.held and answer.whole):
         answer = yield from _persistently(acquisition.confirm(), acquisition, answer.now, deadline)
     return _granted(answer.reply, answer, acquisition) if answer.reply.held else None
-
-
-def confirm(acquisition: Acquisition) -> Protocol[int]:
-    """Renew the grant; return the token with which it holds the key, or 0."""
-    answer: Answer = yield acquisition.confirm()
-    return answer.reply.token
 
 
 def extend(key: str, grant: str, lease: int, server_lease: int) -> Protocol[Answer]:
@@ -393,10 +390,4 @@ def removal_for_good(key: str, grant: str, *, stays: bool = False) -> Apply:
 
     stays: it was held, and its minimum hold is to last.
     """
-    return Apply(key, Step(ask=grant, remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL))
-
-
-def ensure_removed(key: str, grant: str) -> Protocol[Answer]:
-    """See removal_for_good()."""
-    answer: Answer = yield removal_for_good(key, grant)
-    return answer
+    return Apply(key, _removal(grant, stays=stays, leave_tombstone=True, ask=grant))

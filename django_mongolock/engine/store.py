@@ -1,8 +1,8 @@
-"""What a session needs of a place that keeps lock documents: `mongo_store`, or `memory_server` for tests."""
+"""What a session needs of a place that keeps lock documents: `mongo_store`, or `backends.memory_server` for tests."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Protocol
 
 from .deadlock import Cycle
@@ -11,10 +11,16 @@ from .step import Limits, Step
 
 
 class Store(Protocol):
-    """Carries out commands. Each is bounded by *timeout*, in seconds, and raises LockBackendFailed."""
+    """Carries out commands. Each is bounded by *timeout*, in seconds, and raises LockBackendFailed.
+
+    hearers: what hears the bells for the sessions of this process, by their ids.
+    """
+
+    hearers: dict[str, Callable[[Bell], object]]
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
-        """Apply *step* to the document of *key*, durably; return how its grant stands then.
+        """Apply *step* to the document of *key*, durably; return how its grant stands then. Whom it has granted the key
+        besides is rung for.
 
         The command may be sent again, since steps are idempotent. Raises LockBackendFailed, after which the step may
         have taken effect or may still do so, and LockDocumentDamaged, after which it has not.
@@ -26,16 +32,11 @@ class Store(Protocol):
         Means the same as `apply`, and raises the same errors; the server has a fifth less to do.
         """
 
-    def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
-        """Remove *grant*, which has no minimum hold, if it is the only holder and there is no waiter.
+    def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        """Remove *grants*, which have no minimum hold, one of each key, where that is the only holder and there is no
+        waiter.
 
-        Returns whether it did. Waits neither for the majority nor for the disk.
-        """
-
-    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
-        """The same for many: remove *grants*, of which each is held under the key that stands in its place in *keys*.
-
-        Returns the keys where it did not.
+        Returns the keys where it did not. Waits neither for the majority nor for the disk.
         """
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
@@ -50,8 +51,8 @@ class Store(Protocol):
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
         """The cycle of waits that the waiter *grant* of *key* is part of."""
 
-    def ring(self, bell: Bell) -> None:
-        """Tell a session about one of its grants. The bell may get lost, come late, or come twice."""
+    def ring(self, bells: Iterable[Bell]) -> None:
+        """Tell sessions about grants of theirs. A bell may get lost, come late, or come twice."""
 
     def listen(self, session: str) -> Generator[Bell | None, None, None]:
         """Hear the bells for *session*; yield None at first, and when there is none for about a second.
@@ -71,3 +72,11 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Disconnect."""
+
+
+def is_heard_here(store: Store, bell: Bell) -> bool:
+    """Tell the session of this process that the bell is for; return whether it is for one."""
+    hear = store.hearers.get(bell.session)
+    if hear is not None:
+        hear(bell)
+    return hear is not None

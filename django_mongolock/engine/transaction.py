@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
-from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
@@ -216,23 +216,14 @@ def _call(call: Any) -> Any:
     return call()
 
 
-@dataclass(slots=True)
-class RetrySchedule:
-    """When to try a transaction again: at once at first, then later and later, spread by full jitter."""
-
-    give_up: float
-    attempts: int = 0
-
-    @classmethod
-    def until(cls, limit: float) -> RetrySchedule:
-        return cls(clock.now() + limit)
-
-    def next(self) -> float | None:
-        """How many seconds to wait for the next attempt; None if there is to be none."""
-        self.attempts += 1
-        if clock.now() >= self.give_up:
-            return None
-        return random.uniform(0, min(0.2, 0.005 * 2 ** min(self.attempts, 10)))  # noqa: S311 - spreads load
+def pauses(limit: float) -> Iterator[float]:
+    """How many seconds to wait before each further attempt, for *limit* seconds: nothing at first, then longer and
+    longer, spread by full jitter."""
+    give_up = clock.now() + limit
+    for attempts in itertools.count(1):
+        if clock.now() >= give_up:
+            return
+        yield random.uniform(0, min(0.2, 0.005 * 2 ** min(attempts, 10)))  # noqa: S311 - spreads load
 
 
 def is_transient(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from ..backends.base import get_backend
+from ..backends.courier import Courier, send
 from ..backends.transactions import open_transactions
 from ..conf import get_settings
 from ..decorator.atomic_requests import atomic, deferred_aliases, first_after_commit
@@ -26,7 +27,6 @@ from ..decorator.contention import SKIPPED, Refusal, RequestRefused, Unlocked, c
 from ..decorator.mongo_locked import decorate
 from ..engine import runner
 from ..engine.commit_hooks import out_of_commit_hook
-from ..engine.courier import Courier, send
 from ..engine.lock import MongoLock
 from ..engine.logs import WARNING, log
 from ..engine.mongo_store import MongoStore

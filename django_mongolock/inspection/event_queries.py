@@ -1,4 +1,4 @@
-"""Reading the history of the locks: see `engine.history`."""
+"""Reading the history of the locks: see `backends.history`."""
 
 from __future__ import annotations
 

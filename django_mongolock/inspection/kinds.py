@@ -23,7 +23,7 @@ class Row:
     id, version: what a retry job needs. state: of the work, beside the lock. failed: the state that it gets when it is
     released. since, seconds: since when and for how long it has been held, for people, by the server's clock. left:
     seconds until it is stale, negative after that; None without a time. damage: why it cannot be judged, and is left as
-    it is; empty otherwise.
+    it is; empty otherwise. token: what the holder has left there, for code only.
     """
 
     id: Any
@@ -35,6 +35,7 @@ class Row:
     seconds: float = 0.0
     damage: str = ""
     left: float | None = None
+    token: object = field(default=None, compare=False, repr=False)
 
     @property
     def lock_state(self) -> State:

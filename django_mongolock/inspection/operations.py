@@ -15,8 +15,8 @@ from typing import Any, Final
 from bson import Int64
 from pymongo import ReturnDocument
 
+from ..backends.history import FACTS, Happened
 from ..engine.election import CLOCK, CLUSTER_TIME
-from ..engine.history import FACTS, Happened
 from ..engine.indexes import purged
 from ..engine.logs import INFO, log
 from ..engine.mongo_store import MongoStore
@@ -218,8 +218,8 @@ def ask_to_release(
         store.apply(
             key, Step(request_release_of=tuple(holder["grant"] for holder in asked), requested_by=name), timeout
         )
+    store.ring([Bell(str(holder.get("session")), holder["grant"]) for holder in asked])
     for holder in asked:
-        store.ring(Bell(str(holder.get("session")), holder["grant"]))
         log(INFO, "asked to release", key=key, token=holder.get("token"), by=by or name, reason=reason)
         _note(store, key, Happened.ASKED, holder, document["now"], by=by or name, reason=reason)
     return len(asked)

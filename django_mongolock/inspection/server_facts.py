@@ -13,7 +13,7 @@ import pymongo
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
-from ..engine import bells, clock, history
+from ..engine import capped, clock
 from ..engine.driver_errors import translate
 from ..engine.indexes import PURGE, missing_indexes, purged
 from ..engine.mongo_store import MongoStore
@@ -116,7 +116,7 @@ def _ahead(there: float, asked: float, answered: float) -> float:
 def _missing_indexes(store: MongoStore) -> list[str]:
     try:
         others = [find(store.collection) for find in purged]
-        missing = {each.name: missing_indexes(each, [PURGE]) for each in others if history.exists(each)}
+        missing = {each.name: missing_indexes(each, [PURGE]) for each in others if capped.exists(each)}
         return missing_indexes(store.collection) + [f"{name} of {home}" for home in missing for name in missing[home]]
     except OperationFailure:  # this user may not list them
         return []
@@ -135,7 +135,7 @@ def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
     for collection in store.bells.collections:
         if missing := _missing_rights(status, collection, BELL_RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-        if not bells.is_good(collection):
+        if not capped.stays_open(collection):
             return f"there is no capped collection {collection.name}"
     return ""
 
@@ -155,8 +155,9 @@ def _history(store: MongoStore, status: Mapping[str, Any]) -> str:
     collection = store.events
     if missing := _missing_rights(status, collection, HISTORY_RIGHTS):
         return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-    if history.exists(collection):
-        return "" if history.is_capped(collection) else f"the collection {collection.name} is not a capped one"
+    if capped.exists(collection):
+        has_limit = capped.stays_open(collection) is not None
+        return "" if has_limit else f"the collection {collection.name} is not a capped one"
     return f"there is no collection {collection.name}"
 
 

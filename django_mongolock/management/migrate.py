@@ -9,10 +9,11 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 from pymongo.errors import OperationFailure, PyMongoError
 
+from ..backends import history
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
-from ..engine import bells, history
+from ..engine import bells
 from ..engine.indexes import PURGE, ensure_indexes, purged
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping

@@ -1,4 +1,4 @@
-"""The admin for models with a version: a conflict leads to a page that shows both values, never to a lost update."""
+"""The admin for models with a version: a conflict leads to a page that says so, never to a lost update."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.contrib import admin, messages
-from django.contrib.admin.options import TO_FIELD_VAR
+from django.contrib.admin.models import LogEntry
+from django.contrib.admin.options import TO_FIELD_VAR, get_content_type_for_model
 from django.contrib.admin.utils import NestedObjects, unquote
 from django.core import checks, signing
 from django.db import router
@@ -17,8 +18,10 @@ from django.utils.translation import gettext as _
 
 from ..context import own_address
 from ..exceptions import VersionConflict
+from ..inspection import display
 from .checking import all_or_nothing, counted, version_field
-from .forms import FIELD, SALT, SealedModelForm, VersionedModelForm, page_of, show, unsign
+from .forms import FIELD, SealedModelForm, VersionedModelForm
+from .seal import SALT, pages_of, show, unseal
 
 __all__ = ["VersionedAdmin", "VersionedForms"]
 
@@ -33,7 +36,7 @@ else:
 
 
 class SealedPages(ModelAdmin):
-    """The list and the page that deletes: they change only what their user has seen."""
+    """Pages that change only what their user has seen: the list, and the one that deletes."""
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         """With list_editable, put the seals of the rows into the page, and conflicts into their rows."""
@@ -52,11 +55,26 @@ class SealedPages(ModelAdmin):
         """See changelist_view()."""
         return super().get_changelist_form(request, **{"form": SealedModelForm, **kwargs})
 
+    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """After a conflict, say who made the last change in the admin."""
+        form = context["adminform"].form
+        if getattr(form, "conflict", False):
+            of = {"content_type": get_content_type_for_model(form.instance), "object_id": form.instance.pk}
+            for entry in LogEntry.objects.filter(**of).select_related("user")[:1]:
+                values = {"name": entry.user.get_username(), "time": display.moment(entry.action_time)}
+                text = _("The last change in the admin was made by %(name)s, %(time)s.") % values
+                self.message_user(request, text, messages.WARNING)
+        return super().render_change_form(request, context, *args, **kwargs)
+
+    def _get(self, request: HttpRequest, object_id: str) -> Any:
+        """Return the object of an address; None where the view has to say that there is none."""
+        by = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+        known = by is None or self.to_field_allowed(request, by)
+        return self.get_object(request, unquote(object_id), by) if known else None
+
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Ask for confirmation about what is stored now: the address of the page carries its seal."""
-        by, using = request.GET.get(TO_FIELD_VAR), router.db_for_write(self.model)
-        known = by is None or self.to_field_allowed(request, by)
-        obj = self.get_object(request, unquote(object_id), by) if known else None
+        obj, using = self._get(request, object_id), router.db_for_write(self.model)
         if obj is None or not self.has_delete_permission(request, obj):
             return super().delete_view(request, object_id, extra_context)
         if request.method != "POST" and FIELD not in request.GET:
@@ -65,7 +83,7 @@ class SealedPages(ModelAdmin):
             with all_or_nothing(using):
                 if request.method == "POST":
                     found = self.model._base_manager.using(using).select_for_update().filter(pk=obj.pk).first()
-                    if found is None or unsign(request.GET.get(FIELD), TREE) != _tree(found):
+                    if found is None or unseal(request.GET.get(FIELD), TREE) != _tree(found):
                         raise counted(VersionConflict(obj._meta.label, obj.pk, None))
                 return super().delete_view(request, object_id, extra_context)
         except VersionConflict:
@@ -79,12 +97,9 @@ def _tree(instance: Any) -> list[str]:
     """Return the name of *instance* and a digest of it and of all that is deleted with it."""
     collector = NestedObjects(using=router.db_for_write(type(instance), instance=instance))
     collector.collect([instance])
-    pages = [
-        page_of(each, dict.fromkeys(field.name for field in each._meta.concrete_fields))
-        for found in collector.data.values()
-        for each in found
-    ]
-    text = json.dumps(sorted(pages, key=lambda page: page["of"]))
+    found = [each for some in collector.data.values() for each in some]
+    pages = pages_of((each, dict.fromkeys(field.name for field in each._meta.concrete_fields)) for each in found)
+    text = json.dumps(pages, sort_keys=True)
     return [instance._meta.label, str(instance.pk), hashlib.sha256(text.encode()).hexdigest()[:32]]
 
 

@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections
@@ -25,9 +25,16 @@ from .passing import end_failed_commits, is_passing
 P = ParamSpec("P")
 R = TypeVar("R")
 
-ATTEMPTS, BACKOFF, LONGEST = 10, 0.05, 1.0
-
 logger = logging.getLogger("django_mongolock.versions")
+
+
+class RetryOptions(TypedDict, total=False):
+    """See `retry_on_conflict`; 10 attempts, 0.05 and 1 second are the defaults."""
+
+    attempts: int
+    backoff: Seconds
+    longest: Seconds
+    using: str | None
 
 
 class Attempt:
@@ -87,7 +94,7 @@ class Retrying:
     """The attempts at a block, see `retrying_on_conflict`."""
 
     def __init__(
-        self, attempts: int, backoff: Seconds, longest: Seconds, aliases: Collection[str] | None = None
+        self, attempts: int = 10, backoff: Seconds = 0.05, longest: Seconds = 1.0, using: str | None = None
     ) -> None:
         seconds: list[float] = [as_seconds(backoff), as_seconds(longest)]
         for name, value in zip(("attempts", "backoff", "longest"), (attempts, *seconds), strict=True):
@@ -98,7 +105,7 @@ class Retrying:
             raise ValueError(f"attempts must be a whole number of at least 1, not {attempts!r}")
         if min(seconds) < 0:
             raise ValueError(f"backoff and longest are seconds, 0 or more, not {backoff!r} and {longest!r}")
-        self.attempts, self.aliases = attempts, aliases
+        self.attempts, self.aliases = attempts, None if using is None else [using]
         self.backoff, self.longest = seconds
 
     def pause(self, attempt: int, conflict: BaseException | None = None) -> float:
@@ -155,9 +162,7 @@ class Attempts:
         return self._attempt
 
 
-def retrying_on_conflict(
-    *, attempts: int = ATTEMPTS, backoff: Seconds = BACKOFF, longest: Seconds = LONGEST, using: str | None = None
-) -> Retrying:
+def retrying_on_conflict(**options: Unpack[RetryOptions]) -> Retrying:
     """Attempts at a block that reads and writes; `for` it, or `async for`.
 
         for attempt in retrying_on_conflict():
@@ -169,54 +174,32 @@ def retrying_on_conflict(
     A conflict inside `with attempt` leads to the next attempt; the last attempt raises it. Other errors are raised. See
     `retry_on_conflict` for what a conflict is, and for the arguments. Leave the loop at its end, or with `return`.
     """
-    return Retrying(attempts, backoff, longest, None if using is None else [using])
+    return Retrying(**options)
 
 
 @overload
-def retry_on_conflict(
-    function: Callable[P, R],
-    /,
-    *,
-    attempts: int = ...,
-    backoff: Seconds = ...,
-    longest: Seconds = ...,
-    using: str | None = ...,
-) -> Callable[P, R]: ...
+def retry_on_conflict(function: Callable[P, R], /, **options: Unpack[RetryOptions]) -> Callable[P, R]: ...
 @overload
 def retry_on_conflict(
-    function: None = None,
-    /,
-    *,
-    attempts: int = ...,
-    backoff: Seconds = ...,
-    longest: Seconds = ...,
-    using: str | None = ...,
+    function: None = None, /, **options: Unpack[RetryOptions]
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def retry_on_conflict(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    attempts: int = ATTEMPTS,
-    backoff: Seconds = BACKOFF,
-    longest: Seconds = LONGEST,
-    using: str | None = None,
-) -> Any:
+def retry_on_conflict(function: Callable[..., Any] | None = None, /, **options: Unpack[RetryOptions]) -> Any:
     """Call the function again after a conflict. It has to read what it writes, and may run twice.
 
     A conflict is a VersionConflict, DocumentChanged or DocumentHeld, or an error by which the database asks to try
     again: a serialization failure, a deadlock, a lock that another writer had for too long, SQLite's "database is
     locked", a transaction that MongoDB aborted; or a group of only such errors, as a TaskGroup raises it.
 
-    attempts: how often in all; the last conflict is raised. backoff, longest: seconds; before attempt n + 1 it waits
-    between 0 and backoff * 2 ** (n - 1), but after DocumentHeld its `retry_after`; at most *longest*. For functions and
-    `async def`, not for generators.
+    attempts: how often in all (10); the last conflict is raised. backoff, longest: seconds (0.05 and 1); before attempt
+    n + 1 it waits between 0 and backoff * 2 ** (n - 1), but after DocumentHeld its `retry_after`; at most *longest*.
+    For functions and `async def`, not for generators.
 
     Raises TransactionManagementError if a transaction is open around the call (on the alias *using*, else on any): a
     second run in it would read the same again, or could not read at all. Open the transaction inside the function. The
     transaction around a test of Django's TestCase does not count. An error of a function given to
     ``transaction.on_commit`` is raised and no conflict, whatever its kind: what it follows is committed.
     """
-    retrying = retrying_on_conflict(attempts=attempts, backoff=backoff, longest=longest, using=using)
+    retrying = Retrying(**options)
     return retrying_calls(function, retrying) if function else lambda given: retrying_calls(given, retrying)
 
 

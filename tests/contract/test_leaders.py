@@ -36,8 +36,7 @@ def key(world: World) -> str:
 def ask(key: str) -> None:
     session, asked = get_backend().session(), grants(key)
     session.store.apply(key, Step(request_release_of=asked, requested_by="a test"), 10)
-    for grant in asked:
-        session.store.ring(Bell(session.id, grant))
+    session.store.ring([Bell(session.id, grant) for grant in asked])
 
 
 def force(key: str) -> None:

@@ -23,7 +23,7 @@ from django.template import engines
 
 import django_mongolock
 from django_mongolock import conf, exceptions, signals
-from django_mongolock.engine import history
+from django_mongolock.backends import history
 from django_mongolock.engine.indexes import INDEXES
 from django_mongolock.models import Lock, LockEvent
 from tests.docs.pages import ROOT

@@ -17,10 +17,10 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock import LockBackendFailed
+from django_mongolock.backends.courier import Background, Courier
+from django_mongolock.backends.field_paths import get_path, set_path
 from django_mongolock.documents import DocumentLock, declared
 from django_mongolock.documents.document_lock import declare, undeclare
-from django_mongolock.engine.courier import Background, Courier, Task
-from django_mongolock.engine.field_paths import get_path, set_path
 from tests.documents.models import Advert
 from tests.support import failpoints
 
@@ -91,10 +91,8 @@ def _leave_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test leaves to the background is not tried again after it: the next test may count or strike commands."""
     over, add = threading.Event(), Background.add
 
-    def add_own(background: Background, task: Task) -> None:
-        attempt = task.attempt
-        task.attempt = lambda: over.is_set() or attempt()
-        add(background, task)
+    def add_own(background: Background, attempt: Callable[[], bool | None], longest: float) -> None:
+        add(background, lambda: over.is_set() or attempt(), longest)
 
     monkeypatch.setattr(Background, "add", add_own)
     yield

@@ -235,8 +235,8 @@ def test_short_without_lock(external: Settings) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("locking", [True, False])
 def test_long(external: Settings, locking: bool) -> None:
-    """200 ads, four flows with two living runs each, 100 kills: right with the lock in the ad, wrong without it."""
-    kills = 100 if locking else 0
+    """200 ads, four flows with two living runs each, 101 kills: right with the lock in the ad, wrong without it."""
+    kills = 101 if locking else 0
     story = play(external, events=600, ads=200 if locking else 20, kills=kills, locking=locking, stale_after=10)
     found = audit.judge()
     facts = {"accepted": sum(map(len, story.accepted.values())), "events": story.events, "killed": story.killed}

@@ -11,7 +11,7 @@ from bson import Int64, ObjectId
 from pymongo.collection import Collection
 
 from django_mongolock import DocumentDamaged, StaleToken, afenced_update, fenced_update, mongo_lock
-from django_mongolock.engine.courier import Courier
+from django_mongolock.backends.courier import Courier
 from django_mongolock.fencing import _writer
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document

@@ -297,18 +297,13 @@ class TestBatch:
         states = [ground.read(id_, "state") for id_ in ids]
         assert states == ["withdraw_failed", None, "exporting", "withdraw_failed", "withdrawn", "withdrawn"]
 
-    @pytest.mark.parametrize(("error", "state"), [(None, "exported"), (KeyError(), "failed")], ids=["well", "failed"])
-    def test_few_commands(  # noqa: PLR0917
-        self, plain: Ground, call: Call, strike: Any, monkeypatch: pytest.MonkeyPatch, error: Any, state: str
-    ) -> None:
-        """F82, F84: one command for hundreds; here for 50."""
-        monkeypatch.setattr("django_mongolock.documents.batch.BATCH", 50)
-        ids = [plain.add(1) for _ in range(70)]
+    def test_an_error(self, plain: Ground, call: Call) -> None:
+        """All that are left fail with the block."""
+        ids = [plain.add(1) for _ in range(3)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
-        sent = strike(plain)
-        call(batch, "__exit__", type(error) if error else None, error, None)
-        assert len(sent) == 2
-        assert plain.collection.count_documents({"exportStatus": state, "lockedBy": None}) == 70
+        call(batch.held[0], "finish")
+        call(batch, "__exit__", KeyError, KeyError(), None)
+        assert [plain.read(id_, "state", "holder") for id_ in ids] == [("exported", None), *[("failed", None)] * 2]
 
     def test_refused_by_mongodb(self, plain: Ground, call: Call) -> None:
         """F82: granted without those that a validator refuses; one that may not become final fails, the others end."""

@@ -47,6 +47,10 @@ def ids(found: Any) -> list[Any]:
     return [seen.id for seen in found]
 
 
+def fail(*arguments: Any, **options: Any) -> None:
+    raise LockBackendFailed("it is away")
+
+
 def run(*arguments: str) -> str:
     out = io.StringIO()
     call_command(*arguments, stdout=out)
@@ -365,12 +369,14 @@ class TestListLocks:
         assert (found["more"], found["error"]) == (False, None)
 
     @pytest.mark.long
-    def test_away(self, plain: Ground, locks: Locks, away: Any) -> None:
-        """A document lock that cannot be read hides no other, and the exit code is 1."""
-        id_, out = stuck(plain, 5), io.StringIO()
-        with pytest.raises(CommandError, match="away: MongoDB did not answer"):
-            call_command("list_locks", stdout=out)
-        assert id_ in out.getvalue()
+    @pytest.mark.parametrize("command", [("list_locks", "--all"), ("clear_stale_locks", "--no-input")])
+    def test_away(self, plain: Ground, locks: Locks, away: Any, command: tuple[str, ...]) -> None:
+        """A document lock that cannot be read hides no other, nor stops its sweep; and the exit code tells."""
+        id_, out = stuck(plain), io.StringIO()
+        with pytest.raises(CommandError, match="away: MongoDB did not answer") as caught:
+            call_command(*command, stdout=out)
+        assert "hunter2" not in str(caught.value)
+        assert id_ in out.getvalue() or plain.read(id_, "state") == "failed"
 
 
 class TestReleaseLock:
@@ -518,15 +524,6 @@ class TestClearStaleLocks:
         text = clear()
         assert "exporting → failed" in text
         assert plain.read(id_, "state") == ("failed" if answer == "y" else "exporting")
-
-    @pytest.mark.long
-    def test_one_that_is_away(self, plain: Ground, locks: Locks, away: Any) -> None:
-        """It stops no other, and the exit code tells."""
-        id_ = stuck(plain)
-        with pytest.raises(CommandError, match="away: MongoDB did not answer") as caught:
-            clear("--no-input")
-        assert "hunter2" not in str(caught.value)
-        assert plain.read(id_, "state") == "failed"
 
 
 def shown(page: str) -> list[str]:
@@ -694,32 +691,19 @@ class TestClearing:
         assert client.post(ADDRESS, {"lock": "x"}).status_code == 400
         assert client.put(ADDRESS).status_code == 405
 
-    def test_all_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where none can be looked at, the page says so as every other does: with status 503."""
-
-        def fail(*arguments: Any, **options: Any) -> None:
-            raise LockBackendFailed("it is away")
-
+    @pytest.mark.parametrize("every", [False, True])
+    def test_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch, every: bool) -> None:
+        """A lock that cannot be looked at hides no other; where none can, that is said as on every page: with 503."""
         stuck(plain)
-        for lock in declared():
+        for lock in declared() if every else [ad_exports]:
             monkeypatch.setattr(lock, "context", fail)
         client = browser(*MAY_CLEAR)
         page, said = client.get(ADDRESS), client.get(ADDRESS, HTTP_ACCEPT="application/json")
-        assert (page.status_code, said.status_code) == (503, 503)
-        assert "The locks cannot be shown now" in page.content.decode()
-        assert {row["error"] for row in said.json()["documents"]} == {str(LockBackendFailed("it is away"))}
-
-    def test_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A lock that cannot be looked at hides no other."""
-
-        def fail(*arguments: Any, **options: Any) -> None:
-            raise LockBackendFailed("it is away")
-
-        stuck(plain)
-        monkeypatch.setattr(ad_exports, "context", fail)
-        page = browser(*MAY_CLEAR).get(ADDRESS).content.decode()
-        assert "it is away" in page
-        assert "◐</span> stale" in page
+        assert page.status_code == said.status_code == (503 if every else 200)
+        text = page.content.decode()
+        assert ("The locks cannot be shown now" in text, "◐</span> stale" in text) == (every, not every)
+        errors = [row["error"] for row in said.json()["documents"]]
+        assert errors == [str(LockBackendFailed("it is away")), *([errors[0]] if every else [None])]
 
     def test_action(self, shop: Ground) -> None:
         """Of the selected documents, those that are stale; who may change ads may not do it for that."""
@@ -755,10 +739,6 @@ class TestDashboard:
 
     def test_away(self, plain: Ground, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A document lock that cannot be read is a problem, and hides nothing else."""
-
-        def fail() -> None:
-            raise LockBackendFailed("it is away")
-
         monkeypatch.setattr(plain.lock, "context", fail)
         client = browser(is_superuser=True)
         page = client.get(DASHBOARD).content.decode()

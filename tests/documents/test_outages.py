@@ -18,6 +18,7 @@ from pymongo import MongoClient, helpers_shared
 from pymongo.errors import OperationFailure
 
 from django_mongolock import DocumentChanged, DocumentHeld, DocumentLockLost, LockBackendFailed, LockMisused
+from django_mongolock.backends import courier
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.acquiring import acquire
 from django_mongolock.documents.commands import refusal_of
@@ -139,6 +140,7 @@ class TestLostAnswers:
             call(held, "finish", "exported", {"price": 9})
         assert caught.value.maybe_written
         assert ground.read(held.id, "holder", "price") == (found[0].owner, 9)
+        found[0].fail()
 
     def test_late_copies(self, ground: Ground, strike: Call) -> None:
         """A copy that the network held up changes no version under the holder's hands, and brings back nothing."""
@@ -215,21 +217,22 @@ class TestEveryExit:
 
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     def test_batch_away(self, plain: Ground, call: Call, strike: Call, lost: bool) -> None:
-        """MongoDB is away at the end of a batch: two sendings for all documents together, then the background."""
+        """MongoDB is away at the end of a batch: two sendings for all documents together, then the background, which
+        has one command for the one that was sent, and one for the rest."""
         ids = [plain.add(1) for _ in range(10)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
         sent = strike(plain, 1, 2, lost=lost)
         with pytest.raises(LockBackendFailed):
             call(batch, "__exit__", None, None, None)
-        assert len(sent) <= 3  # the third is the background's first
-        assert eventually(lambda: states(plain, ids) == [("failed" if lost else "exported", None)] * 10, 15)
+        assert len(sent) <= 4
+        first = "failed" if lost else "exported"
+        assert eventually(lambda: states(plain, ids) == [(first, None), *[("failed", None)] * 9], 15)
 
-    def test_batch_interrupted(self, plain: Ground, strike: Call, monkeypatch: Any) -> None:
+    def test_batch_interrupted(self, plain: Ground, strike: Call) -> None:
         """Ctrl-C in the middle of the end: what is left is released all the same."""
-        monkeypatch.setattr("django_mongolock.documents.batch.BATCH", 3)
         ids = [plain.add(1) for _ in range(10)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
-        strike(plain, 2, error=KeyboardInterrupt(), lost=True)
+        strike(plain, 4, error=KeyboardInterrupt(), lost=True)
         with pytest.raises(KeyboardInterrupt), batch:
             pass
         assert eventually(lambda: sorted(states(plain, ids)) == [("exported", None)] * 3 + [("failed", None)] * 7)
@@ -333,6 +336,21 @@ lock.acquire(({id_!r}, 1), "exporting")._holding.abandon()
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
         subprocess.run([sys.executable, "-c", program], check=True, env=environment)
         assert plain.read(id_, "state", "holder") == ("failed", None)
+
+
+@pytest.mark.parametrize(
+    "answers", [[False, None, None, True], [None, False], [True]], ids=["done in the end", "refused", "done"]
+)
+def test_the_background_tries_until_there_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch, answers: list[bool | None]
+) -> None:
+    """F84: after each of the pauses, and without an answer (None) after the last one again."""
+    monkeypatch.setattr(courier, "PAUSES", (0.0, 0.01))
+    background, left = courier.Background(), list(answers)
+    background.add(lambda: left.pop(0), 0.01)
+    assert eventually(lambda: not left)
+    background.flush(1.0)
+    assert not background._untried
 
 
 class TestServer:

@@ -124,8 +124,7 @@ async def order_edit(request: HttpRequest, pk: int) -> HttpResponse:
             await editing.adone()
             return HttpResponseRedirect("/done/")
         await sync_to_async(form.is_valid)()
-        editing.refuse(form)
-        editing.compare(form, stored)
+        editing.refuse(form, stored)
     else:
         editing.show(order, fields)
     return render(request, "editing/order.html", {"form": form, "editing": editing})

@@ -144,18 +144,11 @@ class TestPage:
         assert tell(viewer, page_of(order), "take", {}).json()["state"] == "gone"
         assert holders(order) == []
 
-    @pytest.mark.parametrize("way", ["add", "history", "head", "prefetch"])
-    def test_pages_that_take_no_lock(self, order: Order, way: str) -> None:
-        """Adding, the history, and what nobody looks at yet."""
+    def test_pages_that_take_no_lock(self, order: Order) -> None:
+        """Adding, and the history."""
         anna = staff("anna")
-        if way == "add":
-            assert anna.get("/admin/shop/order/add/").status_code == 200
-        elif way == "history":
-            assert anna.get(page_of(order).replace("change", "history")).status_code == 200
-        elif way == "head":
-            anna.head(page_of(order))
-        else:
-            anna.get(page_of(order), headers={"Sec-Purpose": "prefetch;prerender"})
+        for address in ("/admin/shop/order/add/", page_of(order).replace("change", "history")):
+            assert anna.get(address).status_code == 200
         assert holders(order) == []
 
     def test_the_session_key_is_nowhere(self, order: Order) -> None:
@@ -247,18 +240,6 @@ class TestScript:
         sent = fields_of(anna.get(page_of(order)))
         assert tell(anna, page_of(order), "beat", sent, idle="999999").json()["state"] == "mine"
 
-    @pytest.mark.long
-    def test_logout(self, order: Order) -> None:
-        """It frees what the login holds, and only that."""
-        anna, other = staff("anna"), staff("anna")
-        ad = Ad.objects.create(user_id="1", title="boat", price=5)
-        anna.get(page_of(order))
-        other.get(f"/admin/shop/ad/{ad.pk}/change/")
-        assert holders(order)
-        anna.post("/admin/logout/")
-        assert holders(order) == []
-        assert holders(ad)
-
     @pytest.mark.parametrize(
         ("asks", "told"),
         [
@@ -288,16 +269,6 @@ class TestScript:
         operations.force_release(mongo_store(), edit_key(order), [holder["grant"]])
         assert tell(anna, page_of(order), "beat", sent).json()["state"] == "free"
 
-    def test_what_is_gone(self, order: Order) -> None:
-        """A page of what was deleted, or may not be changed any more, is told so."""
-        anna = staff("anna")
-        pk, page = order.pk, page_of(order)
-        sent = fields_of(anna.get(page))
-        order.delete()
-        told = tell(anna, page, "beat", sent).json()
-        assert told["state"] == "gone"
-        assert holders(f"shop.order:{pk}") == []
-
     @pytest.mark.parametrize("junk", ["nonsense", "", "beat"])
     def test_junk(self, order: Order, junk: str) -> None:
         """What makes no sense takes nothing and breaks nothing."""
@@ -312,7 +283,7 @@ class TestSave:
 
     @pytest.mark.long
     def test_who_lost_the_lock_saves_nothing(self, order: Order) -> None:
-        """While another one edits; both versions are on the page, and what was typed stays in its field."""
+        """While another one edits; what was typed stays in its field."""
         anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
         sent = fields_of(anna.get(page_of(order)))
         (token,) = [str(holder["token"]) for holder in holders(order)]
@@ -320,7 +291,6 @@ class TestSave:
         page = anna.post(page_of(order), sent | {"item": "car"})
         assert state_of(page) == "refused"
         assert "Not saved: this is now being edited by boss." in text_of(page)
-        assert re.search(r"Item bike car only you", text_of(page))
         assert fields_of(page)["item"] == "car"
         assert "Take over and save" not in text_of(page)
         again = fields_of(page)
@@ -329,8 +299,9 @@ class TestSave:
         order.refresh_from_db()
         assert order.item == "bike"
 
-    def test_both_versions(self, order: Order) -> None:
-        """Field by field: mine stays, what I left alone takes theirs; sent again, it is a decision."""
+    def test_changed_meanwhile(self, order: Order) -> None:
+        """What was changed is named, and who did it; mine stays, what I left alone takes theirs; sent again, it is
+        saved."""
         anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
         sent = fields_of(anna.get(page_of(order)))
         (token,) = [str(holder["token"]) for holder in holders(order)]
@@ -338,10 +309,8 @@ class TestSave:
         theirs = fields_of(boss.post(address, {"edit_lock_take_over": token}, follow=True))
         boss.post(page_of(order), theirs | {"item": "boat", "price": "7", "state": "paid"})
         page = anna.post(page_of(order), sent | {"item": "car"})
-        assert "Not saved: this was changed while you were editing it." in text_of(page)
-        assert "Item boat car both of you" in text_of(page)
-        assert "Price 7.00 100.00 someone else; you had not changed it" in text_of(page)
-        assert "State Paid New someone else" in text_of(page)
+        assert "Not saved: this was changed while you were editing it. Changed meanwhile: Item, Price" in text_of(page)
+        assert "The last change in the admin was made by boss, 20" in text_of(page)
         again = fields_of(page)
         assert (again["item"], again["price"], again["state"]) == ("car", "7.00", "paid")
         order.refresh_from_db()
@@ -459,13 +428,13 @@ class TestSave:
         assert boss.post(page_of(order), theirs | {"item": "boat" if changed else "bike"}).status_code == 302
         if taken:
             told = tell(anna, page_of(order), "take", refused).json()
-            assert (told["state"], told.get("changed", False)) == ("mine", changed)
+            assert (told["state"], "changed meanwhile" in told["text"]) == ("mine", changed)
             refused["edit_lock_tab"] = told["tab"]
         page = anna.post(page_of(order), refused | {"edit_lock_take_over": token})
         if changed:
             assert "Not saved: this was changed while you were editing it." in text_of(page)
             assert "being edited by you" not in text_of(page)
-            assert "Item boat car both of you" in text_of(page)
+            assert "Changed meanwhile: Item." in text_of(page)
             assert 'name="_save"' in page.content.decode()
             page = anna.post(page_of(order), fields_of(page))
         assert page.status_code == 302
@@ -501,7 +470,7 @@ class TestSave:
         monkeypatch.setattr(Ad, "save", slower)
         answer = anna.post(page, sent)
         assert state_of(answer) == "refused"
-        assert "Price 7 5 someone else" in text_of(answer)
+        assert "Changed meanwhile: Price." in text_of(answer)
         ad.refresh_from_db()
         assert (ad.title, ad.price) == ("boat", 7)
 
@@ -514,7 +483,7 @@ class TestSave:
         rate.save()
         answer = anna.post(page, sent)
         assert state_of(answer) == "refused"
-        assert "Value 2 1 someone else" in text_of(answer)
+        assert "Changed meanwhile: Value." in text_of(answer)
         again = fields_of(answer)
         assert (again["value"], again["note"]) == ("2", "mine")
         assert anna.post(page, again).status_code == 302
@@ -546,7 +515,7 @@ class TestInlines:
 
     @pytest.mark.long
     def test_a_row_that_another_user_changed(self, page: str, rows: list[Order]) -> None:
-        """Both versions; a row that was left alone takes theirs, so that saving again does not put it back."""
+        """A row that was left alone takes theirs, so that saving again does not put it back."""
         anna = staff("anna")
         sent = fields_of(anna.get(page))
         for row in rows:
@@ -554,28 +523,27 @@ class TestInlines:
         number = next(n for n in (0, 1) if sent[f"order_set-{n}-item"] == "bike")
         answer = anna.post(page, sent | {f"order_set-{number}-price": "9"})
         assert state_of(answer) == "refused"
-        assert re.search(r"Order “order \d+: bike”: Price 50.00 9 both of you", text_of(answer))
-        assert re.search(r"Order “order \d+: hat”: Price 50.00 3.00 someone else", text_of(answer))
+        assert "Changed meanwhile: Price." in text_of(answer)
         again = fields_of(answer)
         assert again[f"order_set-{1 - number}-price"] == "50.00"
         assert anna.post(page, again).status_code == 302
         assert sorted(Order.objects.values_list("price", flat=True)) == [9, 50]
 
     def test_rows_that_are_gone_or_new(self, page: str, rows: list[Order]) -> None:
-        """A deleted row is in the form as a new one; an added row is told, and stays."""
+        """A row that was added or deleted meanwhile is a change. An added one stays; what was typed into one that is
+        gone is shown, and cannot be saved."""
         anna = staff("anna")
         sent = fields_of(anna.get(page))
         number = next(n for n in (0, 1) if sent[f"order_set-{n}-item"] == "bike")
-        Order.objects.filter(item="bike").delete()
         Order.objects.create(buyer=rows[1].buyer, item="added", price=1)
-        answer = anna.post(page, sent | {f"order_set-{number}-item": "car"})
+        answer = anna.post(page, sent)
         assert state_of(answer) == "refused"
-        assert "deleted meanwhile" in text_of(answer)
-        assert "added meanwhile; it stays" in text_of(answer)
-        again = fields_of(answer)
-        assert again["order_set-INITIAL_FORMS"] == "1"
-        assert anna.post(page, again).status_code == 302
-        assert sorted(Order.objects.values_list("item", flat=True)) == ["added", "car", "hat"]
+        Order.objects.filter(item="bike").delete()
+        for more in ({f"order_set-{number}-item": "car"}, {}):
+            answer = anna.post(page, fields_of(answer) | more)
+            assert answer.status_code == 200
+            assert fields_of(answer)[f"order_set-{number}-item"] == "car"
+        assert sorted(Order.objects.values_list("item", flat=True)) == ["added", "hat"]
 
 
 class TestKeys:

@@ -56,7 +56,7 @@ def test_both_faces_have_the_same_methods() -> None:
     names = {name for name, value in vars(EditLock).items() if inspect.isfunction(value) and not name.startswith("_")}
     plain = {name for name in names if f"a{name}" in names}
     assert names == plain | {f"a{name}" for name in plain}
-    assert len(plain) == 6
+    assert len(plain) == 5
 
 
 def test_one_at_a_time(do: Do, key: str) -> None:
@@ -107,13 +107,13 @@ def test_succeeding(do: Do, key: str) -> None:
     """The next page of a tab takes the place of the one before, once; another user's page does not."""
     first, second, third, ben = EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, BEN)
     do(first, "take")
-    assert not do(ben, "replace_tab", first.tab).held
-    assert do(second, "replace_tab", first.tab).held
-    status = do(third, "replace_tab", first.tab)
+    assert not do(ben, "take", first.tab).held
+    assert do(second, "take", first.tab).held
+    status = do(third, "take", first.tab)
     assert status.editor
     assert status.editor.who == "mine-elsewhere"
     do(second, "release")
-    assert do(third, "replace_tab", second.tab).held
+    assert do(third, "take", second.tab).held
 
 
 @pytest.mark.long
@@ -192,13 +192,13 @@ class TestForks:
 
     pytestmark: ClassVar = FORKS
 
-    @pytest.mark.parametrize("name", ["take", "beat", "read", "release", "take_over", "replace_tab"])
+    @pytest.mark.parametrize("name", ["take", "beat", "read", "release", "take_over"])
     def test_a_child(self, do: Do, key: str, locks: Locks, name: str) -> None:
         """F63: nothing is sent for the parent's tab, and it is told that this cannot be known."""
         anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
         mine = do(anna, "take")
         assert mine.editor
-        arguments: dict[str, tuple[Any, ...]] = {"take_over": (mine.editor.token,), "replace_tab": (anna.tab,)}
+        arguments: dict[str, tuple[Any, ...]] = {"take_over": (mine.editor.token,)}
         before = locks.collection.find_one({"_id": key})
 
         def go_on() -> None:

@@ -19,9 +19,9 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.document import UNLIMITED, Terms
 from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
 from django_mongolock.exceptions import LockNotAcquired

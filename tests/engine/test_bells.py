@@ -12,6 +12,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.engine import bells, clock
+from django_mongolock.engine.capped import stays_open
 from django_mongolock.engine.lock import MongoLock
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Bell, News
@@ -23,6 +24,7 @@ from tests.engine.conftest import CALM, Commands, Document, LockMaker, make_lock
 from tests.engine.overlap import Watch
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
+from tests.support.grants import grant_of
 from tests.support.waiting import eventually
 
 #: Long before a place in the queue is renewed under CALM terms, which would find whatever was missed.
@@ -108,7 +110,7 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
     if kind == "nobody":
         bell = replace(bell, session="gone", grant="gone.1")
     for _ in range(2 if kind == "twice" else 1):
-        store.ring(bell)
+        store.ring([bell])
     if kind == "damaged":
         number = bells._number(session.id)
         store.bells.collections[number].insert_one({"to": session.id, "grant": bell.grant, "token": "9", "at": 5})
@@ -116,7 +118,7 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
     token = theirs.fencing_token
     theirs.release()
     assert waiter.end().lock.fencing_token > token
-    store.ring(bell)  # and once more, when it holds the lock
+    store.ring([bell])  # and once more, when it holds the lock
     time.sleep(0.1)
     assert waiter.lock.fencing_token > token
 
@@ -133,7 +135,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
     theirs, waiter = queued
     grant, ring = mine(session), MongoStore.ring
     held_back: list[Bell] = []
-    monkeypatch.setattr(MongoStore, "ring", lambda self, bell: held_back.append(bell))
+    monkeypatch.setattr(MongoStore, "ring", lambda self, bells: held_back.extend(bells))
     third = other(terms=CALM, wait=10)
     with Watch(waiter.lock, third) as watch:
         theirs.release()
@@ -145,7 +147,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
         grant.lease.renew_at = clock.now()
         session.heartbeat.see_to(clock.now())
         assert eventually(lambda: grant.lease.until > until)
-        ring(store_of(session), held_back[0])
+        ring(store_of(session), held_back[:1])
         time.sleep(0.2)
         assert not waiter.done
         monkeypatch.undo()
@@ -176,7 +178,7 @@ def test_a_bell_is_heard_that_was_rung_before_anybody_listened(
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(session.queue.waiting) and mine(session).lease.until > 0)
-    assert eventually(lambda: bells.is_good(store_of(session).bells.collections[bells._number(session.id)]))
+    assert eventually(lambda: stays_open(store_of(session).bells.collections[bells._number(session.id)]))
     theirs.release()
     assert not eventually(lambda: waiter.done, 0.3)
     late.set()
@@ -235,7 +237,7 @@ def test_listening_that_ends_comes_back_and_nobody_is_forgotten(
     waiter.let_go().thread.join(10)
     again = other(terms=CALM, wait=5).acquire()
     second = Waiter(in_thread, lock(terms=CALM, wait=None))
-    assert eventually(lambda: bells.is_good(bell))
+    assert eventually(lambda: stays_open(bell))
     assert listening(session)
     assert not eventually(lambda: second.done, 0.3)
     released = clock.now()
@@ -350,6 +352,33 @@ def test_a_holder_that_wants_to_know_is_told_at_once(session: Session, lock: Loc
     with lock(terms=CALM, on_release_requested=lambda _: asked.set()):
         assert listening(session)
         assert ask_to_release(store_of(new_session()), "k", "somebody") == 1
+        assert asked.wait(SOON)
+
+
+def test_a_request_that_is_heard_during_a_renewal(
+    session: Session, lock: LockMaker, new_session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal that is under way may have read the document before the request came: another one follows."""
+    from django_mongolock.inspection.operations import ask_to_release
+
+    asked, read, go, renew = threading.Event(), threading.Event(), threading.Event(), session.store.renew
+
+    def slow(*arguments: Any) -> Any:
+        found = renew(*arguments)
+        read.set()
+        assert go.wait(10)
+        return found
+
+    with lock(terms=CALM, on_release_requested=lambda _: asked.set()) as held:
+        assert listening(session)
+        monkeypatch.setattr(session.store, "renew", slow)
+        grant = grant_of(held)
+        grant.lease.renew_at = clock.now()
+        session.heartbeat.see_to(clock.now())
+        assert read.wait(10)
+        assert ask_to_release(store_of(new_session()), "k", "somebody") == 1
+        assert eventually(lambda: grant.lease.once_more)
+        go.set()
         assert asked.wait(SOON)
 
 

@@ -94,8 +94,8 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
     "queue": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(), {})), 5),
     "resume": lambda store: store.apply("bad", Step(ask="g", add=new_entry("g", "s", Terms(owner="o"), {})), 5),
     "take free": lambda store: store.take_free("bad", Step(ask="g", add=new_entry("g", "s", Terms(), {})), 5),
-    "release alone": lambda store: store.release_uncontended("bad", "secret-grant.1", 5),
-    "release all": lambda store: store.release_all(["bad"], ["secret-grant.1"], 5),
+    "release alone": lambda store: store.release_uncontended(["bad"], ["secret-grant.1"], 5),
+    "release all": lambda store: store.release_uncontended(["bad", "worse"], ["secret-grant.1"], 5),
     "look": lambda store: store.read("bad", "g", 5),
     "extend": lambda store: store.apply("bad", Step(ask="g", renew=("g",), beat=1), 5),
     "release": lambda store: store.apply("bad", Step(remove=("g",), given="g"), 5),
@@ -216,9 +216,9 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     started = time.monotonic()
     with pytest.raises(LockDocumentDamaged, match="30000 holders and waiters"):
         make_lock(session, "bad", terms=Terms(mode="shared", capacity=UNLIMITED), wait=3).acquire()
-    for step in (protocol.release("bad", many[0]["grant"]), protocol.ensure_removed("bad", "g")):
+    for action in (protocol.releasing("bad", many[0]["grant"]), protocol.removal_for_good("bad", "g")):
         with contextlib.suppress(LockError):
-            session.run(step)
+            session.commands.call(action)
     assert [seen.damage for seen in queries.snapshots(world.store, {"_id": "bad"})] != [None]
     assert time.monotonic() - started < 30
     world.store.renew(["healthy"], Step(renew=("mine",), beat=3), 2)

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
+from django_mongolock.backends.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine import rule_in_python
 from django_mongolock.engine.actions import Apply
 from django_mongolock.engine.document import LEAP, Terms, entry
 from django_mongolock.engine.grant import Grant
 from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.replies import Found, Reply
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
-from django_mongolock.engine.session.commands import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.session.releases import LOOK_EVERY
+from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
 from tests.engine.conftest import CALM, make_lock

@@ -23,6 +23,7 @@ from tests.engine.parties import Parties, Party
 from tests.engine.stuck import stuck
 from tests.engine.waiters import InThread
 from tests.support.failpoints import failpoint
+from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually
 
 SHORT = Terms(lease=8, margin=0.8, waiter_lease=8)
@@ -316,3 +317,19 @@ def test_permits_are_handed_to_those_whom_no_other_command_serves(
     assert not first.done
     go.set()
     assert first.end().has_it
+
+
+def test_a_permit_is_handed_to_one_whose_hand_over_had_no_answer(process: Party) -> None:
+    """F158: nothing asks for it until its place is renewed, so the next permit is handed to it."""
+    terms = Terms(lease=60, margin=1, mode="semaphore", capacity=2)
+    session, lock = process.session, process.lock(terms)
+    with process.lock(terms) as held:
+        waiter = new_grant(session, lock, object())
+        session.queue.join(waiter, trial=False)
+        assert session.queue.reserve_handover(grant_of(held)) is waiter
+        waiter.waiting.sent = True
+        session.queue.finish_handover(waiter, None)
+        assert session.queue.reserve_handover(grant_of(held)) is waiter
+        session.queue.finish_handover(waiter, None)
+        session.queue.leave(waiter)
+        session.abandon(waiter)

@@ -296,11 +296,11 @@ def test_what_is_released_is_not_held_to_whoever_looks(
         session = new_session()
         gone, answer, release = threading.Event(), threading.Event(), session.store.release_uncontended
 
-        def slowly(*arguments: Any, release: Any = release, gone: Any = gone, answer: Any = answer) -> bool:
-            was_there: bool = release(*arguments)
+        def slowly(*arguments: Any, release: Any = release, gone: Any = gone, answer: Any = answer) -> object:
+            left = release(*arguments)
             gone.set()
             assert answer.wait(10)
-            return was_there
+            return left
 
         session.store.release_uncontended = slowly  # type: ignore[method-assign, assignment]
         mine = make_lock(session).acquire()

@@ -44,7 +44,7 @@ STEPS: dict[str, list[tuple[Callable[[Twin], object], str, str]]] = {
         (lambda k: k.add("g1", new=NEW), "g1", ""),
         (lambda k: k.release("g1"), "", ""),
         (lambda k: k.take_free("g2", new=NEW), "g2", ""),
-        (lambda k: k.store.release_uncontended("k", "g2", 5), "", ""),
+        (lambda k: k.store.release_uncontended(["k"], ["g2"], 5), "", ""),
     ],
     "renewed": [
         (lambda k: k.add("g1", new=NEW), "g1", ""),
@@ -121,7 +121,7 @@ def test_what_is_optional_may_be_missing(twin: Twin) -> None:
         (lambda: twin.add("g3", remove=("g1",), given="g1").place == 0, "g2 g3"),
         (lambda: twin.release("g2"), "g3"),
         (lambda: twin.store.read("k", "g3", 5).held, "g3"),
-        (lambda: twin.store.release_uncontended("k", "g3", 5), ""),
+        (lambda: not twin.store.release_uncontended(["k"], ["g3"], 5), ""),
         (lambda: twin.take_free("g4"), "g4"),
         (lambda: twin.apply(ask="g4", remove=("g4",), force=True, tombstone_ttl=60_000), ""),
         (lambda: not twin.add("g4", trial=True).held, ""),

@@ -303,13 +303,13 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
 def test_who_was_alone_tries_the_short_release_first() -> None:
     """P8: one command where nobody else wants the key; the whole rule where somebody has come."""
     steps = protocol.release("k", "g", uncontended=True)
-    assert next(steps) == ReleaseUncontended("k", "g")
+    assert next(steps) == ReleaseUncontended(("k",), ("g",))
     with pytest.raises(StopIteration) as end:
-        steps.send(True)
-    assert end.value.value is True
+        steps.send(set())
+    assert end.value.value == (True, None)
     steps = protocol.release("k", "g", uncontended=True)
     next(steps)
-    assert steps.send(False) == Apply("k", Step(remove=("g",), force=True, given="g"))
+    assert steps.send({"k"}) == Apply("k", Step(remove=("g",), force=True, given="g"))
     assert next(protocol.release("k", "g", uncontended=True, leave_tombstone=True)) == Apply(
         "k", Step(remove=("g",), force=True, tombstone_ttl=protocol.TOMBSTONE_TTL, given="g")
     )
@@ -334,12 +334,12 @@ def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
     assert play.result.uncontended is uncontended
 
 
-def test_release_extend_and_ensure_removed_are_one_command_each() -> None:
+def test_release_extend_and_removal_for_good_are_one_command_each() -> None:
     """P8: and the removal for good leaves a tombstone, by force."""
     assert next(protocol.release("k", "g")) == Apply("k", Step(remove=("g",), force=True, given="g"))
     extension: Any = next(protocol.extend("k", "g", 1000, 1100))
     assert (extension.step.renew, extension.step.lease, extension.step.server_lease) == (("g",), 1000, 1100)
-    removal: Any = next(protocol.ensure_removed("k", "g"))
+    removal = protocol.removal_for_good("k", "g")
     assert (removal.step.remove, removal.step.force, removal.step.tombstone_ttl) == (
         ("g",),
         True,
@@ -550,12 +550,12 @@ def test_an_answer_to_a_hand_over_comes_before_all_else(turn: Turn, heard: dict[
 
 def test_a_hand_over_is_one_command_for_two() -> None:
     """P8: remove mine, add the next; and if mine was not there any more, nothing at all."""
-    steps = protocol.hand_over(ACQUISITION, "giver")
+    steps = protocol.release("k", "giver", ACQUISITION)
     action: Any = next(steps)
     assert (action.step.remove, action.step.given, action.step.add) == (("giver",), "giver", ACQUISITION.entry)
     with pytest.raises(StopIteration) as end:
         steps.send(Answer(Reply(found=False), 1, 2))
-    assert end.value.value is None
+    assert end.value.value == (False, None)
 
 
 # Owners

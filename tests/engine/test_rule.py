@@ -27,9 +27,9 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
+from django_mongolock.backends.memory_filters import reply_of
+from django_mongolock.backends.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.document import LONGEST_CLAIM, UNLIMITED, Mode, Terms, entry, find_damage
-from django_mongolock.engine.memory_filters import reply_of
-from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
 from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.rule import pipeline
@@ -247,8 +247,8 @@ class Machine(RuleBasedStateMachine):
         if removed["min_hold"]:
             return
         alone = self.ids("holders") == [removed["grant"]] and not self.entries("waiters")
-        before = self.document
-        assert self.store.release_uncontended(self.client.key, removed["grant"], TIMEOUT) == alone
+        before, left = self.document, set() if alone else {self.client.key}
+        assert self.store.release_uncontended([self.client.key], [removed["grant"]], TIMEOUT) == left
         self.look()
         if alone and before and self.document:
             moment = Moment(*now_and_election(self.place.server))
@@ -391,7 +391,7 @@ def test_the_short_release_does_what_the_whole_one_does(
     """The statistics, the index and the last holder too, field by field; only the purge may come an hour later."""
     results = []
     ways: list[Callable[[], bool]] = [
-        lambda: client.store.release_uncontended("k", "g2", TIMEOUT),
+        lambda: not client.store.release_uncontended(["k"], ["g2"], TIMEOUT),
         lambda: client.store.apply("k", Step(remove=("g2",), given="g2"), TIMEOUT).found,
     ]
     for give_back in ways:
@@ -438,8 +438,18 @@ def test_the_short_release_leaves_everything_else_alone(
     client.add("g")
     collection.update_one({"_id": "k"}, change)
     before = stored()
-    assert not client.store.release_uncontended("k", "g", TIMEOUT)
+    assert client.store.release_uncontended(["k"], ["g"], TIMEOUT) == {"k"}
     assert stored() == before
+
+
+def test_the_short_release_of_many_says_what_it_left(client: Client, store: MongoStore) -> None:
+    """F108: one command releases those for which nobody waits, and no others."""
+    keys, grants = ["a", "b", "c"], ["ga", "gb", "gc"]
+    for key, grant in zip(keys, grants, strict=True):
+        Client(store, key).add(grant)
+    Client(store, "b").add("waits")
+    assert client.store.release_uncontended(keys, grants, TIMEOUT) == {"b"}
+    assert [len(each["holders"]) for each in store.latest.find().sort("_id")] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("removed", ["g1", "g2"])

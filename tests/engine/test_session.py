@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from pymongo.collection import Collection
 
+from django_mongolock.backends.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine import clock
 from django_mongolock.engine.actions import Granted
 from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, OwnerRef, State
-from django_mongolock.engine.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.replies import Found, Reply
+from django_mongolock.engine.replies import Beat, Found, Reply
 from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
-from django_mongolock.exceptions import LockBackendFailed, LockError
+from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost
 from tests.engine.conftest import CALM, QUICK, Commands, Document, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
@@ -140,6 +140,28 @@ def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Sessi
     assert mine.held
     session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, sent=clock.now(), length=0.0)
     assert mine.lost
+
+
+def test_a_loss_that_the_holder_meets_is_told_at_once(lock: LockMaker, take_away: Callable[..., None]) -> None:
+    """P7: not only when the lease would have ended."""
+    told = threading.Event()
+    mine = lock(terms=CALM, on_lost=lambda _: told.set()).acquire()
+    take_away()
+    with pytest.raises(LockLost):
+        mine.extend()
+    assert told.wait(5)
+
+
+def test_an_answer_that_comes_after_that_of_a_later_command(lock: LockMaker, session: Session) -> None:
+    """P7, F107: a renewal of a waiter is answered after the command that was sent later, and granted it the lock: it
+    brings the end of that no nearer."""
+    grant = grant_of(mine := lock(terms=CALM).acquire())
+    until, found = grant.lease.until, Found(grant.token, {grant.id: Beat(7, token=grant.token)}, {})
+    session.renewals.judge(grant, found, number=7, sent=until - CALM.lease - 1, length=CALM.lease)
+    assert grant.lease.until == until
+    session.renewals.judge(grant, found, number=7, sent=until - CALM.lease + 1, length=CALM.lease)
+    assert grant.lease.until == until + 1
+    assert mine.held
 
 
 # The heartbeat

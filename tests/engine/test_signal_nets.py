@@ -320,7 +320,7 @@ def test_a_hand_over_whose_giver_was_struck(
     assert given is not None
     given.waiting.wake()
     assert looked.wait(20)
-    assert session.run(protocol.hand_over(given.acquisition, grant_of(mine).id)) is not None
+    assert session.run(protocol.release("k", grant_of(mine).id, given.acquisition))[0]
     assert eventually(lambda: waiter.done, 20)
     waiter.end().let_go()
     assert waiter.error is None

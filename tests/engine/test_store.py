@@ -111,7 +111,7 @@ def assert_clean(error: BaseException) -> None:
 CALLS: dict[str, Callable[[MongoStore], object]] = {
     "apply": lambda store: store.apply("k", ADD, 0.1),
     "release": lambda store: store.apply("k", Step(remove=(GRANT,), given=GRANT), 0.1).found,
-    "release_uncontended": lambda store: store.release_uncontended("k", GRANT, 0.1),
+    "release_uncontended": lambda store: store.release_uncontended(["k"], [GRANT], 0.1),
     "read": lambda store: store.read("k", GRANT, 0.1),
     "renew": lambda store: store.renew(["k"], Step(renew=(GRANT,)), 0.1),
 }

@@ -7,8 +7,8 @@ from typing import Any
 
 from pymongo.read_concern import ReadConcern
 
+from django_mongolock.backends.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.memory_server import MemoryServer, MemoryStore
 from django_mongolock.engine.mongo_store import MongoStore
 from django_mongolock.engine.replies import Reply
 from django_mongolock.engine.step import Limits, Step

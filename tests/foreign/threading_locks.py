@@ -15,7 +15,7 @@ import pytest
 
 from django_mongolock import LockNotAcquired, LockReentry, MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import get_backend
-from django_mongolock.engine.session.commands import SENDING_THREADS
+from django_mongolock.engine.session.shared import SENDING_THREADS
 from tests.support.looking import new_key
 
 from .processes import Process

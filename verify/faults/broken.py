@@ -93,10 +93,10 @@ def _deadline_from_reply(patches: Patches) -> None:
     answer, judge = Commands.answer, Renewals.judge
 
     def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        return answer(self, grant_id, reply, self.now(), number)
+        return answer(self, grant_id, reply, self._session.now(), number)
 
     def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
-        judge(self, grant, found, number, self._now(), grant.length)
+        judge(self, grant, found, number, self._session.now(), grant.length)
 
     patches.set(Commands, "answer", answer_from_now)
     patches.set(Renewals, "judge", judge_from_now)
@@ -107,7 +107,7 @@ def _deadline_from_news(patches: Patches) -> None:
 
     def hear_a_whole_lease(self: Waits, grant: Grant) -> WaitResult:
         result = hear(self, grant)
-        return result if result.news is None else replace(result, queued_until=self._now() + grant.terms.lease)
+        return result if result.news is None else replace(result, queued_until=self._session.now() + grant.terms.lease)
 
     patches.set(Waits, "result", hear_a_whole_lease)
 
@@ -138,14 +138,15 @@ def _no_deadline(patches: Patches) -> None:
 def _release_by_key(patches: Patches) -> None:
     apply = MongoStore.apply
 
-    def release(self: MongoStore, key: str, _: str, timeout: float) -> bool:
+    def release(self: MongoStore, keys: Sequence[str], _: object, timeout: float) -> set[str]:
         with pymongo.timeout(timeout):
             nobody: Document = {"$set": {"holders": [], "expires_at": None}}
-            return self.collection.update_one({"_id": key}, nobody).matched_count == 1
+            found = self.collection.update_many({"_id": {"$in": list(keys)}}, nobody).matched_count
+            return set() if found else set(keys)
 
     def release_or_apply(self: MongoStore, key: str, step: Step, timeout: float) -> Reply:
         if step.given and step.add is None:
-            return Reply(found=release(self, key, "", timeout))
+            return Reply(found=not release(self, [key], "", timeout))
         return apply(self, key, step, timeout)
 
     patches.set(MongoStore, "apply", release_or_apply)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
 
+from django_mongolock.backends.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.deadlock import Cycle, cycle_of
-from django_mongolock.engine.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.replies import Bell, Found, Reply, read_found
 from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import is_heard_here
 from django_mongolock.exceptions import LockBackendFailed
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
@@ -45,6 +46,7 @@ class SimStore:
         self._servers = servers
         self._process = process
         self._known = servers.named
+        self.hearers: dict[str, Callable[[Bell], object]] = {}
         self._closed = False
 
     # The network
@@ -70,6 +72,7 @@ class SimStore:
         work = partial(self._write, key, step, given, reply=True)
         # What hands a lock over is sent once: of a copy that came first, the answer would say that it was lost.
         reply: Reply = self._send(work, timeout, key, once=bool(step.given))
+        self.ring(reply.granted)
         return reply
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
@@ -77,11 +80,7 @@ class SimStore:
         reply: Reply | None = self._send(partial(self._write, key, step, given, reply=True), timeout, key)
         return reply if reply is not None and reply.found else None
 
-    def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
-        given, step = partial(is_uncontended, grant=grant), Step(remove=(grant,))
-        return bool(self._send(partial(self._write, key, step, given, majority=False), timeout, key, once=True))
-
-    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+    def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
         def work(parsed: Parsed) -> Work:
             left = set()
             for key, grant in zip(keys, grants, strict=True):
@@ -146,11 +145,16 @@ class SimStore:
     def ring_for(self, keys: Sequence[str]) -> None:
         """See MongoStore.ring_for()."""
         for key in keys:
-            for bell in reply_of(key, self._servers.committed.get(key), "", ORIGIN).granted:
-                self.ring(bell)
+            self.ring(reply_of(key, self._servers.committed.get(key), "", ORIGIN).granted)
 
-    def ring(self, bell: Bell) -> None:
-        """See Store.ring(). It may get lost, come late, and come twice."""
+    def ring(self, bells: Iterable[Bell]) -> None:
+        """See Store.ring()."""
+        for bell in bells:
+            if not is_heard_here(self, bell):
+                self._have_rung(bell)
+
+    def _have_rung(self, bell: Bell) -> None:
+        """It may get lost, come late, and come twice."""
         kernel, chance = self._kernel, self._kernel.chance
         if chance.random() >= self.link.lost:
             kernel.at(self._delay(), partial(self._ring, bell))

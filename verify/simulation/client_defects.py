@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from django_mongolock.backends.memory_filters import is_there, reply_of
 from django_mongolock.engine.actions import Apply
-from django_mongolock.engine.memory_filters import is_there, reply_of
 from django_mongolock.engine.protocol import Acquisition
 from django_mongolock.engine.replies import Beat, Found, Reply
 from django_mongolock.engine.step import Step
@@ -107,8 +107,7 @@ def bell_before_majority(patches: Patches) -> None:
             except StopIteration as end:
                 return end.value
             if parsed.has_written and not isinstance(pause, float):
-                for bell in reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted:
-                    self.ring(bell)
+                self.ring(reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted)
             yield pause
 
     patches.set(SimStore, "_write", ring_at_once)

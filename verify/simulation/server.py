@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from django_mongolock.engine.memory_filters import NOTHING
+from django_mongolock.backends.memory_filters import NOTHING
 from django_mongolock.engine.replies import Bell
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.step import Limits, Step

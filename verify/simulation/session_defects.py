@@ -45,9 +45,9 @@ def end_of_another_clock(patches: Patches) -> None:
         return reply
 
     def believe(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        grant = self._registry.grants.get(grant_id)
+        grant = self._session.registry.grants.get(grant_id)
         if number == -1 and grant is not None and reply.place is not None and grant_id in left:
-            grant.renewed(sent + min(grant.lease.length, left.pop(grant_id)), self.now())
+            grant.renewed(sent + min(grant.lease.length, left.pop(grant_id)), self._session.now())
         return answer(self, grant_id, reply, sent, number)
 
     patches.set(SimStore, "read", read)
@@ -82,12 +82,12 @@ def without_limit(patches: Patches) -> None:
 
 
 def loss_untold(patches: Patches) -> None:
-    patches.set(Session, "lost", lambda self, grant: self.forget(grant))
+    patches.set(Session, "lost", lambda self, grant, noticed=False: self.forget(grant))
 
 
 def undone_release_kept(patches: Patches) -> None:
     def forget(self: Cleanup) -> None:
-        self._commands.releases.undone(self._commands.store.primary(), self._now())
+        self._commands.releases.undone(self._session.store.primary(), self._session.now())
 
     patches.set(Cleanup, "repeat_releases", forget)
 
@@ -101,7 +101,7 @@ def longest_place(patches: Patches) -> None:
         return with_new(self, new, queue, done, resumes=resumes)
 
     def believe(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        grant = self._registry.grants.get(grant_id)
+        grant = self._session.registry.grants.get(grant_id)
         if grant is not None and reply.place is not None and reply.waiting > 1 and reply.beat == number:
             length = min(3 * grant.terms.waiter_lease, grant.terms.lease)
             grant.lease.waiter_length = max(grant.lease.waiter_length, length)

@@ -209,8 +209,6 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
 _REAL: Final = {"threading": threading, "random": random, "secrets": secrets, "os": os}
 #: Modules that no simulated session runs.
 _LEFT_OUT: Final = (
-    "history",
-    "memory_server",
     "mongo_store",
     "election",
     "worker_threads",

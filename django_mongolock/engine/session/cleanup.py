@@ -18,7 +18,8 @@ from .. import protocol
 from ..actions import FOREVER, Apply
 from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
-from .commands import BACKGROUND, RELEASE, Commands
+from .commands import Commands
+from .shared import BACKGROUND, RELEASE, Shared
 
 #: How long to wait before a grant is removed again where that failed, in seconds.
 TRY_AGAIN_AFTER: Final = 1.0
@@ -39,19 +40,19 @@ class Removal:
 class Cleanup:
     """Removes grants. pending: the removals that are not known to have succeeded, by grant id."""
 
-    def __init__(self, commands: Commands) -> None:
+    def __init__(self, session: Shared, commands: Commands) -> None:
         self.pending: dict[str, Removal] = {}
+        self._session = session
         self._commands = commands
-        self._now = commands.now
         #: One for each command of `finish` that has not ended.
         self._unfinished: list[None] = []
         self._mutex = threading.Lock()
 
     def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
         """Remove it, whatever became of the commands that were sent for it. stays: see `protocol.removal_for_good`."""
-        give_up = self._now() + grant.terms.server_lease + protocol.TOMBSTONE_TTL / 1000
+        give_up = self._session.now() + grant.terms.server_lease + protocol.TOMBSTONE_TTL / 1000
         self._add(grant.id, protocol.removal_for_good(grant.key, grant.id, stays=stays), give_up)
-        self._commands.heartbeat.see_to(self._now())
+        self._session.heartbeat.see_to(self._session.now())
 
     def next_due(self) -> float:
         """When a removal is to be tried, or an election to be looked for."""
@@ -69,13 +70,13 @@ class Cleanup:
             if removal.try_at <= now:
                 removal.try_at = FOREVER
                 remove = functools.partial(self.remove, grant_id)
-                if not self._commands.threads.submit(remove, priority=priority, key=removal.action.key):
+                if not self._session.threads.submit(remove, priority=priority, key=removal.action.key):
                     remove()
 
     def repeat_releases(self) -> None:
         """Release again what an election may have undone."""
-        now = self._now()
-        for release in self._commands.releases.undone(self._commands.store.primary(), now):
+        now = self._session.now()
+        for release in self._commands.releases.undone(self._session.store.primary(), now):
             log(DEBUG, "released again after a failover", key=release.again.key)
             self._add(release.again.step.remove[0], release.again, now + protocol.TOMBSTONE_TTL / 1000)
 
@@ -88,10 +89,10 @@ class Cleanup:
         try:
             self._commands.send(removal.action)
         except Exception as error:  # noqa: BLE001 - it is logged, and nothing else tries again
-            if self._now() < removal.give_up:
+            if self._session.now() < removal.give_up:
                 log(DEBUG, "removal postponed", key=key, error=error)
-                removal.try_at = self._now() + TRY_AGAIN_AFTER
-                self._commands.heartbeat.see_to(removal.try_at)
+                removal.try_at = self._session.now() + TRY_AGAIN_AFTER
+                self._session.heartbeat.see_to(removal.try_at)
                 return
             log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
         with self._mutex:
@@ -102,7 +103,7 @@ class Cleanup:
         """Release what is *held*, in bulk, and remove what is pending, side by side, until *end*."""
         self._have_released([grant for grant in held if not grant.terms.min_hold], AT_EXIT_BATCH, end)
         self._have_released([grant for grant in held if grant.terms.min_hold], 1, end)
-        while (self._unfinished or self.pending) and (now := self._now()) < end:
+        while (self._unfinished or self.pending) and (now := self._session.now()) < end:
             self._remove_due(now, RELEASE)
             time.sleep(0.005)
         for grant_id in list(self.pending):
@@ -117,14 +118,14 @@ class Cleanup:
         for start in range(0, len(held), size):
             self._unfinished.append(None)
             release = functools.partial(self._release_all, held[start : start + size], end)
-            if not self._commands.threads.submit(release, priority=RELEASE):
+            if not self._session.threads.submit(release, priority=RELEASE):
                 release()
 
     def _release_all(self, held: Sequence[Grant], end: float) -> None:
         """Release grants in one command. If that fails, a part of them each, which leaves out what is stuck."""
         keys, ids = [grant.key for grant in held], [grant.id for grant in held]
         try:
-            left = self._commands.store.release_all(keys, ids, max(0.0, (end - self._now()) / 4))
+            left = self._session.store.release_uncontended(keys, ids, max(0.0, (end - self._session.now()) / 4))
             self._have_released([grant for grant in held if grant.key in left], 1, end)
         except LockError:
             self._have_released(held, -(-len(held) // AT_EXIT_PARTS), end)
@@ -133,4 +134,4 @@ class Cleanup:
 
     def _add(self, grant_id: str, action: Apply, give_up: float) -> None:
         with self._mutex:
-            self.pending[grant_id] = Removal(action, give_up, self._now())
+            self.pending[grant_id] = Removal(action, give_up, self._session.now())

@@ -19,20 +19,16 @@ from ..actions import (
     Pause,
     QueueNext,
     Read,
-    ReleaseAll,
     ReleaseUncontended,
 )
 from ..document import milliseconds
 from ..grant import Grant, State
 from ..logs import DEBUG, log
-from ..processes import Fate
+from ..protocol import releasing
 from ..replies import Reply
 from ..step import Step
-from ..store import Store
-from .grant_registry import GrantRegistry
-from .heartbeat import Heartbeat
-from .local_queue import LocalQueue
 from .releases import FreeKeys, Releases, UnconfirmedRelease
+from .shared import RELEASE, REQUEST, Shared
 from .waits import Waits
 
 #: What has waited for less than this has its place in a queue by when its command comes, in seconds.
@@ -41,67 +37,44 @@ JUST_CAME: Final = 0.05
 SHORTEST_COMMAND: Final = 0.1
 #: The most seconds that a command gets which releases many locks: what it has left is released one by one.
 BULK_LIMIT: Final = 0.5
-#: The priorities of what a session has sent, and how many of its threads each may use: so what waits for an answer
-#: never keeps what is more urgent from being sent.
-RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
-SHARES: Final = (1.0, 0.75, 0.5, 0.25)
-#: How many commands the threads of a session send at a time, and how many with those that have taken half a second.
-SENDING_THREADS, MOST_THREADS = 24, 80
 
 
 class Commands:
     """Carries out the actions of protocols: sends commands to the store, and waits. May be used from any thread.
 
     timeout: the most seconds that a command may take. numbers: one for each command, by which its effect is known.
-    fate: says what became of the process of that name.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        timeout: float,
-        heartbeat: Heartbeat,
-        *,
-        registry: GrantRegistry,
-        queue: LocalQueue,
-        waits: Waits,
-        fate: Callable[[str], Fate],
-    ) -> None:
-        self.store = store
+    def __init__(self, session: Shared, waits: Waits, timeout: float) -> None:
         self.timeout = timeout
-        self.heartbeat = heartbeat
-        self.threads = heartbeat.threads
-        self.now = heartbeat.now
         self.numbers = itertools.count(1)
         self.releases = Releases()
-        self._registry = registry
-        self._queue = queue
+        self._session = session
         self._waits = waits
-        self._fate = fate
         self._free_keys = FreeKeys()
         self._closed = False
 
     def perform(self, action: Action) -> Any:
         """Carry out *action* in this thread, which is not the main one, unless two commands of its key are under
         way."""
-        if isinstance(action, Pause) or not self.threads.begin_own(action.key):
+        if isinstance(action, Pause) or not self._session.threads.begin_own(action.key):
             return self.call(action)
         try:
             return self.send(action)
         finally:
-            self.threads.end_own(action.key)
+            self._session.threads.end_own(action.key)
 
     def call(self, action: Action) -> Any:
         """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
         if isinstance(action, Pause):
             return self._waits.pause(action)
-        return self.threads.call(functools.partial(self.send, action), **self._terms_of(action))
+        return self._session.threads.call(functools.partial(self.send, action), **self._terms_of(action))
 
     def acall(self, action: Action) -> Awaitable[Any]:
         """See call(). A coroutine holds a thread only while its command is on its way."""
         if isinstance(action, Pause):
             return self._waits.apause(action)
-        return self.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
+        return self._session.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
 
     def _terms_of(self, action: Command) -> dict[str, Any]:
         """How a thread is to make the call that sends *action*.
@@ -125,7 +98,9 @@ class Commands:
 
     def _about_to_send(self, action: Action) -> Callable[[], object] | None:
         """Note that the grant which *action* adds may be on its way from now on; return what takes that back."""
-        grant = self._registry.grants.get(action.step.ask) if isinstance(action, Apply) and action.step.add else None
+        if not (isinstance(action, Apply) and action.step.add):
+            return None
+        grant = self._session.registry.grants.get(action.step.ask)
         if grant is None or grant.waiting.sent:
             return None
         grant.waiting.sent = True
@@ -135,14 +110,14 @@ class Commands:
         """How long *action* may take: a waiter must be back within its wait and the time of one command."""
         match action:
             case Apply(_, step) if not step.given:
-                grant = self._queue.waiting.get(step.ask)
-            case ReleaseAll():
+                grant = self._session.queue.waiting.get(step.ask)
+            case ReleaseUncontended(key=None):
                 return min(self.timeout, BULK_LIMIT)
             case Read(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
-                grant = self._queue.waiting.get(grant_id)
+                grant = self._session.queue.waiting.get(grant_id)
             case _:
                 grant = None
-        left = FOREVER if grant is None else max(SHORTEST_COMMAND, grant.waiting.back_by - self.now())
+        left = FOREVER if grant is None else max(SHORTEST_COMMAND, grant.waiting.back_by - self._session.now())
         return min(left, self.timeout / (4 if isinstance(action, QueueNext) else 1))
 
     # What is sent
@@ -156,38 +131,27 @@ class Commands:
         match action:
             case Apply(key, step):
                 return self._apply(key, step, timeout, known)
-            case ReleaseUncontended(key, grant_id):
-                return self._release(key, grant_id, timeout)
+            case ReleaseUncontended(keys, grants):
+                return self._release(keys, grants, timeout)
             case QueueNext(key, grant_id):
                 return self._queue_next(grant_id, timeout)
             case FindDeadlock(key, grant_id):
-                return self.store.deadlock(key, grant_id, timeout)
+                return self._session.store.deadlock(key, grant_id, timeout)
             case Read(key, grant_id, owner):
-                sent = self.now()
-                return self.answer(grant_id, self.store.read(key, grant_id, timeout, owner), sent)
-            case ReleaseAll(keys, grants):
-                return self._release_all(keys, grants, timeout)
+                sent = self._session.now()
+                return self.answer(grant_id, self._session.store.read(key, grant_id, timeout, owner), sent)
         raise TypeError(f"not a command: {action!r}")
 
-    def _release(self, key: str, grant_id: str, timeout: float) -> bool:
-        done = self.store.release_uncontended(key, grant_id, timeout)
-        if done:
-            self._released(key, grant_id)
-        return done
-
-    def _release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
-        left = self.store.release_all(keys, grants, timeout)
+    def _release(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        """Release the grants, and remember what the primary alone has confirmed: an election may undo it."""
+        left = self._session.store.release_uncontended(keys, grants, timeout)
         for key, grant_id in zip(keys, grants, strict=True):
             if key not in left:
-                self._released(key, grant_id)
+                self._free_keys.released(key)
+                again = releasing(key, grant_id)
+                if self.releases.made(UnconfirmedRelease(again, self._session.store.sent_to(), self._session.now())):
+                    self._session.heartbeat.see_to(self.releases.look_at)
         return left
-
-    def _released(self, key: str, grant_id: str) -> None:
-        """Remember that the primary alone has confirmed a release, which an election may undo."""
-        self._free_keys.released(key)
-        again = Apply(key, Step(remove=(grant_id,), force=True, given=grant_id))
-        if self.releases.made(UnconfirmedRelease(again, self.store.sent_to(), self.now())):
-            self.heartbeat.see_to(self.releases.look_at)
 
     def _apply(self, key: str, step: Step, timeout: float, known: Answer | None) -> Answer:
         """Send a step with a number of its own: only what carries that number was given by this very command."""
@@ -195,7 +159,7 @@ class Commands:
             return self.answer(step.ask, known.reply, known.sent)
         if self._closed and step.add is not None:
             raise LockMisused("the session was closed before the lock was asked for")
-        grant, sent = self._registry.grants.get(step.ask), self.now()
+        grant, sent = self._session.registry.grants.get(step.ask), self._session.now()
         step = replace(step, beat=next(self.numbers))
         if step.add is not None and grant is not None:
             grant.waiting.sent = True
@@ -206,8 +170,7 @@ class Commands:
             if step.add is not None and grant is not None:
                 grant.outcome_unknown = True
             raise
-        self.releases.confirmed(self.store.sent_to(), sent)
-        self._waits.ring(reply.granted)
+        self.releases.confirmed(self._session.store.sent_to(), sent)
         return self.answer(step.ask, reply, sent, step.beat)
 
     def with_arrival(self, step: Step, entry: dict[str, Any], grant: Grant, now: float) -> Step:
@@ -222,19 +185,19 @@ class Commands:
     def _take(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
         """Apply the step; if the key is probably free, first in the form that is short for the server."""
         if step.only_adds and self._free_keys.guess(key):
-            started = self.now()
-            if (reply := self.store.take_free(key, step, timeout)) is not None:
+            started = self._session.now()
+            if (reply := self._session.store.take_free(key, step, timeout)) is not None:
                 return reply
             self._free_keys.was_wrong(key)
-            timeout = max(SHORTEST_COMMAND, timeout - (self.now() - started))
+            timeout = max(SHORTEST_COMMAND, timeout - (self._session.now() - started))
             if step.add is not None and grant is not None:
-                step = self.with_arrival(step, step.add, grant, self.now())
-        return self.store.apply(key, step, timeout)
+                step = self.with_arrival(step, step.add, grant, self._session.now())
+        return self._session.store.apply(key, step, timeout)
 
     def _queue_next(self, grant_id: str, timeout: float) -> None:
         """See protocol.QueueNext."""
-        grant = self._queue.waiting.get(grant_id)
-        next_waiter = None if grant is None else self._queue.reserve_handover(grant)
+        grant = self._session.queue.waiting.get(grant_id)
+        next_waiter = None if grant is None else self._session.queue.reserve_handover(grant)
         if next_waiter is None:
             return
         answer = None
@@ -243,7 +206,7 @@ class Commands:
         except LockError as error:
             log(DEBUG, "the next in line was not queued", key=next_waiter.key, error=error)
         finally:
-            self._queue.finish_handover(next_waiter, answer)
+            self._session.queue.finish_handover(next_waiter, answer)
 
     # What comes back
 
@@ -255,9 +218,9 @@ class Commands:
         the command was *sent*. A read has no number, so it is worth nothing. A bell that tells of the grant adds
         nothing to that.
         """
-        former = None if reply.former is None else self._fate(reply.former.process)
-        answer = Answer(reply, sent, self.now(), reply.beat == number, former)
-        grant = self._registry.grants.get(grant_id)
+        former = None if reply.former is None else self._session.fate(reply.former.process)
+        answer = Answer(reply, sent, self._session.now(), reply.beat == number, former)
+        grant = self._session.registry.grants.get(grant_id)
         if grant is None:
             return answer
         if grant.state is State.WAITING and not reply.held:
@@ -270,9 +233,7 @@ class Commands:
 
 def _is_release(action: Action) -> bool:
     """Whether it lets another grant in. Then it goes before what asks for a lock."""
-    return isinstance(action, ReleaseUncontended | ReleaseAll) or (
-        isinstance(action, Apply) and bool(action.step.remove)
-    )
+    return isinstance(action, ReleaseUncontended) or (isinstance(action, Apply) and bool(action.step.remove))
 
 
 def _question(action: Action) -> object:

@@ -105,9 +105,11 @@ class LocalQueue:
 
     def _is_served(self, waiter: Grant) -> bool:
         """Whether another command sees to that waiter. Reserved twice, a second one would be on its way after the first
-        has been answered; and where several may hold the key, one that asks for itself may be granted by that."""
+        has been answered; and where several may hold the key, one that asks for itself may be granted by that. One
+        whose command had no answer does not ask."""
         waiting = waiter.waiting
-        asks = waiting.sent and not waiter.lease.until and waiter.terms.mode != "exclusive"
+        unanswered = waiting.sent and not waiter.lease.until and not waiter.outcome_unknown
+        asks = unanswered and waiter.terms.mode != "exclusive"
         return waiting.handover_reserved or asks
 
     def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:

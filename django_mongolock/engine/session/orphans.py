@@ -15,8 +15,8 @@ from collections.abc import Callable
 
 from ..grant import Grant, OwnerRef, State
 from ..logs import WARNING, log
-from .grant_registry import ForeignThread, GrantRegistry
-from .local_queue import LocalQueue
+from .grant_registry import ForeignThread
+from .shared import Shared
 
 
 class Orphans:
@@ -25,9 +25,8 @@ class Orphans:
     abandon: has a grant removed in the background.
     """
 
-    def __init__(self, registry: GrantRegistry, queue: LocalQueue, abandon: Callable[..., object]) -> None:
-        self._registry = registry
-        self._queue = queue
+    def __init__(self, session: Shared, abandon: Callable[..., object]) -> None:
+        self._session = session
         self._abandon = abandon
 
     def adopt(self, owner_ref: OwnerRef) -> None:
@@ -41,28 +40,28 @@ class Orphans:
 
     def do_due(self, now: float) -> None:
         """Find those that nothing has reported."""
-        for grant in list(self._registry.grants.values()):
+        for grant in list(self._session.registry.grants.values()):
             if (owner_ref := grant.owner_ref) is not None and owner_ref() is None:
                 self._clean_up(grant)
             elif grant.state is State.HELD and grant.held and _has_ended(grant.worker):
                 self._release(grant, "its thread or event loop has ended")
-        for grant in list(self._queue.waiting.values()):
+        for grant in list(self._session.queue.waiting.values()):
             if _has_ended(grant.worker):
-                self._queue.leave(grant)
+                self._session.queue.leave(grant)
                 self._abandon(grant)
 
     def _clean_up(self, grant: Grant) -> None:
         """Do the clean-up in which a signal interrupted the caller."""
         if grant.owner_ref is None:
             return
-        self._queue.leave(grant)
+        self._session.queue.leave(grant)
         was_held = grant.state is State.HELD
         if was_held:
             self._release(grant, "its lock object is gone")
         else:
             self._abandon(grant)
         # The caller may have left the line without waking the next.
-        self._queue.wake_first(grant.line)
+        self._session.queue.wake_first(grant.line)
         if was_held:
             text = f"the lock {grant.key!r}, acquired at {grant.acquired_from}, was not released, and no code can now"
             warnings.warn(text, ResourceWarning, stacklevel=2)

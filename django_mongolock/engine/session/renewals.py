@@ -11,9 +11,8 @@ from ..grant import TAKEN, Grant, State
 from ..logs import DEBUG, WARNING, log
 from ..replies import Found
 from ..step import Step
-from .commands import RENEWAL, REQUEST, Commands
-from .grant_registry import GrantRegistry
-from .notifications import Notifications
+from .commands import Commands
+from .shared import RENEWAL, REQUEST, Shared
 
 #: How many keys one renewal takes. One that did not get through is made again key by key, with a short limit first: so
 #: documents that cannot be written cost the others of their process little more than the time of one command.
@@ -30,24 +29,15 @@ class Renewals:
     in_threads: whether each batch has a thread of its own. lost: called with a grant that is not held any more.
     """
 
-    def __init__(
-        self,
-        commands: Commands,
-        registry: GrantRegistry,
-        notifications: Notifications,
-        *,
-        lost: Callable[[Grant], object],
-    ) -> None:
+    def __init__(self, session: Shared, commands: Commands, lost: Callable[[Grant], object]) -> None:
         self.in_threads = True
+        self._session = session
         self._commands = commands
-        self._now = commands.now
-        self._registry = registry
-        self._notifications = notifications
         self._lost = lost
 
     def next_due(self) -> float:
         """When a grant is to be renewed, or is lost."""
-        grants = list(self._registry.grants.values())
+        grants = list(self._session.registry.grants.values())
         return min(
             (min(grant.lease.renew_at, grant.ends_at) if grant.renewable else grant.ends_at for grant in grants),
             default=float("inf"),
@@ -55,7 +45,7 @@ class Renewals:
 
     def do_due(self, now: float) -> None:
         """Renew, and report losses."""
-        grants = list(self._registry.grants.values())
+        grants = list(self._session.registry.grants.values())
         for grant in grants:
             if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
                 self._lost(grant)
@@ -87,8 +77,8 @@ class Renewals:
         failures = grants[0].lease.failures
         how = {"priority": RENEWAL if failures < 2 else REQUEST, "key": grants[0].key if failures else None}
         for grant in grants:
-            grant.lease.renewing = True
-        if not (self.in_threads and self._commands.threads.submit(functools.partial(self.renew, grants), **how)):
+            grant.lease.renewing, grant.lease.once_more = True, False
+        if not (self.in_threads and self._session.threads.submit(functools.partial(self.renew, grants), **how)):
             self.renew(grants)
 
     def _limit(self, grants: list[Grant]) -> float:
@@ -99,7 +89,7 @@ class Renewals:
 
     def renew(self, grants: list[Grant]) -> None:
         """Renew a batch, and distinguish what is lost for good from what may only be late."""
-        number, sent = next(self._commands.numbers), self._now()
+        number, sent = next(self._commands.numbers), self._session.now()
         # Now: what waits while the command is sent, and holds the lock when it is answered, was given a place by it.
         lengths = [grant.length for grant in grants]
         behind = tuple(grant.waiting.behind for grant in grants)
@@ -107,7 +97,7 @@ class Renewals:
         step = Step(renew=tuple(grant.id for grant in grants), beat=number, behind=behind if counts else ())
         found: dict[str, Found] = {}
         try:
-            found = self._commands.store.renew(sorted({grant.key for grant in grants}), step, self._limit(grants))
+            found = self._session.store.renew(sorted({grant.key for grant in grants}), step, self._limit(grants))
         except LockBackendFailed as error:
             news = any(not grant.lease.failures for grant in grants)
             log(WARNING if news else DEBUG, "renewal failed", grants=len(grants), error=error)
@@ -115,14 +105,16 @@ class Renewals:
             for grant, length, count in zip(grants, lengths, behind, strict=True):
                 grant.waiting.counted = count > 0
                 self.judge(grant, found.get(grant.key), number, sent, length)
+                if grant.lease.once_more:
+                    grant.lease.renew_at = self._session.now()
                 grant.lease.renewing = False
-            self._commands.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
+            self._session.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
 
     def judge(self, grant: Grant, found: Found | None, number: int, sent: float, length: float) -> None:
         """Note how renewal *number* found the grant. If it got through, it has given *length* from when it was *sent*.
 
-        If its length is another one now, a later command has been answered: that of a waiter which holds the lock now,
-        or an extension. What that has given stands.
+        If its length is another one now, or its deadline rests on a command that was sent later, that has been answered
+        before: of a waiter which holds the lock now, or an extension. What that has given stands.
         """
         beats = {} if found is None else {**found.waiters, **found.holders}
         beat, held = beats.get(grant.id), grant.state is State.HELD
@@ -134,16 +126,16 @@ class Renewals:
             token = beat.token - 1 if beat.token else found.token if found else 0
             grant.waiting.last_token = max(grant.waiting.last_token, token)
             # Rule: a belief is made of local time only, of the length that this command has given.
-            if length == grant.length:
-                grant.renewed(sent + length, self._now())
+            if length == grant.length and sent + length >= grant.lease.until:
+                grant.renewed(sent + length, self._session.now())
             if beat.release_requested_by is not None:
-                self._notifications.release_requested(grant, beat.release_requested_by)
+                self._session.notifications.release_requested(grant, beat.release_requested_by)
         elif held and found is not None and beat is None and found.token >= grant.token:
             # Majority-committed, and no older than the grant itself; an id never comes back.
             if grant.lose(TAKEN):
                 self._lost(grant)
         else:
-            grant.postpone(self._now(), at_once=grant.lease.failures < 2)
+            grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:
             self._look_at_queue(grant, found)
 

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import functools
 import os
-import secrets
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from .. import clock, processes, runner
+from .. import clock, runner
 from ..actions import Granted, Protocol
 from ..grant import CLOSED, TAKEN, Grant, State
 from ..store import Store
 from .cleanup import Cleanup
-from .commands import MOST_THREADS, SENDING_THREADS, SHARES, Commands
-from .grant_registry import GrantRegistry
-from .heartbeat import Heartbeat
-from .local_queue import LocalQueue
-from .notifications import Notifications, Observer
+from .commands import Commands
+from .notifications import Observer
 from .orphans import Orphans
 from .renewals import Renewals
+from .shared import Shared
 from .waits import Waits
-from .worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
 
-class Session:
+class Session(Shared):
     """The parts that keep the locks of one process, each with one job, and the life of a grant from one to the next.
 
     A daemon thread, started with the first grant, renews all grants in bulk, removes what may have been left, and
@@ -43,29 +39,13 @@ class Session:
         observer: Observer | None = None,
         now: Callable[[], float] = clock.now,
     ) -> None:
-        self.id = secrets.token_hex(6)
+        super().__init__(store, observer, now)
         self.pid = os.getpid()
-        self.store = store
-        self.now = now
-        self.threads = WorkerThreads(SENDING_THREADS, MOST_THREADS, shares=SHARES)
-        self.heartbeat = Heartbeat(self.threads, now)
-        self.registry = GrantRegistry(self.heartbeat)
-        self.queue = LocalQueue(store.limits.waiters, self.registry)
-        self.notifications = Notifications(observer)
-        self.waits = Waits(store, self.id, self.heartbeat, self.queue, self.notifications)
-        self.commands = Commands(
-            store,
-            command_timeout,
-            self.heartbeat,
-            registry=self.registry,
-            queue=self.queue,
-            waits=self.waits,
-            fate=self.fate,
-        )
-        lost, abandon = functools.partial(self.lost, noticed=True), functools.partial(self.abandon, noticed=True)
-        self.renewals = Renewals(self.commands, self.registry, self.notifications, lost=lost)
-        self.cleanup = Cleanup(self.commands)
-        self.orphans = Orphans(self.registry, self.queue, abandon)
+        self.waits = Waits(self)
+        self.commands = Commands(self, self.waits, command_timeout)
+        self.renewals = Renewals(self, self.commands, functools.partial(self.lost, noticed=True))
+        self.cleanup = Cleanup(self, self.commands)
+        self.orphans = Orphans(self, functools.partial(self.abandon, noticed=True))
         self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
         self._closed = False
 
@@ -84,14 +64,6 @@ class Session:
         held = len(registry.grants) + len(registry.by_line)
         return held + len(queue.waiting) + len(queue.lines) + len(self.cleanup.pending)
 
-    def name_process(self) -> str:
-        """A name for this process, by which `fate` can tell that it is gone."""
-        return processes.this_process()
-
-    def fate(self, process: str) -> processes.Fate:
-        """What became of the process of that name."""
-        return processes.fate(process)
-
     # Running protocols
 
     def run(self, steps: Protocol[T]) -> T:
@@ -108,7 +80,16 @@ class Session:
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
         return runner.arun(steps, self.commands.acall)
 
-    # The life of a grant
+    # The life of a grant. It ends in one of these ways, of which each may come again, and the first is reported:
+    #
+    #   by            who says so                                       what may be left in the document
+    #   not_acquired  its caller, who waits for it no more              nothing, or `abandon` came before
+    #   released      its caller, whose command has removed it          nothing
+    #   taken         a command that should have found it               nothing; a copy of its own command: `abandon`
+    #   lost          its deadline is over, or `taken`                  the grant: `abandon`
+    #   abandon       its caller, or what is left of that: how it       the grant, until `cleanup` has removed it
+    #                 stands is not known
+    #   close         the process ends                                  what had no answer in time, until its lease ends
 
     def acquired(self, grant: Grant, granted: Granted) -> None:
         """Record that *grant* is held, and report it."""
@@ -147,6 +128,12 @@ class Session:
         self.cleanup.ensure_removed(grant, stays=stays)
         grant.owner_ref = None
         self.notifications.ended(grant, noticed=noticed)
+
+    def taken(self, grant: Grant) -> bool:
+        """Record that *grant* is not in its document any more, and report the loss. Return whether that is news."""
+        if is_news := grant.lose(TAKEN):
+            self.lost(grant)
+        return is_news
 
     def lost(self, grant: Grant, *, noticed: bool = False) -> None:
         """Report, once, that it was lost, and see to it that it does not keep others waiting.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from ...exceptions import LockMisused
 from ..actions import FOREVER, Pause, WaitResult
 from ..grant import Grant
 from ..replies import Bell
-from ..store import Store
-from .heartbeat import Heartbeat
 from .listener import Listener
-from .local_queue import LocalQueue
-from .notifications import Notifications
+from .shared import Shared
 
 #: How long to wait for the answer of a hand-over within the process, in seconds: a signal may have struck its giver.
 LONGEST_HANDOVER: Final = 1.0
@@ -22,29 +18,23 @@ LONGEST_HANDOVER: Final = 1.0
 class Waits:
     """Carries out the pauses of a session's protocols."""
 
-    def __init__(
-        self, store: Store, session: str, heartbeat: Heartbeat, queue: LocalQueue, notifications: Notifications
-    ) -> None:
-        self._now = heartbeat.now
-        self.listener = Listener(store, session, self.hear, self._is_waited, self.look, now=self._now)
-        self._store = store
+    def __init__(self, session: Shared) -> None:
         self._session = session
-        self._heartbeat = heartbeat
-        self._queue = queue
-        self._notifications = notifications
+        self.listener = Listener(session.store, session.id, self.hear, self._is_waited, self.look, now=session.now)
+        session.store.hearers[session.id] = self.hear
         self._closed = False
 
     def pause(self, pause: Pause) -> WaitResult:
         """Wait in this thread."""
-        grant = self._queue.waiting[pause.grant]
-        self._notifications.contended(grant)
+        grant = self._session.queue.waiting[pause.grant]
+        self._session.notifications.contended(grant)
         grant.waiting.wait(self._seconds(pause, grant))
         return self.result(grant)
 
     async def apause(self, pause: Pause) -> WaitResult:
         """See pause()."""
-        grant = self._queue.waiting[pause.grant]
-        self._notifications.contended(grant)
+        grant = self._session.queue.waiting[pause.grant]
+        self._session.notifications.contended(grant)
         await grant.waiting.await_(self._seconds(pause, grant))
         return self.result(grant)
 
@@ -53,31 +43,27 @@ class Waits:
         grant.waiting.cancelled = True
         grant.waiting.wake()
 
-    def ring(self, bells: Iterable[Bell]) -> None:
-        """Tell those whom a command of this session has granted the lock. The majority has the command."""
-        for bell in bells:
-            self.hear(bell) if bell.session == self._session else self._store.ring(bell)
-
     def hear(self, bell: Bell) -> None:
         """Wake the waiter that was granted the lock; look at a lock that is to be released."""
         if bell.news is None:
-            if (held := self._queue.registry.grants.get(bell.grant)) is not None:
-                held.lease.renew_at = self._now()
-                self._heartbeat.see_to(held.lease.renew_at)
-        elif (grant := self._queue.waiting.get(bell.grant)) is not None:
+            if (held := self._session.registry.grants.get(bell.grant)) is not None:
+                held.lease.once_more = True  # one that is under way may have read before
+                held.lease.renew_at = self._session.now()
+                self._session.heartbeat.see_to(held.lease.renew_at)
+        elif (grant := self._session.queue.waiting.get(bell.grant)) is not None:
             known = grant.waiting.news
             grant.waiting.news = bell.news if known is None or known.token < bell.news.token else known
             grant.waiting.wake()
 
     def look(self) -> None:
         """Have every waiter look: bells may have passed unheard."""
-        for grant in list(self._queue.waiting.values()):
+        for grant in list(self._session.queue.waiting.values()):
             grant.waiting.wake()
 
     def listen(self) -> None:
         """Have the bells heard from now on."""
         if not self.listener.want():
-            self._heartbeat.elsewhere(self.listener.start)
+            self._session.heartbeat.elsewhere(self.listener.start)
 
     def close(self) -> None:
         """Every wait ends at its next look."""
@@ -86,8 +72,8 @@ class Waits:
 
     def _is_waited(self) -> bool:
         """Whether bells may concern this session."""
-        grants = list(self._queue.registry.grants.values())
-        return bool(self._queue.waiting) or any(grant.reporting.on_release_requested for grant in grants)
+        grants = list(self._session.registry.grants.values())
+        return bool(self._session.queue.waiting) or any(grant.reporting.on_release_requested for grant in grants)
 
     def _seconds(self, pause: Pause, grant: Grant) -> float:
         if pause.poll == FOREVER:
@@ -102,8 +88,10 @@ class Waits:
             raise LockMisused("the session was closed while a waiter was in it")
         waiting = grant.waiting
         answer, waiting.answer = waiting.answer, None
-        turn, first = self._queue.turn(grant)
+        turn, first = self._session.queue.turn(grant)
         holder = (grant if first is None else first).reporting.held_by
         # In this order: who notes a new end has noted before what the key's token was then.
         queued_until, last_token = grant.lease.until, waiting.last_token
-        return WaitResult(self._now(), waiting.news, answer, queued_until, last_token, turn, waiting.cancelled, holder)
+        return WaitResult(
+            self._session.now(), waiting.news, answer, queued_until, last_token, turn, waiting.cancelled, holder
+        )

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
+from django_mongolock.backends.courier import Steps, send
+from django_mongolock.backends.field_paths import Document, has
 from django_mongolock.documents import acquiring, batch, holding, updates
 from django_mongolock.documents.holding import Holding
 from django_mongolock.documents.updates import Own, Statement
-from django_mongolock.engine.courier import Steps, send
-from django_mongolock.engine.field_paths import Document, has
 
 Patch = Callable[[], AbstractContextManager[Any]]
 ALWAYS: Final[Document] = {"$literal": True}

@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from django_mongolock.backends.courier import Pause, Steps
 from django_mongolock.documents import sweep
 from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.batch import Batch
@@ -15,7 +16,6 @@ from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.hold import Hold, Plan
 from django_mongolock.documents.snapshot import read_snapshot
 from django_mongolock.documents.updates import Request
-from django_mongolock.engine.courier import Pause, Steps
 from django_mongolock.exceptions import DocumentLockLost, LockError
 from django_mongolock.inspection.kinds import Choice
 

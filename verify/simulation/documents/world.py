@@ -12,13 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from unittest import mock
 
+from django_mongolock.backends import courier
+from django_mongolock.backends.courier import PAUSES, Command, Pause, Steps
 from django_mongolock.documents import acquiring, held_document, hold, holding, sweep
 from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.document_lock import DocumentLock, undeclare
 from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.updates import Mark
-from django_mongolock.engine import clock, courier
-from django_mongolock.engine.courier import PAUSES, Command, Pause, Steps
+from django_mongolock.engine import clock
 from django_mongolock.exceptions import LockBackendFailed, LockError
 
 from .collection import Document, SimCollection
@@ -73,7 +74,7 @@ class Grant:
 
 
 class SimCourier:
-    """Stands in for `engine.courier.Courier`: each process has one."""
+    """Stands in for `backends.courier.Courier`: each process has one."""
 
     forked = False
 

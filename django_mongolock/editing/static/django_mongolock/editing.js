@@ -25,7 +25,6 @@
   let sending = false;
   let acting = false;                          // a button was pressed: no beat comes between it and its answer
   let dirty = state === "refused";
-  let compared = true;                         // what the page shows as stored was stored at the last report
   let lastTouch = performance.now();           // by a clock that cannot be set
   let timer = 0;
   let wanted = 0;                              // answers to older questions are dropped
@@ -133,11 +132,6 @@
       takeOverSave.value = answer.token || "";
     }
     if (state === "mine" || state === "free") { forgetLost(); }
-    if (answer.changed) {
-      for (const each of panel.querySelectorAll("[data-when]")) { each.hidden = each.dataset.when === "now"; }
-      compared = false;
-    }
-    if (part("next")) { part("next").hidden = !mine || !compared; }
     lockForm();
   }
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from .text_checks import check_text
+from ..engine.text_checks import check_text
 
 Document = dict[str, Any]
 

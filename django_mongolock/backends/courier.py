@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from bson.codec_options import DatetimeConversion
@@ -22,13 +21,13 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
+from ..engine import clock, runner
+from ..engine.driver_errors import bounded
+from ..engine.logs import DEBUG, log, log_exception
+from ..engine.session.per_process import PerProcess
+from ..engine.session.worker_threads import WorkerThreads
 from ..exceptions import LockBackendFailed, LockMisused
-from . import clock, runner
-from .driver_errors import bounded
 from .field_paths import Document
-from .logs import DEBUG, log, log_exception
-from .session.per_process import PerProcess
-from .session.worker_threads import WorkerThreads
 
 T = TypeVar("T")
 #: What is sent: a function of the collection. Outcome: what it returns.
@@ -38,8 +37,8 @@ Command = Callable[[Collection[Document]], Any]
 SENDS: Final = 2
 #: Threads that send commands where there is no session.
 SENDING_THREADS: Final = 8
-#: Threads that send commands in the background. If so many are stuck, they delay others by `timeout` at most.
-TRYING_THREADS: Final = 16
+#: How many things are tried in the background at a time.
+TRYING_THREADS: Final = 64
 #: Seconds before each try in the background. A command that the network held up may arrive after the first ones; the
 #: last one comes when a command that was under way at the first must have ended. While MongoDB does not answer, it is
 #: tried again after the last of these pauses.
@@ -132,8 +131,19 @@ class Courier:
     def send_in_background(self, command: Command) -> None:
         """Have *command* sent by another thread, again after each of the pauses until it returns True."""
         if not self.forked:
-            name, longest = self._collection.full_name, max(PAUSES[-1], self._timeout)
-            _background.current().add(Task(name, lambda: bool(self.send(command)), (*PAUSES[:-1], longest)))
+            attempt = functools.partial(self._attempt, command)
+            _background.current().add(attempt, max(PAUSES[-1], self._timeout))
+
+    def _attempt(self, command: Command) -> bool | None:
+        """Send the command once. Return whether it has returned True; None if it had no answer."""
+        try:
+            return bool(self.send(command))
+        except LockBackendFailed as error:
+            log(DEBUG, "command not yet answered", place=self._collection.full_name, error=error)
+            return None if error.passing else False
+        except Exception:  # noqa: BLE001 - it is logged
+            log_exception("a command in the background failed", place=self._collection.full_name)
+            return False
 
     def send(self, command: Command, left: float = math.inf) -> Any:
         """Send one command. left: at most so many seconds."""
@@ -155,85 +165,39 @@ class Courier:
         return await self._threads.acall(functools.partial(self.send, command), self._timeout)
 
 
-@dataclass(slots=True)
-class Task:
-    """Something to be tried until *attempt* returns True, after each of the pauses. name: where, for the log."""
-
-    name: str
-    attempt: Callable[[], bool]
-    pauses: tuple[float, ...]
-    due: float = 0.0
-    tries: int = 0
-
-    def try_once(self) -> bool:
-        """Try it. Return whether it need not be tried again."""
-        self.tries += 1
-        answered = True
-        try:
-            done = self.attempt()
-        except LockBackendFailed as error:
-            log(DEBUG, "command not yet answered", place=self.name, error=error)
-            done, answered = False, not error.passing
-        except Exception:  # noqa: BLE001 - it is logged
-            log_exception("a command in the background failed", place=self.name)
-            done = False
-        if len(self.pauses) == 1 and not answered and self.tries < MOST_TRIES:
-            self.due = clock.now() + self.pauses[0]
-            return False
-        self.postpone()
-        return done or self.due == math.inf
-
-    def postpone(self) -> None:
-        """Set when the next try is due."""
-        self.due = clock.now() + self.pauses[0] if self.pauses else math.inf
-        self.pauses = self.pauses[1:]
-
-
 class Background:
-    """Threads that try tasks again, started as they are needed: one waits, the others try. So what is stuck, such as a
-    document that a transaction keeps, delays no other, unless there are `TRYING_THREADS` of them."""
+    """Threads that try something again and again, one for each thing: what is stuck, such as a document that a
+    transaction keeps, delays no other, unless there are `TRYING_THREADS` of them."""
 
     def __init__(self) -> None:
-        self._tasks: SimpleQueue[Task] = SimpleQueue()
-        self._threads = WorkerThreads(1 + TRYING_THREADS)
-        #: One for each task that has not been tried yet.
+        self._threads = WorkerThreads(TRYING_THREADS)
+        #: One for each thing that has not been tried yet.
         self._untried: list[None] = []
 
-    def add(self, task: Task) -> None:
-        """Have the task tried. Never waits: the caller may be handling a signal."""
-        task.postpone()
+    def add(self, attempt: Callable[[], bool | None], longest: float) -> None:
+        """Have it tried after each of the pauses, the last of which is *longest* here, until *attempt* returns True.
+
+        If the last try had no answer (None), it is tried again after the longest pause. Never waits: the caller may be
+        handling a signal.
+        """
         self._untried.append(None)
-        self._tasks.put(task)
-        if not len(self._threads):
-            self._threads.submit(self._work)
+        if not self._threads.submit(functools.partial(self._try, attempt, longest)):
+            self._untried.pop()
 
     def flush(self, timeout: float) -> None:
-        """Wait until each task has been tried once, at most *timeout* seconds."""
+        """Wait until each thing has been tried once, at most *timeout* seconds."""
         end = clock.now() + timeout
-        while self._untried and len(self._threads) and clock.now() < end:
+        while self._untried and clock.now() < end:
             time.sleep(0.01)
 
-    def _work(self) -> None:
-        waiting: list[Task] = []
-        while True:
-            due = min((task.due for task in waiting), default=None)
-            try:
-                waiting.append(self._tasks.get(timeout=None if due is None else max(0.0, due - clock.now())))
-            except Empty:
-                now = clock.now()
-                for task in waiting:
-                    if task.due <= now and not self._threads.submit(functools.partial(self._try, task)):
-                        self._try(task)
-                waiting = [task for task in waiting if task.due > now]
-
-    def _try(self, task: Task) -> None:
-        first = not task.tries
-        try:
-            if not task.try_once():
-                self._tasks.put(task)
-        finally:
-            if first:
+    def _try(self, attempt: Callable[[], bool | None], longest: float) -> None:
+        for tries in range(MOST_TRIES):
+            time.sleep(PAUSES[tries] if tries < len(PAUSES) - 1 else longest)
+            done = attempt()
+            if tries == 0:
                 self._untried.pop()
+            if done or (done is False and tries >= len(PAUSES) - 1):
+                return
 
 
 _threads = PerProcess(lambda: WorkerThreads(SENDING_THREADS))

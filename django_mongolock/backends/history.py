@@ -19,14 +19,15 @@ from typing import Any, Final
 
 import pymongo
 from bson import Int64, ObjectId
-from pymongo import CursorType, IndexModel, WriteConcern
+from pymongo import IndexModel, WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
-from . import clock
-from .grant import Grant
-from .logs import WARNING, log, log_exception
-from .session.worker_threads import WorkerThreads
+from ..engine import clock
+from ..engine.capped import make_capped
+from ..engine.grant import Grant
+from ..engine.logs import WARNING, log, log_exception
+from ..engine.session.worker_threads import WorkerThreads
 
 Document = dict[str, Any]
 
@@ -45,7 +46,7 @@ INDEXES: Final = (
 )
 #: What an event takes over from the entry of a holder.
 FACTS: Final = ("mode", "owner", "label", "place", "user", "host", "pid", "thread")
-_EXISTS, _UNAUTHORIZED, _DUPLICATE = 48, 13, 11000
+_DUPLICATE = 11000
 
 
 class Happened(StrEnum):
@@ -215,36 +216,3 @@ def make(collection: Collection[Document], size: int, *, resize: bool = False) -
     make_capped(collection, size, resize=resize)
     with contextlib.suppress(OperationFailure):  # no right to make them: `migrate` makes them
         collection.create_indexes(list(INDEXES))
-
-
-def make_capped(collection: Collection[Document], size: int, *, resize: bool = False) -> None:
-    """Make the collection of *size* bytes, if it is missing. resize: if it is not missing, give it that size.
-
-    Raises OperationFailure if it is missing and may not be made, or has no limit to its size: then it would grow for
-    ever.
-    """
-    database, name = collection.database, collection.name
-    try:
-        database.create_collection(name, check_exists=False, capped=True, size=size)
-    except OperationFailure as error:
-        if error.code == _UNAUTHORIZED and not exists(collection):
-            raise
-        if error.code not in (_EXISTS, _UNAUTHORIZED) or not is_capped(collection):
-            raise
-        if resize:
-            database.command("collMod", name, cappedSize=size)
-
-
-def exists(collection: Collection[Document]) -> bool:
-    """Return whether the collection exists. Needs no right but one to something in it."""
-    mine = {"name": collection.name}
-    return bool(collection.database.list_collection_names(filter=mine, authorizedCollections=True))
-
-
-def is_capped(collection: Collection[Document]) -> bool:
-    """Return whether the collection is capped. Needs no right but find: a tailable cursor is refused if it is not."""
-    try:
-        list(collection.find({"_id": None}, cursor_type=CursorType.TAILABLE).limit(1))
-    except OperationFailure:
-        return False
-    return True

@@ -8,25 +8,25 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
+from ..engine import clock, runner
+from ..engine.actions import Action, Apply, Pause, Protocol, WaitResult
+from ..engine.deadlock import Cycle, cycle_of
+from ..engine.grant import Grant
+from ..engine.processes import Fate
+from ..engine.replies import Bell, Found, Reply, read_found
+from ..engine.rule_in_python import Moment, apply_rule
+from ..engine.session.heartbeat import Chore
+from ..engine.session.notifications import Observer
+from ..engine.session.session import Session
+from ..engine.step import Limits, Step
+from ..engine.store import is_heard_here
 from ..exceptions import LockBackendFailed, LockMisused
-from . import clock, runner
-from .actions import Action, Apply, Pause, Protocol, WaitResult
-from .deadlock import Cycle, cycle_of
-from .grant import TAKEN, Grant
 from .memory_filters import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
-from .processes import Fate
-from .replies import Bell, Found, Reply, read_found
-from .rule_in_python import Moment, apply_rule
-from .session.heartbeat import Chore
-from .session.notifications import Observer
-from .session.session import Session
-from .step import Limits, Step
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -52,7 +52,7 @@ class MemoryServer:
         self.results: dict[str, Document] = {}
         self.sessions: list[MemorySession] = []
         self.away: threading.Thread | None = None
-        self._listening: dict[SimpleQueue[Bell], str] = {}
+        self.hearers: dict[str, Callable[[Bell], object]] = {}
         self.mutex = threading.Lock()
         #: Held while the clock is moved: what is due meanwhile is done by the thread that moves it.
         self.clock_mutex = threading.RLock()
@@ -123,26 +123,6 @@ class MemoryServer:
         holders = self.documents.get(key, {}).get("holders", [])
         return bool(holders) and all(e["session"] not in others or "released" in e for e in holders)
 
-    def listen(self, session: str) -> Generator[Bell | None, None, None]:
-        """See Store.listen()."""
-        heard: SimpleQueue[Bell] = SimpleQueue()
-        self._listening[heard] = session
-        try:
-            yield None
-            while True:
-                try:
-                    yield heard.get(timeout=1.0)
-                except Empty:
-                    yield None
-        finally:
-            del self._listening[heard]
-
-    def ring(self, bell: Bell) -> None:
-        """See Store.ring()."""
-        for heard, session in self._listening.copy().items():
-            if session == bell.session:
-                heard.put(bell)
-
 
 class ClockChores:
     """What is due in a session, never while another thread moves the clock: a renewal that had begun would be late."""
@@ -193,6 +173,7 @@ class MemoryStore:
 
     def __init__(self, server: MemoryServer, limits: Limits) -> None:
         self.server = server
+        self.hearers = server.hearers
         self.limits = limits
         self._closed = False
 
@@ -205,22 +186,23 @@ class MemoryStore:
         self.answer(key)
         given = partial(is_held, grants=(step.given,)) if step.given else None
         document, now = self.server.apply(key, step, self.limits, given)
-        return reply_of(key, document, step.ask, now, step.owner)
+        reply = reply_of(key, document, step.ask, now, step.owner)
+        self.ring(reply.granted)
+        return reply
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
         self.answer(key)
         document, now = self.server.apply(key, step, self.limits, partial(is_free, grant=step.ask))
         return None if document is None else reply_of(key, document, step.ask, now, step.owner)
 
-    def release_all(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
-        grant_of = dict(zip(keys, grants, strict=True))
-        return {key for key, grant in grant_of.items() if not self.release_uncontended(key, grant, timeout)}
-
-    def release_uncontended(self, key: str, grant: str, timeout: float) -> bool:
-        self.answer(key)
-        step = Step(remove=(grant,), force=True)  # the short form knows nothing of minimum holds
-        document, _ = self.server.apply(key, step, self.limits, partial(is_uncontended, grant=grant))
-        return document is not None
+    def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        left = set()
+        for key, grant in zip(keys, grants, strict=True):
+            self.answer(key)
+            step = Step(remove=(grant,), force=True)  # the short form knows nothing of minimum holds
+            if self.server.apply(key, step, self.limits, partial(is_uncontended, grant=grant))[0] is None:
+                left.add(key)
+        return left
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         self.answer(key)
@@ -240,12 +222,16 @@ class MemoryStore:
         documents = [{**document, "_id": key} for key, document in self.server.documents.copy().items()]
         return cycle_of(documents, grant, self.server.time)
 
-    def ring(self, bell: Bell) -> None:
-        self.server.ring(bell)
+    def ring(self, bells: Iterable[Bell]) -> None:
+        for bell in bells:
+            is_heard_here(self, bell)
 
     def listen(self, session: str) -> Generator[Bell | None, None, None]:
+        """All sessions are in this process, and so are their hearers."""
         self.answer()
-        return self.server.listen(session)
+        while True:
+            yield None
+            time.sleep(1.0)
 
     def sent_to(self) -> str:
         """See `primary`."""
@@ -286,6 +272,7 @@ class MemorySession(Session):
     def close(self, timeout: float = 2.0) -> None:
         """See Session.close()."""
         super().close(timeout)
+        self._server.hearers.pop(self.id, None)
         with contextlib.suppress(ValueError):  # closed twice
             self._server.sessions.remove(self)
 
@@ -319,8 +306,7 @@ class MemorySession(Session):
             reported, reporting = threading.Event(), grant.reporting
             call = None if reporting.on_lost is None else reporting.on_lost()
             reporting.on_lost = partial(partial, _call_and_set, call, reported)
-            if grant.lose(TAKEN):
-                self.lost(grant)
+            if self.taken(grant):
                 reported.wait(5.0)
         return len(grants)
 

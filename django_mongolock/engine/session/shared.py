@@ -1,0 +1,44 @@
+"""What the parts of a session share."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from .. import processes
+from ..store import Store
+from .grant_registry import GrantRegistry
+from .heartbeat import Heartbeat
+from .local_queue import LocalQueue
+from .notifications import Notifications, Observer
+from .worker_threads import WorkerThreads
+
+#: The priorities of what a session has sent, and how many of its threads each may use: so what waits for an answer
+#: never keeps what is more urgent from being sent.
+RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
+SHARES: Final = (1.0, 0.75, 0.5, 0.25)
+#: How many commands the threads of a session send at a time, and how many with those that have taken half a second.
+SENDING_THREADS, MOST_THREADS = 24, 80
+
+
+class Shared:
+    """The session, as its parts know it: where the locks are, its clock, its threads, its grants and those who wait."""
+
+    def __init__(self, store: Store, observer: Observer | None, now: Callable[[], float]) -> None:
+        self.id = secrets.token_hex(6)
+        self.store = store
+        self.now = now
+        self.threads = WorkerThreads(SENDING_THREADS, MOST_THREADS, shares=SHARES)
+        self.heartbeat = Heartbeat(self.threads, now)
+        self.registry = GrantRegistry(self.heartbeat)
+        self.queue = LocalQueue(store.limits.waiters, self.registry)
+        self.notifications = Notifications(observer)
+
+    def name_process(self) -> str:
+        """A name for this process, by which `fate` can tell that it is gone."""
+        return processes.this_process()
+
+    def fate(self, process: str) -> processes.Fate:
+        """What became of the process of that name."""
+        return processes.fate(process)

@@ -1,0 +1,166 @@
+"""The seal of a page: what it showed, signed into it; and what has changed when it comes back.
+
+It is the version of a model that has one, and a digest of each value. It reveals no value, and cannot be forged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, TypeAlias, TypedDict
+
+from django import forms
+from django.core import signing
+from django.core.files.uploadedfile import UploadedFile
+from django.db import models
+from django.utils import timezone
+from django.utils.crypto import salted_hmac
+from django.utils.translation import gettext as _
+
+from .checking import version_field, version_read
+from .sent_back import sent_back
+
+SALT = "django_mongolock.versions"
+#: The fields of a form, by their names.
+Fields: TypeAlias = Mapping[str, forms.Field | None]
+#: Objects, each with the fields that the page has for it.
+Shown: TypeAlias = Iterable[tuple[models.Model, Fields]]
+
+
+class Page(TypedDict):
+    """What a page showed of one object: its version, and a digest of each field.
+
+    alone: the digest of what a browser sends back of a field that is left alone, if that is not what is stored.
+    """
+
+    version: int | None
+    fields: dict[str, str]
+    alone: dict[str, str]
+
+
+#: What a page showed, by the names of the objects.
+Pages: TypeAlias = dict[str, Page]
+
+
+def seal(shown: Shown) -> str:
+    """Return the seal of a page that shows this."""
+    return signing.dumps(pages_of(shown), salt=SALT, compress=True)
+
+
+def unseal(sealed: str | None, salt: str = SALT) -> Any:
+    """Return the `Pages` that were sealed, or what else was signed; None for anything else."""
+    with suppress(signing.BadSignature):
+        return signing.loads(sealed or "", salt=salt)
+    return None
+
+
+def pages_of(shown: Shown) -> Pages:
+    """Return what a page shows. An object may be in it twice, with other fields."""
+    pages: Pages = {}
+    for instance, fields in shown:
+        page = pages.setdefault(name_of(instance), {"version": _version(instance), "fields": {}, "alone": {}})
+        for field in columns(instance, fields):
+            value = field.value_from_object(instance)
+            page["fields"][field.name] = digest(field, value)
+            if (other := digest_left_alone(field, fields[field.name], value)) != page["fields"][field.name]:
+                page["alone"][field.name] = other
+    return pages
+
+
+def is_unchanged(had: Pages | None, shown: Shown) -> bool:
+    """Return whether all that the page *had* is as it was, and no object is there besides. It counts as changed if the
+    page does not say."""
+    now = list(shown)
+    if had is None or had.keys() != {name_of(instance) for instance, _fields in now}:
+        return False
+    pages = [(had[name_of(instance)], instance, fields) for instance, fields in now]
+    return all(page["version"] == _version(one) and not changed(page, one, fields) for page, one, fields in pages)
+
+
+def changed(page: Page, instance: models.Model, names: Container[str]) -> list[models.Field[Any, Any]]:
+    """Return which of these fields have another value in *instance* than the page showed."""
+    shown = page["fields"]
+    return [
+        field
+        for field in columns(instance, names)
+        if shown.get(field.name) != digest(field, field.value_from_object(instance))
+    ]
+
+
+def show_stored(form: Any, page: Page, stored: models.Model) -> list[str]:
+    """Let each field of a bound form that was left alone show what is *stored* now. Return the names, for people, of
+    the fields that have changed since the page was made."""
+    fields = changed(page, stored, [name for name in page["fields"] if name in form.fields])
+    for field in fields:
+        typed = digest(field, form.cleaned_data[field.name]) if field.name in form.cleaned_data else ""
+        if typed in (page["fields"].get(field.name), page["alone"].get(field.name)):
+            show(form.fields[field.name], field.value_from_object(stored))
+    return [str(form[field.name].label) for field in fields]
+
+
+def say_changed(names: Iterable[str]) -> str:
+    """Say that something was changed since the page was made, and which fields."""
+    said = [_("Not saved: this was changed while you were editing it.")]
+    if listed := ", ".join(dict.fromkeys(names)):
+        said.append(_("Changed meanwhile: %s.") % listed)
+    return " ".join((*said, _("What you typed is still here: save again to replace what is stored.")))
+
+
+def keep_what_no_page_shows(form: Any) -> None:
+    """Keep what is stored, with its microseconds and line ends, if the form has what a browser sends back of it."""
+    for field in () if form.instance._state.adding else columns(form.instance, form.cleaned_data):
+        stored = field.value_from_object(form.instance)
+        alone = digest_left_alone(field, form.fields.get(field.name), stored)
+        if alone != digest(field, stored) and alone == digest(field, form.cleaned_data[field.name]):
+            form.cleaned_data[field.name] = stored
+
+
+def show(field: forms.Field, value: Any) -> None:
+    """Let a field of a bound form show *value*, whatever was sent."""
+    field.bound_data = lambda *_: value  # type: ignore[method-assign]
+
+
+def digest(field: models.Field[Any, Any], value: Any) -> str:
+    """Return a few characters that differ where the value differs. Without the project's SECRET_KEY they say nothing of
+    the value: a form need not show what it has, such as a password."""
+    if isinstance(value, UploadedFile):
+        text = f"new file {value.name}"  # also under the name of the one that is stored
+    elif field.many_to_many:
+        text = ",".join(sorted(str(getattr(one, "pk", one)) for one in value or ()))
+    else:
+        if isinstance(value, models.Model):
+            value = getattr(value, getattr(field, "target_field", value._meta.pk).attname)
+        value = field.get_prep_value(value if value is not None or field.null else "")
+        text = str(value.astimezone(UTC) if isinstance(value, datetime) and timezone.is_aware(value) else value)
+    return salted_hmac(f"{SALT}.{field}", text.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()[:12]
+
+
+def digest_left_alone(field: models.Field[Any, Any], form_field: forms.Field | None, value: Any) -> str:
+    """Return the digest of what comes back of *value* if a person leaves the field alone."""
+    return digest(field, value if form_field is None else sent_back(form_field, value))
+
+
+def columns(instance: models.Model, names: Container[str]) -> list[Any]:
+    """Return the fields of the model that are among *names*."""
+    options = instance._meta
+    return [field for field in (*options.concrete_fields, *options.many_to_many) if field.name in names]
+
+
+def name_of(instance: models.Model) -> str:
+    """Return the name of an object, by model and key."""
+    return f"{_prefix(type(instance))}{instance.pk}"
+
+
+def keys_of(pages: Pages, model: type[models.Model]) -> list[str]:
+    """Return the keys of the objects of *model* that a page has shown."""
+    return [name.removeprefix(_prefix(model)) for name in pages if name.startswith(_prefix(model))]
+
+
+def _prefix(model: type[models.Model]) -> str:
+    return f"{(model._meta.concrete_model or model)._meta.label} "
+
+
+def _version(instance: models.Model) -> int | None:
+    field = version_field(type(instance))
+    return version_read(instance, field) if field else None
