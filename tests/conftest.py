@@ -17,6 +17,11 @@ from tests.support.packages import packages
 __all__ = ["away", "commands", "connect", "face", "in_thread", "locks", "mongolock", "packages"]
 
 
+@pytest.fixture
+def name() -> str:
+    return uuid.uuid4().hex
+
+
 @pytest.fixture(scope="session")
 def mongo_uri() -> str:
     """The URI of the MongoDB of this test run."""

@@ -10,7 +10,6 @@ import django
 
 
 def say(text: str) -> None:
-    """One line, at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

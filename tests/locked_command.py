@@ -30,14 +30,10 @@ class Command(LockedCommand):
 
 
 class Patient(Command):
-    """Says so and succeeds if it is busy."""
-
     on_contention = "skip"
 
 
 class Plain(LockedCommand):
-    """Without a key of its own."""
-
     requires_system_checks: list[str] = []  # noqa: RUF012
 
     def handle(self, **options: Any) -> str:

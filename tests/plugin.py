@@ -17,7 +17,6 @@ from tests import parts
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of this project."""
     what = "before the tests, install with apt-get what some of them need and this machine lacks: a browser, servers"
     parser.addoption("--with-system-packages", action="store_true", help=what)
 

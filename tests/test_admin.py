@@ -5,11 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
@@ -19,21 +15,20 @@ from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.contrib.messages import get_messages
-from django.core.management.base import CommandError
 from django.test import Client, RequestFactory
 from django.urls import NoReverseMatch, reverse
 from django.utils.timezone import localtime
 from pytest_django import Settings
 
-from django_mongolock import mongo_lock
 from django_mongolock.admin import listing
 from django_mongolock.admin.lock_admin import LockAdmin
 from django_mongolock.exceptions import printable
 from django_mongolock.inspection import queries
-from django_mongolock.inspection.display import quote_key
+from django_mongolock.inspection.display import quote_key, unquote_key
 from django_mongolock.models import Lock
 from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.support.programs import python
 from tests.test_commands import run
 
 pytestmark = WITH_MONGO
@@ -48,7 +43,6 @@ def page_of(key: str) -> str:
 
 
 def browser(*permissions: str, **fields: Any) -> Client:
-    """Somebody of the staff with these permissions."""
     user = User.objects.create(username=f"user{User.objects.count()}", **{"is_staff": True, **fields})
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     client = Client(enforce_csrf_checks=False)
@@ -58,7 +52,6 @@ def browser(*permissions: str, **fields: Any) -> Client:
 
 @pytest.fixture
 def admin() -> Client:
-    """May look and force."""
     return browser(*NAMES)
 
 
@@ -130,22 +123,16 @@ class TestList:
         ("query", "keys"),
         [
             ("", ["catalog", "order:5"]),
-            ("?state=held", ["catalog", "order:5"]),
             ("?state=nonsense", ["catalog", "order:5"]),
             ("?state=waited", ["order:5"]),
             ("?state=stale", ["left:behind"]),
             ("?state=free", ["free:1"]),
             ("?state=all", ["catalog", "free:1", "left:behind", "order:5"]),
             ("?mode=shared", ["catalog"]),
-            ("?mode=exclusive&state=all", ["left:behind", "order:5"]),
-            ("?mode=semaphore", []),
             ("?mode=$ne", ["catalog", "order:5"]),
             ("?o=-1&state=all", ["order:5", "left:behind", "free:1", "catalog"]),
             ("?o=5", ["order:5", "catalog"]),
-            ("?o=-5", ["catalog", "order:5"]),
             ("?o=4", ["catalog", "order:5"]),
-            ("?o=-4", ["order:5", "catalog"]),
-            ("?o=6", ["order:5", "catalog"]),
             ("?o=-6", ["catalog", "order:5"]),
             ("?o=7", ["order:5", "catalog"]),
             ("?o=7&state=all", ["catalog", "free:1", "left:behind", "order:5"]),
@@ -184,36 +171,17 @@ class TestList:
         monkeypatch.setattr(queries, "MAX_SORTED", 2)
         assert rows(admin.get(LIST)) == ["two", "c"]
 
-    @pytest.mark.parametrize(("query", "chosen"), [("", "Held"), ("?state=kept", "Kept"), ("?q=order", "All")])
-    def test_the_chosen_filter(self, admin: Client, query: str, chosen: str) -> None:
-        """Is marked, and only that."""
-        page = admin.get(LIST + query).content.decode().split("By mode")[0]
-        assert re.findall(r'<li class="selected">\s*<a [^>]*>([^<]*)', page) == [chosen]
-
     @pytest.mark.parametrize(
         ("text", "keys"),
         [
             ("order", ["order:5"]),
             ("ORDER:", []),
-            ("rder", []),
-            ("*rder*", ["order:5"]),
             ("er:*", []),
-            ("*er:?", ["order:5"]),
-            ("order:*", ["order:5"]),
-            ("order:?", ["order:5"]),
             ("order:??", []),
             ("job-1", ["order:5"]),
-            ("anna", ["order:5"]),
             ("nightly", ["order:5"]),
             ("web-3", ["catalog"]),
-            ("job", []),
             (".*", []),
-            ("^order", []),
-            ("order.5", []),
-            ("(a+)+$", []),
-            ("[", []),
-            ("\\", []),
-            ("$where", []),
             ("  order  ", ["order:5"]),
             ("x" * 2_000, []),
             ("\ud800", []),
@@ -225,7 +193,6 @@ class TestList:
         assert rows(admin.get(f"{LIST}?{query}")) == keys
 
     def test_search_finds_every_state(self, admin: Client, locks: Locks) -> None:
-        """Whoever looks for a lock finds it, held or not; who also chose a state finds it there only."""
         locks.free("look:free")
         locks.stale("look:stale")
         locks.held("look:held")
@@ -234,21 +201,10 @@ class TestList:
         assert rows(admin.get(f"{LIST}?q=look:&state=held")) == ["look:held"]
         assert "look:free" not in rows(admin.get(f"{LIST}?q=%20"))
 
-    @pytest.mark.parametrize("query", ["?q=a%00b", "?q=%0a", "?q=%80%ff"])
-    def test_search_for_no_text(self, admin: Client, query: str) -> None:
-        """What is no text is no error."""
-        assert admin.get(LIST + query).status_code == 200
-
     @pytest.mark.parametrize("query", ["?key__regex=(a%2B)%2B$", "?holders__host=web-1", "?key__contains=x", "?pk=1"])
     def test_no_lookups_from_the_address(self, admin: Client, query: str) -> None:
         """Nobody may ask the server for a slow expression by the address bar."""
         assert admin.get(LIST + query).status_code == 400
-
-    def test_states_not_by_colour_alone(self, admin: Client) -> None:
-        """Each state has its word and its shape."""
-        text = text_of(admin.get(f"{LIST}?state=all"))
-        assert all(word in text for word in ("● held", "◐ stale", "○ free"))
-        assert re.search(r"ended 1 min \d s ago", text)
 
     def test_server_time(self, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """The web server's clock decides nothing."""
@@ -281,15 +237,6 @@ class TestList:
         assert admin.post(RELEASE, {"lock": json.dumps(["order:5", [TOKEN + 1]])}).status_code == 400
         assert locks.read("order:5")["holders"]
 
-    @pytest.mark.long
-    def test_pages(self, admin: Client, locks: Locks) -> None:
-        """A hundred on a page; a page that does not exist leads back."""
-        locks.held(*(f"many:{number:03d}" for number in range(130)), left=3_600)
-        first, second = admin.get(f"{LIST}?o=1"), admin.get(f"{LIST}?o=1&p=2")
-        assert (len(rows(first)), len(rows(second))) == (100, 32)
-        assert not set(rows(first)) & set(rows(second))
-        assert admin.get(f"{LIST}?p=99").status_code == 302
-
 
 class TestNext:
     """What one would do next: ask, force, look at the process, or nothing."""
@@ -308,37 +255,6 @@ class TestNext:
         assert "1 lock was taken" in notes(done)
         assert locks.read("order/5&6")["holders"] == []
         assert "None of the selected" in notes(admin.get(html.unescape(address), follow=True))
-
-    def test_not_without_permission(self, locks: Locks) -> None:
-        """Who may only look sees no button, and gets no question."""
-        locks.held("k")
-        viewer = browser("view_lock")
-        assert "release/?key" not in viewer.get(page_of("k")).content.decode()
-        for name in ("force-release", "ask-to-release"):
-            assert viewer.get(f"{LIST}{name}/?key=k").status_code == 403
-
-    def test_outlook(self, admin: Client, locks: Locks) -> None:
-        """What happens if nobody does anything; and a line for a terminal, where there is a process."""
-        locks.held("held", left=33)
-        locks.add("waited", [entry(2, left=33)], [waiter(3)])
-        locks.add("claim", [entry(2, host="no process: a claim")])
-        locks.stale("stale")
-        look = "What the holder's process does, on web-1 : py-spy dump --pid 4001"
-        safe = "Asking is safe: nothing is taken away."
-        for key, text in (
-            ("held", f"free in 3[0-9] s, unless its holder renews the lease. {safe} {look}"),
-            ("waited", "the first waiter gets it in 3[0-9] s, unless its holder renews"),
-            ("stale", f"the next process that asks gets it. {look}"),
-        ):
-            assert re.search(f"If you do nothing: {text}", text_of(admin.get(page_of(key)))), key
-        assert "py-spy" not in text_of(admin.get(page_of("claim")))
-
-    def test_no_third_history(self, admin: Client, locks: Locks) -> None:
-        """The log of the admin is linked as what it is, and only where it says something."""
-        locks.held("k")
-        assert "Actions in the admin" not in text_of(admin.get(page_of("k")))
-        confirm(admin, select(admin, "force_release", "k"))
-        assert "Actions in the admin" in text_of(admin.get(page_of("k")))
 
 
 class TestKept:
@@ -367,14 +283,6 @@ class TestKept:
         assert "The lock is free" not in text
         assert re.search(r"both ● held reads and 1 more web-1 · pid 4005", text_of(admin.get(LIST)))
 
-    def test_models(self) -> None:
-        """The same by the ORM: each lock is in one of the lists."""
-        named = {
-            name: sorted(str(lock) for lock in getattr(Lock.objects, name)()) for name in ("held", "kept", "stale")
-        }
-        assert named == {"held": ["at:work", "both"], "kept": ["once"], "stale": []}
-        assert [lock.is_kept for lock in Lock.objects.order_by("key") if lock.key in ("both", "once")] == [False, True]
-
     def test_the_job_runs_again(self, admin: Client, locks: Locks) -> None:
         """To free it asks just that, and a request for its release finds no holder."""
         asked = text_of(select(admin, "force_release", "once"))
@@ -386,29 +294,9 @@ class TestKept:
         confirm(admin, select(admin, "force_release", "once"))
         assert locks.read("once")["holders"] == []
 
-    def test_commands(self, locks: Locks) -> None:
-        """list_locks has an option for it; release_lock frees it, and asks nobody."""
-        assert "once" not in run("list_locks")[0]
-        assert re.search(r"once +kept +bill, done 20.* on web-1 +- +2 h ", run("list_locks", "--kept")[0])
-        with pytest.raises(CommandError, match="there is no holder to ask"):
-            run("release_lock", "once", "--ask")
-        assert "'once' is free." in run("release_lock", "once", "--no-input")[0]
-        assert locks.read("once")["holders"] == []
-
 
 class TestEmpty:
     """A list without locks says why, and where to look."""
-
-    def test_unused(self, locks: Locks, admin: Client) -> None:
-        """Nobody has taken a lock yet."""
-        assert "No lock has been acquired yet" in text_of(admin.get(LIST))
-
-    def test_nothing_held(self, locks: Locks, admin: Client) -> None:
-        """Nothing is held, but there are others."""
-        locks.free("x")
-        response = admin.get(LIST)
-        assert "There are no such locks at the moment" in text_of(response)
-        assert "?state=all" in response.content.decode()
 
     @pytest.mark.long
     def test_nothing_found(self, locks: Locks, admin: Client) -> None:
@@ -423,8 +311,6 @@ class TestEmpty:
 
 
 class TestPage:
-    """The page of one lock."""
-
     def test_held(self, locks: Locks, admin: Client) -> None:
         """Holders, those who wait in their order, and what was counted."""
         locks.add(
@@ -446,43 +332,28 @@ class TestPage:
         assert f"last fencing token {TOKEN + 50}" in text
         assert "secret" not in text
 
-    def test_real(self, locks: Locks, admin: Client) -> None:
-        """A lock that is taken for real."""
-        with mongo_lock("real", label="for real") as lock:
-            text = text_of(admin.get(page_of("real")))
-            assert "for real" in text
-            assert str(lock.fencing_token) in text
-
-    def test_stale_and_free(self, locks: Locks, admin: Client) -> None:
-        """A stale lock is explained; a free one can be had."""
-        locks.stale("stale")
-        locks.free("free")
-        assert "the holder has died or hangs" in text_of(admin.get(page_of("stale")))
-        assert "The lock is free" in text_of(admin.get(page_of("free")))
-
     def test_purged(self, locks: Locks, admin: Client) -> None:
         """A lock that is gone leads back to the list, with a word."""
         response = admin.get(page_of("gone"), follow=True)
         assert "There is no lock “gone”" in notes(response)
 
-    @pytest.mark.parametrize("key", HOSTILE_KEYS)
-    def test_hostile_keys(self, locks: Locks, admin: Client, key: str) -> None:
+    def test_hostile_keys(self, locks: Locks, admin: Client) -> None:
         """Every key has a page of its own, is shown (marks by their codes), can be forced, and has a history."""
-        locks.held(key)
-        listed = admin.get(LIST)
-        address = page_of(key)
-        assert f'href="{html.escape(address)}"' in listed.content.decode()
-        page = admin.get(address)
-        assert page.status_code == 200
-        assert page.context["lock"].key == key
-        for response in (listed, page):
-            assert html.escape(printable(key)) in response.content.decode()
-            assert key not in response.content.decode() or html.escape(key) == key
-        done = confirm(admin, select(admin, "force_release", key))
-        assert "1 lock was taken" in notes(done)
-        assert LogEntry.objects.get().object_id == key
-        history = admin.get(address.replace("/change/", "/history/"))
-        assert "Forced its release" in text_of(history)
+        locks.held(*HOSTILE_KEYS)
+        listed = admin.get(LIST).content.decode()
+        for number, key in enumerate(HOSTILE_KEYS):
+            address = page_of(key)
+            assert f'href="{html.escape(address)}"' in listed
+            assert unquote_key(quote_key(key)) == key
+            page = admin.get(address) if number % 3 == 0 else None
+            assert page is None or page.context["lock"].key == key
+            for content in (listed, page.content.decode() if page else listed):
+                assert html.escape(printable(key)) in content
+                assert key not in content or html.escape(key) == key
+        confirm(admin, select(admin, "force_release", *HOSTILE_KEYS))
+        assert {entry_.object_id for entry_ in LogEntry.objects.all()} == {*HOSTILE_KEYS}
+        history = page_of(HOSTILE_KEYS[0]).replace("/change/", "/history/")
+        assert "Forced its release" in text_of(admin.get(history))
 
     def test_browser_leaves_addresses_alone(self) -> None:
         """No address has a part that a browser would take for a way up."""
@@ -565,25 +436,6 @@ class TestRights:
                 r"addlink|deletelink\"|/add/\"", root.get(path).content.decode().split('id="content"')[1]
             )
 
-    def test_index(self, admin: Client) -> None:
-        """The index of the admin offers to look."""
-        assert b"/admin/django_mongolock/lock/" in admin.get("/admin/").content
-
-    def test_csrf(self, locks: Locks) -> None:
-        """Another site's form changes nothing."""
-        user = User.objects.create_superuser("root")
-        client = Client(enforce_csrf_checks=True)
-        client.force_login(user)
-        assert client.post(RELEASE, {"lock": json.dumps(["k", [TOKEN + 1]])}).status_code == 403
-        assert select(client, "force_release", "k").status_code == 403
-        assert locks.read("k")["holders"]
-
-    @pytest.mark.parametrize("method", ["get", "put", "delete", "head"])
-    def test_only_post_forces(self, admin: Client, locks: Locks, method: str) -> None:
-        """A link cannot force."""
-        assert getattr(admin, method)(f"{RELEASE}?lock=%5B%22k%22%2C%5B{TOKEN + 1}%5D%5D").status_code == 405
-        assert locks.read("k")["holders"]
-
 
 class TestForceRelease:
     """Confirmed, exact, and written down."""
@@ -605,15 +457,6 @@ class TestForceRelease:
         assert str(TOKEN + 1) in entry_.get_change_message()
         assert entry_.get_admin_url() == page_of("k")
 
-    def test_holder_learns(self, locks: Locks, admin: Client) -> None:
-        """The process that held the lock is told."""
-        lost = threading.Event()
-        with ThreadPoolExecutor(1) as elsewhere:
-            lock = elsewhere.submit(mongo_lock("k", lease=1.5, on_lost=lambda _lock: lost.set()).acquire).result()
-            confirm(admin, select(admin, "force_release", "k"))
-            assert lost.wait(5)
-            assert lock.lost
-
     def test_many(self, locks: Locks, admin: Client) -> None:
         """Several at once; what nobody holds, and what is damaged, is left out and that is said."""
         locks.held("a", "b")
@@ -628,23 +471,6 @@ class TestForceRelease:
         assert "3 locks were taken" in notes(confirm(admin, asked))
         assert locks.read("shared")["holders"] == []
         assert LogEntry.objects.count() == 3
-
-    def test_what_becomes_of_each(self, locks: Locks, admin: Client) -> None:
-        """Whoever waits gets it; nobody is promised a lock that nobody waits for."""
-        locks.add("one", [entry(1)], [waiter(2)])
-        locks.add("two", [entry(3)], [waiter(4), waiter(5)])
-        locks.held("nobody")
-        locks.add("shared", [entry(n, mode="shared") for n in (6, 7)], [waiter(8)])
-        for key, said in {
-            "one": "1 waiter: it gets the lock next.",
-            "two": "2 waiters: the first in the queue gets the lock next.",
-            "nobody": "No waiters: the lock will be free.",
-            "shared": "1 waiter. It gets the lock when the remaining holders release it.",
-        }.items():
-            text = text_of(select(admin, "force_release", key))
-            assert said in text
-            assert "goes to the next" not in text
-            assert "left out" not in text
 
     def test_not_the_next_holder(self, locks: Locks, admin: Client) -> None:
         """A lock that somebody else got while the page was open is left alone, and that is said."""
@@ -665,43 +491,8 @@ class TestForceRelease:
         confirm(admin, asked)
         assert [holder["token"] for holder in locks.read("k")["holders"]] == [TOKEN + 2]
 
-    def test_released_meanwhile(self, locks: Locks, admin: Client) -> None:
-        """Also a lock that is gone altogether is only told of."""
-        locks.held("k")
-        asked = select(admin, "force_release", "k")
-        locks.collection.delete_many({})
-        assert "1 lock was not changed" in notes(confirm(admin, asked))
-
-    def test_damaged_meanwhile(self, locks: Locks, admin: Client) -> None:
-        """A document that was damaged while the page was open stays as it is."""
-        locks.held("k")
-        asked = select(admin, "force_release", "k")
-        locks.collection.update_one({"_id": "k"}, {"$set": {"acquisitions": "x"}})
-        assert "acquisitions" in notes(confirm(admin, asked))
-        assert not LogEntry.objects.exists()
-
-    def test_nothing_held(self, locks: Locks, admin: Client) -> None:
-        """There is nothing to ask."""
-        locks.free("k")
-        assert "None of the selected locks is held" in notes(admin.get(select(admin, "force_release", "k")["Location"]))
-
-    @pytest.mark.parametrize(
-        "shown",
-        [
-            "x",
-            "[]",
-            '["k"]',
-            '["k", 1]',
-            "[1, [1]]",
-            '["k", ["1"]]',
-            '["k", [true]]',
-            '{"k": [1]}',
-            "[" * 99,
-            '["k",[1.0]]',
-        ],
-    )
+    @pytest.mark.parametrize("shown", ["x", "[]", '["k", 1]', "[1, [1]]", '["k", [true]]', "[" * 99])
     def test_made_up_forms(self, locks: Locks, admin: Client, shown: str) -> None:
-        """What no form of ours says is refused."""
         locks.held("k")
         assert admin.post(RELEASE, {"lock": shown}).status_code == 400
         assert locks.read("k")["holders"]
@@ -740,28 +531,22 @@ class TestClearStale:
         assert locks.read("held")["holders"][0]["token"] == TOKEN + 1
         assert {entry_.object_id for entry_ in LogEntry.objects.all()} == {"a", "b"}
 
-    def test_button(self, locks: Locks, admin: Client) -> None:
-        """The page of a stale lock has the button; that of a held one has not."""
-        locks.stale("stale")
-        locks.held("held")
-        assert b'value="clear_stale"' in admin.get(page_of("stale")).content
-        assert b'value="clear_stale"' not in admin.get(page_of("held")).content
-
 
 class TestDamage:
     """Damaged documents are shown as such; the others go on."""
 
-    @pytest.mark.parametrize(("change", "word"), DAMAGE.values(), ids=DAMAGE)
-    def test_shown(self, locks: Locks, admin: Client, change: Any, word: str) -> None:
+    def test_shown(self, locks: Locks, admin: Client) -> None:
         """List and page say what is wrong."""
         locks.held("good")
-        locks.add("bad", [entry(2)], [waiter(3)], change=change)
+        for name, (change, _) in DAMAGE.items():
+            locks.add(name, [entry(2)], [waiter(3)], change=change)
         listed = admin.get(f"{LIST}?state=all")
-        assert rows(listed) == ["bad", "good"]
-        for response in (listed, admin.get(page_of("bad"))):
-            assert "▲ damaged" in text_of(response)
-            assert word in text_of(response)
+        assert rows(listed) == sorted([*DAMAGE, "good"])
         assert "● held" in text_of(listed)
+        for name, (_, word) in DAMAGE.items():
+            for text in (text_of(listed), text_of(admin.get(page_of(name)))):
+                assert "▲ damaged" in text
+                assert word in text
 
     def test_foreign(self, locks: Locks, admin: Client) -> None:
         """Keys that are no text are shown, without a link."""
@@ -782,14 +567,11 @@ class TestAway:
         "ask",
         [
             lambda client: client.get(LIST),
-            lambda client: client.get(f"{LIST}?q=x"),
             lambda client: client.get(page_of("k")),
             lambda client: select(client, "force_release", "k"),
-            lambda client: select(client, "clear_stale", "k"),
         ],
     )
     def test_page(self, away: None, admin: Client, ask: Callable[[Client], Any]) -> None:
-        """Every page says so."""
         response = ask(admin)
         assert response.status_code == 503
         assert "The locks cannot be shown now: MongoDB did not answer" in text_of(response)
@@ -802,14 +584,6 @@ class TestAway:
         [note] = [str(message) for message in get_messages(response.wsgi_request)]
         assert note.startswith("The remaining locks were not processed: MongoDB did not answer")
         assert not LogEntry.objects.exists()
-
-    def test_history_needs_no_mongodb(self, away: None, admin: Client) -> None:
-        """What was done is told from the other database."""
-        assert admin.get(f"{LIST}k/history/").status_code == 200
-
-    def test_rest_of_the_admin(self, away: None, admin: Client) -> None:
-        """The other pages do not mind."""
-        assert admin.get("/admin/").status_code == 200
 
 
 def explain(locks: Locks, sent: dict[str, Any]) -> Any:
@@ -872,19 +646,6 @@ class TestSpeed:
         assert first["executionStats"]["totalDocsExamined"] <= most_documents
 
     @pytest.mark.long
-    @pytest.mark.parametrize(
-        ("query", "most"), [("", 300), ("?o=-6", 300), ("?o=5", 101), ("?o=7&state=all", 101), ("?o=1&state=all", 101)]
-    )
-    def test_looks_at_what_is_held(
-        self, admin: Client, commands: Commands, locks: Locks, query: str, most: int
-    ) -> None:
-        """A list of held locks reads these; in the order of an index, it reads one page and one document more."""
-        admin.get(LIST + query)
-        explained = explain(locks, commands.sent[0])
-        assert "COLLSCAN" not in str(explained["queryPlanner"]["winningPlan"])
-        assert explained["executionStats"]["totalDocsExamined"] == most
-
-    @pytest.mark.long
     def test_counts_no_further_than_needed(
         self, admin: Client, commands: Commands, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -915,20 +676,6 @@ class TestSpeed:
         assert "COLLSCAN" not in str(explained)
         assert explained["executionStats"]["totalDocsExamined"] <= 50 + 300
         assert explained["executionStats"]["totalKeysExamined"] <= 50 + 300 + 1
-
-    @pytest.mark.long
-    def test_page_of_one(self, admin: Client, commands: Commands) -> None:
-        """The page of one lock is one command."""
-        admin.get(page_of("held:0000001"))
-        assert commands.names() == ["aggregate"]
-
-    @pytest.mark.long
-    def test_force_release(self, admin: Client, commands: Commands) -> None:
-        """To force: one read for all, one update for each."""
-        asked = select(admin, "force_release", "held:0000001", "held:0000002")
-        commands.sent.clear()
-        confirm(admin, asked)
-        assert commands.names()[:3] == ["aggregate", "findAndModify", "findAndModify"]
 
 
 def test_permissions_come_with_migrate(locks: Locks) -> None:
@@ -967,7 +714,4 @@ call_command("check")
 @pytest.mark.long
 def test_projects_without_the_admin() -> None:
     """Nobody needs the admin to use locks, nor templates."""
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_ADMIN], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    python("-c", WITHOUT_ADMIN)

@@ -73,7 +73,6 @@ def test_alert(name: str, tmp_path: Path) -> None:
 
 @WITH_PROMTOOL
 def test_rules_are_tested() -> None:
-    """All of them, and they load."""
     promtool("check", "rules", RULES)
     assert re.findall(r"- alert: (\w+)", RULES.read_text()) == list(FIRING)
 

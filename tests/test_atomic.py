@@ -30,7 +30,7 @@ from django_mongolock.fencing import FencingTokenField
 from testproject.shop.models import Ad, Order
 from tests.support.grants import own
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.support.looking import held_elsewhere, new_key
+from tests.support.looking import new_key
 from tests.support.waiting import eventually
 
 pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
@@ -60,10 +60,9 @@ def titles() -> list[str]:
 
 
 def take_over(lock: MongoLock) -> None:
-    """As a force release does, and then somebody gets it; the holder does not know."""
-    mongo_connection().database["mongolock_locks"].update_one({"_id": lock.key}, {"$set": {"holders": []}})
-    with held_elsewhere(lock.key):
-        pass
+    """As if it was released by force, and somebody had it since; the holder does not know."""
+    change = {"$set": {"holders": []}, "$inc": {"token": 5, "changes": 1}}
+    mongo_connection().database["mongolock_locks"].update_one({"_id": lock.key}, change)
 
 
 class TestAtomic:
@@ -209,14 +208,6 @@ class TestAtomic:
             with pytest.raises(ImproperlyConfigured, match=r"fenced_update.*on_commit"):
                 lock.atomic(using="default")
 
-    def test_client(self) -> None:
-        """With a client of one's own, only what is given the session is part of it."""
-        make_ad("first")
-        with mongo_lock(new_key()) as lock, lock.atomic(mongo_connection().connection) as session:
-            mongo_connection().database["pieces"].insert_one({"x": 1}, session=session)
-            make_ad("outside")
-            assert titles() == ["first", "outside"]
-
     async def test_async(self) -> None:
         """With ``async with``, what is given the session is part of it."""
         pieces = await sync_to_async(lambda: mongo_connection().database["pieces"])()
@@ -275,7 +266,6 @@ class TestFencedUpdate:
         assert getattr(one.get(), text) == "newer"
 
     async def test_async(self, rows: Any) -> None:
-        """The same for coroutines."""
         queryset, field, text = rows
         one = queryset.filter(**{text: "one"})
         assert await afenced_update(one, 7, field=field) == 1
@@ -291,13 +281,7 @@ class TestFencedUpdate:
         assert [getattr(row, field) for row in queryset] == [7, 5]
         assert fenced_update(queryset, 8, field=field) == 2
 
-    def test_no_rows(self, rows: Any) -> None:
-        """Nothing to write is no error."""
-        queryset, field, text = rows
-        assert fenced_update(queryset.filter(**{text: "none"}), 5, field=field) == 0
-
     def test_expressions(self, rows: Any) -> None:
-        """Values may be expressions."""
         queryset, field, _ = rows
         fenced_update(queryset, 5, field=field, price=F("price") + 1)
         assert [row.price for row in queryset] == [6, 6]
@@ -309,14 +293,6 @@ class TestFencedUpdate:
         with mongo_lock(new_key()) as lock:
             fenced_update(queryset, lock, field="price")
             assert {row.price for row in queryset} == {lock.fencing_token}
-
-    @pytest.mark.parametrize("rows", ["sql"], indirect=True)
-    def test_queries(self, django_assert_num_queries: Any, rows: Any) -> None:
-        """One UPDATE that compares and writes, and one look for newer tokens."""
-        queryset, field, _ = rows
-        with django_assert_num_queries(2) as caught:
-            fenced_update(queryset, 5, field=field)
-        assert caught.captured_queries[0]["sql"].startswith("UPDATE")
 
     def test_misused(self, rows: Any) -> None:
         """Wrong calls are told before anything is written."""

@@ -6,7 +6,6 @@ import contextlib
 import copy
 import io
 import json
-import logging
 import os
 import re
 import threading
@@ -22,10 +21,9 @@ from django.core.management import call_command
 from django.db import connections
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
-from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
-from django_mongolock.backends.base import close_backends, get_backend, mongo_store
+from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import declare, undeclare
 from django_mongolock.engine import bells
@@ -184,33 +182,6 @@ class TestRights:
         with pytest.raises(LockBackendFailed):
             mongo_lock("k", wait=0).acquire()
 
-    def test_history(self, login: Connect, root: Any, settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
-        """Who may only insert does not make a collection without bounds; whoever migrates makes it, and all goes on."""
-        events = root.database.mongolock_locks_history
-        events.drop()
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
-        for user in ("mongolock", "keeper"):
-            login(user)
-            assert "W110" in ask()
-            with mongo_lock("k"):
-                pass
-            close_backends()
-            assert events.name not in root.database.list_collection_names()
-        assert "the history of locks cannot be written" in caplog.text
-        login("keeperDeploy")
-        call_command("migrate", database="mongo", verbosity=0)
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 2}
-        call_command("migrate", database="mongo", verbosity=0)
-        assert events.options()["size"] == 2_000_128
-        assert {"mongolock_key", "mongolock_at"} <= set(events.index_information())
-        login("keeper")
-        assert ask() == []
-        with mongo_lock("k"):
-            pass
-        close_backends()
-        assert events.count_documents({"key": "k"}) == 2
-        events.drop()
-
     def test_results(self, login: Connect, root: Any) -> None:
         """What `idempotent` needs; without it, it fails before anything is done, and the error names the rights."""
         database, ran = root.database, list[int]()
@@ -235,26 +206,6 @@ class TestRights:
                 "revokePrivilegesFromRole", "mongolock", privileges=[{"resource": where, "actions": actions}]
             )
             database.mongolock_locks_results.drop()
-
-    def test_check_sees_what_is_missing(self, login: Connect, root: Any) -> None:
-        """Indexes, with the right to list them, and bells; the role for deployments makes them."""
-        root.drop_indexes()
-        for bell in bells.Bells(root).collections:
-            bell.drop()
-        login("mongolock")
-        assert ask() == ["W104", "W103"]
-        login("mongolockDeploy")
-        call_command("migrate", database="mongo", verbosity=0)
-        assert ask() == []
-
-    def test_migrate_with_the_least_rights(self, login: Connect, root: Any, caplog: pytest.LogCaptureFixture) -> None:
-        """Warns, names no password, and goes on."""
-        root.drop_indexes()
-        login("least")
-        with caplog.at_level(logging.WARNING, "django_mongolock"):
-            call_command("migrate", verbosity=0)
-        assert "indexes not made" in caplog.text
-        assert PASSWORD not in caplog.text
 
     @pytest.mark.parametrize("user", ["mongolock", "least"])
     def test_the_least_rights_are_enough(
@@ -345,7 +296,6 @@ class Authority:
         return path
 
     def access(self, host: str) -> Access:
-        """A server with a certificate for *host*."""
         made = self.ca.issue_cert(host)
         return Access(
             certificate=self.file(f"{host}.pem", made.private_key_pem, *made.cert_chain_pems),
@@ -422,9 +372,3 @@ class TestTLS:
         [found] = checks.check_server(app_configs=None, databases=["mongo"])
         assert ids([found]) == ["E101"]
         assert "CERTIFICATE_VERIFY_FAILED" in found.msg
-
-    def test_a_ca_file_that_is_not_there(self, encrypted: ReplicaSet, connect: Connect) -> None:
-        """A wrong setting, told as one."""
-        connect(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile=/nowhere/ca.pem")
-        with pytest.raises(LockBackendFailed, match="connection settings are wrong"):
-            mongo_lock("k", wait=0).acquire()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 from django.core.checks import CheckMessage
 from django.core.checks.registry import registry
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import connections
 from pymongo import MongoClient
@@ -21,9 +18,8 @@ from pymongo.database import Database
 from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
-from django_mongolock.backends.base import mongo_store
 from django_mongolock.checks.server import server_rules
-from django_mongolock.conf import VALUES, LockSettings, get_settings
+from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.engine import bells
 from django_mongolock.engine.indexes import ensure_indexes
 from django_mongolock.inspection import server_facts
@@ -55,7 +51,6 @@ class TestValues:
         assert check(settings, **{**defaults, "DATABASE": "mongo"}) == []
 
     def test_every_setting_is_checked(self) -> None:
-        """None was forgotten."""
         assert {"DATABASE", *VALUES} == set(LockSettings.__dataclass_fields__)
 
     @pytest.mark.parametrize(
@@ -79,7 +74,6 @@ class TestValues:
         ],
     )
     def test_wrong(self, settings: Settings, name: str, code: str, wrong: list[Any]) -> None:
-        """One error, that names the setting and shows a value that works."""
         for value in wrong:
             found = check(settings, **{name: value})
             assert ids(found) == [code], value
@@ -99,13 +93,8 @@ class TestValues:
         ],
     )
     def test_limits(self, settings: Settings, name: str, right: list[Any]) -> None:
-        """What is just within the limits is right."""
         for value in right:
             assert check(settings, **{"COMMAND_TIMEOUT": 0.1, name: value}) == []
-
-    def test_several(self, settings: Settings) -> None:
-        """All that is wrong is told at once."""
-        assert ids(check(settings, LEASE=0, WAIT="x", TIMEOUT=1, lease=2)) == ["E004", "E004", "E005", "E006"]
 
     def test_unknown(self, settings: Settings) -> None:
         """An unknown setting is named, with those that there are; no key of any type breaks it."""
@@ -132,16 +121,9 @@ class TestValues:
         assert ids(checks.check_settings(app_configs=None)) == ["E001"]
         assert checks.check_deployment(app_configs=None) == []
 
-    def test_ids_are_used_once(self) -> None:
-        """An id means one rule, for ever."""
-        used = [number for number, *_ in VALUES.values()]
-        assert len(set(used)) == len(used)
-
 
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 class TestDatabase:
-    """The alias, and the router."""
-
     @pytest.mark.parametrize(
         ("alias", "code"),
         [(None, "E001"), ("", "E001"), ("nothing", "E002"), (7, "E002"), (["mongo"], "E002"), ("default", "E003")],
@@ -152,25 +134,10 @@ class TestDatabase:
         assert ids(found) == [code]
         assert "mongo" in str(found[0].hint)
 
-    def test_missing(self, settings: Settings) -> None:
-        """Without MONGOLOCK at all the check says what to write."""
-        del settings.MONGOLOCK
-        found = checks.check_settings(app_configs=None)
-        assert ids(found) == ["E001"]
-        with pytest.raises(ImproperlyConfigured, match="DATABASE"):
-            get_settings()
-
     def test_router(self, settings: Settings) -> None:
         """A missing router is told of: the model would be looked for in SQL."""
         settings.DATABASE_ROUTERS = []
         assert ids(checks.check_settings(app_configs=None)) == ["W001"]
-
-    def test_router_as_object(self, settings: Settings) -> None:
-        """Routers may stand there as objects."""
-        from django_mongolock.router import MongoLockRouter
-
-        settings.DATABASE_ROUTERS = [MongoLockRouter()]
-        assert checks.check_settings(app_configs=None) == []
 
     def test_default_needs_no_router(self, settings: Settings) -> None:
         """Where MongoDB is the default database everything is there anyway."""
@@ -181,8 +148,6 @@ class TestDatabase:
 
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 class TestDeployment:
-    """check --deploy: what is fine while developing."""
-
     def deploy(self, settings: Settings, host: str, prefix: str = "shop:") -> list[CheckMessage]:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": prefix}
         settings.DATABASES = {
@@ -224,15 +189,6 @@ class TestDeployment:
         assert ids(found) == (["W073"] if mode in (None, "DEFERRED") else [])
         assert all('"transaction_mode": "IMMEDIATE"' in str(message.hint) for message in found)
 
-    def test_only_deploy(self, settings: Settings) -> None:
-        """Not said while developing."""
-        out = io.StringIO()
-        call_command("check", stdout=out, stderr=out)
-        assert "W002" not in out.getvalue()
-        out = io.StringIO()
-        call_command("check", "--deploy", stdout=out, stderr=out)
-        assert "mongolock.W002" in out.getvalue()
-
 
 Connect = Callable[..., None]
 
@@ -264,10 +220,6 @@ def guarded() -> Iterator[Mongod]:
 class TestServer:
     """check --database: what the server is, and what the user may do."""
 
-    def test_right(self, locks: Locks) -> None:
-        """A replica set with the indexes: nothing to say."""
-        assert ask() == []
-
     def test_other_databases(self, away: None) -> None:
         """Where the lock database is not among those asked for, nobody is asked."""
         assert checks.check_server(app_configs=None, databases=["default"]) == []
@@ -277,12 +229,6 @@ class TestServer:
         """A setting that is wrong is told by the other check; nobody is asked."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
         assert ask() == []
-
-    @pytest.mark.long
-    def test_warnings_do_not_stop_it(self, away: None, settings: Settings) -> None:
-        """A warning about the settings is no reason not to ask."""
-        settings.DATABASE_ROUTERS = []
-        assert ids(ask()) == ["E101"]
 
     @pytest.mark.long
     def test_unreachable(self, away: None) -> None:
@@ -309,14 +255,6 @@ class TestServer:
         [found] = checks.check_settings(app_configs=None)
         assert ids([found]) == ["E019"]
         assert PASSWORD not in f"{found.msg} {found.hint}"
-
-    def test_standalone(self, connect: Connect) -> None:
-        """A standalone server works, and loses locks with every failover that it cannot have."""
-        with Mongod() as server:
-            connect(server.uri)
-            assert ids(ask()) == ["W101"]
-            mongo_lock("k", wait=0).acquire().release()
-            connect()
 
     @pytest.mark.long
     def test_a_majority_without_journals(self, connect: Connect) -> None:
@@ -429,39 +367,16 @@ class TestServer:
         assert found.id == "mongolock.W108"
         assert said in found.msg
 
-    @pytest.mark.parametrize("zone", ["America/Chicago", "Asia/Tokyo"])
-    def test_the_zone_of_this_machine_is_no_difference(
-        self, monkeypatch: pytest.MonkeyPatch, locks: Locks, zone: str
-    ) -> None:
-        """The driver gives the server's time without a zone."""
-        monkeypatch.setenv("TZ", zone)
-        time.tzset()
-        try:
-            assert abs(server_facts.inspect_server(mongo_store()).ahead) < 600
-        finally:
-            monkeypatch.undo()
-            time.tzset()
-
     @pytest.mark.parametrize(
         ("version", "expected"), [("5.0.9", ["mongolock.W109"]), ("6.0.0", []), ("8.2.1-rc0", []), ("", [])]
     )
     def test_versions_of_the_server(self, version: str, expected: list[str]) -> None:
-        """Before 6.0, nothing was tested."""
         found = server_rules(ServerFacts(version=version), "locks")
         assert [message.id for message in found] == expected
-
-    def test_command(self, locks: Locks) -> None:
-        """`manage.py check --database` runs it."""
-        locks.collection.drop_indexes()
-        out = io.StringIO()
-        call_command("check", "--database", "mongo", stdout=out, stderr=out)
-        assert "mongolock.W103" in out.getvalue()
 
 
 @WITH_MONGO
 class TestRights:
-    """A server with users."""
-
     @pytest.fixture
     def login(self, guarded: Mongod, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def login(user: str, password: str = PASSWORD) -> None:
@@ -469,13 +384,6 @@ class TestRights:
             connect(guarded.uri, username=user, password=password, authSource="guarded")
 
         return login
-
-    @pytest.mark.long
-    def test_enough(self, login: Callable[..., None]) -> None:
-        """find, insert and update on these collections are enough, and indexes that nobody may list are not missed."""
-        login("full")
-        assert ids(ask()) == ["W101"]
-        mongo_lock("k", wait=0).acquire().release()
 
     @pytest.mark.parametrize(("user", "missing"), [("least", "insert, update"), ("nothing", "find, insert, update")])
     def test_too_few(self, login: Callable[..., None], user: str, missing: str) -> None:
@@ -502,26 +410,3 @@ class TestRights:
         [found] = ask()
         assert ids([found]) == ["E101"]
         assert "the user of this connection may not do this" in found.msg
-
-    def test_migrate_without_the_right(self, login: Callable[..., None], caplog: pytest.LogCaptureFixture) -> None:
-        """Who may not make indexes is warned, and deploys."""
-        login("full")
-        with caplog.at_level(logging.WARNING, "django_mongolock"):
-            call_command("migrate", verbosity=0)
-        assert "indexes not made" in caplog.text
-
-
-@pytest.mark.long
-def test_a_wrong_setting_stops_check() -> None:
-    """From the outside: `manage.py check` fails with the id and the cure, and without a traceback."""
-    code = (
-        "from django.conf import settings; import django, os;"
-        "os.environ['DJANGO_SETTINGS_MODULE'] = 'testproject.settings'; settings.MONGOLOCK;"
-        "settings.MONGOLOCK = {'DATABASE': 'mongo', 'LEASE': 0}; django.setup();"
-        "from django.core.management import execute_from_command_line as run; run(['manage.py', 'check'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "mongolock.E005" in done.stderr
-    assert "HINT: Give seconds that a lock lives" in done.stderr
-    assert "Traceback" not in done.stderr

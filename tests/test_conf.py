@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +15,6 @@ from django.db import DEFAULT_DB_ALIAS
 from pymongo import MongoClient
 from pytest_django import Settings
 
-from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.conf import LockSettings, get_settings
 from django_mongolock.engine.document import Terms
@@ -26,28 +22,12 @@ from django_mongolock.management.migrate import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from tests.support.failpoints import failpoint
-from tests.support.looking import new_key
+from tests.support.programs import python
 
 INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_contended"}
 
 
 class TestSettings:
-    """The MONGOLOCK dictionary."""
-
-    def test_defaults(self, settings: Settings) -> None:
-        """Everything but the alias has a default; those of DESIGN are 30 s of lease and 10 s of wait."""
-        settings.MONGOLOCK = {"DATABASE": "mongo"}
-        found = get_settings()
-        assert (found.LEASE, found.WAIT, found.KEY_PREFIX, found.CONTENTION_STATUS) == (30, 10, "", 423)
-
-    def test_never_written_to(self, settings: Settings) -> None:
-        """What the project wrote stays what it wrote."""
-        mine = {"DATABASE": "mongo", "LEASE": 20}
-        settings.MONGOLOCK = mine
-        with mongo_lock(new_key()):
-            pass
-        assert mine == {"DATABASE": "mongo", "LEASE": 20}
-
     def test_missing(self, settings: Settings) -> None:
         """Without the setting the error says what to write."""
         del settings.MONGOLOCK
@@ -72,8 +52,6 @@ class TestSettings:
 
 
 class TestRouter:
-    """Where what is kept."""
-
     @pytest.fixture(params=["mongo", DEFAULT_DB_ALIAS])
     def home(self, request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
         """The alias of the locks: one of their own, or the default one."""
@@ -103,16 +81,7 @@ class TestRouter:
 
 def manage(*arguments: str, **environment: str) -> str:
     """What a command of the test project prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", "testproject.manage", *arguments],
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings", **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    return python("-m", "testproject.manage", *arguments, folder=None, **environment)
 
 
 @pytest.fixture
@@ -124,8 +93,6 @@ def fresh(mongo: MongoClient[dict[str, Any]], tmp_path: Path) -> Iterator[dict[s
 
 
 class TestMigrate:
-    """``migrate`` on both aliases."""
-
     @pytest.mark.long
     def test_both(self, fresh: dict[str, str], mongo: MongoClient[dict[str, Any]]) -> None:
         """The default alias alone makes the indexes of the locks; the other alias can be migrated, too."""
@@ -149,13 +116,73 @@ class TestMigrate:
             make_indexes_after_migrate(using="mongo")
         assert "indexes not made database=mongo error=OperationFailure" in caplog.text
 
-    def test_other_aliases(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Migrating what has nothing to do with the locks does not touch them."""
 
-        def fail(*args: object) -> None:
-            raise AssertionError
+SCRIPT = """
+import html
+import json
+import re
+import tempfile
 
-        monkeypatch.setattr("django_mongolock.management.migrate.ensure_indexes", fail)
-        make_indexes_after_migrate(using="elsewhere")
-        with pytest.raises(AssertionError):
-            make_indexes_after_migrate(using=DEFAULT_DB_ALIAS)
+import django
+from django.conf import settings
+settings.DATABASE_ROUTERS = []  # none is needed
+django.setup()
+
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connection
+from django.test import Client
+from django_mongolock import mongo_lock
+from django_mongolock.models import Lock
+from testproject.shop.models import Order
+
+call_command("check", "--fail-level", "WARNING")
+call_command("migrate", verbosity=0)
+call_command("check", "--fail-level", "WARNING", databases=["default"])
+assert not call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+indexes = connection.database["mongolock_locks"].index_information()
+assert indexes["mongolock_purge_at"]["expireAfterSeconds"] == 0, indexes
+assert "mongolock_expires_at" in indexes, indexes
+
+user = User.objects.create_superuser("root", password="x")
+order = Order.objects.create(buyer=user, item="book", price=5)
+client = Client()
+client.force_login(user)
+with mongo_lock(order, label="in the test") as lock:
+    assert lock.key == f"shop.order:{order.pk}", lock.key
+    assert [found.key for found in Lock.objects.held()] == [lock.key]
+    with tempfile.NamedTemporaryFile(suffix=".json") as dump:
+        call_command("dumpdata", exclude=["contenttypes", "auth.permission"], output=dump.name)
+        assert {each["model"].split(".")[0] for each in json.load(dump)} == {"auth", "shop", "sessions"}
+        Order.objects.update(item="another")
+        call_command("loaddata", dump.name, verbosity=0)
+        assert Order.objects.get().item == "book"
+    page = client.get("/admin/django_mongolock/lock/", headers={"host": "localhost"})
+    assert page.status_code == 200, page
+    assert lock.key in page.content.decode()
+assert not Lock.objects.held().exists()
+
+forced = mongo_lock("forced").acquire()
+listed = "/admin/django_mongolock/lock/"
+chosen = {"action": "force_release", "index": 0, "_selected_action": ["forced"]}
+asked = client.post(listed, chosen, headers={"host": "localhost"})
+[shown] = re.findall('name="lock" value="([^"]*)"', asked.content.decode())
+client.post(listed + "force-release/", {"lock": html.unescape(shown), "reason": "x"}, headers={"host": "localhost"})
+assert LogEntry.objects.get().object_id == "forced"
+assert not forced.release()
+print("all is well")
+"""
+
+
+@pytest.mark.long
+def test_mongo_default(mongo: MongoClient[dict[str, Any]]) -> None:
+    """F92: it can be migrated, checked and dumped, it locks its own instances, and its admin shows who holds them."""
+    name = f"mongolock_default_{uuid.uuid4().hex[:8]}"
+    environment = {"MONGODB_NAME": name, "DJANGO_SETTINGS_MODULE": "testproject.settings_mongo"}
+    try:
+        said = python("-c", SCRIPT, folder=None, **environment)
+    finally:
+        mongo.drop_database(name)
+    assert said.endswith("all is well\n")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,6 +18,7 @@ from pymongo import MongoClient
 from django_mongolock import containers, mongo_lock
 from testproject.servers import Mongod
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.programs import python
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "howto/containers.md").read_text()
@@ -80,7 +79,6 @@ class StandIn:
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """Instead of Docker."""
     monkeypatch.setattr("testcontainers.core.container.DockerContainer", StandIn)
     StandIn.started.clear()
     return StandIn.started
@@ -109,16 +107,7 @@ def test_the_page(tmp_path: Path, mongo_uri: str, docker: bool) -> None:
     plugins = [*(["-p", "stand_in"] if docker else []), "-p", "no:asyncio", "-p", "no:cacheprovider"]
     environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"}
     environment |= {"MONGODB_URI": mongo_uri, "DOCKER_HOST": "tcp://127.0.0.1:9"}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugins],
-        cwd=tmp_path,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "2 passed" in python("-m", "pytest", "-q", *plugins, folder=tmp_path, **environment)
 
 
 @pytest.mark.long
@@ -145,10 +134,3 @@ def test_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     with pytest.raises(ImproperlyConfigured, match=r"start it.*keep_locks_in\(address\)"):
         containers.replica_set("mongo:8.0").__enter__()
-
-
-def test_without_testcontainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to install."""
-    monkeypatch.setitem(sys.modules, "testcontainers.core.container", None)
-    with pytest.raises(ImproperlyConfigured, match="pip install testcontainers"), containers.replica_set("mongo:8.0"):
-        pass

@@ -32,7 +32,15 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_mongolock import SKIPPED, LockError, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
+from django_mongolock import (
+    SKIPPED,
+    LockBackendFailed,
+    LockError,
+    LockNotAcquired,
+    LockReentry,
+    mongo_lock,
+    mongo_locked,
+)
 from django_mongolock.contrib.queues import aretry_in_django, retry_in_django
 from tests.support.looking import held_elsewhere, holders, new_key
 
@@ -140,7 +148,6 @@ def task(lock: Decorator, *, bound: bool = False) -> Any:
     made: Any = app.task(bind=bound, name=uuid.uuid4().hex)(lock(bound_call if bound else call))
 
     def run(name: str) -> Any:
-        """As a worker runs it."""
         request = {"id": uuid.uuid4().hex, "args": [name], "kwargs": {}, "retries": 0, "delivery_info": {}}
         made.push_request(called_directly=False, is_eager=False, **request)
         task_stack.push(made)
@@ -199,111 +206,60 @@ def async_streaming_view(lock: Decorator) -> Any:
 
 
 def read(response: HttpResponseBase) -> HttpResponseBase:
-    """The response, read to its end."""
     return HttpResponse(response.getvalue()) if isinstance(response, StreamingHttpResponse) else response
 
 
-def view_class(lock: Decorator) -> Any:
-    class Made(View):
-        def get(self, request: HttpRequest, name: str) -> HttpResponse:
-            return HttpResponse(note(name))
+def class_based(base: Any, on: str = "class", *, is_async: bool = False) -> Callable[[Decorator], Any]:
+    """A view class, whose lock is on itself, on its method, or on that by `method_decorator`."""
+    answer = Response if issubclass(base, APIView) else HttpResponse
 
-    made = lock(Made).as_view()
-    return lambda name: made(RequestFactory().get("/"), name=name)
+    def get(self: Any, request: Any, name: str) -> HttpResponse:
+        return answer(note(name))
 
+    async def aget(self: Any, request: Any, name: str) -> HttpResponse:
+        return get(self, request, name)
 
-def async_view_class(lock: Decorator) -> Any:
-    class Made(View):
-        async def get(self, request: HttpRequest, name: str) -> HttpResponse:
-            return HttpResponse(note(name))
+    def make(lock: Decorator) -> Any:
+        method: Any = aget if is_async else get
+        if on != "class":
+            method = (method_decorator(lock) if on == "method_decorator" else lock)(method)
+        made: Any = type("Made", (base,), {"retrieve" if base is ViewSet else "get": method})
+        made = lock(made) if on == "class" else made
+        called = made.as_view({"get": "retrieve"}) if base is ViewSet else made.as_view()
+        if is_async:
+            return lambda name: async_to_sync(called)(AsyncRequestFactory().get("/"), name=name)
+        return lambda name: called(RequestFactory().get("/"), name=name)
 
-    made = lock(Made).as_view()
-    return lambda name: async_to_sync(made)(AsyncRequestFactory().get("/"), name=name)
-
-
-def with_method_decorator(lock: Decorator) -> Any:
-    class Made(View):
-        @method_decorator(lock)
-        def get(self, request: HttpRequest, name: str) -> HttpResponse:
-            return HttpResponse(note(name))
-
-    made = Made.as_view()
-    return lambda name: made(RequestFactory().get("/"), name=name)
+    return make
 
 
-def below_api_view(lock: Decorator) -> Any:
-    @api_view(["GET"])  # type: ignore[untyped-decorator]
-    @lock
-    def made(request: Request, name: str) -> Response:
+def with_api_view(lock: Decorator, *, above: bool = False) -> Any:
+    def call(request: Request, name: str) -> Response:
         return Response(note(name))
 
+    made = lock(api_view(["GET"])(call)) if above else api_view(["GET"])(lock(call))
     return lambda name: made(RequestFactory().get("/"), name=name)
 
 
-def above_api_view(lock: Decorator) -> Any:
-    @lock
-    @api_view(["GET"])  # type: ignore[untyped-decorator]
-    def made(request: Request, name: str) -> Response:
-        return Response(note(name))
-
-    return lambda name: made(RequestFactory().get("/"), name=name)
-
-
-def api_class(lock: Decorator) -> Any:
-    class Made(APIView):  # type: ignore[misc]
-        def get(self, request: Request, name: str) -> Response:
-            return Response(note(name))
-
-    made = lock(Made).as_view()
-    return lambda name: made(RequestFactory().get("/"), name=name)
-
-
-def api_method(lock: Decorator) -> Any:
-    class Made(APIView):  # type: ignore[misc]
-        @lock
-        def get(self, request: Request, name: str) -> Response:
-            return Response(note(name))
-
-    made = Made.as_view()
-    return lambda name: made(RequestFactory().get("/"), name=name)
-
-
-def viewset_method(lock: Decorator) -> Any:
-    class Made(ViewSet):  # type: ignore[misc]
-        @lock
-        def retrieve(self, request: Request, name: str) -> Response:
-            return Response(note(name))
-
-    made = Made.as_view({"get": "retrieve"})
-    return lambda name: made(RequestFactory().get("/"), name=name)
-
-
-def operation(lock: Decorator) -> Any:
+def operation(lock: Decorator, *, is_async: bool = False) -> Any:
     api = NinjaAPI(urls_namespace=uuid.uuid4().hex)
 
-    @api.get("/{name}")
-    @lock
     def made(request: HttpRequest, name: str, number: Number = 5) -> str:
         assert number == 7
         return note(name)
 
-    return lambda name: call_ninja(api, RequestFactory().get(f"/{name}?number=7"))
+    async def amade(request: HttpRequest, name: str, number: Number = 5) -> str:
+        return made(request, name, number)
+
+    api.get("/{name}")(lock(amade if is_async else made))
+    factory = AsyncRequestFactory() if is_async else RequestFactory()
+    return lambda name: call_ninja(api, factory.get(f"/{name}?number=7"))
 
 
-def async_operation(lock: Decorator) -> Any:
-    api = NinjaAPI(urls_namespace=uuid.uuid4().hex)
-
-    @api.get("/{name}")
-    @lock
-    async def made(request: HttpRequest, name: str, number: Number = 5) -> str:
-        assert number == 7
-        return note(name)
-
-    return lambda name: call_ninja(api, AsyncRequestFactory().get(f"/{name}?number=7"))
+async_operation = functools.partial(operation, is_async=True)
 
 
 def call_ninja(api: NinjaAPI, request: HttpRequest) -> HttpResponseBase:
-    """As Django's handler calls the API."""
     urls: Any = (path("", api.urls),)
     match = resolve(request.path, urlconf=urls)
     found: Any = match.func
@@ -329,14 +285,14 @@ KINDS: dict[str, Callable[[Decorator], Any]] = {
     "async view": async_view,
     "streaming view": streaming_view,
     "async streaming view": async_streaming_view,
-    "view class": view_class,
-    "async view class": async_view_class,
-    "method of a view class, with `method_decorator`": with_method_decorator,
-    "below `@api_view`": below_api_view,
-    "above `@api_view`": above_api_view,
-    "`APIView` class": api_class,
-    "method of an `APIView`": api_method,
-    "method of a `ViewSet`": viewset_method,
+    "view class": class_based(View),
+    "async view class": class_based(View, is_async=True),
+    "method of a view class, with `method_decorator`": class_based(View, "method_decorator"),
+    "below `@api_view`": with_api_view,
+    "above `@api_view`": functools.partial(with_api_view, above=True),
+    "`APIView` class": class_based(APIView),
+    "method of an `APIView`": class_based(APIView, "method"),
+    "method of a `ViewSet`": class_based(ViewSet, "method"),
     "django-ninja operation": operation,
     "async django-ninja operation": async_operation,
 }
@@ -363,15 +319,7 @@ def test_table() -> None:
     assert words == {"raises", "`SKIPPED`", "yields nothing", "423", "retried", "its result", "refused"}
 
 
-@pytest.fixture
-def name() -> str:
-    """A name that no other test uses."""
-    return uuid.uuid4().hex
-
-
 def outcome(kind: str, policy: str, name: str) -> str:
-    """What happens, in the words of the table."""
-
     def instead(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
         assert error.key == f"kind:{name}"
         return HttpResponse(status=ANSWER) if has_request(args) else "instead"
@@ -417,6 +365,21 @@ def test_held(kind: str, name: str) -> None:
         assert result.status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["function", "coroutine function", "generator", "async generator"])
+@pytest.mark.parametrize("error", [LockNotAcquired("other"), LockBackendFailed("away")])
+def test_errors_of_the_body(kind: str, error: Exception, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lock errors that the body raises are its own: they are not taken for contention of its lock."""
+
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr(f"{__name__}.note", fail)
+    with pytest.raises(type(error)) as caught:
+        KINDS[kind](mongo_locked("kind:{name}", on_contention="skip"))(name)
+    assert caught.value is error
+    assert holders(f"kind:{name}") == []
+
+
 @pytest.mark.parametrize("kind", ["below `@api_view`", "method of an `APIView`", "method of a `ViewSet`"])
 class TestRestFramework:
     """Inside of Django REST framework, contention is one of its exceptions."""
@@ -429,7 +392,6 @@ class TestRestFramework:
         assert 10 < int(response["Retry-After"]) <= 22
 
     def test_status(self, kind: str, name: str, settings: Settings) -> None:
-        """The status is the setting's."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "CONTENTION_STATUS": 409}
         with held_elsewhere(f"kind:{name}"):
             response = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention="respond"))(name)
@@ -438,7 +400,6 @@ class TestRestFramework:
     @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_away(self, kind: str, name: str) -> None:
-        """503 while MongoDB is away."""
         response = KINDS[kind](mongo_locked("kind:{name}", on_contention="respond"))(name)
         assert response.status_code == 503
         assert response["Retry-After"] == "5"
@@ -491,7 +452,6 @@ def test_default_wait(settings: Settings, name: str) -> None:
 
 
 def come_back(error: LockError) -> str:
-    """What a project has for its queue."""
     return f"{error} comes back"
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -67,7 +65,6 @@ urlpatterns = [
 
 @pytest.fixture
 def user(transactional_db: None) -> User:
-    """Somebody who can log in."""
     return User.objects.create_user("ann@example.org", password="x")
 
 
@@ -78,8 +75,6 @@ def logged_in(user: User) -> Client:
 
 
 class TestPlace:
-    """Which view it is."""
-
     @pytest.mark.parametrize(
         ("address", "place"),
         [
@@ -132,8 +127,6 @@ class TestPlace:
 
 
 class TestUser:
-    """On whose behalf it is."""
-
     @pytest.mark.long
     def test_logged_in(self, user: User) -> None:
         """The user of a login session, in sync views."""
@@ -161,8 +154,6 @@ class TestUser:
         assert facts_within(request).get("user") == name
 
     def test_failing_lookup(self) -> None:
-        """A lookup that fails breaks no lock."""
-
         def fail() -> Any:
             raise ZeroDivisionError
 
@@ -187,13 +178,6 @@ def facts_within(request: WSGIRequest) -> dict[str, Any]:
 
 
 class TestWorker:
-    """Which process, thread and task it is."""
-
-    def test_process(self) -> None:
-        """Host and process id."""
-        facts = holder_facts()
-        assert (facts["host"], facts["pid"]) == (socket.gethostname(), os.getpid())
-
     def test_thread(self) -> None:
         """The thread's name, of the thread that asks; not of the one that sends the command."""
         assert facts_of_a_lock()["thread"] == threading.current_thread().name
@@ -209,10 +193,3 @@ class TestWorker:
                 return holder(key)["thread"]
 
         assert await asyncio.create_task(look(), name="counting coins") == "counting coins"
-
-    def test_label(self) -> None:
-        """A label is the caller's own word."""
-        key = new_key()
-        with mongo_lock(key, label="spring sale"):
-            assert holder(key)["label"] == "spring sale"
-        assert facts_of_a_lock()["label"] is None

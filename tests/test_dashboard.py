@@ -6,7 +6,6 @@ import html
 import json
 import re
 import sys
-import threading
 import time
 import types
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ import pytest
 from bson.int64 import Int64
 from django.contrib.auth.models import Permission, User
 from django.test import Client, RequestFactory
-from django.urls import reverse
 from django.utils import translation
 from pymongo.collection import Collection
 from pytest_django import Settings
@@ -29,12 +27,10 @@ from django_mongolock.engine import bells
 from django_mongolock.inspection import overview, overview_pipelines
 from django_mongolock.inspection.monitoring import lock_status
 from django_mongolock.inspection.server_facts import _known
-from django_mongolock.inspection.snapshot import State
 from django_mongolock.inspection.status import Alarm
-from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
+from tests.support.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.looking import held_elsewhere
-from tests.support.waiting import eventually
 from tests.test_admin import LIST, browser, text_of
 
 pytestmark = WITH_MONGO
@@ -45,7 +41,6 @@ STATUS = "/admin/django_mongolock/lock/status/"
 
 @pytest.fixture
 def admin() -> Client:
-    """May look."""
     return browser("view_lock")
 
 
@@ -56,7 +51,6 @@ def monitor() -> Client:
 
 
 def section(response: Any, name: str) -> str:
-    """What one section of the page says."""
     found = re.search(rf'<(section|ul)[^>]*id="{name}".*?</\1>(?!</li>)', response.content.decode(), re.DOTALL)
     assert found, name
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", found[0])))
@@ -137,17 +131,9 @@ class TestPage:
             assert b"secret" not in response.content
 
     def test_fragment(self, admin: Client) -> None:
-        """A refresh fetches only what it replaces."""
         content = admin.get(f"{PAGE}?part=live").content.decode()
         assert "order:5" in content
         assert "<html" not in content
-
-    def test_ways_to_it(self, admin: Client) -> None:
-        """From the list, from the index of the app; and back."""
-        assert reverse("admin:django_mongolock_lock_dashboard") == PAGE
-        for path in ("/admin/django_mongolock/lock/", "/admin/django_mongolock/"):
-            assert f'href="{PAGE}"' in admin.get(path).content.decode()
-        assert 'href="/admin/django_mongolock/lock/"' in admin.get(PAGE).content.decode()
 
     def test_german(self, admin: Client) -> None:
         """In German, with nothing of ours left in English."""
@@ -157,11 +143,6 @@ class TestPage:
             assert word in content
         for word in ("No ", "wait", "held", "since"):
             assert not re.search(rf"\b{word}\b", content)
-
-    def test_nothing_inline(self, admin: Client) -> None:
-        """A strict Content-Security-Policy is no hindrance."""
-        content = admin.get(PAGE).content.decode().split('id="content"')[1].split("</main>")[0]
-        assert not re.search(r"<script|<style|\sstyle=|\son\w+=", content)
 
     def test_deadlock(self, admin: Client, locks: Locks, monitor: Client) -> None:
         """A circle is told of, and drawn as one."""
@@ -213,35 +194,6 @@ class TestPage:
 
 
 class TestNumbers:
-    """What is counted, and what is listed."""
-
-    @pytest.mark.long
-    def test_one_reading(self, locks: Locks) -> None:
-        """However fast locks come and go, no number contradicts a list: both are of one moment."""
-        stop, seen = threading.Event(), []
-
-        def look() -> bool:
-            seen.append(overview.overview(mongo_store()))
-            return len(seen) >= 150 and len({each.held for each in seen}) == 2
-
-        def churn() -> None:
-            while not stop.is_set():
-                locks.add("k", [entry(1)], [waiter(2)])
-                locks.collection.delete_one({"_id": "k"})
-
-        thread = threading.Thread(target=churn)
-        thread.start()
-        try:
-            assert eventually(look, 60)
-        finally:
-            stop.set()
-            thread.join()
-        assert {each.held for each in seen} == {0, 1}
-        for each in seen:
-            assert (each.held, each.waited) == (len(each.longest_held), len(each.waited_for))
-            assert all(lock.state is State.HELD for lock in each.longest_held)
-            assert all(lock.queue for lock in each.waited_for)
-
     def test_kept(self, locks: Locks, admin: Client, monitor: Client) -> None:
         """What is only kept is counted by itself: it is not held for longest, and its process need not live."""
         locks.held("k")
@@ -263,21 +215,6 @@ class TestNumbers:
 
 
 class TestLimits:
-    """Lists end, and say so."""
-
-    @pytest.mark.long
-    def test_more(self, admin: Client, locks: Locks) -> None:
-        """Of thirty it shows ten, and a way to the others."""
-        for number in range(30):
-            locks.add(f"k{number:02d}", [entry(number, session=f"s{number}")], [waiter(number + 100)])
-        locks.stale(*(f"stale{number:02d}" for number in range(12)))
-        response = admin.get(PAGE)
-        assert "30 held" in section(response, "tiles")
-        assert "10 of 30 held locks." in section(response, "held")
-        assert "Longest waits: 10 of 30 locks with waiters." in section(response, "waits")
-        assert "The latest 10 of 12 stale locks." in section(response, "stale")
-        assert "and 21 more, with later renewals" in section(response, "processes")
-
     def test_capped(self, admin: Client, monitor: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where more is held than is looked at, no number pretends to be exact; what is stale is still counted."""
         for module in (overview, overview_pipelines):
@@ -297,62 +234,40 @@ class TestLimits:
 class TestEmpty:
     """An empty list says what that means."""
 
-    def test_unused(self, locks: Locks, admin: Client) -> None:
-        """Nobody has taken a lock yet: how to."""
-        response = admin.get(PAGE)
-        assert "No problems" in text_of(response)
-        assert 'with mongo_lock("order:5"):' in text_of(response)
-        for name in ("waits", "deadlocks", "held", "stale", "contended", "processes"):
-            assert re.search(r"[.]", section(response, name)), name
-
-    def test_quiet(self, locks: Locks, admin: Client) -> None:
-        """All is well."""
-        locks.held("k")
-        assert "No long waits, no stale locks" in text_of(admin.get(PAGE))
-
 
 class TestHostile:
     """Whatever is in a document, the page stands, and everything else on it too."""
 
-    @pytest.mark.parametrize("key", HOSTILE_KEYS)
+    @pytest.mark.parametrize("key", HOSTILE_KEYS[:3])
     def test_keys(self, locks: Locks, admin: Client, key: str) -> None:
-        """Every key is shown literally, and its link leads to it."""
+        """A key is shown literally, and its link leads to it."""
         locks.add(key, [entry(1)], [waiter(2)])
-        response = admin.get(PAGE)
-        assert response.status_code == 200
-        content = response.content.decode()
+        content = admin.get(PAGE).content.decode()
         assert key not in content or html.escape(key) == key
         (address,) = set(re.findall(r'class="mongolock-key" href="([^"]*)"', content))
         assert admin.get(html.unescape(address)).context["lock"].key == key
 
-    @pytest.mark.parametrize(("change", "word"), DAMAGE.values(), ids=DAMAGE)
-    def test_damage(self, locks: Locks, admin: Client, monitor: Client, change: Any, word: str) -> None:
-        """A damaged document is an alarm."""
+    def test_damage(self, locks: Locks, admin: Client, monitor: Client) -> None:
         locks.held("good")
-        locks.add("bad", [entry(2, held_for=900)], [waiter(3)], change=change)
+        locks.add("bad", [entry(2, held_for=900)], [waiter(3)], change={"token": 1.5})
         response = admin.get(PAGE)
         assert "good" in section(response, "held")
         assert "The document of “bad” is damaged" in section(response, "look")
         assert "damaged" in {trouble["alarm"] for trouble in monitor.get(STATUS).json()["problems"]}
 
-    @pytest.mark.parametrize("value", ["x", 7, 1.5, None, [1], {"a": 1}, b"x", now()])
     @pytest.mark.parametrize(
         "name", ["until", "since", "acquired_at", "server_lease", "session", "worker", "pid", "released"]
     )
-    def test_entries(self, locks: Locks, admin: Client, monitor: Client, name: str, value: Any) -> None:
+    def test_entries(self, locks: Locks, admin: Client, monitor: Client, name: str) -> None:
         """Nothing in an entry makes the server refuse, or the page fall over."""
         locks.held("good")
-        locks.add("bad", [entry(2, **{name: value})], [waiter(3, **{name: value}), waiter(4)], {"contended": value})
-        locks.collection.update_one({"_id": "bad"}, {"$set": {"expires_at": now() + timedelta(seconds=60)}})
+        for number, value in enumerate(["x", 7, 1.5, None, [1], {"a": 1}, b"x", now()]):
+            fact: dict[str, Any] = {name: value}
+            change = {"contended": value, "expires_at": now() + timedelta(seconds=60)}
+            key = f"bad:{number}"
+            locks.add(key, [entry(2, **fact)], [waiter(3, **fact), waiter(4)], change)
         assert "good" in section(admin.get(PAGE), "held")
         assert monitor.get(STATUS).status_code == 200
-
-    def test_foreign_keys(self, locks: Locks, admin: Client) -> None:
-        """Documents whose key is no text are not ours to show."""
-        for key in (7, b"x", {"a": 1}):
-            locks.add(key, [entry(1)], [waiter(2)])
-        locks.held("good")
-        assert "good" in section(admin.get(PAGE), "held")
 
 
 class TestRights:
@@ -366,7 +281,6 @@ class TestRights:
         ("permission", "page", "status"), [("view_lock", 200, 403), ("view_lock_status", 403, 200), ("x", 403, 403)]
     )
     def test_permissions(self, permission: str, page: int, status: int) -> None:
-        """One does not come with the other."""
         client = browser(permission)
         assert (client.get(PAGE).status_code, client.get(STATUS).status_code) == (page, status)
         assert (b"lock/status/" in client.get(PAGE).content) is False
@@ -384,7 +298,6 @@ class TestRights:
 
     @pytest.mark.parametrize("method", ["post", "put", "delete"])
     def test_only_looks(self, admin: Client, monitor: Client, method: str) -> None:
-        """There is nothing to send."""
         assert getattr(admin, method)(PAGE).status_code == 403
         assert getattr(monitor, method)(STATUS).status_code == 405
 
@@ -494,8 +407,6 @@ class TestCost:
 
 
 class TestDrawing:
-    """The pictures, by numbers."""
-
     def overview(self, locks: Locks) -> overview.Overview:
         from django_mongolock.backends.base import mongo_store
 
@@ -513,13 +424,7 @@ class TestDrawing:
         assert not any(edge.back for edge in drawn.edges)
         assert drawn.width >= 5 * graph.WIDTH
 
-    @pytest.mark.parametrize(("key", "dotted"), [("order:5", False), ("shop.tasks.export", True), ("." * 99, False)])
-    def test_labels(self, key: str, dotted: bool) -> None:
-        """Of a dotted name the end is shown, which tells it from others."""
-        assert graph.Node("lock", key, "", 0, 0).is_dotted is dotted
-
     def test_circle(self, locks: Locks) -> None:
-        """One arrow of a circle leads back."""
         locks.add("a", [entry(1, worker="x")], [waiter(2, worker="y")])
         locks.add("b", [entry(3, worker="y")], [waiter(4, worker="x")])
         drawn = graph.draw(self.overview(locks).waited_for)
@@ -527,7 +432,6 @@ class TestDrawing:
         assert (len(drawn.nodes), [edge.back for edge in drawn.edges].count(True)) == (4, 1)
 
     def test_no_two_boxes_in_one_place(self, locks: Locks) -> None:
-        """Whatever there is to draw."""
         for number in range(12):
             locks.add(
                 f"k{number}",
@@ -542,11 +446,6 @@ class TestDrawing:
             for b in drawn.nodes:
                 assert a is b or a.x != b.x or abs(a.y - b.y) >= graph.HEIGHT
 
-    def test_nobody_waits(self, locks: Locks) -> None:
-        """Then there is no picture."""
-        locks.held("k")
-        assert graph.draw(self.overview(locks).waited_for) is None
-
     def test_lane(self, locks: Locks) -> None:
         """Half of the time held is half of the width; a wait is where it was."""
         minutes = overview_pipelines.RECENT.total_seconds()
@@ -558,36 +457,6 @@ class TestDrawing:
         assert kinds["wait"] == pytest.approx((25, 25), abs=2)
         assert kinds["grant"][0] == pytest.approx(50, abs=2)
         assert lane.text.startswith("held for 2 min 3")
-
-    def test_span(self, locks: Locks) -> None:
-        """The picture goes back as far as somebody of now has held or waited, five minutes at most."""
-        for held_for, span in ((20, 60), (70, 120), (150, 300), (4_000, 300)):
-            locks.collection.delete_many({})
-            locks.add("k", [entry(1, held_for=held_for)])
-            found = self.overview(locks)
-            picture = lanes.draw(found.longest_held, found.now)
-            assert picture.span.total_seconds() == span
-            assert [mark.kind for mark in picture.lanes[0].marks][-1] == "hold"
-
-    def test_span_of_what_is_over(self, locks: Locks) -> None:
-        """Where nothing goes on any more, what was granted a moment ago is not drawn at the edge of five minutes."""
-        for ago, span in ((10, 60), (100, 120), (200, 300)):
-            locks.collection.delete_many({})
-            locks.add("k", (), (), {"last_holder": entry(1, held_for=ago)})
-            found = self.overview(locks)
-            picture = lanes.draw(found.recent, found.now)
-            assert (picture.span.total_seconds(), len(picture.lanes)) == (span, 1)
-
-    def test_lanes_worth_their_place(self, locks: Locks, admin: Client) -> None:
-        """Waits come first, then long holds; a lock that was just granted pushes none of them out."""
-        for number in range(10):
-            locks.add(f"new:{number}", [entry(number, held_for=1)])
-        locks.add("long", [entry(20, held_for=200)])
-        locks.add("waited", [entry(21, held_for=30)], [waiter(22, held_for=20)])
-        locks.add("had:waited", [entry(23, held_for=30, since=now() - timedelta(seconds=90))])
-        shown = [lane.key for lane in admin.get(PAGE).context["recent"].lanes]
-        assert shown[:3] == ["had:waited", "waited", "long"]
-        assert len(shown) == lanes.MAX_LANES
 
     def test_kept(self, locks: Locks) -> None:
         """What is only kept was held until its work was done, and no longer."""
@@ -636,12 +505,6 @@ class TestDrawing:
         assert "The last hour" in page.content.decode()
         assert len(page.context["events"]) == 6
 
-    def test_the_last_hour_of_a_damaged_event(self, told: Collection[dict[str, Any]], admin: Client) -> None:
-        """What an event says is drawn for a day at most; one without a time is left out."""
-        told.insert_one({"key": "k", "event": "released", "at": "?", "held_ms": 5})
-        (lane,) = admin.get(f"{LIST}k/change/").context["hour"].lanes
-        assert ("hold", "0.00%") in {(mark.kind, mark.x) for mark in lane.marks}
-
     def test_more_than_is_drawn(
         self, told: Collection[dict[str, Any]], admin: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -651,15 +514,6 @@ class TestDrawing:
             monkeypatch.setattr(lanes, "MAX_EVENTS", most)
             for path in (PAGE, f"{LIST}k/change/"):
                 assert (said in text_of(admin.get(path))) is capped
-
-    def test_no_last_hour(self, told: Collection[dict[str, Any]], admin: Client, settings: Settings) -> None:
-        """There is no picture if nothing happened in the hour, or no history is kept."""
-        told.delete_many({"at": {"$gte": now() - timedelta(hours=1)}})
-        page = admin.get(f"{LIST}k/change/")
-        assert page.context["hour"] is None
-        assert page.context["events"]
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 0}
-        assert "The last hour" not in admin.get(f"{LIST}k/change/").content.decode()
 
     def test_the_history_in_the_lanes(self, locks: Locks, told: Collection[dict[str, Any]], admin: Client) -> None:
         """The dashboard draws every hold of the last minutes, not only the present and the previous one."""

@@ -1,7 +1,9 @@
-"""The dashboard in a real browser: live, by keyboard, without JavaScript, under a strict policy, for everybody."""
+"""The admin in a real browser: live, by keyboard, without JavaScript, under a strict policy, for everybody."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,21 +12,20 @@ from typing import Any
 import pytest
 from axe_core_python.sync_playwright import Axe
 from bson.int64 import Int64
+from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from django_mongolock import mongo_lock
-from django_mongolock.admin import graph
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends.base import close_backends, mongo_store
+from django_mongolock.models import LockEvent
 from tests.support.browsing import MIDDLEWARE, POLICY, browser, opened
 from tests.support.lock_documents import Locks, entry, now, waiter
 from tests.support.waiting import eventually
+from tests.test_admin import page_of
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.django_db(databases=["default", "mongo"], transaction=True),
-]
+pytestmark = [pytest.mark.long, pytest.mark.django_db(databases=["default", "mongo"], transaction=True)]
 
 PAGE = "/admin/django_mongolock/lock/dashboard/"
 LIST = "/admin/django_mongolock/lock/"
@@ -33,7 +34,6 @@ Visit = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    """One browser for all of these tests."""
     with browser() as running:
         yield running
 
@@ -65,7 +65,6 @@ def visit(chromium: Any, server: LiveServer, locks: Locks, monkeypatch: pytest.M
 
 
 def fill(locks: Locks) -> None:
-    """Something for every section."""
     locks.add(
         "order:5",
         [entry(1, label="nightly", user="anna", worker="w1", held_for=40)],
@@ -138,15 +137,6 @@ class TestLive:
             assert page.evaluate("document.getElementById('held-scroll').scrollLeft") == 40
             assert abs(page.evaluate(top) - before) < 150  # what is looked at stays; a row came in above it
 
-    def test_focus_of_what_goes(self, visit: Visit, locks: Locks) -> None:
-        """Where the row with the focus is gone, its section has it, and that is said."""
-        fill(locks)
-        with visit() as page:
-            page.focus("#stale [data-key='left:behind'] a")
-            locks.collection.delete_one({"_id": "left:behind"})
-            settled(page, "document.activeElement.id === 'stale'")
-            assert "no longer exists" in page.inner_text("#mongolock-said")
-
     def test_says_only_what_is_new(self, visit: Visit, locks: Locks) -> None:
         """A screen reader is told when something needs a look, once; not at every refresh."""
         locks.held("k")
@@ -192,20 +182,11 @@ class TestLive:
             page.unroute("**/*part=live")
             settled(page, "document.getElementById('mongolock-control').dataset.state === 'live'")
 
-    def test_logged_out(self, visit: Visit, locks: Locks) -> None:
-        """Who is logged out meanwhile is told, and not shown a login form inside of the page."""
-        with visit(fails=True) as page:
-            page.context.clear_cookies()
-            settled(page, "document.getElementById('mongolock-control').dataset.state === 'out'")
-            assert "logged out" in page.inner_text("#mongolock-refreshing")
-            assert page.locator("#mongolock-live form").count() == 0
-
 
 class TestEverybody:
     """Who has no JavaScript, no mouse, a narrow screen or other eyes can use it."""
 
     def test_without_javascript(self, visit: Visit, locks: Locks) -> None:
-        """All is there but the refresh, and there is a link for that."""
         fill(locks)
         with visit(java_script_enabled=False) as page:
             assert page.locator("#held [data-key='order:5']").count() == 1
@@ -215,19 +196,6 @@ class TestEverybody:
             locks.held("later")
             page.click("#mongolock-now")
             assert page.locator("#held [data-key='later']").count() == 1
-
-    @pytest.mark.parametrize("key", ["shop.tasks.nightly.export_books", "shop:orders:of:the:year:2026", "日本語" * 9])
-    def test_labels_of_the_graph(self, visit: Visit, locks: Locks, key: str) -> None:
-        """A long label is cut at its box; of a dotted name the end stays, which tells it from others."""
-        locks.add(key, [entry(1)], [waiter(2)])
-        with visit(every=60) as page:
-            label = page.locator(".mongolock-box b", has_text=key)
-            box, text = label.bounding_box(), label.locator("bdi").bounding_box()
-            assert box["width"] <= graph.WIDTH < text["width"]
-            if "." in key:
-                assert abs(text["x"] + text["width"] - box["x"] - box["width"]) < 1
-            else:
-                assert abs(text["x"] - box["x"]) < 1
 
     def test_keyboard(self, visit: Visit, locks: Locks) -> None:
         """Everything that can be pressed or scrolled is reached by Tab, and one sees where one is."""
@@ -245,14 +213,6 @@ class TestEverybody:
             page.focus("#held-scroll a")
             page.keyboard.press("Enter")
             page.wait_for_url("**/change/")
-
-    @pytest.mark.parametrize("scheme", ["light", "dark"])
-    def test_narrow(self, visit: Visit, locks: Locks, scheme: str) -> None:
-        """On 320 pixels nothing is cut off: tables and the graph scroll for themselves."""
-        fill(locks)
-        locks.held("x" * 512)
-        with visit(viewport={"width": 320, "height": 700}, color_scheme=scheme) as page:
-            assert page.evaluate("document.documentElement.scrollWidth") <= 320
 
     @pytest.mark.parametrize("language", ["en", "de"])
     @pytest.mark.parametrize("path", [LIST, PAGE, "/admin/django_mongolock/lockevent/"])
@@ -305,16 +265,73 @@ class TestEverybody:
             told = [f"{path}: {violation}" for path, what in found.items() for violation in what]
             assert not told, "\n".join(told)
 
-    def test_axe_on_a_bad_day(self, visit: Visit, locks: Locks, away: None) -> None:
-        """The page that says that MongoDB is away, too."""
-        axe = Axe()
-        with visit(fails=True) as page:
-            assert "cannot be shown now" in page.inner_text("#content")
-            assert violations(axe.run(page)) == []
+
+@contextmanager
+def holder(locks: Locks, key: str) -> Iterator[Callable[[], str]]:
+    """A process that holds the lock; call it for the next line that it says."""
+    command = [sys.executable, "-m", "tests.incident_holder", locks.collection.database.name, key]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("holds: ")
+        try:
+            yield process.stdout.readline
+        finally:
+            process.kill()
+
+
+class TestIncidents:
+    """Somebody asks for a lock, or takes it, and the process that holds it hears of it."""
+
+    @pytest.fixture(autouse=True)
+    def history(self, locks: Locks, settings: Settings) -> Iterator[None]:
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+        mongo_store().events.drop()
+        yield
+        close_backends()
+        locks.collection.database["mongolock_locks_history"].drop()
+
+    def test_force_release_is_seen_by_the_holder(self, visit: Visit, locks: Locks) -> None:
+        """From the list by mouse: the page says who holds it; a reason is needed; the holder learns of it within its
+        lease; the page of the lock tells what happened, by whom and why."""
+        with holder(locks, "import:books") as next_line, visit(LIST) as page:
+            page.check("input[name=_selected_action]")
+            page.select_option("select[name=action]", "force_release")
+            page.click("button[name=index]")
+            assert "the nightly import" in page.inner_text("#content")
+            assert page.inner_text("h1") == "Force release?"
+            page.click("input.mongolock-danger")  # the browser itself asks for the reason
+            assert page.url.endswith(LIST)
+            assert not LogEntry.objects.exists()
+            page.fill("input[name=reason]", "it hangs since 2:40")
+            page.click("input.mongolock-danger")
+            assert "1 lock was taken from its holder." in page.inner_text(".messagelist")
+            assert next_line() == "lost: True\n"
+            assert "Reason: it hangs since 2:40" in LogEntry.objects.get().get_change_message()
+            kinds = ["forced", "granted", "lost"]
+            assert eventually(lambda: sorted(LockEvent.objects.values_list("event", flat=True)) == kinds)
+            page.goto(page_of("import:books"))
+            assert "by root · it hangs since 2:40" in page.inner_text("#content")
+
+    def test_a_request_is_granted_by_the_holder(self, visit: Visit, locks: Locks) -> None:
+        """From the page of the lock with the keyboard alone: the holder is told who asks and why, and releases it."""
+        with holder(locks, "import:books") as next_line, visit(page_of("import:books")) as page:
+            page.focus(".mongolock-next a[href*=ask-to-release]")
+            page.keyboard.press("Enter")
+            page.wait_for_selector("input[name=reason]")
+            assert page.inner_text("h1") == "Ask to release?"
+            page.focus("input[name=reason]")
+            page.keyboard.type("we deploy at 3")
+            page.keyboard.press("Enter")
+            page.wait_for_selector(".messagelist")
+            assert "The holder of 1 lock was asked" in page.inner_text(".messagelist")
+            assert next_line() == "asked: root, in the admin: we deploy at 3\n"
+            assert next_line() == "released: True\n"
+            assert page.url.endswith(page_of("import:books"))
+            page.reload()
+            assert "The lock is free." in page.inner_text("#content")
 
 
 def violations(found: dict[str, Any]) -> list[str]:
-    """What axe found, in a line each."""
     return [
         f"{violation['id']}: {node['html'][:160]} {node['failureSummary'][:200]}"
         for violation in found["violations"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from django.test import Client
 from pytest_django import Settings
 
 from testproject.demo.browser import Browser
-from tests.support.browsing import browser
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -27,12 +25,10 @@ DEMO = [sys.executable, "-m", "testproject.demo", "--port", "0"]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the demo to its end."""
     return subprocess.run([*DEMO, *arguments], capture_output=True, text=True, timeout=LIMIT, check=False)
 
 
 def number(report: str, name: str) -> int:
-    """Read a number from the demo's table."""
     found = re.search(rf"^ *{name} +(\d+)", report, re.MULTILINE)
     assert found, report
     return int(found[1])
@@ -79,15 +75,6 @@ def test_runs_until_its_end(end: signal.Signals) -> None:
         assert eventually(lambda: not started & alive())
 
 
-def test_taken_port() -> None:
-    """A port that is taken is one line, not a traceback."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        ended = run("--port", str(taken.getsockname()[1]))
-    assert ended.returncode == 1
-    assert "is taken" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
 @contextmanager
 def running_demo(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start the demo; end it at the latest with the test."""
@@ -119,7 +106,6 @@ def descendants(pid: int) -> set[int]:
 
 
 def alive() -> set[int]:
-    """Return the processes of this machine."""
     return set(processes())
 
 
@@ -128,50 +114,6 @@ def processes() -> dict[int, int]:
     table = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
     rows = (line.split() for line in table.splitlines())
     return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
-
-
-@pytest.mark.program
-@pytest.mark.timeout(LIMIT + 30)
-def test_a_bad_night_in_a_browser(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--incident`, by what it prints alone: each step is followed in a browser, and the next one comes by itself."""
-    monkeypatch.setenv("MONGOLOCK_LEASE", "6")
-    with browser() as running, running_demo("--incident") as demo:
-        text = read_until(demo, "Ctrl-C")
-        base, password = re.search(r"(http://\S+)/\n", text), re.search(r"admin / (\S+)", text)
-        assert base
-        assert password
-        page = running.new_page(base_url=base[1])
-        page.goto("/admin/login/?next=/")
-        page.fill("#id_username", "admin")
-        page.fill("#id_password", password[1])
-        page.click("input[type=submit]")
-        assert page.locator(".incidents button").count() == 5
-
-        def follow(*buttons: str) -> None:
-            look = re.search(r"look at  (\S+)", read_until(demo, "look at"))
-            assert look
-            page.goto(look[1])
-            for button in buttons:
-                page.click(button)
-            if buttons:
-                page.wait_for_selector("input[name=reason]")
-                page.fill("input[name=reason]", "a bad night")
-                page.keyboard.press("Enter")
-                page.wait_for_selector(".messagelist")
-
-        follow("text=Ask to release…")
-        follow("text=Force release…")
-        assert "Till 3 has the lock" in read_until(demo, "Till 3")
-        follow()  # a process was killed: wait
-        follow("tr:has-text('deadlock') a", "text=Ask to release…")
-        follow("a:has-text('tickets')", "text=Force release…")
-        read_until(demo, "5 of 5")
-        follow()
-        assert "exporting" in page.inner_text("#result_list").lower()
-        page.check("input[name=_selected_action]")
-        page.select_option("select[name=action]", label="Release the selected documents if their lock is stale")
-        page.click("button[name=index]")
-        assert "The night is over" in read_until(demo, "The night is over")
 
 
 def test_incidents_are_for_the_staff_of_the_demo(client: Client, db: None, settings: Settings) -> None:

@@ -47,18 +47,6 @@ def ids(found: list[CheckMessage]) -> list[str]:
     return [str(message.id).removeprefix("mongolock.") for message in found]
 
 
-def test_the_example() -> None:
-    """Several servers and TLS; user and password beside HOST; what is not MongoDB's is ours."""
-    url = EXAMPLE.partition("=")[2].strip("'")
-    assert database_from_url(url) == {
-        "ENGINE": "django_mongodb_backend",
-        "HOST": "mongodb://db1.example.org,db2.example.org/shop?replicaSet=rs0&tls=true",
-        "NAME": "shop",
-        "USER": "shop",
-        "PASSWORD": "secret",
-    }
-
-
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
     """A project whose settings are those of the page."""

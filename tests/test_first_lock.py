@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.programs import python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -91,33 +91,11 @@ del times[:]
 start(take)
 said["second"] = max(times)
 """
-THREADS = """
-def start(call):
-    threads = [threading.Thread(target=call, args=[number]) for number in range(20)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-"""
 GREENLETS = """
 import gevent
 
 def start(call):
     gevent.joinall([gevent.spawn(call, number) for number in range(20)])
-"""
-EVENT_LOOP = """
-import asyncio
-
-def start(call):
-    from django_mongolock import mongo_lock
-    async def acall(number):
-        began = time.monotonic()
-        async with mongo_lock(f"{sys.argv[1]}:{number}", lease=60):
-            pass
-        times.append(time.monotonic() - began)
-    async def main():
-        await asyncio.gather(*(acall(number) for number in range(20)))
-    asyncio.run(main())
 """
 PATCHED = """
 from gevent import monkey
@@ -127,25 +105,11 @@ monkey.patch_all()
 
 def run(*parts: str, host: str = "", **environment: str) -> dict[str, Any]:
     """Run a project in a process of its own; return what it says."""
-    done = subprocess.run(
-        [sys.executable, "-c", "".join(parts), f"first:{uuid.uuid4().hex}"],
-        cwd=ROOT,
-        env={**os.environ, "TEST_HOST": host or os.environ["MONGODB_URI"], **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
+    environment["TEST_HOST"] = host or os.environ["MONGODB_URI"]
+    said: dict[str, Any] = json.loads(
+        python("-c", "".join(parts), f"first:{uuid.uuid4().hex}", folder=ROOT, **environment)
     )
-    assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
     return said
-
-
-@pytest.mark.long
-def test_what_it_needs_is_there_when_django_is_set_up() -> None:
-    """F76: the database backend, and the driver."""
-    imported = run(PROJECT, SAY)["imported"]
-    assert {"django_mongodb_backend.base", "pymongo.mongo_client", "django_mongolock.backends.mongo"} <= set(imported)
 
 
 @pytest.mark.long
@@ -164,26 +128,6 @@ def test_setting_up_connects_to_nothing(host: str) -> None:
     """F76: a project is set up where no server can be reached, and its name not even be looked up; no thread runs."""
     said = run(PROJECT, SAY, host=host)
     assert (said["network"], said["threads"]) == ([], ["MainThread"])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "environment",
-    [{"TEST_ALIAS": "nowhere"}, {"TEST_ALIAS": "default"}, {"TEST_ENGINE": "no.such.engine"}],
-    ids=["no alias", "another database", "no engine"],
-)
-def test_wrong_settings_are_for_the_checks(environment: dict[str, str]) -> None:
-    """F76: what cannot be imported, or is not MongoDB, does not keep Django from being set up."""
-    assert run(PROJECT, SAY, **environment)["network"] == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("start", [THREADS, EVENT_LOOP], ids=["threads", "coroutines"])
-def test_twenty_at_once(start: str) -> None:
-    """F76: who take their first lock together get one each, and import nothing on the way."""
-    said = run(PROJECT, start, TOGETHER, SAY)
-    assert said["errors"] == []
-    assert (said["late"], said["programs"]) == ([], [])
 
 
 @pytest.mark.long

@@ -25,7 +25,6 @@ from django_mongolock.engine import deadlock, document, replies, text_checks
 from django_mongolock.exceptions import LockDocumentDamaged
 from django_mongolock.inspection import snapshot
 from django_mongolock.inspection.patterns import glob
-from django_mongolock.keys import KeyTemplate
 from django_mongolock.locks import LockOptions
 from django_mongolock.models import Lock
 from tests.support.lock_documents import DAMAGE, Locks, entry, waiter
@@ -72,18 +71,6 @@ class Anything:
 
 
 ARGUMENTS = VALUES | VALUES.map(Anything)
-
-
-@pytest.mark.long
-@given(TEXTS, ARGUMENTS)
-@example("{a}", "a" + "\u0300\u0327" * 50_000)
-@example("{a.b:>9}", Anything("\ud800"))
-def test_key_templates(template: str, value: Any) -> None:
-    """F54: a template is refused when it is made, a value when it is filled in; what comes out is a key or refused."""
-    with suppress(ValueError):
-        made = KeyTemplate(template)
-        with suppress(TypeError):
-            text_checks.check_key(made.fill({"a": value}))
 
 
 @pytest.mark.long

@@ -27,7 +27,6 @@ from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 from django.urls import path
-from django.utils import translation
 from django.utils.decorators import method_decorator
 from django.utils.functional import SimpleLazyObject
 from django.views import View
@@ -40,18 +39,11 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
-from rest_framework.viewsets import ViewSet
 
-from django_mongolock import (
-    SKIPPED,
-    LockLost,
-    LockMisused,
-    LockNotAcquired,
-    mongo_lock,
-)
+from django_mongolock import SKIPPED, LockLost, LockMisused, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.backends.memory_server import MemoryResults, MemoryStore
-from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
+from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.idempotency import idempotent
 from django_mongolock.idempotency.results import MARGIN, Results, results_beside
 from django_mongolock.testing import override_locks
@@ -72,7 +64,6 @@ def do(name: str) -> int:
 
 @pytest.fixture(params=["mongo", "memory"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both backends."""
     if request.param == "mongo":
         yield "mongo"
     else:
@@ -82,7 +73,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def key() -> str:
-    """A key that nothing else uses."""
     return uuid.uuid4().hex
 
 
@@ -103,7 +93,6 @@ def me(request: HttpRequest) -> str:
 
 
 def charge(request: HttpRequest) -> HttpResponse:
-    """Done once for each body."""
     made = JsonResponse({"times": do(request.body.decode())}, status=201)
     made.headers["Location"] = "/charges/1/"
     made.headers["X-Dollar"] = "$purge_at"
@@ -119,7 +108,6 @@ async def acharge(request: HttpRequest) -> HttpResponse:
 
 @pytest.fixture(params=[charge, acharge], ids=["sync", "async"])
 def view(request: pytest.FixtureRequest, backend: str) -> Any:
-    """A view of both kinds, on both backends."""
     return idempotent(client=me)(request.param)
 
 
@@ -143,20 +131,14 @@ class TestViews:
         assert ("Idempotent-Replayed" in first, again["Idempotent-Replayed"]) == (False, "true")
         assert (bool(first.cookies), bool(again.cookies), "Date" in again) == (True, False, False)
 
-    def test_another_key_is_another_request(self, view: Any, key: str) -> None:
-        """It is done again."""
-        assert [post(view, f"{key}{n}", key).content for n in "ab"] == [b'{"times": 1}', b'{"times": 2}']
-
     @pytest.mark.parametrize("change", [{"body": "b"}, {"method": "PUT"}, {"path": "/refund/"}, {"path": "/charge/?x"}])
     def test_another_request_with_the_same_key(self, view: Any, key: str, change: dict[str, Any]) -> None:
-        """422, and nothing is done."""
         post(view, key, key)
         before = dict(done)
         refused = post(view, key, **{"body": key, **change})
         assert (refused.status_code, code(refused), done) == (422, "key_reused", before)
 
     def test_no_key(self, view: Any, key: str) -> None:
-        """400."""
         refused = post(view, None, key)
         assert (refused.status_code, code(refused), key in done) == (400, "missing_key", False)
         assert "Idempotency-Key" in json.loads(refused.content)["detail"]
@@ -182,11 +164,6 @@ class TestViews:
         assert [post(view, form.format(key), key).status_code for form in (one, other)] == [201, 201]
         assert done[key] == 1
 
-    def test_a_long_key(self, key: str) -> None:
-        """255 characters are few enough, with any prefix."""
-        view = idempotent(client=me)(charge)
-        assert [post(view, f"{key:x<255}", key).content for _ in "12"] == [b'{"times": 1}'] * 2
-
     @pytest.mark.parametrize("view", [charge, acharge], ids=["sync", "async"])
     def test_not_required(self, view: Any, key: str) -> None:
         """Without a key, a request runs each time; with one, once; an unreadable one is refused all the same."""
@@ -204,19 +181,11 @@ class TestViews:
         assert done[key] == 3
 
     def test_header(self, key: str) -> None:
-        """Its name is a matter of the project."""
         view = idempotent(client=me, header="X-Request-Id")(charge)
         for _ in range(2):
             request = RequestFactory().post("/", key, content_type="text/plain", headers={"X-Request-Id": key})
             assert view(request).content == b'{"times": 1}'
         assert "X-Request-Id" in str(post(view, key, key).content)
-
-    def test_without_parentheses(self, key: str) -> None:
-        """All options have a default."""
-        view = idempotent(charge)
-        user = SimpleNamespace(is_authenticated=True, pk=5)
-        assert [post(view, key, key, user=user).status_code for _ in "12"] == [201, 201]
-        assert done[key] == 1
 
     def test_keep(self, key: str) -> None:
         """After its time a response is forgotten, by the clock of the server."""
@@ -227,12 +196,6 @@ class TestViews:
             assert post(view, key, "other").status_code == 422
             locks.advance(200)
             assert post(view, key, key).content == b'{"times": 2}'
-
-    def test_time_of_mongodb(self, key: str) -> None:
-        """The same where MongoDB has not removed the document yet."""
-        view = idempotent(client=me, keep=0.001)(charge)
-        post(view, key, key)
-        assert eventually(lambda: post(view, key, key).content != b'{"times": 1}')
 
     def test_what_is_stored(self, key: str) -> None:
         """Neither the key of the client nor who it is can be read in MongoDB; what is kept goes by itself."""
@@ -265,17 +228,8 @@ class TestViews:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "other:"}
         assert post(view, key, key).content == b'{"times": 2}'
 
-    def test_german(self, key: str) -> None:
-        """The refusals speak the language of the request."""
-        with translation.override("de"):
-            for refused in (post(idempotent(client=me)(charge), None), post(idempotent(charge), key)):
-                detail = json.loads(refused.content)["detail"]
-                assert any(word in detail for word in ("gebraucht", "Bitte")), detail
-
 
 class TestBodies:
-    """What makes two requests the same."""
-
     @staticmethod
     def upload(key: str, content: bytes = b"x", name: str = "a.txt", boundary: str = BOUNDARY) -> HttpRequest:
         data = {"n": "1", "file": SimpleUploadedFile(name, content)}
@@ -323,28 +277,22 @@ class TestBodies:
 
 
 class TestResults:
-    """What is kept, and what is not."""
+    @pytest.mark.parametrize(
+        ("status", "headers", "kept"),
+        [(200, {}, True), (302, {}, True), (409, {}, True), (410, {}, True)]
+        + [(status, {}, False) for status in (408, 423, 425, 429, 500, 503)]
+        + [(409, {"Retry-After": "1"}, False)],
+    )
+    def test_kept(self, key: str, status: int, headers: dict[str, str], kept: bool) -> None:
+        """Also a refusal: it was the answer. One that means "try again" is not kept: the next request runs."""
 
-    @pytest.mark.parametrize("status", [200, 302, 400, 403, 404, 409, 410])
-    def test_kept(self, backend: str, key: str, status: int) -> None:
-        """Also a refusal: it was the answer."""
-        view = idempotent(client=me)(lambda request: HttpResponse(do(key), status=status))
-        assert [post(view, key).status_code for _ in "12"] == [status, status]
-        assert done[key] == 1
+        def view(request: HttpRequest) -> HttpResponse:
+            return HttpResponse(status=status, headers=headers) if do(key) == 1 else HttpResponse(status=201)
 
-    @pytest.mark.parametrize("status", [408, 423, 425, 429, 500, 503])
-    def test_try_again(self, key: str, status: int) -> None:
-        """A response that means it is not kept: the next request runs."""
-        view = idempotent(client=me)(lambda request: HttpResponse(status=status if do(key) == 1 else 201))
-        assert [post(view, key, body).status_code for body in "abb"] == [status, 201, 201]
-        assert done[key] == 2
-
-    def test_retry_after(self, key: str) -> None:
-        """So is any with Retry-After, as that of a lock inside with CONTENTION_STATUS 409."""
-        busy = {"Retry-After": "1"}
-        view = idempotent(client=me)(lambda request: HttpResponse(status=409, headers=busy if do(key) == 1 else {}))
-        assert ["Retry-After" in post(view, key) for _ in "123"] == [True, False, False]
-        assert done[key] == 2
+        made = idempotent(client=me)(view)
+        later = status if kept else 201
+        assert [post(made, key).status_code for _ in "123"] == [status, later, later]
+        assert done[key] == (1 if kept else 2)
 
     @pytest.mark.parametrize("kind", ["sync", "async"])
     def test_an_exception(self, backend: str, key: str, kind: str) -> None:
@@ -365,24 +313,12 @@ class TestResults:
         assert done[key] == 2
 
     @pytest.mark.parametrize(
-        "make",
-        [lambda: StreamingHttpResponse(["a"]), lambda: FileResponse([b"a"])],
-        ids=["stream", "file"],
+        "make", [lambda: StreamingHttpResponse(["a"]), lambda: FileResponse([b"a"])], ids=["stream", "file"]
     )
     def test_streaming(self, key: str, make: Callable[[], Any]) -> None:
         """It has no end that could be kept: the error names the cure."""
         view = idempotent(client=me)(lambda request: make())
         with pytest.raises(LockMisused, match="return an HttpResponse, or take @idempotent off"):
-            post(view, key)
-
-    def test_async_streaming(self, key: str) -> None:
-        """The same in a coroutine."""
-
-        @idempotent(client=me)
-        async def view(request: HttpRequest) -> StreamingHttpResponse:
-            return StreamingHttpResponse(["a"])
-
-        with pytest.raises(LockMisused, match="streaming"):
             post(view, key)
 
     def test_too_large(self, backend: str, key: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -399,11 +335,6 @@ class TestResults:
         plain: Any = cast("Any", view)(RequestFactory().post("/charge/", "a", "text/plain", headers=headers))
         assert (plain.status_code, plain.headers["Content-Type"]) == (410, "text/plain; charset=utf-8")
 
-    def test_the_largest(self, key: str) -> None:
-        """What is just small enough is kept."""
-        view = idempotent(client=me)(lambda request: HttpResponse("x" * 999_000))
-        assert [len(post(view, key).content) for _ in "12"] == [999_000] * 2
-
     def test_bytes(self, backend: str, key: str) -> None:
         """A body is kept as it is; a response without a type has none later."""
 
@@ -418,7 +349,6 @@ class TestResults:
         ] * 2
 
     def test_template_response(self, backend: str, key: str) -> None:
-        """It is rendered under the lock."""
         template: Any = engines["django"].from_string("{{ n }} times")
         view = idempotent(client=me)(lambda request: TemplateResponse(request, template, {"n": do(key)}))
         assert [post(view, key).content for _ in "12"] == [b"1 times", b"1 times"]
@@ -432,49 +362,19 @@ class TestResults:
             away.__exit__(None, None, None)
         assert "a result is not kept" in caplog.text
 
-    @pytest.mark.long
-    def test_no_mongodb(self, view: Any, key: str) -> None:
-        """503, and nothing is done."""
-        with override_locks() as locks, locks.unavailable():
-            assert post(view, key, key).status_code == 503
-        assert key not in done
-
-    @pytest.mark.parametrize("what", ["begin", "find"])
     def test_no_answer_whether_it_was_done(
-        self, view: Any, key: str, what: str, backend: str, monkeypatch: pytest.MonkeyPatch
+        self, view: Any, key: str, backend: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """503, as without an answer to the lock: it has not begun. A task comes back."""
-        results = Results if backend == "mongo" else MemoryResults
 
         def fail(*args: object) -> None:
             raise LockBackendFailed("an election", key)
 
-        statuses: list[int] = []
-
-        def refused() -> None:
-            monkeypatch.setattr(results, what, fail)
-            statuses.append(post(view, key, key).status_code)
-
-        def meanwhile(request: HttpRequest) -> HttpResponse:
-            thread = threading.Thread(target=refused)
-            thread.start()
-            thread.join()
-            return HttpResponse()
-
-        if what == "begin":
-            refused()
-        else:
-            assert post(idempotent(client=me)(meanwhile), key, key).status_code == 200
-        assert (statuses, key in done) == ([503], False)
-        monkeypatch.undo()
-
-        @idempotent(key=f"{key}:{{a}}")
-        def task(a: int) -> None:
-            raise AssertionError
-
         monkeypatch.setattr(Results if backend == "mongo" else MemoryResults, "begin", fail)
+        assert (post(view, key, key).status_code, key in done) == (503, False)
+        task: Any = idempotent(key="a:{name}")(do)
         with pytest.raises(LockBackendFailed, match="an election"):
-            task(1)
+            task(key)
 
     def test_inside_of_itself(self, key: str, backend: str) -> None:
         """One idempotent view calls another with the same request: the error names the cure."""
@@ -488,8 +388,6 @@ class TestResults:
 
 
 class TestParallel:
-    """While the first one runs."""
-
     @staticmethod
     def begin(view: Any, key: str, inside: threading.Event) -> tuple[threading.Thread, list[Any]]:
         answers: list[Any] = []
@@ -535,45 +433,6 @@ class TestParallel:
             thread.join(20)
         assert [answer.status_code for answer in answers] == [201, 422]
 
-    def test_storm(self, backend: str, key: str) -> None:
-        """Of many at once, one is done; each gets its response or 409."""
-        view, start, answers = idempotent(client=me)(charge), threading.Barrier(12), list[Any]()
-
-        def send() -> None:
-            start.wait(20)
-            answers.append(post(view, key, key))
-
-        threads = [threading.Thread(target=send) for _ in range(12)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert {answer.status_code for answer in answers} <= {201, 409}
-        assert (len(answers), done[key]) == (12, 1)
-
-    def test_cancelled(self, backend: str, key: str) -> None:
-        """F36: an async view whose client has gone has kept nothing, and holds nothing."""
-
-        @idempotent(client=me)
-        async def view(request: HttpRequest) -> HttpResponse:
-            if do(key) == 1:
-                inside.set()
-                await asyncio.sleep(60)
-            return HttpResponse("ok")
-
-        async def go() -> None:
-            sent = RequestFactory().post("/", headers={"Idempotency-Key": key})
-            task = asyncio.ensure_future(view(sent))
-            await inside.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert [(await view(sent)).content for _ in "12"] == [b"ok", b"ok"]
-
-        inside = asyncio.Event()
-        asyncio.run(go())
-        assert done[key] == 2
-
     @pytest.mark.long
     def test_killed(self, key: str) -> None:
         """F27: while the first process lives, 409. It is killed: after its lease, the next request runs."""
@@ -591,7 +450,6 @@ class TestParallel:
 
 
 def view_call(view: Any) -> Any:
-    """What makes the calls of a decorated function."""
     (cell,) = [cell.cell_contents for cell in view.__closure__ if hasattr(cell.cell_contents, "_of")]
     return cell
 
@@ -693,20 +551,16 @@ class TestFencing:
 
 
 def session(key: str | None, *, exists: bool = True) -> Any:
-    """The session of a request."""
     return SimpleNamespace(session_key=key, exists=lambda key: exists)
 
 
 class TestClients:
-    """A key belongs to one client."""
-
     @staticmethod
     def user(pk: Any) -> Any:
         return SimpleNamespace(is_authenticated=True, pk=pk)
 
     @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
     def test_users(self, backend: str, key: str, kind: Any) -> None:
-        """The response of one user is not that of another."""
         view = idempotent(kind)
         assert [post(view, key, key, user=self.user(pk)).content for pk in (1, 2, 1)] == [
             b'{"times": 1}',
@@ -733,7 +587,6 @@ class TestClients:
         assert [post(view, key, key, session=each).content[-2:-1] for each in sessions] == [b"1", b"2", b"1"]
 
     def test_a_user_is_no_session(self, key: str) -> None:
-        """A visitor who logs in is another client."""
         view, visitor = idempotent(charge), session("1")
         users = (SimpleNamespace(is_authenticated=False), self.user("1"))
         assert [post(view, key, key, session=visitor, user=user).content[-2:-1] for user in users] == [b"1", b"2"]
@@ -779,14 +632,8 @@ class TestClients:
         subjects = ["token", SimpleNamespace(pk=1), SimpleNamespace(pk=2), "token"]
         assert [post(view, key, key, auth=each).content[-2:-1] for each in subjects] == [b"1", b"2", b"3", b"1"]
 
-    def test_client(self, key: str) -> None:
-        """The project says who it is."""
-        view = idempotent(client=lambda request: request.path)(charge)
-        assert [post(view, key, key, path).content[-2:-1] for path in ("/a/", "/b/", "/a/")] == [b"1", b"2", b"1"]
-
     @pytest.mark.parametrize("name", [None, "", 5])
     def test_a_client_without_a_name(self, key: str, name: Any) -> None:
-        """All of them would be one client."""
         with pytest.raises(LockMisused, match="must return a name"):
             post(idempotent(client=lambda request: name)(charge), key)
 
@@ -900,12 +747,6 @@ class TestTransactions:
         assert [task(key), task(key)] == [SKIPPED, SKIPPED]
         assert sorted(rows()) == [key, f"{key} async", f"{key} view"]
 
-    def test_passes(self, rows: Rows, key: str) -> None:
-        """A request that is not kept has its transaction all the same."""
-        with pytest.raises(ZeroDivisionError):
-            Client().generic("OPTIONS", "/write/?fail", key)
-        assert rows() == []
-
     def test_inside(self, rows: Rows, key: str) -> None:
         """Inside of a transaction it would be kept before the commit: refused before anything is done."""
         with transaction.atomic("file"), pytest.raises(LockMisused, match="open the transaction inside of it"):
@@ -914,8 +755,6 @@ class TestTransactions:
 
 
 class Tokens(BaseAuthentication):  # type: ignore[misc]
-    """The text of the header is the user."""
-
     def authenticate(self, request: Request) -> Any:
         name = request.headers.get("Authorization")
         return (SimpleNamespace(is_authenticated=True, pk=name), None) if name else None
@@ -938,14 +777,6 @@ class ByMethod(APIView):  # type: ignore[misc]
         return Response({"times": do(request.data["name"])}, status=201, headers={"Location": "/1/"})
 
 
-class BySet(ViewSet):  # type: ignore[misc]
-    authentication_classes = (Tokens,)
-
-    @idempotent
-    def create(self, request: Request) -> Response:
-        return Response({"times": do(request.data["name"])}, status=201, headers={"Location": "/1/"})
-
-
 class Bearer(HttpBearer):
     def authenticate(self, request: HttpRequest, token: str) -> str:
         return token
@@ -957,14 +788,6 @@ api = NinjaAPI(urls_namespace="idempotent", auth=Bearer())
 @api.post("/sync/")
 @idempotent
 def operation(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    made = api.create_response(request, {"times": do(json.loads(request.body)["name"])}, status=201)
-    made.headers["Location"] = "/1/"
-    return made
-
-
-@api.post("/async/")
-@idempotent
-async def aoperation(request: HttpRequest) -> HttpResponse:
     made = api.create_response(request, {"times": do(json.loads(request.body)["name"])}, status=201)
     made.headers["Location"] = "/1/"
     return made
@@ -996,7 +819,6 @@ urlpatterns = [
     path("write/", write),
     path("drf-function/", by_function),
     path("drf-method/", ByMethod.as_view()),
-    path("drf-set/", BySet.as_view({"post": "create"})),
     path("ninja/", api.urls),
 ]
 
@@ -1009,7 +831,7 @@ class TestFrameworks:
         headers = {"Authorization": who, **({} if key is None else {"Idempotency-Key": key})}
         return Client().post(path, data, content_type="application/json", headers=headers)
 
-    @pytest.mark.parametrize("path", ["/drf-function/", "/drf-method/", "/drf-set/", "/ninja/sync/", "/ninja/async/"])
+    @pytest.mark.parametrize("path", ["/drf-function/", "/drf-method/", "/ninja/sync/"])
     def test_kept(self, backend: str, path: str, key: str) -> None:
         """Status, headers and the rendered body; of each client its own."""
         first, again = self.send(path, key, name=key), self.send(path, key, name=key)
@@ -1035,7 +857,7 @@ class TestFrameworks:
         with pytest.raises(LockMisused, match=r"api\.create_response"):
             self.send("/ninja/value/", key)
 
-    @pytest.mark.parametrize("around", [by_function, ByMethod, BySet.as_view({"post": "create"})])
+    @pytest.mark.parametrize("around", [by_function, ByMethod])
     def test_around(self, around: Any) -> None:
         """Around a view of REST framework, its users are not known yet."""
         with pytest.raises(TypeError, match="below @api_view, or on the methods"):
@@ -1043,8 +865,6 @@ class TestFrameworks:
 
 
 class TestTasks:
-    """Functions with `key=`."""
-
     def test_once(self, backend: str, key: str) -> None:
         """Whatever way the arguments are passed, a key is done once, and its result comes again."""
 
@@ -1058,13 +878,10 @@ class TestTasks:
         assert task(key + "2")["times"] == 1
 
     def test_none(self, backend: str, key: str) -> None:
-        """Nothing is a result as well."""
         task: Any = idempotent(key="a:{name}")(lambda name: do(name) and None)
         assert (task(key), task(key), done[key]) == (None, None, 1)
 
     def test_async(self, backend: str, key: str) -> None:
-        """A coroutine function."""
-
         @idempotent(key="a:{name}")
         async def task(name: str) -> int:
             await asyncio.sleep(0)
@@ -1085,19 +902,9 @@ class TestTasks:
         task: Any = idempotent(key="a:{name}")(lambda name: SKIPPED if do(name) == 1 else done[name])
         assert [task(key) for _ in "123"] == [SKIPPED, 2, 2]
 
-    def test_an_exception(self, backend: str, key: str) -> None:
-        """It is not kept."""
-
-        @idempotent(key="a:{name}")
-        def task(name: str) -> float:
-            return 1 / (do(name) - 1)
-
-        with pytest.raises(ZeroDivisionError):
-            task(key)
-        assert [task(key), task(key), done[key]] == [1.0, 1.0, 2]
-
-    def test_parallel(self, backend: str, key: str) -> None:
+    def test_parallel(self, backend: str, key: str, settings: Settings) -> None:
         """A call that is no task raises; one after it gets the result."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.05}
         inside, go_on = threading.Event(), threading.Event()
 
         @idempotent(key="a:{name}")
@@ -1116,8 +923,6 @@ class TestTasks:
         assert (task(key), done[key]) == (1, 1)
 
     def test_two_functions(self, key: str) -> None:
-        """The same template is another key in another function."""
-
         @idempotent(key="a:{name}")
         def one(name: str) -> str:
             return "one"
@@ -1127,11 +932,6 @@ class TestTasks:
             return "two"
 
         assert [one(key), two(key), one(key)] == ["one", "two", "one"]
-
-    def test_a_value_that_makes_no_key(self) -> None:
-        """As for `mongo_locked`."""
-        with pytest.raises(LockKeyInvalid):
-            idempotent(key="a:{name}")(lambda name: None)("\0")
 
     def test_celery(self, key: str) -> None:
         """A task that is sent twice, and one inside a task's own retries."""
@@ -1146,18 +946,6 @@ class TestTasks:
 
         assert [task.apply((key,)).get() for _ in "12"] == [2, 2]
 
-    def test_the_label(self, key: str) -> None:
-        """People see which function holds the lock."""
-
-        @idempotent(key="a:{name}")
-        def task(name: str) -> list[str]:
-            return [
-                each["_id"] for each in mongo_store().collection.find({"holders.label": {"$regex": "test_the_label"}})
-            ]
-
-        (held,) = task(key)
-        assert held.endswith(f"test_the_label.<locals>.task:a:{key}")
-
 
 #: For what type checkers refuse.
 any_idempotent: Any = idempotent
@@ -1171,27 +959,22 @@ class TestMistakes:
         [
             ({"header": ""}, "Idempotency-Key"),
             ({"header": "a b"}, "Idempotency-Key"),
-            ({"header": 5}, "Idempotency-Key"),
             ({"keep": 0}, "keep must be more than 0"),
             ({"keep": "1"}, "keep is a number of seconds or a timedelta"),
             ({"required": "no"}, "required is True or False"),
             ({"client": "anna"}, "client must be a function"),
             ({"client": acharge}, "client must be a function, not async"),
-            ({"lease": -1}, "lease must be more"),
             ({"key": "a", "client": me}, "client= and required= are for views"),
             ({"key": "a", "required": False}, "client= and required= are for views"),
             ({"key": "{a}{b}"}, "put one of"),
-            ({"key": ""}, "must not be empty"),
             ({"heder": "a"}, "did you mean header="),
         ],
     )
     def test_options(self, options: Any, said: str) -> None:
-        """Wrong options."""
         with pytest.raises((TypeError, ValueError), match=said):
             idempotent(**options)(charge)
 
     def test_functions(self) -> None:
-        """What cannot be decorated."""
         app: Any = Celery("mistakes", set_as_current=False)
 
         def generator(request: HttpRequest) -> Iterator[int]:

@@ -152,16 +152,11 @@ def test_nothing_in_the_core_knows_what_stands_beside_it() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "arrow"),
     [
-        ("engine/session/session.py", "import django.conf", "django.conf"),
         ("engine/session/session.py", "from django import db", "django.db"),
         ("engine/lock.py", "def f():\n    from ..conf import settings", "django_mongolock.conf.settings"),
-        ("engine/__init__.py", "from ..locks import mongo_lock", "django_mongolock.locks.mongo_lock"),
         ("engine/__init__.py", "from .. import signals", "django_mongolock.signals"),
-        ("exceptions.py", "from .engine.document import Terms", "django_mongolock.engine.document.Terms"),
-        ("backends/mongo.py", "from django_mongolock.decorator import x", "django_mongolock.decorator.x"),
         ("locks.py", "if True:\n    import django_mongolock.models", "django_mongolock.models"),
         ("locks.py", "if TYPE_CHECKING:\n    from .models import Lock", "django_mongolock.models.Lock"),
-        ("decorator/calls.py", "from ..contrib import celery", "django_mongolock.contrib.celery"),
         ("owners.py", "from .rows import LockedQuerySet", "django_mongolock.rows.LockedQuerySet"),
     ],
 )
@@ -172,13 +167,6 @@ def test_an_arrow_that_turns_round_is_found(tmp_path: Path, path: str, source: s
     planted.write_text(source)
     (found,) = wrong_arrows(tmp_path)
     assert f"imports {arrow}:" in found
-
-
-def test_a_module_without_a_room_is_found(tmp_path: Path) -> None:
-    """A new module or package is nowhere allowed before it has its floor."""
-    (tmp_path / "attic.py").write_text("")
-    (found,) = wrong_arrows(tmp_path)
-    assert "attic is in no room" in found
 
 
 def test_a_circle_is_found(tmp_path: Path) -> None:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.messages import get_messages
 from django.core.management import CommandError
 from django.test import Client
 from pytest_django import Settings
 
-from django_mongolock import mongo_lock
+from django_mongolock import LockDeadlock, mongo_lock
 from django_mongolock.backends.base import close_backends
-from django_mongolock.exceptions import LockBackendFailed
-from django_mongolock.inspection import operations
 from django_mongolock.models import Lock, LockEvent
-from django_mongolock.signals import lock_forced
-from tests.support.lock_documents import HOSTILE_KEYS, TOKEN, Locks, entry, waiter
+from django_mongolock.signals import lock_forced, lock_release_requested
+from tests.support.lock_documents import TOKEN, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.waiting import eventually
 from tests.test_admin import LIST, NAMES, RELEASE, browser, notes, page_of, select, text_of
@@ -72,29 +71,12 @@ class TestThePage:
         assert locks.read("k") == before
 
     @pytest.mark.parametrize("action", ACTIONS)
-    @pytest.mark.parametrize("key", HOSTILE_KEYS)
-    def test_hostile_keys_and_the_way_back(self, locks: Locks, admin: Client, action: str, key: str) -> None:
-        """From the page of a lock one gets back to it, whatever its key is made of."""
-        locks.held(key)
-        page = select(admin, action, key, back=key)
-        assert html.escape(page_of(key)) in page.content.decode()
-        done = admin.post(ACTIONS[action], {**fields_of(page), "reason": "x"})
-        assert done["Location"] == page_of(key)
-
-    @pytest.mark.parametrize("action", ACTIONS)
     def test_no_holder_chosen(self, locks: Locks, admin: Client, action: str) -> None:
         """All ticks were taken away: nothing is done, and that is said."""
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
         response = admin.post(ACTIONS[action], {"reason": "x"}, follow=True)
         assert notes(response) == "No holder was selected. Nothing was changed."
         assert len(locks.read("k")["holders"]) == 2
-
-    def test_away_while_the_page_was_open(self, locks: Locks, admin: Client, away: None) -> None:
-        """What could not be done is told; nothing is written down."""
-        response = admin.post(ASK, {"lock": json.dumps(["k", [1]])})
-        (note,) = [str(message) for message in get_messages(response.wsgi_request)]
-        assert note.startswith("The remaining locks were not processed: MongoDB did not answer")
-        assert not LogEntry.objects.exists()
 
 
 class TestTheReason:
@@ -181,58 +163,8 @@ class TestWhoIsMeant:
         assert str(TOKEN + 2) in message("k")
         assert str(TOKEN + 3) not in message("k")
 
-    @pytest.mark.long
-    def test_many_locks_with_many_holders(self, locks: Locks, admin: Client) -> None:
-        """With several locks, each goes as a whole: thousands of ticks would be more than Django takes."""
-        for key in "abc":
-            locks.add(key, [entry(n, mode="shared") for n in range(1, 120)])
-        page = select(admin, "force_release", "a", "b", "c")
-        fields = fields_of(page)
-        assert len(fields["lock"]) == 3
-        assert "applies only to the first 100 holders" in text_of(page)
-        admin.post(RELEASE, {**fields, "reason": "x"})
-        for key in "abc":
-            assert [holder["token"] for holder in locks.read(key)["holders"]] == [TOKEN + n for n in range(101, 120)]
-
-    @pytest.mark.long
-    def test_not_the_next_holder_is_asked(self, locks: Locks, admin: Client) -> None:
-        """Who got the lock while the page was open is not asked for it; nor who holds another one."""
-        locks.held("gone", "changed", "same")
-        page = select(admin, "ask_to_release", "gone", "changed", "same")
-        locks.collection.delete_one({"_id": "gone"})
-        locks.collection.update_one({"_id": "changed"}, {"$set": {"holders": [entry(99)]}})
-        done = admin.post(ASK, fields_of(page), follow=True)
-        assert "The holder of 1 lock was asked" in notes(done)
-        assert "2 locks were not changed" in notes(done)
-        assert "release_requested_by" not in locks.read("changed")["holders"][0]
-        assert [each.object_id for each in LogEntry.objects.all()] == ["same"]
-
-    @pytest.mark.long
-    @pytest.mark.parametrize("action", ACTIONS)
-    def test_many_with_some_failing(
-        self, locks: Locks, admin: Client, action: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A damaged one stops no other; once MongoDB is away, the rest is told not to be done."""
-        locks.held("a", "b", "c", "d")
-        page = select(admin, action, "a", "b", "c", "d")
-        locks.collection.update_one({"_id": "b"}, {"$set": {"acquisitions": "x"}})
-        real: Callable[..., Any] = getattr(operations, "force_release" if "force" in action else "ask_to_release")
-
-        def fails_at_d(store: Any, key: str, *arguments: Any, **options: Any) -> Any:
-            if key == "d":
-                raise LockBackendFailed("MongoDB did not answer", key)
-            return real(store, key, *arguments, **options)
-
-        monkeypatch.setattr(operations, real.__name__, fails_at_d)
-        done = admin.post(ACTIONS[action], {**fields_of(page), "reason": "x"}, follow=True)
-        assert {each.object_id for each in LogEntry.objects.all()} == {"a", "c"}
-        assert "“b” is damaged" in notes(done)
-        assert "The remaining locks were not processed: MongoDB did not answer" in notes(done)
-
 
 class TestRights:
-    """Asking and forcing have a permission each."""
-
     @pytest.mark.long
     def test_asking(self, locks: Locks) -> None:
         """Who may ask may not force; who may force may ask; who may look may do neither."""
@@ -268,7 +200,6 @@ class TestRights:
     @pytest.mark.parametrize("path", [RELEASE, ASK])
     @pytest.mark.parametrize("method", ["get", "put", "delete"])
     def test_only_post(self, admin: Client, path: str, method: str) -> None:
-        """A link does nothing."""
         assert getattr(admin, method)(path).status_code == 405
 
 
@@ -331,43 +262,9 @@ class TestTheHistory:
         assert admin.get(f"{EVENTS}?key__regex=x").status_code == 400
         assert page_of("order:1") in response.content.decode()
 
-    @pytest.mark.long
-    def test_empty_and_off(self, admin: Client, settings: Settings) -> None:
-        """An empty list says why, and what to do."""
-        assert "There are no such events" in text_of(admin.get(EVENTS))
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 0}
-        text = text_of(admin.get(EVENTS))
-        assert "No history is kept" in text
-        assert '"HISTORY": 100' in text
-
 
 class TestTheCommand:
     """`release_lock` says who and why as well."""
-
-    @pytest.mark.long
-    def test_reason(self, locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
-        """In the log, with the token of who lost it; the signal has it too."""
-        caplog.set_level("INFO", "django_mongolock")
-        heard: list[Any] = []
-
-        def receive(**facts: Any) -> None:
-            heard.append((facts["by"], facts["reason"]))
-
-        lock_forced.connect(receive)
-        try:
-            locks.held("k")
-            run("release_lock", "k", "--no-input", "--by", "anna", "--reason", "web-3 hangs")
-        finally:
-            lock_forced.disconnect(receive)
-        assert heard == [("anna", "web-3 hangs")]
-        assert f'release forced key=k token={TOKEN + 1} by=anna reason="web-3 hangs"' in caplog.text
-
-    @pytest.mark.long
-    def test_asking(self, locks: Locks) -> None:
-        """The holder is told who asks and why."""
-        locks.held("k")
-        run("release_lock", "k", "--ask", "--by", "anna", "--reason", "we deploy")
-        assert locks.read("k")["holders"][0]["release_requested_by"] == "anna: we deploy"
 
     def test_one_of_several(self, locks: Locks) -> None:
         """By its fencing token, which `list_locks` and the admin show."""
@@ -381,10 +278,93 @@ class TestTheCommand:
         assert locks.read("k")["holders"][0]["release_requested_by"]
 
 
+@pytest.fixture
+def deadlock(locks: Locks) -> Iterator[Callable[[], list[object]]]:
+    """Two threads that each hold what the other waits for. Call it to have the end: what each of them met."""
+    met: list[object] = []
+    both = threading.Barrier(2)
+
+    def take(first: str, second: str) -> None:
+        with mongo_lock(first, wait=None):
+            both.wait(10)
+            try:
+                with mongo_lock(second, wait=None):
+                    met.append("got it")
+            except LockDeadlock as error:
+                met.append(error)
+
+    threads = [threading.Thread(target=take, args=pair) for pair in (("a", "b"), ("b", "a"))]
+
+    def end() -> list[object]:
+        for thread in threads:
+            thread.join(20)
+        return met
+
+    for thread in threads:
+        thread.start()
+    yield end
+    end()
+
+
 @pytest.mark.long
-def test_the_model_takes_one_holder(locks: Locks) -> None:
-    """By its token; others keep theirs."""
-    locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
-    assert Lock.objects.get(key="k").force_release(token=TOKEN + 1, by="me", reason="x")
-    assert not Lock.objects.get(key="k").force_release(token=TOKEN + 1)
-    assert [holder["token"] for holder in locks.read("k")["holders"]] == [TOKEN + 2]
+def test_the_holder_is_asked_and_does_as_it_sees_fit(locks: Locks) -> None:
+    """The holder learns of it at its next renewal: by its lock, its callback and a signal, once each."""
+    heard: list[Any] = []
+
+    def receive(**facts: Any) -> None:
+        heard.append((facts["key"], facts["reason"]))
+
+    lock_release_requested.connect(receive)
+    try:
+        with mongo_lock("k", lease=1, on_release_requested=heard.append) as lock:
+            before = lock.release_requested
+            assert before is None
+            out, _ = run("release_lock", "k", "--ask", "--by", "$anna: deploying")
+            assert "1 asked" in out
+            assert eventually(lambda: len(heard) == 2, 3)
+            assert lock.release_requested == "$anna: deploying"
+            assert lock.held
+            time.sleep(0.7)  # two more beats
+        assert len(heard) == 2
+    finally:
+        lock_release_requested.disconnect(receive)
+
+
+def test_the_orm_asks(locks: Locks) -> None:
+    """One lock, or all that a query finds; who is not held is not asked."""
+    locks.held("order:1", "order:2", "ad:1")
+    locks.free("order:3")
+    assert Lock.objects.filter(key__startswith="order:").ask_to_release("me") == 2
+    assert Lock.objects.get(key="ad:1").ask_to_release("me") == 1
+    assert locks.read("order:1")["holders"][0]["release_requested_by"] == "me"
+    assert Lock.objects.get(key="order:3").ask_to_release("me") == 0
+
+
+def test_release_lock_takes_a_lock_from_its_holder(locks: Locks) -> None:
+    """By hand, by its whole key; the holder learns of its loss."""
+    lock = mongo_lock("order:5").acquire()
+    with pytest.raises(CommandError, match="--no-input"):
+        run("release_lock", "order:5")
+    with pytest.raises(CommandError, match="control characters"):
+        run("release_lock", "order:5", "--ask", "--by", "a\nb")
+    out, _ = run("release_lock", "order:5", "--no-input")
+    assert "'order:5' was taken" in out
+    with pytest.raises(CommandError, match="'order:5' is not held") as refusal:
+        run("release_lock", "order:5", "--no-input")
+    assert refusal.value.returncode == 3
+    assert not lock.release()
+
+
+@pytest.mark.long
+def test_a_deadlock_is_shown_and_ends(deadlock: Callable[[], list[object]]) -> None:
+    """F45: while it lasts, the command and the admin show the cycle; then its youngest waiter gives up."""
+    assert eventually(lambda: "'a'" in run("list_locks", "--deadlocks")[0], 5)
+    page = browser(*NAMES).get(f"{LIST}?state=waited").content.decode()
+    met = deadlock()
+    assert len(met) == 2
+    (error,) = [each for each in met if isinstance(each, LockDeadlock)]
+    assert set(error.keys) == {"a", "b"}
+    assert "got it" in met
+    assert "these wait for one another" in page
+    assert run("list_locks", "--deadlocks")[0].strip() == "There are no deadlocks."
+    assert json.loads(run("list_locks", "--deadlocks", "--json")[0]) == {"deadlocks": []}

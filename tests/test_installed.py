@@ -70,7 +70,6 @@ class Outside:
         return self._checked([self.python, *arguments]).stdout
 
     def try_to(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run it, and see."""
         return subprocess.run(
             [self.python, *arguments],
             cwd=self.folder,

@@ -7,7 +7,7 @@ import inspect
 import unicodedata
 import uuid
 from collections.abc import Callable
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -30,7 +30,7 @@ from testproject.shop.models import Ad, Order, Seller
 #: of some (U+037E becomes a semicolon, U+2126 an omega), braces.
 TRICKY = st.text(st.sampled_from([*SEPARATORS, "%", "3", "A", "{", "}", "e", "\u0301", "\u0338", "\u037e", "\u2126"]))
 VALUES = st.one_of(TRICKY, st.text(st.characters(exclude_categories=["Cs", "Cc"])), st.integers(), st.uuids())
-TEMPLATES = ["{a}:{b}", "{a};{b}", "{a}={b}={c}", "x{a}/{b}y", "{a}:{{{b}", "{a}#fixed,{b}|{c}", "{b}{{:{a}"]
+TEMPLATES = ["{a}:{b}", "{a}={b}={c}", "{a}:{{{b}", "x{a}#fixed,{b}|{c}y"]
 
 
 def fill(template: str, **values: Any) -> str:
@@ -43,8 +43,6 @@ def meaning(values: tuple[Any, ...]) -> list[str]:
 
 
 class TestTemplates:
-    """Keys from the arguments of a call."""
-
     @pytest.mark.parametrize("template", TEMPLATES)
     @example(left=("x\u037ey", "z", ""), right=("x", "y\u037ez", ""))
     @example(left=("p", "\u0338q\u2260r", "s"), right=("p\u2260q", "\u0338r", "s"))
@@ -60,17 +58,6 @@ class TestTemplates:
         keys = [KeyTemplate(template).fill(dict(zip("abc", values, strict=True))) for values in (left, right)]
         assert unicodedata.normalize("NFC", keys[0]) != unicodedata.normalize("NFC", keys[1])
 
-    @pytest.mark.long
-    @given(VALUES)
-    def test_same_text_makes_same_key(self, value: Any) -> None:
-        """An id is the same key as a number, as the text of a URL, and in the other composition."""
-        other = unicodedata.normalize("NFD", str(value))
-        assert KeyTemplate("x:{a}").fill({"a": value}) == KeyTemplate("x:{a}").fill({"a": other})
-
-    def test_prefix_of_one_is_no_prefix_of_another(self) -> None:
-        """An empty value keeps its place."""
-        assert len({fill("{a}:{b}", a=a, b=b) for a, b in [("", ":"), (":", ""), ("", ""), (":", ":")]}) == 4
-
     def test_fields_reach_into_arguments(self) -> None:
         """Attributes, items, formats and conversions work as in str.format."""
         order = Order(pk=7, item="book")
@@ -79,10 +66,6 @@ class TestTemplates:
         assert fill("a:{rows[0][n]}", **values) == "a:3"
         assert fill("a:{day:%Y-%m}:{n:03d}:{n!r}", **values) == "a:2030-01:005:5"
         assert fill("a:{n:0{width}d}", **values) == "a:0005"
-
-    def test_format_cannot_smuggle_a_separator(self) -> None:
-        """What a format makes is escaped as well."""
-        assert fill("at:{t:%H:%M}", t=datetime(2030, 1, 1, 12, 30)) == "at:12%3A30"  # noqa: DTZ001 - only its text
 
     @pytest.mark.parametrize(
         ("template", "problem"),
@@ -159,24 +142,12 @@ class TestTemplates:
         with pytest.raises(LockKeyInvalid, match=r"key template 'x:\{a\}'.*calls without a value would share one key"):
             fill("x:{a}", a=None)
 
-    def test_text_that_looks_like_an_address(self) -> None:
-        """Only objects are refused for showing their address; a text may look like one."""
-        assert fill("x:{a}", a="<it at 0x7f>") == "x:<it at 0x7f>"
-
-    @pytest.mark.parametrize("value", ["a\x00b", "a\nb", "\ud800"])
-    def test_control_characters(self, value: str) -> None:
-        """F54: a value that no key may have is refused before anything is sent."""
-        with pytest.raises(ValueError, match="control characters or lone surrogates"):
-            fill("x:{a}", a=value)
-
 
 class Color(enum.Enum):
     RED = 1
 
 
 class TestEscape:
-    """The text of one value."""
-
     @pytest.mark.parametrize(
         ("value", "text"),
         [
@@ -198,16 +169,8 @@ class TestEscape:
         """F54: values are literal; only the separators and the escape itself are written otherwise."""
         assert escape(value) == text
 
-    @pytest.mark.parametrize("separator", SEPARATORS + "%")
-    def test_separators(self, separator: str) -> None:
-        """None of them is left in a value, at its start or within."""
-        assert separator not in escape(separator + "x" + separator).replace("%", "", 1 if separator == "%" else 0)[:1]
-        assert escape(separator + "x" + separator) == f"%{ord(separator):02X}x%{ord(separator):02X}"
-
 
 class TestModelKey:
-    """Keys of model instances."""
-
     @pytest.mark.parametrize(
         ("instance", "key"),
         [
@@ -293,10 +256,6 @@ class TestModelKey:
         assert model_key(Depot(number=uuid.UUID(int=5))) == f"tests.depot:{uuid.UUID(int=5)}"
         assert model_key(Receipt(order_id=5)) == "tests.receipt:5"
 
-    def test_deferred_costs_no_query(self) -> None:
-        """The key needs nothing but the primary key (no database may be used in this test)."""
-        assert model_key(Order.from_db("default", ["id"], [9])) == "shop.order:9"
-
     @pytest.mark.parametrize("make", [Order, Ad, Seller])
     def test_unsaved(self, make: Callable[[], models.Model]) -> None:
         """An instance that has no key yet is refused with the cure."""
@@ -307,8 +266,6 @@ class TestModelKey:
 
 
 class TestCallArguments:
-    """The arguments of a call by name."""
-
     def test_every_kind(self) -> None:
         """Positional, keyword, defaults, *args and **kwargs all have their names."""
 
@@ -323,14 +280,6 @@ class TestCallArguments:
         def call(a: Any, /, **more: Any) -> None: ...
 
         assert call_arguments(inspect.signature(call), (1,), {"a": 2}) == {"a": 1}
-
-    def test_wrong_call(self) -> None:
-        """A call that does not fit the function is a TypeError, as without the lock."""
-
-        def call(a: Any) -> None: ...
-
-        with pytest.raises(TypeError, match="missing a required argument: 'a'"):
-            call_arguments(inspect.signature(call), (), {})
 
 
 def test_the_key_of_a_template_can_be_made_elsewhere() -> None:

@@ -59,16 +59,6 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.long
-def test_one_sentence(run: Run) -> None:
-    """What, for want of which part, and the command that adds it; outside of CI it is no failure."""
-    result = run(*MODULES)
-    assert result.ret == 0
-    added = "3 that need Redis or a Docker engine (python3 dev.py test --with-system-packages adds them)"
-    said = f"left out: {added}, 1 for the reasons that pytest gives"
-    assert said in result.outlines
-
-
-@pytest.mark.long
 def test_the_sentence_for_dev_py(run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of pytest-xdist all leave a module out: that is one. dev.py gets the sentence in a file."""
     monkeypatch.setenv(left_out.FILE, "sentence")

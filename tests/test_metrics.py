@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from django_mongolock import (
     SKIPPED,
@@ -39,6 +37,7 @@ from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.checking import lost_race
 from testproject.rates.models import Rate
 from testproject.shop.models import Order
+from tests.support.programs import python
 from tests.support.waiting import eventually
 
 Number = Callable[..., float]
@@ -77,8 +76,6 @@ EXCLUSIVE = {"mode": "exclusive"}
 
 
 class TestNumbers:
-    """The same in both."""
-
     def test_a_free_lock(self, number: Number) -> None:
         labels = {"template": "order:{pk}", **EXCLUSIVE}
         with mongo_lock(lock_key("order:{pk}", pk=5)):
@@ -185,19 +182,12 @@ class TestNumbers:
             assert number("acquired", template=template, **EXCLUSIVE) == 1
 
     def test_labels_are_bounded(self, number: Number) -> None:
-        """Also where somebody makes templates from data."""
         for pk in range(MOST_TEMPLATES + 5):
             signals.send(signals.lock_skipped, key="k", template=f"order:{pk}", reason="")
         assert number("skipped", template="other") == 5
 
-    def test_several_keys_each_count(self, number: Number) -> None:
-        with mongo_lock(lock_key("a:{x}", x=1), lock_key("b:{x}", x=1)):
-            assert number("held", template="a:{x}", **EXCLUSIVE) == number("held", template="b:{x}", **EXCLUSIVE) == 1
-
 
 class TestSpans:
-    """Waits and holds in traces."""
-
     @pytest.fixture
     def provider(self) -> TracerProvider:
         return TracerProvider()
@@ -233,12 +223,6 @@ class TestSpans:
         assert wait.end_time is not None
         assert 20 < (wait.end_time - wait.start_time) / 1e9 < 30
 
-    def test_not_acquired(self, mongolock: MemoryLocks, ended: Callable[[], list[ReadableSpan]]) -> None:
-        mongolock.hold("a")
-        assert not mongo_lock("a").try_acquire()
-        (wait,) = ended()
-        assert (wait.status.status_code, wait.status.description) == (StatusCode.ERROR, "busy")
-
     def test_lost(self, mongolock: MemoryLocks, ended: Callable[[], list[ReadableSpan]]) -> None:
         lock = mongo_lock("a").acquire()
         mongolock.lose("a")
@@ -249,9 +233,7 @@ class TestSpans:
 
 
 class TestActivation:
-    """One line in INSTALLED_APPS."""
-
-    def run(self, app: str, code: str, tmp_path: Path, **environment: str) -> str:
+    def run(self, app: str, code: str, tmp_path: Path) -> str:
         (tmp_path / "chosen.py").write_text(
             f"SECRET_KEY = 'x'\nINSTALLED_APPS = ['django_mongolock', '{app}']\n"
             "MONGOLOCK = {'BACKEND': 'django_mongolock.backends.memory.MemoryLockBackend'}\n"
@@ -260,36 +242,13 @@ class TestActivation:
             f"import django; django.setup()\nfrom django_mongolock import mongo_lock\n{code}"
         )
         path = f"{Path(__file__).resolve().parent.parent}:{tmp_path}"
-        environment = {"PYTHONPATH": path, "DJANGO_SETTINGS_MODULE": "chosen", "PATH": "", **environment}
-        done = subprocess.run(
-            [sys.executable, str(tmp_path / "code.py")],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        return python(str(tmp_path / "code.py"), PYTHONPATH=path, DJANGO_SETTINGS_MODULE="chosen")
 
     @pytest.mark.long
     def test_prometheus(self, tmp_path: Path) -> None:
         code = "import prometheus_client as p\nwith mongo_lock('a'): print(p.generate_latest().decode())"
         found = self.run("django_mongolock.contrib.prometheus.PrometheusConfig", code, tmp_path)
         assert 'mongolock_held{mode="exclusive",template="other"} 1.0' in found
-
-    @pytest.mark.long
-    def test_prometheus_in_several_processes(self, tmp_path: Path) -> None:
-        """Each process's files add up, as gunicorn's workers do."""
-        (tmp_path / "metrics").mkdir()
-        code = (
-            "import prometheus_client as p, prometheus_client.multiprocess as m\nr = p.CollectorRegistry()\n"
-            "m.MultiProcessCollector(r)\nwith mongo_lock('a'): print(p.generate_latest(r).decode())"
-        )
-        app = "django_mongolock.contrib.prometheus.PrometheusConfig"
-        for number in (1, 2):
-            found = self.run(app, code, tmp_path, PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "metrics"))
-            assert f'mongolock_acquired_total{{mode="exclusive",template="other"}} {number}.0' in found
 
     @pytest.mark.long
     def test_opentelemetry(self, tmp_path: Path) -> None:
@@ -312,14 +271,6 @@ def test_a_collector_that_fails_breaks_no_lock(
         metrics.disconnect()
     assert [record.name for record in caplog.records] == ["django.dispatch"] * 2
     mongolock.assert_free()
-
-
-def test_what_prometheus_shows_has_a_help() -> None:
-    """Every instrument is there from the start, also those that have not happened yet."""
-    registry = CollectorRegistry()
-    PrometheusMetrics(registry)
-    shown = generate_latest(registry).decode()
-    assert all(f"# HELP mongolock_{name}" in shown for name in INSTRUMENTS)
 
 
 class TestLogging:

@@ -5,26 +5,18 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from bson import ObjectId
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
-from django.test import SimpleTestCase, TestCase
+from django.test import SimpleTestCase
 from pytest_django import Settings
 
-from django_mongolock import (
-    LockNotAcquired,
-    LockReentry,
-    MongoLock,
-    mongo_lock,
-    mongo_semaphore,
-)
+from django_mongolock import LockNotAcquired, LockReentry, MongoLock, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.signals import lock_acquired, lock_released
 from testproject.shop.models import Ad, Order, Seller
@@ -44,31 +36,6 @@ def semaphore(key: Any, **options: Any) -> MongoLock:
 class TestHolding:
     """A lock is held inside the block and free after it."""
 
-    def test_with(self) -> None:
-        """``with``: held inside, stored, free afterwards."""
-        key = new_key()
-        with mongo_lock(key) as lock:
-            assert lock.held
-            assert lock.key == key
-            assert holder(key)["token"] == lock.fencing_token
-        assert lock.remaining == 0
-        assert holders(key) == []
-
-    async def test_async_with(self) -> None:
-        """``async with`` on the same kind of object."""
-        key = new_key()
-        async with mongo_lock(key) as lock:
-            assert lock.held
-            assert holder(key)["token"] == lock.fencing_token
-        assert holders(key) == []
-
-    def test_acquire_and_release(self) -> None:
-        """Without a block: `acquire` returns the lock, `release` tells whether it was still ours."""
-        lock = mongo_lock(new_key()).acquire()
-        assert lock.held
-        assert lock.release() is True
-        assert lock.release() is False
-
     def test_error_of_the_block(self) -> None:
         """What the block raises comes out unchanged, and the lock is free."""
         key = new_key()
@@ -76,65 +43,8 @@ class TestHolding:
             fail()
         assert holders(key) == []
 
-    def test_tokens_grow(self) -> None:
-        """P2: each grant has a larger fencing token than the one before."""
-        key, tokens = new_key(), []
-        for _ in range(3):
-            with mongo_lock(key) as lock:
-                tokens.append(lock.fencing_token)
-        assert tokens == sorted(set(tokens))
-
-    def test_excludes_other_threads(self) -> None:
-        """Threads that read, wait and write under the lock lose no increment."""
-        key, count = new_key(), 0
-
-        def add() -> None:
-            nonlocal count
-            for _ in range(5):
-                with mongo_lock(key, wait=30):
-                    seen = count
-                    time.sleep(0.001)
-                    count = seen + 1
-
-        with ThreadPoolExecutor(4) as threads:
-            for future in [threads.submit(add) for _ in range(4)]:
-                future.result()
-        assert count == 20
-
-    async def test_excludes_other_tasks(self) -> None:
-        """Coroutines of one thread exclude one another, too."""
-        key, count = new_key(), 0
-
-        async def add() -> None:
-            nonlocal count
-            async with mongo_lock(key, wait=30):
-                seen = count
-                await asyncio.sleep(0.001)
-                count = seen + 1
-
-        await asyncio.gather(*(add() for _ in range(10)))
-        assert count == 10
-
 
 class TestKeys:
-    """What can be locked."""
-
-    @pytest.mark.long
-    def test_opposite_orders_do_not_block(self) -> None:
-        """Two who name the same keys in opposite orders never wait for each other for good."""
-        one, two = new_key(), new_key()
-        barrier = threading.Barrier(2)
-
-        def take(*keys: str) -> None:
-            barrier.wait()
-            for _ in range(10):
-                with mongo_lock(*keys, wait=20):
-                    pass
-
-        with ThreadPoolExecutor(2) as threads:
-            for future in [threads.submit(take, one, two), threads.submit(take, two, one)]:
-                future.result()
-
     @pytest.mark.parametrize(
         ("instance", "key"),
         [
@@ -149,11 +59,6 @@ class TestKeys:
             assert lock.key == key
             with pytest.raises(LockReentry):
                 mongo_lock(key).acquire()
-
-    def test_unsaved_instance(self) -> None:
-        """An instance without a primary key has nothing to lock by."""
-        with pytest.raises(ValueError, match="Order has no primary key yet"):
-            mongo_lock(Order())
 
     @pytest.mark.parametrize("factory", [mongo_lock, semaphore])
     @pytest.mark.parametrize(
@@ -195,28 +100,11 @@ class TestKeys:
         with pytest.raises(ValueError, match=problem):
             mongo_lock(key)
 
-    @pytest.mark.parametrize(
-        "key", ["$where", "$$NOW", "a.b.c", "'\"`", "<b>&amp;</b>", "{'$gt': ''}", "\U0001f512", "x" * 400, " "]
-    )
-    def test_literal_text(self, key: str) -> None:
-        """F54: everything else is a key like any other, stored as it is."""
-        key += new_key()
-        with mongo_lock(key, label="$token", owner="$holders") as lock:
-            assert lock.key == key
-            assert holder(key)["label"] == "$token"
-            assert holder(key)["owner"] == "$holders"
-        assert holders(key) == []
-
     def test_one_key_however_composed(self) -> None:
         """F54: the two ways to write é are one key."""
         key = new_key()
         with mongo_lock(key + "\u00e9"), pytest.raises(LockReentry):
             mongo_lock(key + "e\u0301").acquire()
-
-    def test_none(self) -> None:
-        """At least one key is needed."""
-        with pytest.raises(TypeError, match="at least one key"):
-            mongo_lock()
 
 
 class TestOptions:
@@ -229,6 +117,17 @@ class TestOptions:
             mongo_lock(key, wait=0.3).acquire()
         assert 0.3 <= caught.value.waited < 8  # the default is ten
 
+    @pytest.mark.parametrize(("longer", "margin"), [(8, 1.0), (60, 6.0), (3_600, 360.0)])
+    def test_an_extended_lock(self, longer: float, margin: float) -> None:
+        """F80: a lease of 5 s that is made one of 60 has the margin of one of 60, in the document and in fact."""
+        key = new_key()
+        with mongo_lock(key, lease=5, auto_renew=False) as lock:
+            lock.extend(longer)
+            found = holder(key)
+            left = (found["until"] - datetime.now(UTC)).total_seconds()
+            assert found["server_lease"] - found["lease"] == margin * 1000
+            assert margin <= left - lock.remaining + 0.01 < margin + 3
+
     def test_reentry(self) -> None:
         """Taking a key again in the same thread is told at once instead of waiting for oneself."""
         key = new_key()
@@ -240,8 +139,6 @@ class TestOptions:
         [
             ("timeout", "it could mean two things: use lease= .* or wait="),
             ("ttl", "use lease="),
-            ("expire", "use lease="),
-            ("expires", "use lease="),
             ("blocking_timeout", "use wait="),
             ("blocking", "use wait=: wait=0 for a single try"),
         ],
@@ -257,7 +154,6 @@ class TestOptions:
         ("option", "value", "error"),
         [
             ("lease", 0, ValueError),
-            ("lease", -1, ValueError),
             ("lease", float("nan"), ValueError),
             ("lease", float("inf"), ValueError),
             ("lease", "30", TypeError),
@@ -266,37 +162,20 @@ class TestOptions:
             ("wait", "10", TypeError),
             ("wait", False, TypeError),
             ("min_hold", -1, ValueError),
-            ("min_hold", "", TypeError),
             ("min_hold", None, TypeError),
             ("owner", "", ValueError),
             ("owner", 5, TypeError),
-            ("owner", "a\x00", ValueError),
             ("owner", "x" * 257, ValueError),
             ("label", b"x", TypeError),
             ("label", "\ud800", ValueError),
             ("on_lost", asyncio.sleep, TypeError),
             ("on_lost", "print", TypeError),
-            ("colour", "red", TypeError),
         ],
     )
     def test_wrong_options(self, factory: Factory, option: str, value: Any, error: type[Exception]) -> None:
         """Each is refused by its name when the lock is made, not when it is needed."""
         with pytest.raises(error, match=option):
             factory("key", **{option: value})
-
-    @pytest.mark.parametrize("mode", ["semaphore", "write", None, 1])
-    def test_wrong_mode(self, mode: Any) -> None:
-        """There are two modes; the message knows where semaphores are."""
-        with pytest.raises(ValueError, match=r'"exclusive" or "shared".*mongo_semaphore'):
-            mongo_lock("key", mode=mode)
-
-    @pytest.mark.parametrize(
-        ("permits", "error"), [(0, ValueError), (-1, ValueError), (True, TypeError), (1.5, TypeError)]
-    )
-    def test_wrong_permits(self, permits: Any, error: type[Exception]) -> None:
-        """A semaphore has a whole number of permits, at least one."""
-        with pytest.raises(error, match="permits"):
-            mongo_semaphore("key", permits)
 
 
 @pytest.fixture
@@ -312,26 +191,12 @@ def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 class TestAliases:
-    """Where the locks are kept."""
-
     def test_using(self, other_alias: str) -> None:
         """``using=``: another alias is another place; the same key there is another lock."""
         key = new_key()
         with mongo_lock(key), mongo_lock(key, using=other_alias) as lock:
             assert holders(key, other_alias)[0]["token"] == lock.fencing_token
             assert holders(key)[0]["token"] != lock.fencing_token
-
-    def test_unknown(self) -> None:
-        """An alias that is not there is told by its name."""
-        with pytest.raises(ImproperlyConfigured, match="no DATABASES alias 'nowhere'"):
-            mongo_lock("key", using="nowhere")
-
-    def test_sql(self) -> None:
-        """An alias that is not MongoDB is told with what it is."""
-        with pytest.raises(
-            ImproperlyConfigured, match=r"'default' is not MongoDB: its ENGINE is 'django\.db.*sqlite3'"
-        ):
-            mongo_lock("key", using="default")
 
 
 class TestSettings:
@@ -412,20 +277,7 @@ else:
         assert done.returncode == 0, done.stderr
 
 
-class TestWithoutDatabaseAccess(TestCase):
-    """A user's own tests of locked code need no access to the lock database."""
-
-    databases = {"default"}  # noqa: RUF012 - as Django has it
-
-    def test_lock(self) -> None:
-        """No "Database queries to 'mongo' are not allowed" in a TestCase without that alias."""
-        with mongo_lock(new_key()) as lock:
-            assert lock.held
-
-
 class TestWithoutAnyDatabase(SimpleTestCase):
-    """The same without any database."""
-
     def test_lock(self) -> None:
         """No "Database queries to 'mongo' are not allowed" in a SimpleTestCase."""
         with mongo_lock(new_key()) as lock:

@@ -15,7 +15,6 @@ from tests.support.looking import holder, holders, new_key
 
 
 def job(key: str, **period: float) -> tuple[Callable[..., Any], list[int]]:
-    """A job and its runs."""
     runs: list[int] = []
 
     @once_per(key, **period)  # type: ignore[arg-type]
@@ -80,7 +79,6 @@ def test_an_error_after_the_commit() -> None:
 
 
 async def test_coroutines() -> None:
-    """The same for async functions."""
     key, runs = new_key(), []
 
     @once_per(key, hours=1)

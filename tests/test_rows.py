@@ -61,8 +61,6 @@ class Code(models.Model):  # noqa: DJ008 - never shown
 
 
 class Special(Code):  # noqa: DJ008 - never shown
-    """The same row with more to it."""
-
     rank = models.IntegerField(default=1)
 
     class Meta:
@@ -71,7 +69,6 @@ class Special(Code):  # noqa: DJ008 - never shown
 
 @pytest.fixture(autouse=True)
 def tables(transactional_db: None) -> Iterator[None]:
-    """The tables of these models."""
     made = [Parcel, Line, Code, Special]
     with connection.schema_editor() as editor:
         for model in made:
@@ -84,7 +81,6 @@ def tables(transactional_db: None) -> Iterator[None]:
 
 @pytest.fixture
 def parcel() -> Parcel:
-    """A row."""
     row: Parcel = Parcel.objects.create(weight=1)
     return row
 
@@ -139,17 +135,10 @@ def test_the_lock_itself(parcel: Parcel) -> None:
         Lock.objects.held().force_release()
 
 
-def test_a_row_that_is_not_there() -> None:
-    """DoesNotExist, as from get(), and the lock is given back."""
-    missing = uuid.uuid4()
-    with pytest.raises(Parcel.DoesNotExist):
-        Parcel.objects.locked(pk=missing).__enter__()
-    assert holders(f"rows.parcel:{missing}") == []
-
-
-@pytest.mark.long
-def test_a_row_that_does_not_fit_any_more(parcel: Parcel) -> None:
+@pytest.mark.parametrize(("rows", "lookup"), [({"weight": 1}, {"weight__lt": 5}), ({}, {"weight": 1})])
+def test_a_row_that_does_not_fit_any_more(parcel: Parcel, rows: dict[str, Any], lookup: dict[str, Any]) -> None:
     """A filter is asked again under the lock: the row was found, and changed by the holder before."""
+    taken, go_on = threading.Event(), threading.Event()
 
     def change() -> None:
         with mongo_lock(parcel), closing(connection):
@@ -157,15 +146,22 @@ def test_a_row_that_does_not_fit_any_more(parcel: Parcel) -> None:
             go_on.wait(10)
             Parcel.objects.update(weight=2)
 
-    taken, go_on = threading.Event(), threading.Event()
     thread = threading.Thread(target=change)
     thread.start()
     taken.wait(10)
-    threading.Timer(0.3, go_on.set).start()
+    threading.Timer(0.2, go_on.set).start()
     with pytest.raises(Parcel.DoesNotExist):
-        Parcel.objects.filter(weight=1).locked(weight__lt=5).__enter__()
+        Parcel.objects.filter(**rows).locked(**lookup).__enter__()
     thread.join()
     assert holders(f"rows.parcel:{parcel.pk}") == []
+
+
+def test_a_row_that_is_not_there() -> None:
+    """DoesNotExist, as from get(), and the lock is given back."""
+    missing = uuid.uuid4()
+    with pytest.raises(Parcel.DoesNotExist):
+        Parcel.objects.locked(pk=missing).__enter__()
+    assert holders(f"rows.parcel:{missing}") == []
 
 
 @pytest.mark.long
@@ -232,8 +228,6 @@ def test_another_spelling() -> None:
 
 @pytest.mark.long
 def test_async(parcel: Parcel) -> None:
-    """The same object with `async with`."""
-
     async def check() -> None:
         async with Parcel.objects.locked(pk=parcel.pk) as fresh:
             assert fresh == parcel

@@ -47,14 +47,11 @@ def run_leader(start: Start, key: str, *program: str, **environment: str) -> sub
 
 
 class Log:
-    """What the programs have written."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         path.touch()
 
     def spans(self) -> dict[int, tuple[float, float]]:
-        """From when to when each was at work."""
         found: dict[int, tuple[float, float]] = {}
         for line in self.path.read_text().splitlines():
             pid, at = int(line.split()[0]), float(line.split()[1])
@@ -203,6 +200,5 @@ def test_asked_to_end(start: Start, tmp_path: Path, then: str) -> None:
 
 
 def test_no_program_for_a_term_that_is_over() -> None:
-    """It does not begin."""
     term = SimpleNamespace(key="k", fencing_token=5, held=False)
     assert Child(["/no/such/program"], lambda: 10).run(term, threading.Event()) == 1

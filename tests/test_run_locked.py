@@ -17,7 +17,7 @@ from django_mongolock import LockLost, LockReentry, mongo_lock
 from django_mongolock.decorator.locked_command import BUSY, LOST, UNAVAILABLE
 from django_mongolock.management.commands.run_locked import Command as RunLocked
 from django_mongolock.models import Lock
-from tests.locked_command import Command, Patient, Plain
+from tests.locked_command import Command, Patient
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
 from tests.support.programs import Start, runs, starting
 from tests.support.waiting import eventually
@@ -42,8 +42,6 @@ def shell(key: str, script: str, *options: str) -> list[str]:
 
 
 class TestProgram:
-    """`run_locked KEY -- program`."""
-
     @pytest.mark.long
     def test_runs(self, start: Start) -> None:
         """The program has its arguments and the lock, and finds the token in its environment; its exit code is ours."""
@@ -137,7 +135,6 @@ class TestProgram:
 
     @pytest.mark.long
     def test_ended_by_a_signal(self, start: Start) -> None:
-        """As a shell says it."""
         assert finished(start(*shell(new_key(), "kill -9 $$")))[0] == 128 + 9
 
     @pytest.mark.long
@@ -184,14 +181,6 @@ class TestProgram:
         with pytest.raises(CommandError, match="put -- between the key and the program"):
             call_command("run_locked", "k")
 
-    @pytest.mark.long
-    @pytest.mark.usefixtures("away")
-    def test_away(self) -> None:
-        """Without MongoDB nothing runs."""
-        with pytest.raises(CommandError) as caught:
-            call_command("run_locked", "k", "--", "true")
-        assert caught.value.returncode == UNAVAILABLE
-
     def test_called(self) -> None:
         """From Python as well; signal handlers are as they were."""
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
@@ -202,8 +191,6 @@ class TestProgram:
 
 
 class TestLockedCommand:
-    """`LockedCommand`, for a project's own commands."""
-
     def test_runs(self) -> None:
         """It has its lock, with the key of its options, until it has ended."""
         source, out = new_key(), io.StringIO()
@@ -212,12 +199,6 @@ class TestLockedCommand:
         assert out.getvalue().split() == ["token", str(document(key)["token"]), "done"]
         assert document(key)["last_holder"]["label"] == "manage.py locked_command"
         assert holders(key) == []
-
-    def test_default_key(self) -> None:
-        """Without a key, the command's name."""
-        out = io.StringIO()
-        call_command(Plain(), stdout=out)
-        assert out.getvalue() == "command:locked_command\n"
 
     def test_busy(self) -> None:
         """It fails with 75, or says so and succeeds."""
@@ -232,7 +213,6 @@ class TestLockedCommand:
 
     @pytest.mark.long
     def test_lost(self, start: Start) -> None:
-        """It fails with 76 if it was lost."""
         source = uuid_free()
         process = start(source, "--seconds", "0.5", module="tests.locked_command")
         assert process.stdout is not None
@@ -258,7 +238,6 @@ class TestLockedCommand:
     @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_away(self) -> None:
-        """Without MongoDB it does not run."""
         with pytest.raises(CommandError) as caught:
             call_command(Command(), "x")
         assert caught.value.returncode == UNAVAILABLE
@@ -282,5 +261,4 @@ class TestLockedCommand:
 
 
 def uuid_free() -> str:
-    """A name without a separator."""
     return new_key().partition(":")[2]

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import docker
 import pytest
-from pymongo import MongoClient, WriteConcern
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 
 from django_mongolock.containers import replica_set
@@ -77,14 +75,6 @@ def libraries(program: Path) -> list[Path]:
     """Return the shared libraries that *program* loads, the loader included."""
     listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
     return [Path(path) for path in re.findall(r"(/\S+) \(0x", listed)]
-
-
-def test_a_container_serves_majority_writes(container_uri: str) -> None:
-    """A replica set of one in a container confirms what a lock needs: a write by the majority."""
-    with MongoClient[dict[str, Any]](container_uri, serverSelectionTimeoutMS=20_000) as client:
-        majority = client.test.get_collection("written", write_concern=WriteConcern("majority", wtimeout=20_000))
-        assert majority.insert_one({}).acknowledged
-        assert client.admin.command("hello")["setName"] == "mongolock"
 
 
 def test_a_lock_is_held_in_a_container(container_uri: str) -> None:

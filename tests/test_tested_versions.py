@@ -38,42 +38,6 @@ def test_both_pairs_are_run(runs: list[tuple[str, str]]) -> None:
     assert runs == [("oldest", sys.executable), ("newest", NEW.path)]
 
 
-def test_a_failure_of_the_newest_pair_counts(runs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command fails, and writes no table."""
-    monkeypatch.setattr(tested_versions, "pythons", lambda: iter([OLD, NEW._replace(path="/bad")]))
-    monkeypatch.setattr(tested_versions, "write_table", lambda rows, commit: pytest.fail("a table of a failure"))
-    assert tested_versions.main(["--write"]) == 1
-
-
-def test_without_a_new_python(
-    runs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is said that the newest Django was not tried. With CI=true that is a failure."""
-    monkeypatch.setattr(tested_versions, "pythons", lambda: iter([OLD]))
-    assert tested_versions.main([]) == 0
-    assert "no Python 3.12 or newer on this machine" in capsys.readouterr().out
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(SystemExit, match=r"no Python 3\.12 or newer on this machine"):
-        tested_versions.main([])
-
-
-def test_in_ci_the_oldest_pair_is_the_oldest(runs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer Python in its place is a failure."""
-    monkeypatch.setattr(tested_versions, "oldest_supported", lambda: (3, 10))
-    monkeypatch.setenv("CI", "true")
-    with pytest.raises(SystemExit, match=r"the oldest pair needs Python 3\.10"):
-        tested_versions.main([])
-    assert runs == []
-
-
-def test_no_table_of_changes_without_a_commit(runs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commit in the table is what was run."""
-    monkeypatch.setattr(tested_versions, "git", lambda *arguments: " M dev.py")
-    with pytest.raises(SystemExit, match="commit your changes first"):
-        tested_versions.main(["--write"])
-    assert runs == []
-
-
 def test_the_table_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What stands between the marks is written anew, and the rest of the page stays."""
     page = tmp_path / "page.md"

@@ -18,8 +18,7 @@ from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
-from django.test import RequestFactory, SimpleTestCase, TestCase
-from pytest_django import Settings
+from django.test import RequestFactory, SimpleTestCase
 
 from django_mongolock import (
     LockBackendFailed,
@@ -31,11 +30,9 @@ from django_mongolock import (
     lock_key,
     mongo_lock,
     mongo_locked,
-    mongo_semaphore,
     signals,
 )
 from django_mongolock.backends.base import get_backend
-from django_mongolock.backends.memory import MemoryLockBackend
 from django_mongolock.backends.mongo import MongoBackend
 from django_mongolock.checks import opt_in
 from django_mongolock.models import Lock
@@ -52,8 +49,6 @@ def pay(request: HttpRequest, order_id: int) -> HttpResponse:
 
 
 class TestLockedView(LockTestMixin, SimpleTestCase):
-    """A locked view is tested without any database."""
-
     def test_free(self) -> None:
         """Locked once, by its key, and free again."""
         response = pay(RequestFactory().get("/"), 5)
@@ -70,48 +65,13 @@ class TestLockedView(LockTestMixin, SimpleTestCase):
         assert self.mongolock.contended == ["order:5"]
 
     def test_unavailable(self) -> None:
-        """503 while MongoDB is away."""
         with self.mongolock.unavailable():
             assert pay(RequestFactory().get("/"), 5).status_code == 503
         assert pay(RequestFactory().get("/"), 5).status_code == 200
 
 
-class TestLockedInTestCase(LockTestMixin, TestCase):
-    """The same where a test case has only the default database."""
-
-    databases = {"default"}  # noqa: RUF012 - as Django wants it
-
-    def test_lock(self) -> None:
-        with mongo_lock("a"):
-            assert self.mongolock.held() == ["a"]
-
-
-@override_locks(attr_name="locks", WAIT=0)
-class TestDecoratedCase(SimpleTestCase):
-    """`override_locks` on a class."""
-
-    locks: MemoryLocks
-
-    def test_lock(self) -> None:
-        with self.locks.hold("a"), pytest.raises(LockNotAcquired) as caught:
-            mongo_lock("a").acquire()
-        assert caught.value.waited < 8
-
-
 class TestOverride:
     """Where `override_locks` may stand, and that nothing of it stays."""
-
-    def test_with(self) -> None:
-        with override_locks() as locks:
-            assert isinstance(get_backend(), MemoryLockBackend)
-            mongo_lock("a").acquire().release()
-            locks.assert_locked("a")
-        assert isinstance(get_backend(), MongoBackend)
-
-    @override_locks(kwarg_name="locks")
-    def test_on_a_function(self, locks: MemoryLocks) -> None:
-        mongo_lock("a").acquire().release()
-        locks.assert_locked("a")
 
     @override_locks(kwarg_name="locks")
     async def test_on_a_coroutine_function(self, locks: MemoryLocks) -> None:
@@ -126,22 +86,6 @@ class TestOverride:
                 assert locks.acquired == locks.held() == []
                 lock = mongo_lock("a", wait=0).acquire()
             assert lock.lost
-
-    def test_settings_may_change_meanwhile(self, settings: Any, mongolock: MemoryLocks) -> None:
-        """Whichever of the two ends first; and what is held elsewhere stays."""
-        mongolock.hold("a")
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 0, "KEY_PREFIX": ""}
-        assert isinstance(get_backend(), MemoryLockBackend)
-        assert not mongo_lock("a").try_acquire()
-
-    def test_mongodb_is_back_after_that(self) -> None:
-        """Depends on the test before: fixtures end in another order there than they began."""
-        assert isinstance(get_backend(), MongoBackend)
-
-    def test_an_error_ends_it_too(self) -> None:
-        with pytest.raises(ZeroDivisionError), override_locks():
-            raise ZeroDivisionError
-        assert isinstance(get_backend(), MongoBackend)
 
     def test_the_order_of_mixins_does_not_matter(self) -> None:
         class Case(SimpleTestCase, LockTestMixin):
@@ -253,16 +197,6 @@ class TestLeftBehind:
             assert not mongo_lock("b", wait=0).try_acquire()
             assert mine.release()
 
-    def test_settings_that_change_inside(self, settings: Settings) -> None:
-        """A backend that was made from the settings before is not used again."""
-        with override_locks(LEASE=40):
-            assert mongo_lock("a").options.terms.lease == 40
-            with override_locks(LEASE=50):
-                settings.MONGOLOCK = {**settings.MONGOLOCK, "MAX_WAITERS": 7}
-                assert mongo_lock("a").options.terms.lease == 50
-            assert get_backend().settings.MAX_WAITERS == 7
-            assert get_backend().settings.LEASE == 40
-
 
 @pytest.mark.long
 def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,21 +226,6 @@ def has_plugin() -> bool:
 
 
 class TestHold:
-    """Somebody else holds a lock."""
-
-    def test_until_released(self, mongolock: MemoryLocks) -> None:
-        held = mongolock.hold("a")
-        assert held.held
-        assert mongolock.held() == ["a"]
-        assert not mongo_lock("a").try_acquire()
-        held.release()
-        assert mongo_lock("a").try_acquire()
-        assert mongolock.acquired == ["a"]
-
-    def test_who_it_is(self, mongolock: MemoryLocks) -> None:
-        with mongolock.hold("a", label="nightly export"), pytest.raises(LockNotAcquired, match="nightly export"):
-            mongo_lock("a", wait=0).acquire()
-
     def test_a_wait_of_the_same_thread_takes_no_time(self, mongolock: MemoryLocks) -> None:
         mongolock.hold("a")
         with pytest.raises(LockNotAcquired) as caught:
@@ -355,25 +274,6 @@ class TestHold:
         mongolock.advance(2)
         assert mongo_lock("a").try_acquire()
 
-    def test_it_ends_only_once(self, mongolock: MemoryLocks) -> None:
-        """Released twice, or released although it has died: nothing happens."""
-        with mongolock.hold("a") as released, mongolock.hold("b") as dead:
-            released.release()
-            dead.die()
-            assert not released.held
-            assert not dead.held
-        assert mongolock.held() == ["b"]
-
-    def test_readers_and_permits(self, mongolock: MemoryLocks) -> None:
-        with mongolock.hold("a", mode="shared"), mongolock.hold("a", mode="shared"):
-            assert mongo_lock("a", mode="shared").try_acquire()
-        with mongolock.hold("b", permits=2):
-            assert mongo_semaphore("b", 2).try_acquire()
-
-    def test_not_what_is_held(self, mongolock: MemoryLocks) -> None:
-        with mongo_lock("a"), pytest.raises(LockNotAcquired):
-            mongolock.hold("a")
-
     def test_an_instance_and_a_made_key(self, mongolock: MemoryLocks) -> None:
         order = Order(pk=7)
         with mongolock.hold(order), mongolock.hold(lock_key("tag:{tag}", tag="a:b")):
@@ -381,18 +281,8 @@ class TestHold:
         mongo_lock(order).acquire().release()
         mongolock.assert_locked(order)
 
-    def test_asked_to_release(self, mongolock: MemoryLocks) -> None:
-        held = mongolock.hold("a", owner="task-1")
-        assert held.release_requested is None
-        assert not mongo_lock("a", owner="task-1").try_acquire()
-        held.die()
-        assert not mongo_lock("a", owner="another").try_acquire()
-        assert mongo_lock("a", owner="task-1").try_acquire()
-
 
 class TestLose:
-    """The code under test loses its lock."""
-
     def test_at_once(self, mongolock: MemoryLocks) -> None:
         told: list[MongoLock] = []
         lock = mongo_lock("a", on_lost=told.append)
@@ -406,24 +296,8 @@ class TestLose:
         with pytest.raises(AssertionError, match="does not hold 'a'"):
             mongolock.lose("a")
 
-    def test_not_what_others_hold(self, mongolock: MemoryLocks) -> None:
-        with mongolock.hold("a") as held:
-            with pytest.raises(AssertionError):
-                mongolock.lose("a")
-            assert held.held
-
 
 class TestTime:
-    """The clock moves at a word."""
-
-    @pytest.mark.long
-    def test_the_living_renew(self, mongolock: MemoryLocks) -> None:
-        with mongo_lock("a") as mine, mongolock.hold("b") as theirs:
-            mongolock.advance(3_600)
-            assert mine.held
-            assert theirs.held
-            assert 0 < mine.remaining <= 30
-
     def test_without_renewal(self, mongolock: MemoryLocks) -> None:
         lock = mongo_lock("a", auto_renew=False, lease=60).acquire()
         mongolock.advance(59)
@@ -475,16 +349,8 @@ class TestTime:
             mongolock.advance(timedelta(days=1))
             assert not held.held
 
-    def test_moments(self, mongolock: MemoryLocks) -> None:
-        first = mongo_lock("a").acquire()
-        mongolock.advance(3600)
-        second = mongo_lock("b").acquire()
-        assert 3600 <= (second.acquired_at - first.acquired_at).total_seconds() < 3660
-
 
 class TestAssertions:
-    """What was locked."""
-
     def test_locked(self, mongolock: MemoryLocks) -> None:
         for _ in range(2):
             with mongo_lock("a", "b"):
@@ -498,10 +364,6 @@ class TestAssertions:
         with pytest.raises(AssertionError, match="'a' was locked"):
             mongolock.assert_not_locked("a")
         mongolock.assert_not_locked("c")
-
-    def test_times_zero(self, mongolock: MemoryLocks) -> None:
-        """Says what it means, rather than never to fail or always."""
-        mongolock.assert_locked("a", times=0)
 
     def test_free(self, mongolock: MemoryLocks) -> None:
         with mongo_lock("a"):
@@ -520,8 +382,6 @@ class TestAssertions:
 
 
 class TestBackend:
-    """The memory backend, set in the settings."""
-
     @pytest.fixture
     def chosen(self, settings: Any) -> None:
         settings.MONGOLOCK = {"BACKEND": "django_mongolock.backends.memory.MemoryLockBackend"}
@@ -538,13 +398,6 @@ class TestBackend:
         monkeypatch.delattr("django.core.mail.outbox")
         found = [message.id for message in run_checks() if "mongolock" in str(message.id)]
         assert found == ["mongolock.W005"]
-
-    def test_is_logged_outside_of_tests(
-        self, chosen: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.delattr("django.core.mail.outbox")
-        get_backend()
-        assert "in the memory of this process" in caplog.text
 
     @pytest.mark.parametrize(
         "look",
@@ -567,13 +420,6 @@ class TestBackend:
     def test_commands_say_so_too(self, mongolock: MemoryLocks, command: list[str]) -> None:
         with pytest.raises(CommandError, match="in the memory of each process"):
             call_command(*command)
-
-    @pytest.mark.long
-    @pytest.mark.django_db
-    def test_the_admin_says_so_too(self, mongolock: MemoryLocks, admin_client: Any) -> None:
-        response = admin_client.get("/admin/django_mongolock/lock/")
-        assert response.status_code == 503
-        assert "in the memory of each process" in response.content.decode()
 
     def test_another_backend_meanwhile(self, mongolock: MemoryLocks) -> None:
         """Clear words instead of an attribute error."""

@@ -11,6 +11,7 @@ import ast
 import gettext
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from django.utils.translation import template
@@ -31,6 +32,7 @@ def messages_in(source: str) -> Iterator[Message]:
                 yield tuple(str(text) for text in texts)
 
 
+@cache
 def all_messages() -> dict[Message, str]:
     """Every text of the package, and where one finds it."""
     found: dict[Message, str] = {}
@@ -84,7 +86,6 @@ def test_nothing_is_missing() -> None:
 
 
 def test_compiled() -> None:
-    """The .mo says what the .po says."""
     with (FOLDER / "django.mo").open("rb") as file:
         compiled = gettext.GNUTranslations(file)
     for message, texts in written().items():

@@ -56,8 +56,6 @@ PROBE: Final = "import sys; print(*sys.version_info[:3] if sys.version_info.rele
 
 
 class Candidate(NamedTuple):
-    """A Python of this machine."""
-
     version: tuple[int, ...]
     path: str
 
@@ -92,7 +90,6 @@ def fail(message: str) -> NoReturn:
 
 
 def git(*arguments: str) -> str:
-    """Return what git says."""
     return subprocess.check_output(["git", *arguments], cwd=ROOT, text=True).strip()
 
 
@@ -153,7 +150,6 @@ def passed(report: Path) -> int:
 
 
 def row(name: str, facts: Sequence[str], tests: int) -> str:
-    """Return the row of a pair."""
     return f"| {' | '.join([name, *facts, f'{tests} passed'])} |\n"
 
 

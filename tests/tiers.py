@@ -48,7 +48,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def tier(item: pytest.Item) -> str:
-    """Return the tier of a case."""
     for name in (PROGRAM, WITNESS, LONG):
         if item.get_closest_marker(name):
             return name

@@ -13,12 +13,10 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_postrun
+from celery.signals import task_postrun, worker_init
 
 from django_mongolock import LockError, MongoLock, mongo_lock, mongo_locked, once_per
 from django_mongolock.contrib.celery import OnceTask, retry_current_task
-from django_mongolock.engine import mongo_store
-from django_mongolock.engine.session import listener
 from django_mongolock.idempotency import idempotent
 from tests.celery.records import DIRECTORY, Story, listen, note, work
 from tests.support.looking import holders
@@ -37,9 +35,12 @@ app.conf.update(
 app.conf.update(json.loads(os.environ.get("TEST_CELERY_CONFIG", "{}")))
 if DIRECTORY in os.environ:
     listen(HERE)
-if "TEST_IDLE_SECONDS" in os.environ:  # not a minute
-    mongo_store.MAX_IDLE_MS = 1_000 * int(os.environ["TEST_IDLE_SECONDS"])
-    listener.LINGER = float(os.environ["TEST_IDLE_SECONDS"])  # type: ignore[misc]
+if "TEST_PARENT" in os.environ:
+
+    @worker_init.connect
+    def hold_in_parent(**kwargs: Any) -> None:
+        """The worker itself holds a lock before it forks its pool."""
+        kept.append(mongo_lock(os.environ["TEST_PARENT"], lease=60).acquire())
 
 
 def directory() -> Path:
@@ -76,7 +77,6 @@ def charged(self: Task[Any, Any], key: str, seconds: float, dies: bool = False) 
 
 @task_postrun.connect(sender=charged)
 def die(args: Any, **facts: Any) -> None:
-    """The first process dies."""
     if args[2:] == [True] and not Story(directory()).count("died"):
         note(directory(), "died")
         os._exit(1)
@@ -105,16 +105,8 @@ def several(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -
 
 
 def at_work(name: str, task_id: str) -> None:
-    """The body of a task."""
     with work(directory(), name, task_id):
         pass
-
-
-@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
-def inner_late(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
-    """The same, acknowledged when it has ended; its leases are short."""
-    nested(keys, clean_up, partial(at_work, name, str(self.request.id)), lease=6)
-    return name
 
 
 @app.task(bind=True)
@@ -144,7 +136,6 @@ def until_told(name: str, task_id: str) -> str:
 
 
 def tell(name: str) -> None:
-    """Say that it is enough."""
     (directory() / f"enough-{name}").touch()
 
 
@@ -179,14 +170,26 @@ def facts(key: str) -> list[Any]:
 
 @app.task
 def keep(key: str) -> int:
-    """Leaves a lock behind."""
     kept.append(mongo_lock(key, lease=600, auto_renew=False).acquire())
     return os.getpid()
 
 
+@app.task
+def interrupted(key: str) -> None:
+    """Acquires and releases until its soft time limit strikes."""
+    while True:
+        with mongo_lock(key, wait=0, lease=60):
+            pass
+
+
+@app.task
+@mongo_locked("{key}", lease=60)
+def interrupted_inside(key: str) -> None:
+    time.sleep(10)
+
+
 @app.task(bind=True)
 def plain(self: Task[Any, Any], name: str, seconds: float = 0) -> str:
-    """A task without a lock."""
     with work(directory(), name, str(self.request.id)):
         time.sleep(seconds)
     return name
@@ -240,16 +243,6 @@ def backing_off(self: Task[Any, Any], name: str) -> str:
     """A task that is enqueued once, and whose first run fails; the countdown of its retry may be 0."""
     with work(directory(), name, str(self.request.id)):
         if not self.request.retries:
-            raise ZeroDivisionError
-    return name
-
-
-@app.task(bind=True, autoretry_for=(ZeroDivisionError,), retry_kwargs={"countdown": 0.1, "max_retries": 3})
-@once_per("report:{name}", seconds=60)
-def report(self: Task[Any, Any], name: str, fails: int = 0) -> str:
-    """A task that two schedulers send, and that fails at first."""
-    with work(directory(), name, str(self.request.id)):
-        if self.request.retries < fails:
             raise ZeroDivisionError
     return name
 

@@ -22,7 +22,6 @@ MakePlace = Callable[..., Place]
 
 @pytest.fixture(scope="session")
 def redis() -> Iterator[Redis]:
-    """A Redis without contents."""
     parts.require("Redis")
     with Redis() as server:
         yield server
@@ -30,7 +29,6 @@ def redis() -> Iterator[Redis]:
 
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[RabbitMQ]:
-    """A RabbitMQ without contents."""
     parts.require("RabbitMQ")
     with RabbitMQ() as server:
         yield server
@@ -38,7 +36,6 @@ def rabbitmq() -> Iterator[RabbitMQ]:
 
 @pytest.fixture
 def place(redis: Redis, tmp_path: Path) -> Iterator[MakePlace]:
-    """Makes a place: `place(visibility=2, **config)`."""
     with ExitStack() as stack:
 
         def make(visibility: float = 3600, broker: str = "", **config: Any) -> Place:
@@ -48,9 +45,3 @@ def place(redis: Redis, tmp_path: Path) -> Iterator[MakePlace]:
             return stack.enter_context(placed(tmp_path, broker or redis.uri, **config))
 
         yield make
-
-
-@pytest.fixture
-def name() -> str:
-    """A name that no other test uses."""
-    return uuid.uuid4().hex

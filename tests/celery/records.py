@@ -63,8 +63,6 @@ def listen(directory: Path) -> None:
 
 
 class Story:
-    """What the records say."""
-
     def __init__(self, directory: Path) -> None:
         file = directory / _FILE
         text = file.read_text() if file.exists() else ""
@@ -76,7 +74,6 @@ class Story:
         return [each for each in self.records if each["what"] == what and facts.items() <= {**each}.items()]
 
     def count(self, what: str, **facts: Any) -> int:
-        """How many there are."""
         return len(self.of(what, **facts))
 
     def order(self) -> list[str]:
@@ -98,5 +95,4 @@ class Story:
         return found
 
     def summary(self) -> dict[str, int]:
-        """The numbers, for a report."""
         return dict(Counter(each["what"] for each in self.records))

@@ -14,7 +14,6 @@ from django_mongolock import mongo_lock
 
 @contextmanager
 def in_task(task: Any, task_id: str = "the-id", **request: Any) -> Iterator[Any]:
-    """Yield the request."""
     facts = {"args": ("x",), "kwargs": {}, "called_directly": False, "delivery_info": {}, "retries": 0, **request}
     task.push_request(id=task_id, **facts)
     _task_stack.push(task)
@@ -38,7 +37,6 @@ class OtherRun:
             self.enough.wait(30)
 
     def end(self) -> None:
-        """Let it end by itself."""
         self.enough.set()
         self.thread.join()
 

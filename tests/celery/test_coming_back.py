@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Reject, Retry
+from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
 from django_mongolock import SKIPPED, LockBackendFailed, LockNotAcquired, mongo_locked, once_per
@@ -20,6 +21,7 @@ from django_mongolock.backends.base import mongo_store
 from django_mongolock.context import RETURNED
 from django_mongolock.contrib.celery import retry_task
 from django_mongolock.contrib.celery.retry_task import Note, retry_current_task
+from django_mongolock.decorator import contention
 from django_mongolock.engine.document import Terms, entry
 from django_mongolock.engine.step import Step
 from tests.celery.running import OtherRun, in_task
@@ -35,13 +37,11 @@ def task(*args: Any) -> None: ...
 
 
 def ran() -> Any:
-    """The body of the tasks."""
     return "ran"
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is sent instead of reaching a broker."""
     messages: list[Any] = []
 
     def send(message: Any) -> None:
@@ -53,7 +53,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def key() -> str:
-    """A key that no other test uses."""
     return uuid.uuid4().hex
 
 
@@ -63,7 +62,6 @@ def carries(**facts: Any) -> dict[str, Any]:
 
 
 def note(message: Any) -> Note:
-    """What a message remembers."""
     return Note(**message.options["headers"][RETURNED])
 
 
@@ -131,7 +129,6 @@ def test_a_retry_of_its_own_starts_afresh() -> None:
 
 @pytest.mark.parametrize("header", ["x", [1], {**carries()[RETURNED], "former": ["key"]}, {"tries": 1}, None])
 def test_a_header_of_another_program(sent: list[Any], header: Any) -> None:
-    """It is ignored."""
     comes_back(sent, BUSY, {RETURNED: header})
     assert (note(sent[-1]).number, note(sent[-1]).times) == (1, 1)
 
@@ -172,14 +169,14 @@ def test_another_holder_since(sent: list[Any], key: str) -> None:
 def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
     """F95: while a run on another machine has a lease, the second delivery comes back; when that ends, it runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
-    terms = Terms(lease=0.5, margin=0, owner="the-id")
+    terms = Terms(lease=0.3, margin=0, owner="the-id")
     run = entry("there.1", "there", terms, {"run": "r", "delivery": "0.0.0"}, process="a machine elsewhere 7 7")
     assert mongo_store().apply(key, Step(ask="there.1", add=run), 5).held
     with in_task(task), pytest.raises(Retry):
         function()
     with in_task(task, headers=sent[-1].options["headers"]), pytest.raises(Retry):
         function()
-    time.sleep(0.6)
+    time.sleep(0.4)
     if since == "another held the lock":
         mongo_locked(key)(lambda: None)()
     with in_task(task, headers=sent[-1].options["headers"]):
@@ -245,8 +242,9 @@ def test_a_run_meets_its_sender(sent: list[Any], key: str) -> None:
         assert function() == "ran"
 
 
-def test_it_is_sent_when_the_outermost_call_is_left(sent: list[Any], key: str) -> None:
+def test_it_is_sent_when_the_outermost_call_is_left(sent: list[Any], key: str, settings: Settings) -> None:
     """F122: until then, nothing is sent, so the next run meets no lock of this one. What is caught is not sent."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.01}
     outer: Any = mongo_locked(f"{key} outer", on_contention="retry")(lambda work: work())
     inner: Any = mongo_locked(key, on_contention="retry")(ran)
 
@@ -284,6 +282,49 @@ def test_the_broker_refuses_for_a_while(key: str, monkeypatch: pytest.MonkeyPatc
         retry_current_task(BUSY)
     assert all(later - earlier > least for least, (earlier, later) in zip((0.05, 0.1), pairwise(tries), strict=True))
     assert len(tries) == 3
+
+
+# Where there is no later
+
+
+@app.task(max_retries=0, shared=False)
+@mongo_locked("{key}", wait=0, on_contention="retry")
+def returning(key: str) -> str:
+    return "ran"
+
+
+def test_without_a_worker(key: str) -> None:
+    """A task that is called as a function, or runs where it is sent, is locked as well; it has no later, and fails."""
+    assert (returning(key), returning.apply((key,)).get()) == ("ran", "ran")
+    with held_elsewhere(key):
+        with pytest.raises(LockNotAcquired):
+            returning(key)
+        assert isinstance(returning.apply((key,)).result, LockNotAcquired)
+
+
+def test_without_the_app(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the app is not in INSTALLED_APPS, nothing has registered "retry": the error names the cure."""
+    monkeypatch.setattr(contention, "_policies", {})
+    with held_elsewhere(key), pytest.raises(ImproperlyConfigured, match="INSTALLED_APPS"):
+        returning(key)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_broker_away(monkeypatch: pytest.MonkeyPatch, settings: Settings, late: bool) -> None:
+    """F106, F127: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
+    lost without a word."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 0}
+    monkeypatch.setattr(retry_task, "GIVE_BACK", 0)
+
+    def fail(message: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", fail)
+    monkeypatch.setattr(task, "acks_late", late)
+    with in_task(task), pytest.raises(Reject if late else ConnectionError) as caught:
+        retry_current_task(BUSY)
+    assert getattr(caught.value, "requeue", False) is late
+    assert isinstance(caught.value, Ignore) is late  # F127: `autoretry_for=(Exception,)` leaves an Ignore alone
 
 
 @pytest.mark.parametrize("wait", [0, 5, None])

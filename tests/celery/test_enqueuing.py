@@ -30,13 +30,11 @@ app: Any = Celery("enqueue_tests", broker="memory://", backend="cache+memory://"
 
 @app.task(name="tests.export")  # type: ignore[untyped-decorator]
 def export(*args: Any, **kwargs: Any) -> str:
-    """Says what became of its lock."""
     return "done"
 
 
 @pytest.fixture
 def eager() -> Iterator[None]:
-    """Tasks run where they are sent."""
     app.conf.task_always_eager = True
     yield
     app.conf.task_always_eager = False
@@ -58,6 +56,16 @@ def test_stays_in_the_queue_without_a_process() -> None:
     assert left(key) == pytest.approx(1_500, abs=60)
     again, sent = enqueue_once(export, ["x"], key=key)
     assert (again.id, sent) == (result.id, False)
+
+
+@pytest.mark.parametrize(("queue_lease", "countdown"), [(3_600, 0), (50, 550)])
+def test_a_parked_lock(queue_lease: float, countdown: float) -> None:
+    """F80: it lasts as long as it says: no process believes to hold it, so that it needs no margin."""
+    key = new_key()
+    enqueue_once(export, key=key, queue_lease=queue_lease, countdown=countdown)
+    found = holder(key)
+    assert found["server_lease"] == found["lease"]
+    assert left(key) == pytest.approx(queue_lease + countdown, abs=10)
 
 
 @pytest.mark.parametrize("aware", [True, False])
@@ -146,7 +154,6 @@ class TestOnceTask:
         [({"once_key": "a:{b}"}, "b"), ({"once_release": "x"}, '"end" or "start"'), ({"once_lease": 0}, "more than 0")],
     )
     def test_mistakes(self, options: Any, said: str) -> None:
-        """When the task is made."""
         with pytest.raises((TypeError, ValueError), match=said):
             app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask, lazy=False, shared=False, **options)
 
@@ -218,13 +225,11 @@ def test_the_end_of_a_second_delivery() -> None:
 
 
 def running(task_id: str, key: str) -> Any:
-    """A task as its worker has it."""
     request = SimpleNamespace(id=task_id, headers={HEADER: [key, 3_600, None, "end"]}, delivery_info={})
     return SimpleNamespace(name=export.name, request=request)
 
 
 def away(*args: Any) -> None:
-    """As if MongoDB did not answer."""
     raise LockBackendFailed("no answer")
 
 
@@ -238,10 +243,7 @@ class TestForks:
         """F63: that the child comes to the end of the task, or to its next try, is not the end for the parent."""
         key = new_key()
         result, _ = enqueue_once(export, key=key)
-        task = SimpleNamespace(
-            name=export.name,
-            request=SimpleNamespace(id=result.id, headers={HEADER: [key, 3_600, None, "end"]}, delivery_info={}),
-        )
+        task = running(result.id, key)
         ended = partial(task_postrun.send, sender=export, task_id=result.id, task=task, state=state, retval=None)
         task_prerun.send(sender=export, task_id=result.id, task=task)
         (before,) = holders(key)

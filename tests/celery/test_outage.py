@@ -6,18 +6,16 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testproject.servers import RabbitMQ, Redis, ReplicaSet
+from testproject.servers import RabbitMQ, ReplicaSet
 from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.records import Story
-from tests.celery.workers import Beat, Place, placed
-from tests.support.looking import holders
+from tests.celery.workers import Beat, Place
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -25,8 +23,6 @@ pytestmark = [
     parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]
-
-LONG = [pytest.mark.program, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -43,10 +39,9 @@ def assert_each_ran_once(story: Story, count: int) -> None:
     assert [story.overlaps(f"{number}") for number in range(count)] == [0] * count
 
 
-@pytest.mark.parametrize(("count", "seconds"), [(8, 3), pytest.param(100, 20, marks=LONG)])
-def test_mongodb_stops(place: MakePlace, mongod: ReplicaSet, name: str, count: int, seconds: float) -> None:
+def test_mongodb_stops(place: MakePlace, mongod: ReplicaSet, name: str) -> None:
     """Tasks that begin while MongoDB is away come back when it is there, and those that run go on."""
-    here = place(mongo=mongod.uri)
+    here, count, seconds = place(mongo=mongod.uri), 8, 3
     here.start(concurrency=4)
     tasks.early.delay(f"{name}-0", "0", seconds + 1)
     assert eventually(lambda: here.story.count("begin"), 60), here.logs()
@@ -136,56 +131,3 @@ def after_success(story: Story, name: str) -> list[float]:
     succeeded = {each["id"] for each in story.of("done")}
     runs = sorted(story.of("begin", name=name), key=lambda each: each["at"])
     return [later["at"] - run["at"] for run, later in pairwise(runs) if run["id"] in succeeded]
-
-
-def test_two_beats(place: MakePlace, name: str) -> None:
-    """Two beats send a task four times a second that runs once in two: not sooner, and again at once if a run fails."""
-    here = place(beat_schedule=ticks(name))
-    here.start(concurrency=4)
-    with Beat(here), Beat(here):
-        assert eventually(lambda: here.story.count("begin") > 5, 60), here.logs()
-    assert eventually(lambda: here.is_quiet() and here.story.count("begin") == here.story.count("end"), 30)
-    story = here.story
-    assert min(after_success(story, name)) > 1.7  # a tenth less than the period, by the clock of the server
-    # A state is stored after the run has ended.
-    assert eventually(lambda: 0 < story.count("state", state="FAILURE") == story.count("begin") // 3), here.logs()
-    assert story.overlaps(name) == 0
-
-
-def test_two_schedulers(place: MakePlace, name: str) -> None:
-    """Two beats send a task whose first runs fail: it runs until it succeeds, once, never two at a time."""
-    here = place()
-    here.start(concurrency=4)
-    for _ in range(2):
-        tasks.report.delay(name, 2)
-    assert eventually(lambda: here.story.count("state", state="SUCCESS") == 2, 60), here.logs()
-    assert eventually(here.is_quiet, 30)
-    assert here.story.overlaps(name) == 0
-    assert here.story.count("begin") in range(3, 6), here.logs()
-
-
-@pytest.mark.parametrize("count", [pytest.param(60, marks=LONG)])
-@pytest.mark.parametrize("kind", ["early", "late", "plain"])
-def test_redis_is_killed(tmp_path: Path, name: str, kind: str, count: int) -> None:
-    """Redis is killed and started again: what is lost is what plain tasks lose, and no lock stays behind."""
-    with Redis(durable=True) as server, placed(tmp_path, server.uri) as here:
-        here.start(concurrency=4)
-        for number in range(count):
-            if kind == "plain":
-                tasks.plain.delay(f"{number}", 0.3)
-            else:
-                getattr(tasks, kind).delay(f"{name}-{number}", f"{number}", 0.3)
-        assert eventually(lambda: here.story.count("end") > count / 3, 60), here.logs()
-        server.kill()
-        time.sleep(2)
-        server.restart()
-        eventually(lambda: here.story.count("end") >= count, 60)
-        ended = len({each["name"] for each in here.story.of("end")})
-        alive = here.workers[0].process.poll() is None
-        print(f"\n{kind}: {ended} of {count} ended, worker alive: {alive}, {here.story.summary()}")  # noqa: T201 - figures
-        assert sum(here.story.overlaps(f"{number}") for number in range(count)) == 0
-        assert not any(holders(f"{name}-{number}") for number in range(count))
-        if not alive:
-            here.start(concurrency=4)
-            eventually(lambda: here.story.count("end") >= count, 30)
-        assert len({each["name"] for each in here.story.of("end")}) >= count - 4

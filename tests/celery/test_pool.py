@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import statistics
 import sys
 from typing import Any
 
@@ -24,8 +23,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]
 
-LONG = [pytest.mark.program, pytest.mark.timeout(600)]
-
 
 def started_after(here: Place, task: Any, *args: Any, count: int, name: str) -> float:
     """Send *count* tasks with these arguments that cannot run now, and one that can; return how long that one took."""
@@ -37,11 +34,10 @@ def started_after(here: Place, task: Any, *args: Any, count: int, name: str) -> 
     return float(begin["at"] - sent["at"])
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(200, marks=LONG)])
-def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str, count: int) -> None:
+def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str) -> None:
     """Behind many tasks for a lock that is held, one for a free lock starts while it is held. The bounds are far from
     the figures that are printed: tasks that waited in the pool would need minutes."""
-    here = place()
+    here, count = place(), 40
     here.start(concurrency=4)
     for number in range(8):  # the first lock of a process takes its time
         tasks.early.delay(f"{name}-{number}", "first")
@@ -56,32 +52,6 @@ def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str, count: i
         f"messages each; {count} that Celery retries: {plain:.2f} s"
     )
     assert here.story.count("state", state="FAILURE") == 0
-
-
-def inversions(order: list[int]) -> int:
-    """How many pairs do not have the order in which they were sent."""
-    return sum(later < earlier for place, earlier in enumerate(order) for later in order[place + 1 :])
-
-
-@pytest.mark.program
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("count", "seconds"), [(40, 0.05), (40, 0.5), (200, 0.05)])
-def test_figures(place: MakePlace, name: str, count: int, seconds: float) -> None:
-    """Tasks for one key: how many messages they take, how long, and in which order they run."""
-    here = place()
-    here.start(concurrency=4)
-    for number in range(count):
-        tasks.early.delay(name, f"{number}", seconds)
-    assert eventually(lambda: here.story.count("end") == count, 500), here.logs()
-    story = here.story
-    ids = [int(each) for each in story.order()]
-    times = [each["at"] for each in story.of("begin")]
-    moved = statistics.mean(abs(place - number) for place, number in enumerate(ids))
-    print(  # noqa: T201 - figures
-        f"\n{count} tasks of {seconds} s: {story.count('message') / count:.1f} messages each, "
-        f"{max(times) - min(times) + seconds:.1f} s in all (at least {count * seconds:g}), moved {moved:.1f} places, "
-        f"{inversions(ids)} of {count * (count - 1) // 2} pairs in the wrong order"
-    )
 
 
 def begun(here: Place, name: str) -> int:
@@ -103,7 +73,6 @@ def test_a_killed_process(place: MakePlace, name: str) -> None:
 
 
 def send(here: Place, kind: str, key: str, way: str) -> None:
-    """Send a task, and kill its process."""
     task: Any = getattr(tasks, kind)
     options = {"time_limit": 5} if way == "limited" else {}
     result = task.apply_async((key, key, 600), **options)

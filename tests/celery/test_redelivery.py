@@ -1,20 +1,22 @@
-"""Workers that end, in every pool, and what they ran: killed and delivered again, or shut down."""
+"""Workers that end, in every pool, and what they ran; messages that are delivered twice; with a real Redis."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from typing import Any
 
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
 from django_mongolock import SKIPPED, mongo_lock
 from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.workers import Place
-from tests.support.looking import document, holders
+from tests.support.looking import document, holder, holders
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -25,13 +27,11 @@ pytestmark = [
 
 
 def begun(here: Place, count: int) -> list[dict[str, Any]]:
-    """The runs, once there are so many."""
     assert eventually(lambda: here.story.count("begin") == count, 90), here.logs()
     return here.story.of("begin")
 
 
 def done(here: Place, result: Any) -> Any:
-    """The outcome of a task."""
     try:
         return result.get(timeout=90, interval=0.02)
     except TimeoutError:
@@ -79,6 +79,39 @@ def test_a_killed_process_of_the_pool(place: MakePlace, name: str, task: Any) ->
         assert task(name, "a") is SKIPPED
 
 
+def test_processes_have_sessions_of_their_own(place: MakePlace, name: str) -> None:
+    """F30, F31: each process of the pool has its own session; what the worker held before it forked, it keeps."""
+    here, parent = place(), f"parent:{name}"
+    here.environment["TEST_PARENT"] = parent
+    worker = here.start(concurrency=2)
+    before = holder(parent)
+    for letter in "ab":
+        tasks.told_early.delay(f"{name}{letter}", letter)
+    begun(here, 2)
+    held = [holder(parent), holder(f"{name}a"), holder(f"{name}b")]
+    assert (held[0]["pid"], held[0]["token"]) == (worker.process.pid, before["token"])
+    assert len({each["pid"] for each in held}) == len({each["session"] for each in held}) == 3
+    tasks.tell("a")
+    tasks.tell("b")
+    assert worker.stop() == 0, here.logs()
+    assert holders(parent) == []
+
+
+def test_soft_time_limit(place: MakePlace, name: str) -> None:
+    """F29: soft time limits that strike anywhere in acquire, body and release leave no lock behind."""
+    here = place()
+    here.start(concurrency=2)
+    sent = [tasks.interrupted] * 14 + [tasks.interrupted_inside] * 6
+    results = [
+        task.apply_async((f"{name}{number}",), soft_time_limit=random.uniform(0.05, 0.2))  # type: ignore[arg-type]
+        for number, task in enumerate(sent)
+    ]
+    for result in results:
+        with pytest.raises(SoftTimeLimitExceeded):
+            done(here, result)
+    assert eventually(lambda: not any(holders(f"{name}{number}") for number in range(len(sent))), 5)
+
+
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_pools(place: MakePlace, name: str, pool: str) -> None:
     """F30, F31: in every pool tasks take their locks, wait, come back, and a warm shutdown gives back what was kept.
@@ -97,3 +130,54 @@ def test_pools(place: MakePlace, name: str, pool: str) -> None:
     assert worker.stop() == 0, here.logs()
     assert holders(f"kept:{name}") == []
     assert "Traceback" not in here.logs()
+
+
+def test_one_run(place: MakePlace, name: str) -> None:
+    """F49, F95: a task that runs longer than the visibility timeout runs once, and then there is peace."""
+    visibility, seconds = 1.5, 4.0
+    here = place(visibility=visibility)
+    here.start()
+    result = tasks.late.delay(name, "a", seconds)
+    assert eventually(lambda: here.story.count("end"), 60 + seconds), here.logs()
+    assert here.story.count("delivery", id=result.id, again=True) >= 1
+    assert eventually(here.is_quiet, 60), here.logs()
+    assert (here.story.count("begin"), here.story.overlaps("a")) == (1, 0), here.logs()
+    assert result.get(timeout=10) == "a"
+    # One message at a time, each with about the half of the timeout between.
+    assert here.story.count("message") <= 2 + 60 + 4 * seconds / visibility
+
+
+def test_the_first_run_dies(place: MakePlace, name: str) -> None:
+    """F95: the second delivery is not dropped: when the first run dies, it runs."""
+    here = place(visibility=1)
+    here.start_all(2, concurrency=1)
+    result = tasks.late.delay(name, "a", 4)
+    assert eventually(lambda: here.story.count("retry", id=result.id), 60), here.logs()
+    (begin,) = here.story.of("begin")
+    tasks.killed(begin["pid"], here.directory)
+    here.of(begin["pid"]).kill()
+    assert eventually(lambda: here.story.count("end"), 60), here.logs()
+    assert eventually(here.is_quiet, 60), here.logs()
+    assert (here.story.count("begin"), here.story.overlaps("a")) == (2, 0)
+    assert result.get(timeout=10) == "a"
+
+
+def test_sent_twice(place: MakePlace, name: str) -> None:
+    """Two messages with one key: while the first runs, the second comes back; both have the result of the first."""
+    here = place()
+    here.start(concurrency=2)
+    first, second = (tasks.charged.delay(name, 2) for _ in "12")
+    assert first.get(timeout=60) == second.get(timeout=60) != os.getpid(), here.logs()
+    assert tasks.charged.delay(name, 2).get(timeout=60) == first.get(timeout=1)
+    assert here.story.count("begin") == 1, here.logs()
+
+
+def test_killed_when_it_was_done(place: MakePlace, name: str) -> None:
+    """F49: its process dies before the message is acknowledged: the next delivery reports the result of the first."""
+    here = place()
+    here.start(concurrency=1)
+    result = tasks.charged.delay(name, 0, True)
+    (pid,) = {result.get(timeout=60)}
+    assert here.story.count("died") == 1, here.logs()
+    (begin,) = here.story.of("begin")
+    assert begin["pid"] == pid

@@ -54,7 +54,6 @@ def test_time_limits(found: Any, options: dict[str, Any], warns: bool) -> None:
 
 
 def test_the_timeout_that_is_not_set(found: Any) -> None:
-    """The brokers have timeouts of their own."""
     assert found(acks_late=True, time_limit=3_601) == ["mongolock.W008"]
     assert found(acks_late=True, time_limit=3_600) == []
     assert found(broker="sqs://", acks_late=True, time_limit=1_801) == ["mongolock.W008"]

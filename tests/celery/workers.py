@@ -25,16 +25,9 @@ from tests.support.waiting import eventually
 class Worker:
     """A real ``celery worker`` in a session of its own, so that it can be killed whole."""
 
-    def __init__(
-        self,
-        environment: Mapping[str, str],
-        log: Path,
-        pool: str = "prefork",
-        concurrency: int = 2,
-        app: str = "tests.celery.app",
-    ) -> None:
+    def __init__(self, environment: Mapping[str, str], log: Path, pool: str = "prefork", concurrency: int = 2) -> None:
         command = [
-            *(sys.executable, "-m", "celery", "-A", app, "worker", f"--pool={pool}"),
+            *(sys.executable, "-m", "celery", "-A", "tests.celery.app", "worker", f"--pool={pool}"),
             *(f"--concurrency={concurrency}", "--without-gossip", "--without-mingle", "--without-heartbeat"),
             *("--loglevel=INFO", "-n", f"{uuid.uuid4().hex}@%h"),
         ]
@@ -54,13 +47,10 @@ class Worker:
         return self.process.wait(90)
 
     def is_ready(self) -> bool:
-        """Whether it takes messages."""
         return b" ready." in self.log.read_bytes()
 
 
 class Beat:
-    """A real ``celery beat``."""
-
     def __init__(self, place: Place) -> None:
         self.log = place.directory / f"beat-{uuid.uuid4().hex}"
         command = [sys.executable, "-m", "celery", "-A", "tests.celery.app", "beat", f"--schedule={self.log}.db"]
@@ -100,7 +90,6 @@ class Place:
 
     @property
     def story(self) -> Story:
-        """What happened so far."""
         return Story(self.directory)
 
     def start(self, **options: Any) -> Worker:
@@ -117,7 +106,6 @@ class Place:
         return started
 
     def of(self, pid: int) -> Worker:
-        """The worker that a process belongs to."""
         return next(worker for worker in self.workers if worker.process.pid == os.getpgid(pid))
 
     def messages_left(self) -> int:
@@ -134,7 +122,6 @@ class Place:
         return self.messages_left() == 0
 
     def logs(self) -> str:
-        """What the workers wrote."""
         return "\n".join(worker.log.read_text() for worker in self.workers)
 
 

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import pytest
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The pages that other tests run, each as a project of its own.
 ELSEWHERE: Final = {
@@ -76,10 +74,6 @@ class Page:
             for found in re.findall(r"^<!-- fixtures: (.*) -->$", self.text, re.MULTILINE)
             for name in found.split(", ")
         ]
-
-    @property
-    def marks(self) -> list[pytest.MarkDecorator]:
-        return [pytest.mark.long] if "\n<!-- long -->" in self.text else []
 
     def steps(self) -> Iterator[Step]:
         """The blocks that are run, from top to bottom."""

@@ -83,7 +83,6 @@ def locks_alias() -> Iterator[None]:
 
 @pytest.fixture
 def redis() -> Iterator[RedisClient]:
-    """A client of a real Redis."""
     parts.require("Redis")
     with Redis() as server, RedisClient.from_url(server.uri) as client:
         yield client

@@ -18,7 +18,6 @@ NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")
 
 @cache
 def tree(path: str) -> ast.Module:
-    """A file, as Python reads it."""
     return ast.parse((ROOT / path).read_text())
 
 

@@ -159,7 +159,6 @@ class Reader:
         return (self.folder / f"terminal-{terminal}").read_text
 
     def stop(self, terminal: str) -> None:
-        """Press Ctrl-C."""
         if process := self.open.pop(terminal, None):
             os.killpg(process.pid, signal.SIGINT)
             process.wait(timeout=30)
@@ -199,7 +198,7 @@ def test_to_the_letter(reader: Reader) -> None:
     reader.follow(PAGE.read_text())
     with MongoClient[dict[str, Any]](reader.environment["MONGODB_URI"]) as client:
         assert set(client["tutorial"].list_collection_names()) == {
-            *("mongolock_locks", "mongolock_locks_results", "django_migrations"),
+            *("mongolock_locks", "mongolock_locks_results", "django_migrations")
         }
         assert len(client["tutorial"]["mongolock_locks"].index_information()) == 1 + 3  # that of _id, and ours
         assert "kombu_default" in client.list_database_names()

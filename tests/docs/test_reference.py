@@ -30,7 +30,6 @@ from tests.docs.pages import ROOT
 from tests.tested_versions import BEGIN, END, HEAD
 
 PACKAGE = ROOT / "django_mongolock"
-REFERENCE = "docs/reference"
 #: The options that every command of Django has.
 DJANGOS = {action.dest for action in BaseCommand().create_parser("manage.py", "x")._actions}
 
@@ -70,7 +69,6 @@ def compare(documented: set[str], real: set[str], page: str, where: str) -> None
 
 @cache
 def sources() -> list[tuple[Path, ast.Module]]:
-    """The modules of the package, parsed."""
     return [(path, ast.parse(path.read_text())) for path in sorted(PACKAGE.rglob("*.py"))]
 
 
@@ -78,7 +76,6 @@ def sources() -> list[tuple[Path, ast.Module]]:
 
 
 def test_settings() -> None:
-    """Each with its default."""
     documented = rows("reference/settings.md")
     compare(set(documented), set(conf.KNOWN), "reference/settings.md", "in the table")
     for name, (default, _) in documented.items():
@@ -99,7 +96,6 @@ def check_ids() -> set[str]:
 
 
 def test_checks() -> None:
-    """Every id, once."""
     ids = rows("reference/checks.md")
     compare(set(ids), check_ids(), "reference/checks.md", "in the table")
     assert list(ids) == sorted(ids), "docs/reference/checks.md: sort the ids"
@@ -108,7 +104,6 @@ def test_checks() -> None:
 
 
 def test_signals() -> None:
-    """Every signal."""
     real = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
     compare(set(rows("reference/signals.md")), real, "reference/signals.md", "in the table")
 
@@ -125,7 +120,6 @@ def test_what_signals_send() -> None:
 
 
 def test_errors() -> None:
-    """Every error, with what its docstring says."""
     real = {f"django_mongolock.{name}" for name in exceptions.__all__}
     documented = re.findall(r"(?m)^\.\. autoexception:: (\S+)$", section("reference/errors.md"))
     todo = [f"docs/reference/errors.md: add `.. autoexception:: {name}`" for name in sorted(real - set(documented))]
@@ -196,13 +190,11 @@ def test_every_entry_is_a_public_name() -> None:
 
 
 def commands() -> dict[str, BaseCommand]:
-    """All of the app."""
     names = [info.name for info in pkgutil.iter_modules([str(PACKAGE / "management/commands")])]
     return {name: load_command_class("django_mongolock", name) for name in names}
 
 
 def test_commands() -> None:
-    """Every command has a section."""
     documented = set(re.findall(r"(?m)^## `(\w+)`$", section("reference/commands.md")))
     compare(documented, set(commands()), "reference/commands.md", "as a section: ## `name`, and its two tables")
 
@@ -258,7 +250,6 @@ def event(text: ast.expr) -> str:
 
 @pytest.mark.long
 def test_log_events() -> None:
-    """Every event that is logged."""
     real = {words for path, words, _ in logged() if path.name != "logs.py"}
     compare(set(rows("reference/logs.md", "Events")), real, "reference/logs.md", "under ## Events")
 
@@ -287,7 +278,6 @@ def test_metrics() -> None:
 
 
 def permissions() -> set[str]:
-    """Every permission of the app's models."""
     found = set()
     for model in apps.get_app_config("django_mongolock").get_models():
         meta = model._meta
@@ -297,13 +287,11 @@ def permissions() -> set[str]:
 
 
 def templates() -> set[str]:
-    """Every template, also of the apps."""
     folders = [PACKAGE / "templates", *PACKAGE.glob("*/templates")]
     return {str(path.relative_to(folder)) for folder in folders for path in folder.rglob("*.html")}
 
 
 def template_filters() -> set[str]:
-    """Every filter and tag."""
     library = engines["django"].engine.template_libraries["mongolock"]  # type: ignore[attr-defined]
     return {*library.filters, *library.tags}
 
@@ -315,12 +303,10 @@ def addresses() -> set[str]:
 
 
 def extras() -> set[str]:
-    """Every extra of the package."""
     return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
 def celery_tasks() -> set[str]:
-    """Every task that the app brings."""
     return {
         node.value.value
         for _, tree in sources()
@@ -332,7 +318,6 @@ def celery_tasks() -> set[str]:
 
 
 def in_mongodb() -> set[str]:
-    """The collections and their indexes."""
     locks, events = str(Lock._meta.db_table), str(LockEvent._meta.db_table)
     return {locks, f"{locks}_results", events, *INDEXES, *(str(index.document["name"]) for index in history.INDEXES)}
 

@@ -21,6 +21,7 @@ from django_mongolock.engine.session import listener
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed
+from django_mongolock.inspection import operations
 from testproject.servers import Mongod
 from tests.engine.conftest import Document, Here, LockMaker, make_lock, store_of
 from tests.engine.overlap import Watch
@@ -104,6 +105,14 @@ def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tupl
     assert release["writeConcern"]["w"] == "majority"
     assert bell["writeConcern"] == {"w": 0}
     assert here.commands.names().index("findAndModify") < here.commands.names().index("insert")
+
+
+def test_a_forced_release_rings_for_the_next(queued: tuple[MongoLock, Waiter], session: Session) -> None:
+    """P8: whoever takes the lock from its holder by force wakes the first waiter."""
+    theirs, waiter = queued
+    forced = clock.now()
+    assert operations.force_release(store_of(session), "k", [grant_of(theirs).id])
+    assert waiter.end().at - forced < SOON
 
 
 def test_who_listens_has_looked_at_all_bells(collection: Collection[Document]) -> None:

@@ -28,8 +28,6 @@ _all: weakref.WeakSet[Semaphore] = weakref.WeakSet()
 
 
 class Waiter:
-    """A task that waits."""
-
     def __init__(self) -> None:
         self._task = asyncio.current_task()
 
@@ -128,8 +126,6 @@ class Lock(Semaphore):
 
 
 class Asyncio:
-    """`asyncio`, with our locks."""
-
     Lock, Semaphore, BoundedSemaphore = Lock, Semaphore, BoundedSemaphore
 
     def __getattr__(self, name: str) -> Any:
@@ -155,5 +151,4 @@ def cases() -> Mapping[str, type[unittest.TestCase]]:
 
 
 def prepare(monkeypatch: pytest.MonkeyPatch, *, exempt: bool) -> None:
-    """Nothing waits yet."""
     _all.clear()

@@ -10,7 +10,6 @@ PRIVATE = "a private method, which only threading itself calls"
 FIXED = "the number of permits is fixed: a release without an acquisition adds none"
 TURNS = "counts turns of the event loop: a hand-over takes a command, and so more turns"
 ZOOKEEPER = "uses what only ZooKeeper has"
-OWN_MEMORY = "another process has a memory of its own"
 
 EXEMPT: Final[dict[str, str]] = {
     "threading.Lock.test_repr": TEXT,
@@ -42,6 +41,4 @@ if sys.version_info >= (3, 12):
 NOT_RUN: Final[dict[str, str]] = {
     "threading.Lock.test_reacquire": "a thread that would wait for itself gets LockReentry, if another one has not "
     "released the lock by then",
-    "memory-tooz.Lock.test_get_lock_concurrency_locking_two_lock_process": OWN_MEMORY,
-    "memory-tooz.Lock.test_get_lock_serial_locking_two_lock_process": OWN_MEMORY,
 }

@@ -88,14 +88,10 @@ class Lock:
 
 
 class ReadLock(Lock):
-    """`kazoo.recipe.lock.ReadLock`."""
-
     options = MappingProxyType({"mode": "shared"})
 
 
 class Semaphore(Lock):
-    """`kazoo.recipe.lock.Semaphore`."""
-
     def __init__(self, path: str, identifier: str | None = None, max_leases: int = 1) -> None:
         super().__init__(path, identifier)
         self.options = {"permits": max_leases}

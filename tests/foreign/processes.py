@@ -28,12 +28,10 @@ class Process:
         return MongoLock(lambda: self.session, made.keys, made.options, lambda: {"label": self.label})
 
     def close(self) -> None:
-        """It ends, and releases what it holds."""
         self.session.close()
 
 
 def close_all() -> None:
-    """End all that have been started."""
     while _sessions:
         _sessions.pop().close()
 

@@ -1,4 +1,4 @@
-"""CPython's, kazoo's and tooz's tests of locks, on MongoDB and in memory. Those that do not apply are in exempt.py."""
+"""CPython's and kazoo's tests of locks, on MongoDB and in memory. Those that do not apply are in exempt.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .processes import close_all
 pytestmark = pytest.mark.long
 BACKENDS: Final = ("mongo", "memory")
 #: And whose they are.
-SUITES: Final = {"threading": "Python", "asyncio": "Python", "kazoo": "kazoo", "tooz": "tooz"}
+SUITES: Final = {"threading": "Python", "asyncio": "Python", "kazoo": "kazoo"}
 
 #: Tests that are to fail may do so in a thread.
 IN_THREADS: Final = pytest.mark.filterwarnings(
@@ -37,8 +37,7 @@ def names(suite: str) -> Iterator[str]:
     """The tests of a suite that are about locks."""
     for name, case in adapter(suite).cases().items():
         for method in unittest.defaultTestLoader.getTestCaseNames(case):
-            if suite != "tooz" or "lock" in method:  # the others are about groups
-                yield f"{suite}.{name}.{method}"
+            yield f"{suite}.{name}.{method}"
 
 
 def reason_of(backend: str, name: str, table: Mapping[str, str] = EXEMPT) -> str | None:
@@ -47,7 +46,6 @@ def reason_of(backend: str, name: str, table: Mapping[str, str] = EXEMPT) -> str
 
 
 def found() -> dict[str, list[str]]:
-    """The tests of each suite that is installed."""
     tests: dict[str, list[str]] = {}
     for suite in SUITES:
         with contextlib.suppress(ImportError):
@@ -70,7 +68,6 @@ def parameters(*, exempt: bool) -> Iterator[Any]:
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each backend in turn."""
     if request.param == "memory":
         with override_locks():
             yield request.param
@@ -82,7 +79,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def prepared(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> unittest.TestCase:
-    """The test, ready to be run."""
     suite, case, method = name.split(".")
     found = adapter(suite)
     found.prepare(monkeypatch, exempt=reason_of(backend, name) is not None)
@@ -114,7 +110,6 @@ def test_what_does_not_apply(prepared: unittest.TestCase, backend: str, name: st
 
 
 def test_every_exemption_is_for_a_test() -> None:
-    """No exemption is dead: a test that is exempt exists."""
     known = {f"{prefix}{name}" for name in itertools.chain(*FOUND.values()) for prefix in ("", "mongo-", "memory-")}
     exempt = {
         name
@@ -137,8 +132,6 @@ EXCLUDING: Final = [
         "kazoo.Lock.test_lock_many_threads_no_block",
         "kazoo.Lock.test_write_lock",
         "kazoo.Semaphore.test_non_blocking",
-        "tooz.Lock.test_get_lock_multiple_coords",
-        "tooz.Lock.test_get_lock_locking_exclusive_and_shared",
     )
     if name.split(".")[0] in FOUND
 ]

@@ -75,8 +75,6 @@ class Adapter:
 
 
 class Lock(Adapter):
-    """`threading.Lock`, which any thread may release."""
-
     def locked(self) -> bool:
         return any(lock.held for lock in list(self._held))
 

@@ -24,18 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def key() -> str:
-    """A key of its own."""
     return f"platform-{uuid.uuid4().hex}"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """That of a program of the small project."""
     return {**os.environ, "DJANGO_SETTINGS_MODULE": "tests.platforms.settings", "PYTHONPATH": str(ROOT), **more}
 
 
 @contextmanager
 def program(name: str, *arguments: str, **more: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program of this environment; end it."""
     command = [str(Path(sys.executable).with_name(name)), *arguments]
     with subprocess.Popen(command, cwd=ROOT, env=environment(**more)) as running:
         try:
@@ -49,18 +46,15 @@ def program(name: str, *arguments: str, **more: str) -> Iterator[subprocess.Pope
 
 
 def database() -> Any:
-    """The database of the small project."""
     client: MongoClient[dict[str, Any]] = MongoClient(os.environ["MONGODB_URI"])
     return client["mongolock_platforms"]
 
 
 def counted(name: str) -> int:
-    """How far it was counted."""
     found = database()["numbers"].find_one({"_id": name})
     return 0 if found is None else int(found["n"])
 
 
 def held(name: str) -> list[Any]:
-    """Who holds the lock."""
     found = database()["mongolock_locks"].find_one({"_id": name})
     return [] if found is None else list(found["holders"])

@@ -28,7 +28,6 @@ elif QUEUE == "rq":
     queue = Queue(connection=Redis.from_url(REDIS))
 
     def send(key: str) -> None:
-        """Send a task."""
         queue.enqueue(COUNT, key)
 elif QUEUE == "dramatiq":
     import dramatiq

@@ -35,12 +35,10 @@ def number(key: str) -> int:
 
 
 def write(key: str, value: int) -> None:
-    """Note it."""
     _numbers().replace_one({"_id": key}, {"n": value}, upsert=True)
 
 
 def count(key: str) -> None:
-    """Count one more, under a lock."""
     with mongo_lock(key):
         before = number(key)
         time.sleep(MOMENT)
@@ -56,13 +54,11 @@ def count_or_come_back(key: str) -> None:
 
 
 def count_view(request: HttpRequest, key: str) -> HttpResponse:
-    """In a sync view."""
     count(key)
     return HttpResponse(str(os.getpid()))
 
 
 async def acount(key: str) -> None:
-    """Count one more, in a coroutine."""
     async with mongo_lock(key):
         before = await asyncio.to_thread(number, key)
         await asyncio.sleep(MOMENT)
@@ -70,25 +66,21 @@ async def acount(key: str) -> None:
 
 
 async def acount_view(request: HttpRequest, key: str) -> HttpResponse:
-    """In an async view."""
     await acount(key)
     return HttpResponse(str(os.getpid()))
 
 
 @mongo_locked("{key}", wait=0, on_contention="respond")
 def busy_view(request: HttpRequest, key: str) -> HttpResponse:
-    """Answers 423 while the lock is held."""
     return HttpResponse("free")
 
 
 @mongo_locked("{key}", wait=0)
 def failing_view(request: HttpRequest, key: str) -> HttpResponse:
-    """Fails while the lock is held."""
     return HttpResponse("free")
 
 
 def metrics_view(request: HttpRequest) -> HttpResponse:
-    """The metrics of all processes."""
     from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
     registry = CollectorRegistry()

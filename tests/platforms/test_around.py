@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 from tests.platforms.programs import PLATFORMS, ROOT, counted, environment, held, key
+from tests.support.programs import python
 
 pytestmark = PLATFORMS
 
@@ -61,31 +58,6 @@ async def main():
 
 asyncio.run(main())
 """
-NINJA = """
-from django.test import Client
-from django.urls import path
-from ninja import NinjaAPI
-
-api = NinjaAPI()
-
-@api.get("/sync/{name}")
-@mongo_locked("{name}", wait=0, on_contention="respond")
-def sync(request, name: str):
-    return {"free": True}
-
-@api.get("/async/{name}")
-@mongo_locked("{name}", wait=0, on_contention="respond")
-async def later(request, name: str):
-    return {"free": True}
-
-site.urlpatterns.append(path("api/", api.urls))
-client = Client()
-for kind in ("sync", "async"):
-    with busy():
-        answer = client.get(f"/api/{kind}/{key}")
-    assert (answer.status_code, "Retry-After" in answer.headers) == (423, True), answer
-    assert client.get(f"/api/{kind}/{key}").json() == {"free": True}
-"""
 SENTRY = """
 import sentry_sdk
 from django.test import Client
@@ -102,29 +74,6 @@ sentry_sdk.flush()
 (event,) = sent
 (error,) = event["exception"]["values"]
 assert error["type"] == "LockNotAcquired" and key in error["value"], error
-"""
-STRUCTLOG = """
-import io, json, logging
-import structlog
-from django_mongolock.models import Lock
-
-out = io.StringIO()
-handler = logging.StreamHandler(out)
-handler.setFormatter(structlog.stdlib.ProcessorFormatter(
-    processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, structlog.processors.JSONRenderer()],
-    foreign_pre_chain=[structlog.contextvars.merge_contextvars, structlog.stdlib.add_log_level],
-))
-logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
-structlog.contextvars.bind_contextvars(request="r1")
-mongo_lock(key, lease=3).acquire()
-lock = mongo_lock(f"{key}:2", lease=3).acquire()
-Lock.objects.filter(pk=lock.key).force_release()
-import time
-end = time.monotonic() + 20
-while lock.held and time.monotonic() < end:
-    time.sleep(0.1)
-lines = [json.loads(line) for line in out.getvalue().splitlines()]
-assert any(f"lock lost key={lock.key}" in line["event"] and line["level"] == "warning" for line in lines), lines
 """
 TELEMETRY = """
 from opentelemetry import metrics, trace
@@ -151,24 +100,10 @@ assert any("lock" in name for name in names), names
 found = [m.name for r in reader.get_metrics_data().resource_metrics for s in r.scope_metrics for m in s.metrics]
 assert any(name.startswith("mongolock") for name in found), found
 """
-XDIST = """
-import time
-import pytest
-from django_mongolock import mongo_lock
-
-@pytest.mark.parametrize("number", range(20))
-def test_each_process_has_its_own_locks(mongolock, number):
-    with mongo_lock("the same", wait=0):
-        time.sleep(0.02)
-    mongolock.assert_locked("the same", times=1)
-"""
 
 
 def run(script: str, name: str, **more: str) -> None:
-    """Run a script of the small project."""
-    command = [sys.executable, "-c", SETUP + script, name]
-    done = subprocess.run(command, cwd=ROOT, env=environment(**more), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-c", SETUP + script, name, folder=ROOT, **environment(**more))
 
 
 def test_channels() -> None:
@@ -179,30 +114,11 @@ def test_channels() -> None:
     assert held(name) == []
 
 
-def test_django_ninja() -> None:
-    """Operations under a lock answer 423, sync and async."""
-    run(NINJA, key())
-
-
 def test_sentry() -> None:
     """A lock that is busy is an event where the view fails, with the key; and none where it answers 423."""
     run(SENTRY, key())
 
 
-def test_structlog() -> None:
-    """The library's log goes through structlog's formatter, with its level."""
-    run(STRUCTLOG, key())
-
-
 def test_opentelemetry() -> None:
     """Beside the instrumentation of Django and PyMongo: a span of the lock, and its metrics."""
     run(TELEMETRY, key(), PLATFORM_APPS="django_mongolock.contrib.opentelemetry.OpenTelemetryConfig")
-
-
-def test_xdist(tmp_path: Path) -> None:
-    """Locks in memory are those of one process."""
-    (tmp_path / "test_locks.py").write_text(XDIST)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
-    assert "20 passed" in done.stdout, done.stdout + done.stderr

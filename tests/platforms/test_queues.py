@@ -35,7 +35,6 @@ WORKERS = {
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[Redis]:
-    """The broker."""
     parts.require("Redis")
     with Redis() as server:
         yield server

@@ -25,7 +25,6 @@ UVICORN = ["uvicorn", "tests.platforms.site:asgi", "--log-level=warning"]
 
 
 def get(address: str) -> tuple[int, str]:
-    """The status and the text of a page."""
     try:
         with urllib.request.urlopen(address, timeout=90) as answer:  # noqa: S310 - it is ours
             return answer.status, answer.read().decode()
@@ -35,7 +34,6 @@ def get(address: str) -> tuple[int, str]:
 
 @contextmanager
 def served(*command: str, **environment: str) -> Iterator[str]:
-    """Run a server; its address."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     bind = ["--bind", f"127.0.0.1:{port}"] if command[0] == "gunicorn" else ["--port", str(port)]
@@ -46,7 +44,6 @@ def served(*command: str, **environment: str) -> Iterator[str]:
 
 
 def answers(address: str) -> bool:
-    """Whether the server is there."""
     try:
         return get(f"{address}/busy/ready")[0] in {200, 423}
     except OSError:
@@ -84,7 +81,6 @@ def test_gunicorn(options: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("view", ["count", "acount"])
 def test_uvicorn_with_workers(view: str) -> None:
-    """Sync and async views."""
     name = key()
     with served(*UVICORN, "--workers=2") as address:
         hit(f"{address}/{view}/{name}")
@@ -106,7 +102,6 @@ def test_uvicorn_reloads(tmp_path: Path) -> None:
 
 
 def test_daphne() -> None:
-    """The server of Channels."""
     name, port = key(), 0
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]

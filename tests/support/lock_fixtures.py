@@ -81,7 +81,7 @@ def commands(connect: Callable[..., None]) -> Commands:
 @pytest.fixture
 def away(connect: Callable[..., None], settings: Settings) -> None:
     """MongoDB does not answer."""
-    settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.3}
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.1}
     connect(NOBODY)
 
 

@@ -18,6 +18,22 @@ def heed_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
+def python(*arguments: str, folder: Path | None = None, **environment: str) -> str:
+    """Run Python with *arguments* to its end; return its output. Fails where it fails."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def starting() -> Iterator[Start]:
     """Gives what starts a command. Afterwards all are ended."""
     started: list[subprocess.Popen[str]] = []

@@ -6,13 +6,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import ClassVar
 
-from django_mongolock import (
-    LockedCommand,
-    mongo_lock,
-    mongo_locked,
-    mongo_semaphore,
-    once_per,
-)
+from django_mongolock import LockedCommand, mongo_lock, mongo_locked, mongo_semaphore, once_per
 from django_mongolock.documents import DocumentLock
 from django_mongolock.idempotency import idempotent
 from django_mongolock.locks import LockOptions
