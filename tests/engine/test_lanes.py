@@ -76,7 +76,7 @@ async def test_tries_that_wait_share_an_answer(
 
 @pytest.mark.long
 async def test_releases_of_stuck_keys(process: Party, collection: Collection[Document]) -> None:
-    """F110: twenty-four keys that cannot be released delay no other release, and no acquisition."""
+    """F110, F159: twenty-four keys that cannot be released delay no other release, and no acquisition."""
     keys = [f"k{number}" for number in range(24)]
     locks = [await process.lock(CALM, key).aacquire() for key in keys]
     mine = await process.lock(CALM, "mine").aacquire()
