@@ -212,10 +212,12 @@ class Grant:
         """Note that a lock object shares it no more."""
         self.users = tuple(other for other in self.users if other != user)
 
-    def hold(self, granted: Granted) -> None:
-        """It was granted."""
+    def hold(self, granted: Granted) -> bool:
+        """It was granted. Return False where it has ended before that, as its session was closed meanwhile."""
         lease = self.lease
         with self._mutex:
+            if self.state is not State.WAITING:
+                return False
             self.token, self.acquired_at = granted.token, granted.acquired_at
             self.reporting.waited = granted.now - self.waiting.began
             lease.uncontended = granted.uncontended
@@ -225,6 +227,7 @@ class Grant:
             lease.until = min(granted.until, lease.last)
             self.state = State.HELD
             lease.renew_at = lease.next_renewal(granted.now)
+            return True
 
     def renewed(self, until: float, now: float, length: float = 0.0) -> None:
         """Believe in the last command: it lives until then. A loss that was reported already stays reported."""

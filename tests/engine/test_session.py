@@ -25,7 +25,7 @@ from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.step import Limits
-from django_mongolock.exceptions import LockBackendFailed, LockLost
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
 from tests.engine.conftest import QUICK, Document, Here, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
@@ -310,6 +310,24 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
     assert seen
     assert all(remaining > 0 for _, remaining in seen)
     assert grant.held
+
+
+def test_a_session_that_is_closed_while_a_lock_is_granted(
+    lock: LockMaker, session: Session, other: LockMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1, F161: closing removes what is being asked for. The answer that grants it comes after that: it is not held."""
+    acquired = session.acquired
+
+    def late(grant: Grant, granted: Granted) -> None:
+        session.close()
+        acquired(grant, granted)
+
+    monkeypatch.setattr(session, "acquired", late)
+    mine = lock()
+    with pytest.raises(LockMisused, match="the session was closed while a waiter was in it"):
+        mine.acquire()
+    assert other().try_acquire()
+    assert not mine.held
 
 
 def test_an_end_that_was_told_stays_told() -> None:

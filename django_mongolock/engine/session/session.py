@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from ...exceptions import LockMisused
 from .. import clock, runner
 from ..actions import Granted, Protocol
 from ..grant import CLOSED, TAKEN, Grant, State
@@ -92,9 +93,10 @@ class Session(Shared):
     #   close         the process ends                                  what had no answer in time, until its lease ends
 
     def acquired(self, grant: Grant, granted: Granted) -> None:
-        """Record that *grant* is held, and report it."""
+        """Record that *grant* is held, and report it. Raises LockMisused if the session was closed meanwhile."""
         seen_to = grant.lease.renew_at
-        grant.hold(granted)
+        if not grant.hold(granted):
+            raise LockMisused("the session was closed while a waiter was in it")
         # In this order: at no time may the next in line be asked for beside it.
         self.registry.hold(grant)
         self.queue.leave(grant)
