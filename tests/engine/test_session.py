@@ -134,7 +134,7 @@ def test_a_loss_that_the_holder_meets_is_told_at_once(lock: LockMaker, take_away
 
 
 def test_an_answer_that_comes_after_that_of_a_later_command(lock: LockMaker, session: Session) -> None:
-    """P7, F107: a renewal of a waiter is answered after the command that was sent later, and granted it the lock: it
+    """P7, F160: a renewal of a waiter is answered after the command that was sent later, and granted it the lock: it
     brings the end of that no nearer."""
     grant = grant_of(mine := lock(terms=CALM).acquire())
     until, found = grant.lease.until, Found(grant.token, {grant.id: Beat(7, token=grant.token)}, {})

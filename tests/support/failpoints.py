@@ -1,7 +1,6 @@
 """Faults that a server makes on request. Each has one setting for the whole server, so one process has it at a time."""
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ def failpoint(
     client: MongoClient[Any], name: str, data: Mapping[str, object], mode: object = "alwaysOn"
 ) -> Iterator[None]:
     """Let the server make the fault *name* until the block ends. Skips the test where the server makes none."""
-    with reserved():
+    with reserved(client):
         try:
             client.admin.command("configureFailPoint", name, mode=mode, data=data)
         except OperationFailure:
@@ -29,14 +28,26 @@ def failpoint(
             client.admin.command("configureFailPoint", name, mode="off")
 
 
+#: The servers whose faults this process sets: it may set several.
+_reserved: set[str] = set()
+
+
 @contextlib.contextmanager
-def reserved() -> Iterator[None]:
-    """Keep the other processes of the test run from setting faults; wait until none of them does."""
+def reserved(client: MongoClient[Any]) -> Iterator[None]:
+    """Keep the other processes of the test run from setting faults of that server; wait until none of them does."""
     try:
         import fcntl
     except ImportError:  # Windows
         yield
         return
-    with Path(tempfile.gettempdir(), quote(f"faults of {os.environ['MONGODB_URI']}", safe="")).open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    name = quote(f"faults of {client.address}", safe="")
+    if name in _reserved:
         yield
+        return
+    with Path(tempfile.gettempdir(), name).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _reserved.add(name)
+        try:
+            yield
+        finally:
+            _reserved.remove(name)

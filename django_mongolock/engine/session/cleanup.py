@@ -95,6 +95,9 @@ class Cleanup:
                 self._session.heartbeat.see_to(removal.try_at)
                 return
             log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
+        # A hand-over that nobody passes on may have granted it to a waiter of this process; none can come after this.
+        for line in [line for line in list(self._session.queue.lines) if line[0] == key]:
+            self._session.queue.wake_first(line)
         with self._mutex:
             if self.pending.get(grant_id) is removal:
                 del self.pending[grant_id]
@@ -106,8 +109,9 @@ class Cleanup:
         while (self._unfinished or self.pending) and (now := self._session.now()) < end:
             self._remove_due(now, RELEASE)
             time.sleep(0.005)
-        for grant_id in list(self.pending):
-            log(WARNING, "not released at exit, its lease ends by itself", key=self.pending.pop(grant_id).action.key)
+        for removal in list(self.pending.values()):
+            log(WARNING, "not released at exit, its lease ends by itself", key=removal.action.key)
+        self.pending.clear()
 
     def _have_released(self, held: Sequence[Grant], size: int, end: float) -> None:
         """Have grants released by other threads, *size* of them in one command."""
