@@ -265,7 +265,7 @@ def test_every_line_of_a_wait(here: Here, options: dict[str, Any], step: int) ->
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_hand_over(here: Here, options: dict[str, Any], step: int) -> None:
-    """F65, F29, F162: the lock is given back while another thread waits for it, struck at any line: that one gets it."""
+    """F65, F29, F162: the lock is given back while another thread waits for it, struck at any line: it gets it."""
 
     def give(key: str, strikes: Strikes) -> Waiter:
         mine = [make_lock(here.session, key, terms=CALM).acquire()]
