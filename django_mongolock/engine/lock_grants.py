@@ -61,13 +61,15 @@ class LockGrants:
     def acquire(self, session: Session, wait: float | None, lock: object) -> Protocol[None]:
         """Acquire all keys, for *lock*, or none."""
         self._begin()
-        deadline = FOREVER if wait is None else session.now() + wait
+        began = session.now()
+        deadline = FOREVER if wait is None else began + wait
         grants: list[Grant] = []
         tokens: list[OwnerToken] = []
         try:
             for key in self.keys:
-                grant = yield from self._acquire_one(session, key, deadline, lock, tokens, trial=wait == 0)
+                grant = yield from self._acquire_one(session, key, (began, deadline), lock, tokens, trial=wait == 0)
                 grants.append(grant)
+                began = session.now()
             self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
             self.last = self.grants
             where = _calling_line()
@@ -107,8 +109,16 @@ class LockGrants:
         self.grants = self.last = self._owner_tokens = ()
 
     def _acquire_one(
-        self, session: Session, key: str, deadline: float, lock: object, tokens: list[OwnerToken], *, trial: bool
+        self,
+        session: Session,
+        key: str,
+        times: tuple[float, float],
+        lock: object,
+        tokens: list[OwnerToken],
+        *,
+        trial: bool,
     ) -> Protocol[Grant]:
+        """Acquire one key. times: when the wait for it began, and until when it may last."""
         worker = current_worker()
         mine = session.registry.held_by(worker).get(key)
         if mine is not None and (token := (yield from self._enter_again(session, mine))) is not None:
@@ -116,8 +126,8 @@ class LockGrants:
             return mine
         grant = self.new_grant(session, key, worker, lock)
         tokens.append(owned(session, grant))
-        now = grant.waiting.began
-        grant.waiting.back_by = deadline + session.commands.timeout
+        now, deadline = times
+        grant.waiting.began, grant.waiting.back_by = now, deadline + session.commands.timeout
         answer = None
         try:
             self.wanted = grant
@@ -128,7 +138,7 @@ class LockGrants:
                 trial = answer is None and now >= deadline
             session.registry.expect(grant)
             granted = yield from protocol.acquire(
-                grant.acquisition, deadline, now, since=grant.waiting.began, trial=trial, answer=answer
+                grant.acquisition, deadline, now, since=times[0], trial=trial, answer=answer
             )
             session.acquired(grant, granted)
         except BaseException as error:
