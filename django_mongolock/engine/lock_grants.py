@@ -126,19 +126,19 @@ class LockGrants:
             return mine
         grant = self.new_grant(session, key, worker, lock)
         tokens.append(owned(session, grant))
-        now, deadline = times
-        grant.waiting.began, grant.waiting.back_by = now, deadline + session.commands.timeout
+        began, deadline = times
+        grant.waiting.began, grant.waiting.back_by = began, deadline + session.commands.timeout
         answer = None
         try:
             self.wanted = grant
-            turn = session.queue.join(grant, trial=trial)
+            now, turn = began, session.queue.join(grant, trial=trial)
             if turn != "now":
                 result = yield from protocol.wait_in_line(grant.acquisition, turn, deadline, now)
                 answer, now = result.answer, result.now
                 trial = answer is None and now >= deadline
             session.registry.expect(grant)
             granted = yield from protocol.acquire(
-                grant.acquisition, deadline, now, since=times[0], trial=trial, answer=answer
+                grant.acquisition, deadline, now, since=began, trial=trial, answer=answer
             )
             session.acquired(grant, granted)
         except BaseException as error:

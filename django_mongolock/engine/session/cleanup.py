@@ -96,8 +96,7 @@ class Cleanup:
                 return
             log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
         # A hand-over that nobody passes on may have granted it to a waiter of this process; none can come after this.
-        for line in [line for line in list(self._session.queue.lines) if line[0] == key]:
-            self._session.queue.wake_first(line)
+        self._session.queue.wake_first_of(key)
         with self._mutex:
             if self.pending.get(grant_id) is removal:
                 del self.pending[grant_id]

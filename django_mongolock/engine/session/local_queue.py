@@ -83,6 +83,12 @@ class LocalQueue:
         if first is not None:
             first.waiting.wake()
 
+    def wake_first_of(self, key: str) -> None:
+        """Wake the first in each line of that key."""
+        for line in list(self.lines):
+            if line[0] == key:
+                self.wake_first(line)
+
     def reserve_handover(self, grant: Grant) -> Grant | None:
         """Reserve the hand-over of *grant*'s key to the next in line, and return that grant; `finish_handover` ends
         it."""

@@ -19,7 +19,7 @@ from .notifications import Observer
 from .orphans import Orphans
 from .renewals import Renewals
 from .shared import Shared
-from .waits import Waits
+from .waits import CLOSED_WAITER, Waits
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class Session(Shared):
         """Record that *grant* is held, and report it. Raises LockMisused if the session was closed meanwhile."""
         seen_to = grant.lease.renew_at
         if not grant.hold(granted):
-            raise LockMisused("the session was closed while a waiter was in it")
+            raise LockMisused(CLOSED_WAITER)
         # In this order: at no time may the next in line be asked for beside it.
         self.registry.hold(grant)
         self.queue.leave(grant)

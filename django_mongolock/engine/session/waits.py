@@ -13,6 +13,8 @@ from .shared import Shared
 
 #: How long to wait for the answer of a hand-over within the process, in seconds: a signal may have struck its giver.
 LONGEST_HANDOVER: Final = 1.0
+#: Why a wait has ended, or what was granted is not held.
+CLOSED_WAITER: Final = "the session was closed while a waiter was in it"
 
 
 class Waits:
@@ -85,7 +87,7 @@ class Waits:
     def result(self, grant: Grant) -> WaitResult:
         """What is known after a pause."""
         if self._closed:
-            raise LockMisused("the session was closed while a waiter was in it")
+            raise LockMisused(CLOSED_WAITER)
         waiting = grant.waiting
         answer, waiting.answer = waiting.answer, None
         turn, first = self._session.queue.turn(grant)

@@ -156,15 +156,14 @@ class WorkerThreads:
     def _work(self) -> None:
         goes_on = True
         while goes_on:
-            pause = self._serve()
-            if pause is not None:
+            if (pause := self._serve()) is None:
+                self._idle.append(None)
+                goes_on = self._tickets.get()
+                self._idle.pop()
+            else:
                 # Not `get(timeout=...)`: where several threads wait so, it may never return (Python 3.11 and 3.12).
                 time.sleep(pause)
                 self._watched = False
-                continue
-            self._idle.append(None)
-            goes_on = self._tickets.get()
-            self._idle.pop()
         self._serve()
         self._tickets.put(False)  # for the next one
 
