@@ -68,8 +68,10 @@ class WorkerThreads:
         #: Since when each call is being made, and how many of them are slow.
         self._running: dict[Call, float] = {}
         self._slow = 0
-        #: Whether a thread sleeps until one of them becomes slow.
+        #: Whether a thread sleeps until one of them becomes slow, or until the alarm can be locked.
         self._watched = False
+        self._alarm = _thread.allocate_lock()
+        self._alarm.acquire()
         #: How many calls of a key are being made, and those that wait for it, by priority.
         self._under_way: dict[str, int] = {}
         self._parked: dict[str, list[Lane]] = {}
@@ -122,8 +124,7 @@ class WorkerThreads:
         with self._mutex:
             is_next = self._leave(key)
         if is_next:
-            self._start_if_needed()
-            self._tickets.put(True)
+            self._wake_one()
 
     # How a call finds a thread
 
@@ -134,12 +135,19 @@ class WorkerThreads:
             entry.take_back()
             return False
         entry.lane[entry] = None
-        self._start_if_needed()
-        self._tickets.put(True)  # last: a thread that wakes while this one has more to do costs two switches
+        self._wake_one()  # last: a thread that wakes while this one has more to do costs two switches
         if len(self) and not self._closed:
             return True
         # No thread, or closed just now: the threads may have ended without having seen it.
         return not entry.take_back()
+
+    def _wake_one(self) -> None:
+        """Have a thread look for calls."""
+        self._start_if_needed()
+        self._tickets.put(True)
+        if self._watched and not self._idle:
+            with contextlib.suppress(RuntimeError):  # it was woken already
+                self._alarm.release()
 
     def _start_if_needed(self) -> None:
         waiting = sum(map(len, self._lanes))
@@ -162,7 +170,7 @@ class WorkerThreads:
                 self._idle.pop()
             else:
                 # Not `get(timeout=...)`: where several threads wait so, it may never return (Python 3.11 and 3.12).
-                time.sleep(pause)
+                self._alarm.acquire(timeout=pause)
                 self._watched = False
         self._serve()
         self._tickets.put(False)  # for the next one
