@@ -335,6 +335,7 @@ class TestServer:
         call_command("migrate", verbosity=0)
         assert ask() == []
 
+    @pytest.mark.long
     def test_migrate_goes_on_without_mongodb(self, away: None, caplog: pytest.LogCaptureFixture) -> None:
         """A deployment does not stop because MongoDB is away; a warning says what was not done."""
         with caplog.at_level(logging.WARNING, "django_mongolock"):
@@ -353,6 +354,7 @@ class TestServer:
         for name in ("MongoDB 6.", "Python 3.", "Django ", "django-mongodb-backend ", "PyMongo "):
             assert name in told
 
+    @pytest.mark.long
     def test_the_facts_disturb_nothing_else(self, locks: Locks, away: None) -> None:
         """They are no part of the checks that migrate and a test run make; of a server that is away there are none."""
         assert checks.check_server_facts not in registry.get_checks()

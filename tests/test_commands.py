@@ -284,6 +284,7 @@ class TestOutput:
         usage = shell("clear_stale_locks", "--help").stdout
         assert all(f"\n  {code}  " in usage for code in (0, 1, 2, 3))
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         "arguments", [("clear_stale_locks", "--no-input"), ("clear_stale_locks", "--dry-run"), ("list_locks",)]
     )

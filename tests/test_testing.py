@@ -32,6 +32,7 @@ from django_mongolock import (
     mongo_locked,
     signals,
 )
+from django_mongolock.backends import memory_server
 from django_mongolock.backends.base import get_backend
 from django_mongolock.backends.mongo import MongoBackend
 from django_mongolock.checks import opt_in
@@ -232,7 +233,8 @@ class TestHold:
             mongo_lock("a", wait=3000).acquire()
         assert caught.value.waited >= 3000
 
-    def test_a_wait_without_end_is_told(self, mongolock: MemoryLocks) -> None:
+    def test_a_wait_without_end_is_told(self, mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory_server, "LONGEST_WAIT", 600.0)
         mongolock.hold("a")
         with pytest.raises(LockMisused, match="for ever"):
             mongo_lock("a", wait=None).acquire()

@@ -126,6 +126,7 @@ class TestTwoWriters:
         assert "VersionConflict" in retried
 
 
+@pytest.mark.long
 @on("postgres", "mariadb", "mongo")
 def test_a_deadlock(db: str, retried: list[str]) -> None:
     """F86: two lock two rows crosswise: the one that the database picks runs again (40P01, 1213, WriteConflict)."""

@@ -226,6 +226,7 @@ class TestForks:
         assert do(anna, "release").free
 
 
+@pytest.mark.long
 def test_away(do: Do, key: str, away: None) -> None:
     """Nothing is raised, and the password of the connection is nowhere."""
     status = do(EditLock(key, ANNA), "take")

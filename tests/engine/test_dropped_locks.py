@@ -119,9 +119,14 @@ WAYS: list[Callable[[Taking], Coroutine[Any, Any, None]]] = [
 
 
 @pytest.fixture(autouse=True)
-def without_collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All has just come, however busy the machine is."""
+    monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_collector() -> Iterator[None]:
     """What only the garbage collector would find stays."""
-    monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)  # however busy the machine is
     gc.collect()
     gc.disable()
     yield
