@@ -188,7 +188,15 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 @pytest.fixture
 def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Raises in place of the answers to the commands of these numbers, or of these and all later ones: they are carried
-    out, unless they are *lost*. before: called with the number of each command. Returns what was sent."""
+    out, unless they are *lost*. before: called with the number of each command. Returns what was sent. What an earlier
+    test has left to the background does not count."""
+    mine, make = list[Courier](), Courier.__init__
+
+    def made(courier: Courier, *arguments: Any, **options: Any) -> None:
+        make(courier, *arguments, **options)
+        mine.append(courier)
+
+    monkeypatch.setattr(Courier, "__init__", made)
 
     def strike(
         ground: Ground,
@@ -202,7 +210,7 @@ def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
         send = Courier.send
 
         def struck(courier: Courier, command: Any, *left: float) -> Any:
-            if courier._collection.name != ground.collection.name:
+            if courier not in mine or courier._collection.name != ground.collection.name:
                 return send(courier, command, *left)
             sent.append(lambda: send(courier, command, *left))
             number = len(sent)
