@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from .engine.document import Terms
 from .engine.options import as_seconds, check_seconds, check_wait
 from .engine.text_checks import check_key
 
@@ -25,6 +26,8 @@ ENGINE: Final = "django_mongodb_backend"
 MEMORY: Final = "django_mongolock.backends.memory.MemoryLockBackend"
 #: One of these stands at the end of a prefix, and between the fields of a key template.
 SEPARATORS: Final = ":/|,;#="
+#: The defaults of the engine: 30 seconds of lease, and so on.
+_TERMS: Final = Terms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +55,10 @@ class LockSettings:
     DATABASE: str = ""
     BACKEND: str = "django_mongolock.backends.mongo.MongoBackend"
     KEY_PREFIX: str = ""
-    LEASE: float = 30.0
+    LEASE: float = _TERMS.lease
     WAIT: float | None = 10.0
-    CLOCK_MARGIN: float = 0.1
-    WAITER_LEASE: float = 10.0
+    CLOCK_MARGIN: float = _TERMS.clock_margin
+    WAITER_LEASE: float = _TERMS.waiter_lease
     MAX_WAITERS: int = 1_000
     RETENTION: float = 7 * 86_400.0
     COMMAND_TIMEOUT: float = 5.0
@@ -68,6 +71,11 @@ class LockSettings:
     EDIT_BEAT: float = 5.0
     EDIT_IDLE: float | None = 1_800.0
     EDIT_FAIL_CLOSED: bool = False
+
+    @property
+    def short_wait(self) -> float:
+        """How long to wait where a worker should not be blocked for long."""
+        return self.SHORT_WAIT if self.WAIT is None else min(self.SHORT_WAIT, self.WAIT)
 
 
 KNOWN: Final = frozenset(field.name for field in fields(LockSettings))

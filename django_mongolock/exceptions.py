@@ -82,7 +82,8 @@ class LockNotAcquired(LockError):
     retry_after: seconds until the holder's lease ends unless it is renewed (0 if unknown). template: the template of
     the key ("" if unknown). why: the kind of error in a word or two, for statistics. held_for: for how many seconds the
     holder has held it (infinite if unknown). waiting: how many waiters were in the queue (0 if unknown). owner: that of
-    the holder ("" if it has none, None if unknown).
+    the holder ("" if it has none, None if unknown). usual: for how many seconds such a lock is usually held (None if
+    unknown).
     """
 
     key: str
@@ -94,6 +95,17 @@ class LockNotAcquired(LockError):
     held_for = math.inf
     waiting = 0
     owner: str | None = None
+    usual: float | None = None
+
+    @property
+    def come_back_in(self) -> float:
+        """In how many seconds it makes sense to try again: at least 1, at most what is left of the holder's lease.
+
+        Until then, the holder has held the lock for as long as such locks are usually held. Where that is not known, or
+        was longer ago, it is as long again as the holder has held it.
+        """
+        left = self.usual - self.held_for if self.usual is not None else 0.0
+        return max(1.0, min(self.retry_after, left if left > 0 else self.held_for))
 
     def _text(self) -> str:
         after = f" within {self.waited:.1f} s" if self.waited >= 0.05 else ""

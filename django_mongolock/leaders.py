@@ -7,16 +7,17 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
+from typing import Any, Final, Literal, Never, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
 from .engine.lock import MongoLock
 from .engine.options import Seconds
 from .exceptions import LockLost, LockMisused
-from .locks import Key, check_options, make_lock
+from .locks import Key, chosen, make_lock
 
 __all__ = ["AsyncTerm", "Leader", "Term"]
 
@@ -27,15 +28,6 @@ PART: Final = 1 / 3
 #: How often the thread of a term looks at its lock, in seconds. It shares nothing with the callbacks of other locks,
 #: which may take their time (F112).
 LOOK_EVERY: Final = 0.1
-
-
-class LeaderOptions(TypedDict, total=False):
-    """The options of `leader`: see `mongo_lock`."""
-
-    lease: Seconds | None
-    wait: Seconds | None
-    label: str | None
-    using: str | None
 
 
 class BaseTerm:
@@ -70,7 +62,7 @@ class BaseTerm:
     @property
     def left(self) -> float:
         """For how many seconds the work may go on if the lease is not renewed: `PART` of it is left then."""
-        return self.lock.remaining - self.lock.options.terms.lease * PART
+        return self.lock.remaining - self.lock.terms.lease * PART
 
     def end(self) -> None:
         """Have the work stop: set `ended`. The lock is released when the block has been left."""
@@ -234,11 +226,19 @@ def _hear(lock: MongoLock) -> None:
     """Do nothing: the term looks at its lock. A lock with a function for requests hears of them at once."""
 
 
-def leader(key: Key, **options: Unpack[LeaderOptions]) -> Leader:
+def leader(
+    key: Key,
+    *,
+    lease: Seconds | None = None,
+    wait: Seconds | None = None,
+    label: str | None = "leader",
+    using: str | None = None,
+    **unknown: Never,
+) -> Leader:
     """Lead under *key*, as one of all processes: ``with leader("scheduler") as term:``, `Leader.run`, or async.
 
-    It waits to be elected, without end unless wait= says (then LockNotAcquired), first come, first served. options:
-    lease, wait, label and using of `mongo_lock`.
+    It waits to be elected, without end unless wait= says (then LockNotAcquired), first come, first served. lease, wait,
+    label, using: those of `mongo_lock`.
 
     The work has to stop when the term ends (`Term.ended`): when the lease was not renewed until a third of it is left,
     when a release is requested, when the lock is lost, and at the end of the block. The lock is released when the block
@@ -248,6 +248,6 @@ def leader(key: Key, **options: Unpack[LeaderOptions]) -> Leader:
 
     A block stands for election once. `run` and `arun` stand again.
     """
-    check_options(options, LeaderOptions.__annotations__)
-    own = {"wait": None, "label": "leader", "release": "now", "on_release_requested": _hear, **options}
-    return Leader(partial(make_lock, (key,), "exclusive", 1, own, whole=True))
+    given = {"lease": lease, "wait": wait, "label": label, "using": using}
+    options = replace(chosen({**given, **unknown}, given), release="now", on_release_requested=_hear, whole=True)
+    return Leader(partial(make_lock, (key,), options))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, TypedDict, Unpack, overload
 
-from asgiref.sync import iscoroutinefunction
 from django.db.models import Model
 from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
@@ -15,24 +15,13 @@ from pymongo.client_session import ClientSession
 
 from .backends.atomic import DjangoAtomic
 from .backends.base import get_backend
-from .backends.transactions import RELEASES, PendingRelease, Release, open_transactions, warn_of_open
-from .conf import get_settings
+from .backends.transactions import PendingRelease, open_transactions, warn_of_open
+from .conf import LockSettings, get_settings
 from .context import holder_facts
-from .engine.document import MAX_HOLDERS, UNLIMITED, Mode, Terms
+from .engine.document import UNLIMITED, Mode, Terms
 from .engine.lock import MongoLock
-from .engine.options import (
-    UNSET,
-    Options,
-    Seconds,
-    Unset,
-    as_seconds,
-    check_flag,
-    check_seconds,
-    check_wait,
-    foreign_option,
-)
-from .engine.session.session import Session
-from .engine.text_checks import check_fact, check_key
+from .engine.options import LockOptions, Release, Seconds, Unset, as_seconds, foreign_option
+from .engine.text_checks import check_key
 from .engine.transaction import Atomic
 from .keys import as_key, template_of, unexpected
 
@@ -44,21 +33,8 @@ LockMode = Literal["exclusive", "shared"]
 class DjangoLock(MongoLock):
     """A lock that takes the transactions of Django's databases into account: what `mongo_lock` returns."""
 
-    def __init__(
-        self,
-        session: Callable[[], Session],
-        keys: tuple[str, ...],
-        options: Options,
-        facts: Callable[[], Mapping[str, str | int]],
-        *,
-        release: Release | None,
-        using: str,
-    ) -> None:
-        super().__init__(session, keys, options, facts)
-        self.using = using
-        self.release_when = release
-        #: Whether the end of its block leaves the release to a streaming response.
-        self.released_later = False
+    #: Whether the end of its block leaves the release to a streaming response.
+    released_later = False
 
     def release(self, *, early: bool = False) -> bool:
         """See MongoLock.release(). With ``release="on_commit"``, an open transaction ends first."""
@@ -76,9 +52,9 @@ class DjangoLock(MongoLock):
 
         The transaction is not committed if the lock is known to be lost by then.
         """
-        if self.release_when == "now" or not ((opened := open_transactions()) and self.held):
+        if self.options.release == "now" or not ((opened := open_transactions()) and self.held):
             return False
-        if self.release_when is None:
+        if self.options.release is None:
             warn_of_open(opened, self.keys[0], self._acquired()[0].acquired_from)
             return False
         PendingRelease(partial(super().release, early=early), self.ensure_held).wait(opened)
@@ -90,11 +66,12 @@ class DjangoLock(MongoLock):
     def atomic(self, client: MongoClient[Any] | None = None, *, using: str | None = None) -> Atomic[ClientSession]: ...
     def atomic(self, client: Any = None, *, using: str | None = None) -> Any:
         """See MongoLock.atomic()."""
-        return Atomic(self, client) if client is not None else DjangoAtomic(self, using or self.using)
+        alias: Any = using or self.options.using
+        return Atomic(self, client) if client is not None else DjangoAtomic(self, alias)
 
 
-class SemaphoreOptions(TypedDict, total=False):
-    """The options of `mongo_semaphore`: see `mongo_lock`."""
+class SemaphoreKeywords(TypedDict, total=False):
+    """The options of `mongo_semaphore`, for type checkers: see `LockOptions`."""
 
     lease: Seconds | None
     wait: Seconds | Unset | None
@@ -110,13 +87,13 @@ class SemaphoreOptions(TypedDict, total=False):
     using: str | None
 
 
-class LockOptions(SemaphoreOptions, total=False):
-    """The options of `mongo_lock`, `mongo_locked`, `LockedCommand` and locked rows: see `mongo_lock`."""
+class LockKeywords(SemaphoreKeywords, total=False):
+    """The options of `mongo_lock`, `LockedCommand` and locked rows, for type checkers: see `LockOptions`."""
 
     mode: LockMode
 
 
-def mongo_lock(*keys: Key, **options: Unpack[LockOptions]) -> MongoLock:
+def mongo_lock(*keys: Key, **options: Unpack[LockKeywords]) -> MongoLock:
     """A lock on one or several keys, not yet acquired: use it with ``with`` or ``async with``, or `acquire` it.
 
     A key is text, or a saved model instance (``"shop.order:<pk>"``). Of several keys, it acquires all or none, always
@@ -142,13 +119,11 @@ def mongo_lock(*keys: Key, **options: Unpack[LockOptions]) -> MongoLock:
 
     Raises TypeError and ValueError for invalid arguments, before anything is sent.
     """
-    check_options(options)
-    mode = options.get("mode", "exclusive")
-    return make_lock(keys, mode, 1 if mode == "exclusive" else UNLIMITED, options)
+    return make_lock(keys, chosen(options))
 
 
 def mongo_semaphore(
-    key: Key, permits: int, *, weight: int = 1, resize: bool = False, **options: Unpack[SemaphoreOptions]
+    key: Key, permits: int, *, weight: int = 1, resize: bool = False, **options: Unpack[SemaphoreKeywords]
 ) -> MongoLock:
     """A lock that up to *permits* holders share, each with a lease of its own. The options are those of `mongo_lock`.
 
@@ -157,106 +132,45 @@ def mongo_semaphore(
     this one counts; in the queue, no other overtakes it. A thread or task acquires the key once: with
     ``reentrant=True`` it shares that with itself.
     """
-    check_options(options, [*SemaphoreOptions.__annotations__, "permits", "weight", "resize"])
-    check_permits(permits, weight, resize)
-    return make_lock((key,), "semaphore", permits, options, resize=resize, weight=weight)
+    semaphore = {"permits": permits, "weight": weight, "resize": resize}
+    return make_lock((key,), chosen({**options, **semaphore}, [*SemaphoreKeywords.__annotations__, *semaphore]))
 
 
-def check_permits(permits: object, weight: object, resize: object) -> None:
-    """Raise TypeError or ValueError for arguments that `mongo_semaphore` does not take."""
-    check_flag("resize", resize)
-    most: Any = MAX_HOLDERS
-    for name, value in (("permits", permits), ("weight", weight)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} is a whole number, not {type(value).__name__}")
-        if not 1 <= value <= most:
-            raise ValueError(f"{name} must be at least 1 and at most {most}, not {value}")
-        most = value
-
-
-def check_options(options: Mapping[str, Any], known: Iterable[str] = LockOptions.__annotations__) -> None:
-    """Raise TypeError or ValueError for invalid options, or for one that is not *known*. Needs no settings."""
+def chosen(options: Mapping[str, Any], known: Iterable[str] = LockKeywords.__annotations__) -> LockOptions:
+    """The options that a user gives. Raises TypeError and ValueError for wrong ones, or one that is not *known*."""
     for name in options:
         if name not in known:
             raise foreign_option(name) or unexpected(name, known)
-    for name in ("lease", "max_hold"):
-        if options.get(name) is not None:
-            check_seconds(name, options[name])
-    if not isinstance(options.get("wait", UNSET), Unset):
-        check_wait(options["wait"])
-    for name in ("owner", "label"):
-        check_fact(name, options.get(name))
-    _check_min_hold(options.get("min_hold", 0))
-    _check_choices(options)
-    for name in ("reentrant", "auto_renew"):
-        check_flag(name, options.get(name, True))
-    for name in ("on_lost", "on_release_requested"):
-        _check_callback(name, options.get(name))
+    return LockOptions(**{name: as_seconds(value) for name, value in options.items()})
 
 
-def _check_callback(name: str, callback: object) -> None:
-    if callback is not None and not callable(callback):
-        raise TypeError(f"{name} must be a function that takes the lock, not {type(callback).__name__}")
-    if iscoroutinefunction(callback) or iscoroutinefunction(getattr(callback, "__call__", None)):  # noqa: B004
-        raise TypeError(f"{name} is called in a thread without an event loop: it cannot be a coroutine function")
-
-
-def _check_choices(options: Mapping[str, Any]) -> None:
-    if (mode := options.get("mode", "exclusive")) not in ("exclusive", "shared"):
-        raise ValueError(f'mode is "exclusive" or "shared", not {mode!r}; for a semaphore use mongo_semaphore()')
-    if (release := options.get("release")) not in (None, *RELEASES):
-        raise ValueError(f'release is "on_commit" or "now", not {release!r}')
-
-
-def _check_min_hold(value: object) -> float:
-    value = as_seconds(value)
-    return 0.0 if value == 0 and not isinstance(value, bool) else check_seconds("min_hold", value)
-
-
-def make_lock(
-    keys: tuple[Key, ...],
-    mode: Mode,
-    capacity: int,
-    options: Mapping[str, Any],
-    *,
-    resize: bool = False,
-    weight: int = 1,
-    whole: bool = False,
-) -> DjangoLock:
-    """A lock by options that were checked. whole: see `Options`."""
+def make_lock(keys: tuple[Key, ...], options: LockOptions) -> DjangoLock:
+    """A lock with the project's settings."""
     if not keys:
         raise TypeError("name at least one key to lock")
     for key in keys[1:]:
         if isinstance(key, (int, float, timedelta)):  # as in other libraries' lock(name, timeout)
             raise TypeError(f"a lock key must be a str, not {key!r}: did you mean wait={as_seconds(key) + 0}?")
     settings = get_settings()
-    lease, max_hold = as_seconds(options.get("lease")), as_seconds(options.get("max_hold"))
-    length = settings.LEASE if lease is None else float(lease)
-    wait = options.get("wait", UNSET)
-    label = check_fact("label", options.get("label"))
     templates = {check_key(as_key(key), settings.KEY_PREFIX): template_of(key) for key in keys}
-    terms = Terms(
+    wait = settings.WAIT if isinstance(options.wait, Unset) else options.wait
+    how = replace(options, wait=wait, using=options.using or settings.DATABASE, templates=templates)
+    session, facts = get_backend(how.using).session, partial(holder_facts, options.label)
+    return DjangoLock(session, tuple(sorted(templates)), _terms(options, settings), how, facts)
+
+
+def _terms(options: LockOptions, settings: LockSettings) -> Terms:
+    """What the update on the server needs to know."""
+    lease = settings.LEASE if options.lease is None else options.lease
+    mode: Mode = options.mode if options.permits is None else "semaphore"
+    return Terms(
         mode=mode,
-        capacity=capacity,
-        resize=resize,
-        weight=weight,
-        lease=length,
+        capacity=options.permits or (UNLIMITED if mode == "shared" else 1),
+        resize=options.resize,
+        weight=options.weight,
+        lease=lease,
         clock_margin=settings.CLOCK_MARGIN,
-        waiter_lease=min(settings.WAITER_LEASE, length),
-        min_hold=_check_min_hold(options.get("min_hold", 0)),
-        owner=check_fact("owner", options.get("owner")),
+        waiter_lease=min(settings.WAITER_LEASE, lease),
+        min_hold=options.min_hold,
+        owner=options.owner,
     )
-    how = Options(
-        terms=terms,
-        wait=settings.WAIT if isinstance(wait, Unset) else check_wait(wait),
-        reentrant=options.get("reentrant", False),
-        auto_renew=options.get("auto_renew", True),
-        whole=whole,
-        max_hold=max_hold,
-        on_lost=options.get("on_lost"),
-        on_release_requested=options.get("on_release_requested"),
-        templates=templates,
-    )
-    alias = options.get("using") or settings.DATABASE
-    session, names = get_backend(alias).session, tuple(sorted(templates))
-    return DjangoLock(session, names, how, partial(holder_facts, label), release=options.get("release"), using=alias)

@@ -14,7 +14,7 @@ from .engine.lock import MongoLock
 from .engine.options import UNSET, Seconds, Unset
 from .exceptions import LockMisused
 from .keys import LockKey, model_key, row_key, row_template
-from .locks import LockOptions, mongo_lock
+from .locks import LockKeywords, mongo_lock
 
 __all__ = ["LockedQuerySet", "LockedRow", "locked"]
 
@@ -32,7 +32,7 @@ class LockedQuerySet(models.QuerySet[M, M]):
         *,
         wait: Seconds | Unset | None = UNSET,
         lease: Seconds | None = None,
-        lock_options: LockOptions | None = None,
+        lock_options: LockKeywords | None = None,
         **lookup: Any,
     ) -> LockedRow[M]:
         """See `locked`."""
@@ -44,7 +44,7 @@ def locked(
     *,
     wait: Seconds | Unset | None = UNSET,
     lease: Seconds | None = None,
-    lock_options: LockOptions | None = None,
+    lock_options: LockKeywords | None = None,
     **lookup: Any,
 ) -> LockedRow[M]:
     """Lock and then read the row that ``get(**lookup)`` finds: ``with locked(User, pk=5) as user:``.
@@ -73,7 +73,7 @@ def locked(
 class LockedRow(Generic[M]):
     """A row to be locked and read; make a new one for every use."""
 
-    def __init__(self, queryset: models.QuerySet[M, M], lookup: dict[str, Any], options: LockOptions) -> None:
+    def __init__(self, queryset: models.QuerySet[M, M], lookup: dict[str, Any], options: LockKeywords) -> None:
         if not issubclass(queryset._iterable_class, ModelIterable):
             raise TypeError("only whole instances can be locked: remove values() and values_list()")
         # A replica may not have yet what the one before us has written.

@@ -116,7 +116,7 @@ class MemoryLocks:
         else:
             made = mongo_semaphore(key, permits, wait=0, lease=lease, owner=owner, using=self._using)
         facts: dict[str, str | int] = {"host": "elsewhere", "pid": 1, "thread": "MainThread", "label": label}
-        lock = MongoLock(lambda: session, made.keys, made.options, lambda: facts)
+        lock = MongoLock(lambda: session, made.keys, made.terms, made.options, lambda: facts)
         try:
             session.run(lock._own.acquire(session, 0, lock))  # not acquire(), which warns in a coroutine of what blocks
         except BaseException:

@@ -433,13 +433,17 @@ class TestExceptionHandler:
 
 def test_default_wait(settings: Settings, name: str) -> None:
     """Without wait=: views and "retry" wait shortly, "skip" not at all, and others as MONGOLOCK says."""
-    from django_mongolock.decorator.calls import LockedCall, Plan
+    from django_mongolock.decorator.calls import Call, LockedFunction, Plan
+    from django_mongolock.decorator.policies import as_policy
+    from django_mongolock.locks import chosen
 
     settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 7, "SHORT_WAIT": 2}
     request = RequestFactory().get("/")
 
     def waits(policy: Any, request: HttpRequest | None = None, **options: Any) -> float | None:
-        return LockedCall(Plan((), None, policy, options), note).lock((), {}, request).options.wait
+        call = Call(LockedFunction(Plan(as_policy(policy), chosen(options)), note, Call), (), {})
+        call.request = request
+        return call.lock().options.wait
 
     assert waits("raise") == 7
     assert waits("raise", request) == waits("respond", request) == waits("retry") == 2

@@ -53,7 +53,7 @@ async def agenerator(name: str) -> AsyncIterator[int]:
     yield len(holders(f"agenerator:{name}"))
 
 
-@mongo_locked
+@mongo_locked()
 def bare() -> int:
     return len(holders(f"{__name__}.bare"))
 

@@ -25,7 +25,7 @@ from django_mongolock.engine import deadlock, document, replies, text_checks
 from django_mongolock.exceptions import LockDocumentDamaged
 from django_mongolock.inspection import snapshot
 from django_mongolock.inspection.patterns import glob
-from django_mongolock.locks import LockOptions
+from django_mongolock.locks import LockKeywords
 from django_mongolock.models import Lock
 from tests.support.lock_documents import DAMAGE, Locks, entry, waiter
 from tests.support.lock_documents import document as lock_document
@@ -93,7 +93,7 @@ def _composed(text: str) -> str:
 
 @pytest.mark.long
 @given(
-    st.lists(VALUES, max_size=3), st.dictionaries(st.sampled_from([*LockOptions.__annotations__, "timeout"]), VALUES)
+    st.lists(VALUES, max_size=3), st.dictionaries(st.sampled_from([*LockKeywords.__annotations__, "timeout"]), VALUES)
 )
 @example(["k"], {"lease": float("nan")})
 @example(["k"], {"lease": 10**400})

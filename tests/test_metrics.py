@@ -169,7 +169,7 @@ class TestNumbers:
     def test_a_decorated_function(self, number: Number) -> None:
         """Its name, where it has no template: that is one key for all its calls."""
 
-        @mongo_locked
+        @mongo_locked()
         def nightly() -> None: ...
 
         @mongo_locked("a:{x}", "b:{x}")

@@ -121,7 +121,7 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
     given: Any = get_settings()
     assert (given.WAIT, given.LEASE) == (2.0, 40.0)
     options = mongo_lock("a", lease=50 * second, wait=second, min_hold=0 * second, max_hold=90 * second).options
-    assert (options.terms.lease, options.wait, options.terms.min_hold, options.max_hold) == (50.0, 1.0, 0.0, 90.0)
+    assert (options.lease, options.wait, options.min_hold, options.max_hold) == (50.0, 1.0, 0.0, 90.0)
     lock = mongo_lock("a").acquire(second)
     lock.extend(120 * second)
     assert lock.remaining > 100
@@ -141,7 +141,7 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
     [
         (lambda: mongo_lock("a", leas=3), "did you mean lease=?"),  # type: ignore[call-arg]
         (lambda: mongo_semaphore("a", 3, lable="x"), "did you mean label=?"),  # type: ignore[call-arg]
-        (lambda: mongo_locked("a", on_contension="skip"), "did you mean on_contention=?"),  # type: ignore[call-overload]
+        (lambda: mongo_locked("a", on_contension="skip"), "did you mean on_contention=?"),  # type: ignore[call-arg]
         (lambda: once_per(hour=1), "did you mean hours=?"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a", xyzzy=3), "Known: auto_renew, label, lease, "),  # type: ignore[call-arg]
         # what other locks take: a time in the second place, a number as the key, the options of `threading` and Redis
@@ -385,7 +385,7 @@ def test_a_lease_that_one_command_may_use_up(settings: Settings) -> None:
     assert check_settings(app_configs=None) == []
 
 
-@mongo_locked
+@mongo_locked()
 def without_a_key(number: int) -> None: ...
 
 

@@ -27,7 +27,9 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from django_mongolock import LockBackendFailed, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
-from django_mongolock.decorator.contention import find_request, response
+from django_mongolock.decorator.policies import CallFacts, as_policy, find_request
+from django_mongolock.decorator.responses import make_response
+from django_mongolock.locks import LockOptions
 from django_mongolock.signals import lock_released
 from tests.support.looking import held_elsewhere, holders
 from tests.support.row_files import Rows, row_file
@@ -90,7 +92,7 @@ class Plain(View):
         return held(name)
 
 
-@mongo_locked
+@mongo_locked()
 class WithoutAKey(View):
     def get(self, request: HttpRequest, name: str) -> HttpResponse:
         return HttpResponse(str(len(holders(f"{__name__}.WithoutAKey.dispatch"))))
@@ -344,11 +346,9 @@ class TestResponse:
     def test_store_away_is_no_contention(self) -> None:
         """Only "respond" has an answer to that; nobody skips work because nobody could be asked."""
         error = LockBackendFailed("away")
-        from django_mongolock.decorator.contention import resolve
-
         for policy in ("raise", "skip", "retry", lambda error: "handled"):
             with pytest.raises(LockBackendFailed):
-                resolve(policy, error, (), {})
+                as_policy(policy).refused(error, CallFacts(LockOptions(), (), {}))
 
     def test_reentry_is_no_contention(self, name: str) -> None:
         """A view that would wait for its own thread is a mistake in the code, and an error 500."""
@@ -357,7 +357,7 @@ class TestResponse:
 
     def test_least_wait(self) -> None:
         """Retry-After is at least a second, also where nothing is known."""
-        assert response(RequestFactory().get("/"), LockNotAcquired("key"))["Retry-After"] == "1"
+        assert make_response(RequestFactory().get("/"), LockNotAcquired("key"))["Retry-After"] == "1"
 
 
 class TestFindRequest:

@@ -11,7 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -19,10 +19,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..exceptions import LockError, LockLost
 
 logger = logging.getLogger("django_mongolock")
-
-#: When a lock is released whose block ends inside a transaction.
-Release = Literal["now", "on_commit"]
-RELEASES: Final = ("now", "on_commit")
 
 #: What ends a transaction, or (in tests, which run in one) the outermost block of the code under test.
 _ENDS: Final = ("commit", "rollback", "close", "set_autocommit", "savepoint_commit", "savepoint_rollback")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from django.utils.module_loading import import_string
 
 from ..conf import get_settings
 from ..context import running_celery_task
-from ..decorator.contention import Unlocked, register_deliveries, register_policy, register_responder
-from ..exceptions import LockError
+from ..decorator.policies import CallFacts, Policy, Retry, Unlocked, queues, responders
 
 
 def register() -> None:
@@ -18,29 +16,25 @@ def register() -> None:
 
     Where Celery is imported already, as in a worker, also connect to its signals.
     """
-    register_policy("retry", _retry)
-    register_deliveries(_find_deliveries)
-    register_responder(_raise_api_exception)
+    queues[:], responders[:] = [_in_queue], [_raise_api_exception]
     if "celery" in sys.modules:
         from . import celery  # noqa: F401 - connects to its signals
 
 
-def _retry(error: LockError) -> Any:
-    if (path := get_settings().RETRY) is not None and running_celery_task() is None:
-        return import_string(path)(error)
-    if "celery" not in sys.modules:
-        raise error  # so this runs in no task, and Celery may not even be installed
-    from .celery import retry_current_task
+class RetryByFunction(Retry):
+    """MONGOLOCK["RETRY"]: the function that has a task of another queue than Celery come back."""
 
-    return retry_current_task(error)
+    def answer(self, error: Exception, call: CallFacts) -> object:
+        """Return what the function returns."""
+        return import_string(str(get_settings().RETRY))(error)
 
 
-def _find_deliveries() -> Any:
-    if running_celery_task() is None:
-        return None
-    from .celery import retry_task
+def _in_queue(policy: Policy) -> Policy:
+    if running_celery_task() is not None:
+        from .celery.retry_task import InTask
 
-    return retry_task
+        return InTask(policy)
+    return RetryByFunction() if policy.name == "retry" and get_settings().RETRY is not None else policy
 
 
 def _raise_api_exception(error: Unlocked, arguments: list[object]) -> None:

@@ -12,7 +12,8 @@ from rest_framework.exceptions import APIException
 from rest_framework.response import Response
 from rest_framework.views import exception_handler as default_handler
 
-from ..decorator.contention import Unlocked, refusal
+from ..decorator.policies import Unlocked
+from ..decorator.responses import refusal
 from ..exceptions import LockBackendFailed, LockNotAcquired, LockReentry
 
 __all__ = ["LockAPIException", "exception_handler"]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing, nullcontext
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from django.http import HttpRequest
+from asgiref.sync import iscoroutinefunction
 
 from ..conf import get_settings
-from ..context import is_redelivered, running_celery_task, serving, task_owner
+from ..context import serving, task_owner
 from ..engine.lock import MongoLock
-from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
+from ..engine.options import LockOptions, Unset
+from ..exceptions import LockBackendFailed, LockKeyInvalid, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
-from ..locks import mongo_lock, mongo_semaphore
+from ..locks import make_lock
 from .atomic_requests import atomic, deferred_aliases
-from .contention import Policy, Unlocked, deliveries, find_request, resolve
+from .policies import AGAIN, CallFacts, Policy, Unlocked, find_request, policy_here
 from .streaming import hold_while_streaming
 
 #: Why a call has no lock: contention, a server that does not answer, a value of the call that makes no key.
@@ -33,150 +34,134 @@ shared_by_all: Final[set[str]] = set()
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The arguments of `mongo_locked`, or of the decorator with this *name*."""
+    """The arguments of `mongo_locked`, or of the decorator with this *name*.
 
-    templates: tuple[KeyTemplate, ...]
-    key: Callable[..., Any] | None
+    default_key: what begins the key if there is neither a template nor a function for it, before the function's name.
+    """
+
     policy: Policy
-    options: dict[str, Any]
-    #: The arguments of `mongo_semaphore`, if it is one.
-    semaphore: dict[str, Any] | None = None
+    options: LockOptions = LockOptions()  # noqa: RUF009 - it is frozen
+    templates: tuple[KeyTemplate, ...] = ()
+    key: Callable[..., Any] | None = None
     name: str = "mongo_locked"
+    default_key: str = ""
 
 
-class LockedCall:
-    """Wraps one function. It keeps no state of a call, since calls run concurrently."""
+#: Makes the object of one call.
+KindOfCall = Callable[["LockedFunction", Arguments, Keywords], "Call"]
 
-    def __init__(self, plan: Plan, wrapped: Callable[..., Any]) -> None:
+
+class LockedFunction:
+    """Wraps one function. It keeps no state of a call, since calls run concurrently: each is a `Call`."""
+
+    def __init__(self, plan: Plan, wrapped: Callable[..., Any], kind_of_call: KindOfCall) -> None:
         self.plan = plan
         self.wrapped = wrapped
-        self.policy = plan.policy
+        self.kind_of_call = kind_of_call
         self.name = _dotted_name(wrapped)
         self.signature = _signature(wrapped)
-        self.options = {"label": self.name[-200:], **plan.options}
-        if not plan.templates and plan.key is None and self.name.endswith("<lambda>"):
-            raise TypeError("a lambda has no name that could be the key: give a template, or pass the lambda as key=")
+        self.options = replace(plan.options, label=plan.options.label or self.name[-200:])
+        self.is_generator = inspect.isgeneratorfunction(wrapped) or inspect.isasyncgenfunction(wrapped)
+        if self.is_generator:
+            plan.policy.accepts("generator", self.name)
+        plan.policy.check(wrapped, self.signature, self.name)
+        self._check_key()
+
+    def _check_key(self) -> None:
+        plan = self.plan
         for template in plan.templates:
             template.check(self.signature, self.name)
-        keyless = plan.name == "mongo_locked" and not plan.templates and plan.key is None
-        if keyless and _has_arguments(self.signature) and "<locals>" not in self.name:
+        if plan.templates or plan.key is not None:
+            return
+        if self.name.endswith("<lambda>"):
+            raise TypeError("a lambda has no name that could be the key: give a template, or pass the lambda as key=")
+        if not plan.default_key and _has_arguments(self.signature) and "<locals>" not in self.name:
             shared_by_all.add(self.name)
 
-    def lock(
-        self, args: Arguments, kwargs: Keywords, request: HttpRequest | None = None, *, trial: bool = False
-    ) -> MongoLock:
-        """A new lock for one call. For a Celery task, its owner is the id of the task. trial: it does not wait."""
-        options = {"wait": self._wait(request), "owner": task_owner(), **self.options}
-        if trial:
-            options["wait"] = 0.0
-        if request is not None:
-            # Inside a transaction of ATOMIC_REQUESTS, the lock is released after it.
-            options.setdefault("release", "on_commit")
-        if self.plan.semaphore is not None:
-            (key,) = self._keys(args, kwargs)
-            return mongo_semaphore(key, **self.plan.semaphore, **options)
-        return mongo_lock(*self._keys(args, kwargs), **options)
+    def wrapper(self) -> Callable[..., Any]:
+        """Return what runs each call under its lock, as the kind of the function needs it."""
+        if self.is_generator:
+            return self.async_generator() if inspect.isasyncgenfunction(self.wrapped) else self.generator()
+        return self.coroutine() if iscoroutinefunction(self.wrapped) else self.function()
 
-    def _keys(self, args: Arguments, kwargs: Keywords) -> list[Any]:
-        if self.plan.key is not None:
-            return [self.plan.key(*args, **kwargs)]
-        if not self.plan.templates:
-            return [LockKey(self.name, self.name)]
-        arguments = call_arguments(self.signature, args, kwargs)
-        return [template.fill(arguments) for template in self.plan.templates]
-
-    def _wait(self, request: HttpRequest | None) -> float | None:
-        """How long to wait unless wait= says: briefly in a view, and where the call does something else instead."""
-        settings = get_settings()
-        if self.policy == "skip":
-            return 0.0
-        if request is None and self.policy != "retry":
-            return settings.WAIT
-        return settings.SHORT_WAIT if settings.WAIT is None else min(settings.SHORT_WAIT, settings.WAIT)
-
-    @property
-    def _comes_back(self) -> bool:
-        """Whether this is a call of a Celery task that can wait outside of the pool of its worker."""
-        return self.policy == "retry" and "wait" not in self.options and running_celery_task() is not None
-
-    def _waits_after(self, error: LockError) -> bool:
-        """Whether a task whose first try was refused waits in the pool.
-
-        One that can wait outside of it does so only for a lock that is held for a moment, and that no other waits for:
-        it takes the lock over at once, and of each key, one task waits in the pools.
-        """
-        if isinstance(error, LockReentry) or not self._comes_back:
-            return not isinstance(error, LockReentry)
-        return isinstance(error, LockNotAcquired) and not error.waiting and error.held_for < get_settings().SHORT_WAIT
+    def _call(self, args: Arguments, kwargs: Keywords) -> Call:
+        """A new call. Raises TypeError if the policy does not fit it."""
+        call = self.kind_of_call(self, args, kwargs)
+        if not self.is_generator:
+            call.request = find_request(args, kwargs)
+            self.plan.policy.accepts("call" if call.request is None else "view", self.name)
+        return call
 
     def function(self) -> Callable[..., Any]:
-        def call(args: Arguments, kwargs: Keywords, request: HttpRequest | None, *, first: bool = True) -> Any:
-            found = deliveries()
-            aliases = deferred_aliases(request, self.plan)
-            trial, entered = first and (self._comes_back or is_redelivered()), False
+        def attempt(call: Call, *, first: bool = True) -> Any:
             try:
-                if first and found is not None:
-                    found.begin_delivery(self.options.get("using"))
+                if first:
+                    call.prepare()
                 # No ExitStack: a signal that strikes in its Python would leave the lock behind.
-                with self.lock(args, kwargs, request, trial=trial) as lock:
-                    entered = True
-                    result = self._run(lock, args, kwargs, aliases)
+                with call.lock() as lock:
+                    result = call.run(lock)
                     hold_while_streaming(result, lock)
                     return result
             except _UNLOCKED as error:
-                if entered:
+                if call.begun:
                     raise  # the function's own
-                return self._refused(error, args, kwargs, trial=trial)
+                return call.refused(error)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            request, found = self._request(args, kwargs), deliveries()
-            with serving(request), found.returning() if found is not None else nullcontext():
-                try:
-                    return call(args, kwargs, request)
-                except _WaitAfterAll:
-                    return call(args, kwargs, request, first=False)
+            call = self._call(args, kwargs)
+            if call.passes:
+                with atomic(deferred_aliases(call.request, self)):
+                    return self.wrapped(*args, **kwargs)
+            call.trial = call.policy.tries_first(call)
+            with serving(call.request), call.policy.around():
+                result = attempt(call)
+                if result is not AGAIN:
+                    return result
+                call.trial = False
+                return attempt(call, first=False)
 
         return wrapper
 
     def coroutine(self) -> Callable[..., Any]:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            request = self._request(args, kwargs)
-            with serving(request):
-                entered = False
+            call = self._call(args, kwargs)
+            if call.passes:
+                return await self.wrapped(*args, **kwargs)
+            with serving(call.request):
                 try:
-                    async with self.lock(args, kwargs, request) as lock:
-                        entered = True
-                        result = await self._arun(lock, args, kwargs)
+                    await call.aprepare()
+                    async with call.lock() as lock:
+                        result = await call.arun(lock)
                         hold_while_streaming(result, lock)
                         return result
                 except _UNLOCKED as error:
-                    if entered:
+                    if call.begun:
                         raise
-                    result = self._refused(error, args, kwargs)
+                    result = await call.arefused(error)
                     return await result if inspect.isawaitable(result) else result
 
         return wrapper
 
     def generator(self) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-            entered = False
+            call = self._call(args, kwargs)
             try:
-                with self.lock(args, kwargs):
-                    entered = True
+                with call.lock():
+                    call.begun = True
                     return (yield from self.wrapped(*args, **kwargs))
             except _UNLOCKED as error:
-                if entered:
+                if call.begun:
                     raise
-                return self._refused(error, args, kwargs)
+                return call.refused(error)
 
         return wrapper
 
     def async_generator(self) -> Callable[..., Any]:
         async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
-            entered = False
+            call = self._call(args, kwargs)
             try:
-                async with self.lock(args, kwargs), aclosing(self.wrapped(*args, **kwargs)) as items:
-                    entered = True
+                async with call.lock(), aclosing(self.wrapped(*args, **kwargs)) as items:
+                    call.begun = True
                     step = anext(items)
                     while True:  # as `yield from` does in a generator
                         try:
@@ -190,54 +175,99 @@ class LockedCall:
                         except BaseException as error:  # noqa: BLE001 - all of it goes to the generator
                             step = items.athrow(error)
             except _UNLOCKED as error:
-                if entered:
+                if call.begun:
                     raise
-                self._refused(error, args, kwargs)
+                call.refused(error)
 
         return wrapper
 
-    def _run(self, lock: MongoLock, args: Arguments, kwargs: Keywords, aliases: Sequence[str]) -> Any:
-        """Call the function under *lock*, in transactions on *aliases*."""
-        with atomic(aliases):
-            return self._finished(self.wrapped(*args, **kwargs))
 
-    async def _arun(self, lock: MongoLock, args: Arguments, kwargs: Keywords) -> Any:
-        """See _run()."""
-        return await self.wrapped(*args, **kwargs)
+class Call(CallFacts):
+    """One call of a decorated function.
 
-    def _refused(self, error: Unlocked, args: Arguments, kwargs: Keywords, *, trial: bool = False) -> Any:
-        """The result of a call that could not acquire its lock; or raise what is raised instead."""
-        if isinstance(error, LockKeyInvalid):
-            return resolve(self.policy, error, args, kwargs)
-        if (found := deliveries()) is not None and not isinstance(error, LockReentry):
-            found.refuse_second_delivery(error, self.options.get("using"))
-        if trial and self._waits_after(error):
-            raise _WaitAfterAll from None
-        return resolve(self.policy, error, args, kwargs)
+    begun: whether the function itself was called; what it raises is its own.
+    """
 
-    def _request(self, args: Arguments, kwargs: Keywords) -> HttpRequest | None:
-        request = find_request(args, kwargs)
-        if request is not None and self.policy in ("skip", "retry"):
-            raise TypeError(f'on_contention="{self.policy}" makes no response: use "respond" for {self.name}')
-        if request is None and self.policy == "respond":
-            raise TypeError(f'on_contention="respond" is for views: {self.name} was called without a request')
-        return request
+    begun = False
 
-    def _finished(self, result: Any) -> Any:
+    def __init__(self, function: LockedFunction, args: Arguments, kwargs: Keywords) -> None:
+        super().__init__(function.options, args, kwargs)
+        self.function = function
+        self.policy = policy_here(function.plan.policy)
+
+    @property
+    def passes(self) -> bool:
+        """Whether it runs as if the function were not decorated."""
+        return False
+
+    def prepare(self) -> None:
+        """Do what comes before the first try."""
+        self.policy.begin(self)
+
+    async def aprepare(self) -> None:
+        """See prepare()."""
+
+    def lock(self) -> MongoLock:
+        """Return a new lock. For a Celery task, its owner is the id of the task."""
+        options, wait = self.options, 0.0 if self.trial else self.options.wait
+        if isinstance(wait, Unset):
+            wait = self.policy.first_wait(get_settings(), self)
+        # Inside a transaction of ATOMIC_REQUESTS, the lock is released after it.
+        release = options.release or ("on_commit" if self.request is not None else None)
+        own = replace(options, wait=wait, owner=options.owner or task_owner(), release=release)
+        return make_lock(self.keys(), own)
+
+    def keys(self) -> tuple[Any, ...]:
+        """Return the keys of this call."""
+        plan, function = self.function.plan, self.function
+        if plan.key is not None:
+            return (plan.key(*self.args, **self.kwargs),)
+        if not plan.templates:
+            name = f"{plan.default_key}{function.name}"
+            return (LockKey(name, name),)
+        arguments = call_arguments(function.signature, self.args, self.kwargs)
+        return tuple(template.fill(arguments) for template in plan.templates)
+
+    def run(self, lock: MongoLock) -> Any:
+        """Call the function under *lock*, in the transactions that Django leaves to it."""
+        self.begun = True
+        try:
+            with atomic(deferred_aliases(self.request, self.function)):
+                return self.finished(self.function.wrapped(*self.args, **self.kwargs))
+        except BaseException as error:
+            if self.policy.gives_up(error):
+                lock.release(early=True)
+            raise
+
+    async def arun(self, lock: MongoLock) -> Any:
+        """See run(). Django opens no transaction around an async view."""
+        self.begun = True
+        try:
+            return await self.function.wrapped(*self.args, **self.kwargs)
+        except BaseException as error:
+            if self.policy.gives_up(error):
+                await lock.arelease(early=True)
+            raise
+
+    def refused(self, error: Unlocked) -> Any:
+        """Return the result of a call that could not acquire its lock; or raise what is raised instead."""
+        return self.policy.refused(error, self)
+
+    async def arefused(self, error: Unlocked) -> Any:
+        """See refused()."""
+        return self.refused(error)
+
+    def finished(self, result: Any) -> Any:
         """Return *result*; raise TypeError if it is work that would only begin after the release."""
         if inspect.isawaitable(result) or isinstance(result, _UNFINISHED):
             if inspect.iscoroutine(result):
                 result.close()
             raise TypeError(
-                f"{self.name} returned a {type(result).__name__}, which would run without the lock: "
-                f"put @{self.plan.name} directly on the coroutine or generator function, "
+                f"{self.function.name} returned a {type(result).__name__}, which would run without the lock: "
+                f"put @{self.function.plan.name} directly on the coroutine or generator function, "
                 "or on the view class instead of its dispatch()"
             )
         return result
-
-
-class _WaitAfterAll(Exception):
-    """The first try of a task was refused: wait for the lock."""
 
 
 #: The types of results that have not done their work yet.

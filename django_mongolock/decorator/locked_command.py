@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 from ..engine.lock import MongoLock
 from ..exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from ..keys import KeyTemplate
-from ..locks import LockOptions, check_options, mongo_lock
+from ..locks import LockKeywords, chosen, make_lock
 
 #: Exit codes from sysexits.h: try again later; the lock was lost; MongoDB cannot be reached.
 BUSY: Final = 75
@@ -35,7 +35,7 @@ class LockedCommand(BaseCommand):
     """
 
     lock_key: ClassVar[str | None] = None
-    lock_options: ClassVar[LockOptions] = {}
+    lock_options: ClassVar[LockKeywords] = {}
     on_contention: ClassVar[Literal["fail", "skip"]] = "fail"
     lock: MongoLock
 
@@ -46,15 +46,13 @@ class LockedCommand(BaseCommand):
             raise ValueError(f'{cls.__qualname__}.on_contention is "fail" or "skip", not {cls.on_contention!r}')
         if isinstance(cls.lock_key, str):
             KeyTemplate(cls.lock_key)
-        check_options(cls.lock_options)
+        chosen(cls.lock_options)
 
     def new_lock(self, options: dict[str, Any]) -> MongoLock:
         """The lock of one run, not yet acquired."""
         name = type(self).__module__.rpartition(".")[2]
         key: str = f"command:{name}" if self.lock_key is None else KeyTemplate(self.lock_key).fill(options)
-        defaults = LockOptions(wait=0, label=f"manage.py {name}")
-        chosen: LockOptions = {**defaults, **self.lock_options}
-        return mongo_lock(key, **chosen)
+        return make_lock((key,), chosen({"wait": 0, "label": f"manage.py {name}", **self.lock_options}))
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command under its lock."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import Any, Final, Literal, NoReturn, ParamSpec, Protocol, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
@@ -13,10 +12,10 @@ from django.views import View
 
 from ..engine.text_checks import check_key
 from ..keys import KeyTemplate
-from ..locks import LockOptions, check_options, check_permits
+from ..locks import LockKeywords, chosen
 from .atomic_requests import Deferred
-from .calls import LockedCall, Plan, resolved_signature
-from .contention import SKIPPED, Policy, Skipped, check_policy, check_policy_call
+from .calls import Call, KindOfCall, LockedFunction, Plan, resolved_signature
+from .policies import SKIPPED, Policy, Skipped, as_policy
 
 __all__ = ["SKIPPED", "mongo_locked"]
 
@@ -25,57 +24,57 @@ T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
 #: A generator that is skipped yields nothing, so its type stays.
 G = TypeVar("G", bound=Callable[..., Iterator[Any]] | Callable[..., AsyncIterator[Any]])
-KeyFunction = Callable[..., Any]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
 
+    OnContention = Literal["raise", "skip", "respond", "retry"] | Policy | Callable[..., Any]
+    Chosen = TypeVarWithDefault("Chosen", bound=OnContention, default=Literal["raise"])
+else:
+    Chosen = TypeVar("Chosen")
 
 #: The attribute of a decorated callable that has the templates of its keys, for the checks.
 TEMPLATES: Final = "_mongolock_templates"
 
 
-class _Skipping(Protocol):
-    """The types of `mongo_locked(on_contention="skip")`: a call may also return `SKIPPED`."""
+class LockedKeywords(LockKeywords, total=False):
+    """The options of `mongo_locked`, for type checkers: see `LockOptions`."""
+
+    permits: int | None
+    weight: int
+    resize: bool
+
+
+class LockedDecorator(Generic[Chosen]):
+    """What `mongo_locked` returns. With ``on_contention="skip"``, a call may also return `SKIPPED`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
 
     @overload
-    def __call__(self, function: G, /) -> G: ...
+    def __call__(self: LockedDecorator[Literal["skip"]], function: G, /) -> G: ...
     @overload
     def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, T]], /
+        self: LockedDecorator[Literal["skip"]], function: Callable[P, Coroutine[Any, Any, T]], /
     ) -> Callable[P, Coroutine[Any, Any, T | Skipped]]: ...
     @overload
-    def __call__(self, function: Callable[P, T], /) -> Callable[P, T | Skipped]: ...
+    def __call__(self: LockedDecorator[Literal["skip"]], function: Callable[P, T], /) -> Callable[P, T | Skipped]: ...
+    @overload
+    def __call__(self, function: C, /) -> C: ...
+    def __call__(self, function: Any, /) -> Any:
+        return decorate(self._plan, function)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("mongo_locked() decorates a function: for a block, use `with mongo_lock(...):`")
+
+    __aenter__ = __exit__ = __aexit__ = __enter__  # Python looks them all up before it enters
 
 
-@overload
-def mongo_locked(function: C, /) -> C: ...
-@overload
 def mongo_locked(
     *templates: str,
-    key: KeyFunction | None = None,
-    on_contention: Literal["skip"],
-    permits: int | None = None,
-    weight: int = 1,
-    resize: bool = False,
-    **options: Unpack[LockOptions],
-) -> _Skipping: ...
-@overload
-def mongo_locked(
-    *templates: str,
-    key: KeyFunction | None = None,
-    on_contention: Policy = "raise",
-    permits: int | None = None,
-    weight: int = 1,
-    resize: bool = False,
-    **options: Unpack[LockOptions],
-) -> Callable[[C], C]: ...
-def mongo_locked(
-    *templates: Any,
-    key: KeyFunction | None = None,
-    on_contention: Policy = "raise",
-    permits: int | None = None,
-    weight: int = 1,
-    resize: bool = False,
-    **options: Any,
-) -> Any:
+    key: Callable[..., Any] | None = None,
+    on_contention: Chosen = "raise",  # type: ignore[assignment]  # the default of the type
+    **options: Unpack[LockedKeywords],
+) -> LockedDecorator[Chosen]:
     """Run a function, coroutine function, generator, view, view class, method or Celery task under a lock.
 
     templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
@@ -100,77 +99,41 @@ def mongo_locked(
     a task, and on the class or on one of its methods for a view class.
     Raises TypeError and ValueError at once for what it cannot decorate and for templates that do not fit.
     """
-    first: Any = templates[0] if len(templates) == 1 else None
-    if callable(first) or isinstance(first, (classmethod, property)):
-        return decorate(Plan((), None, "raise", {}), first)
-    check_policy(on_contention)
-    check_options(options, [*LockOptions.__annotations__, "key", "on_contention", "permits", "weight", "resize"])
-    if permits is None and (resize or weight != 1):
-        raise TypeError("weight= and resize= belong to permits=, which is missing")
-    if permits is not None and (len(templates) > 1 or "mode" in options):
-        raise TypeError("permits= is for one key, and takes no mode=")
+    for template in templates:
+        if hasattr(template, "__get__"):  # a function, a classmethod, a property
+            raise TypeError("write @mongo_locked(), with brackets, to run all calls of a function under one lock")
+        check_key(template)
+    policy = as_policy(on_contention)
+    asked = chosen(options, [*LockedKeywords.__annotations__, "key", "on_contention"])
+    if asked.permits is not None and len(templates) > 1:
+        raise TypeError("permits= is for one key")
     if templates and key is not None:
         raise TypeError("give either templates or key=, not both")
     made_by: Any = key
     if key is not None and (not callable(made_by) or iscoroutinefunction(made_by)):
         raise TypeError("key= must be a function, not async, that returns the key; pass a template without key=")
-    for template in templates:
-        check_key(template)
-    makers = tuple(KeyTemplate(template) for template in templates)
-    semaphore = None
-    if permits is not None:
-        check_permits(permits, weight, resize)
-        semaphore = {"permits": permits, "weight": weight, "resize": resize}
-    return Decorator(decorate, Plan(makers, key, on_contention, options, semaphore))
+    return LockedDecorator(Plan(policy, asked, tuple(map(KeyTemplate, templates)), key))
 
 
-class Decorator(functools.partial):  # type: ignore[type-arg]
-    """The decorator that `mongo_locked` returns if it is called with arguments."""
-
-    def __enter__(self) -> NoReturn:
-        raise TypeError("mongo_locked() decorates a function: for a block, use `with mongo_lock(...):`")
-
-    __aenter__ = __exit__ = __aexit__ = __enter__  # Python looks them all up before it enters
-
-
-def decorate(plan: Plan, function: Any, make_call: Callable[[Plan, Any], LockedCall] = LockedCall) -> Any:
-    """Return *function*, or a view class, with its calls made by what *make_call* returns."""
+def decorate(plan: Plan, function: Any, kind_of_call: KindOfCall = Call) -> Any:
+    """Return *function*, or a view class, with its calls made by a plan."""
     if isinstance(function, type):
-        return _decorate_class(plan, function, make_call)
+        return _decorate_class(plan, function, kind_of_call)
     if hasattr(function, "apply_async"):
         raise TypeError(f"put @{plan.name} below the decorator that makes the Celery task, next to the function")
     if isinstance(function, (staticmethod, classmethod)) or not callable(function):
         raise TypeError(f"@{plan.name} goes on a function, not on a {type(function).__name__}: put it below that")
-    call = make_call(plan, function)
-    wrapper = functools.update_wrapper(_wrapper(call), function)
-    check_policy_call(plan.policy, call.signature, call.name)
+    locked = LockedFunction(plan, function, kind_of_call)
+    wrapper = functools.update_wrapper(locked.wrapper(), function)
     # Celery reads this from the wrapper itself, to refuse wrong arguments when a task is sent.
-    wrapper.__signature__ = resolved_signature(function) or call.signature  # type: ignore[attr-defined]
+    wrapper.__signature__ = resolved_signature(function) or locked.signature  # type: ignore[attr-defined]
     setattr(wrapper, TEMPLATES, (*getattr(function, TEMPLATES, ()), *plan.templates))
-    if not (iscoroutinefunction(wrapper) or _is_generator(wrapper)):
-        Deferred.put_on(wrapper, plan)
+    if not (locked.is_generator or iscoroutinefunction(wrapper)):
+        Deferred.put_on(wrapper, locked)
     return wrapper
 
 
-def _is_generator(function: Any) -> bool:
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-
-
-def _wrapper(call: LockedCall) -> Callable[..., Any]:
-    """The wrapper that fits the kind of the function."""
-    function, policy = call.wrapped, call.policy
-    if _is_generator(function):
-        if policy not in ("raise", "skip"):
-            raise TypeError('a generator returns no result: its on_contention must be "raise" or "skip"')
-        return call.async_generator() if inspect.isasyncgenfunction(function) else call.generator()
-    if iscoroutinefunction(function):
-        return call.coroutine()
-    if callable(policy) and iscoroutinefunction(policy):
-        raise TypeError(f"on_contention is async, but {call.name} is not")
-    return call.function()
-
-
-def _decorate_class(plan: Plan, cls: type, make_call: Callable[[Plan, Any], LockedCall]) -> type:
+def _decorate_class(plan: Plan, cls: type, kind_of_call: KindOfCall) -> type:
     if not issubclass(cls, View):
         raise TypeError(f"@{plan.name} goes on functions, methods and view classes, not on {cls.__name__}")
     dispatch: Any = cls.dispatch
@@ -184,5 +147,5 @@ def _decorate_class(plan: Plan, cls: type, make_call: Callable[[Plan, Any], Lock
     locked = functools.wraps(dispatch)(arun if cls.view_is_async else run)
     # The default key must be that of this class, also if it inherits its dispatch().
     locked.__module__, locked.__qualname__ = cls.__module__, f"{cls.__qualname__}.dispatch"
-    cls.dispatch = decorate(plan, locked, make_call)  # type: ignore[method-assign]
+    cls.dispatch = decorate(plan, locked, kind_of_call)  # type: ignore[method-assign]
     return cls

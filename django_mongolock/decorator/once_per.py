@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, Never, TypeVar
 
+from ..conf import LockSettings
 from ..context import redelivery_wait, running_celery_task
 from ..engine.commit_hooks import out_of_commit_hook
-from ..engine.lock import MongoLock
 from ..engine.options import Seconds
-from ..keys import KeyTemplate, LockKey, unexpected
-from .calls import Arguments, Keywords, LockedCall, Plan
+from ..keys import KeyTemplate, unexpected
+from ..locks import chosen
+from .calls import Plan
 from .mongo_locked import decorate
+from .policies import CallFacts, Kind, Skip
 
 __all__ = ["once_per"]
 
@@ -61,39 +62,25 @@ def once_per(
     if period <= timedelta():
         raise TypeError("@once_per needs the period of the schedule: @once_per(hours=24), @once_per('a:{b}', days=1)")
     # Whether the period is over, the server decides according to its own clock, in the command of the next caller.
-    options: dict[str, Any] = {"min_hold": period.total_seconds() * PART, "lease": lease, "using": using}
+    options = chosen({"min_hold": period * PART, "lease": lease, "using": using}, ("min_hold", "lease", "using"))
     templates = () if template is None else (KeyTemplate(template),)
-    return functools.partial(decorate, Plan(templates, None, "skip", options, name="once_per"), make_call=OnceCall)
+    return functools.partial(decorate, Plan(Once(), options, templates, name="once_per", default_key="once:"))
 
 
-class OnceCall(LockedCall):
-    """Wraps one function. Its lock has a minimum hold, which a run that fails gives up."""
+class Once(Skip):
+    """A call returns `SKIPPED` while another one runs, or has run in this period. One that fails does not count."""
 
-    def __init__(self, plan: Plan, wrapped: Callable[..., Any]) -> None:
-        if inspect.isgeneratorfunction(wrapped) or inspect.isasyncgenfunction(wrapped):
+    def accepts(self, kind: Kind, name: str) -> None:
+        """See Policy.accepts()."""
+        if kind == "generator":
             raise TypeError("@once_per goes on a function, not on a generator, which runs when its caller consumes it")
-        super().__init__(plan, wrapped)
+        super().accepts(kind, name)
 
-    def _keys(self, args: Arguments, kwargs: Keywords) -> list[Any]:
-        return super()._keys(args, kwargs) if self.plan.templates else [LockKey(*[f"once:{self.name}"] * 2)]
-
-    def _wait(self, request: Any) -> float | None:
+    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
+        """Not at all; but a task that was redelivered waits for the end of a run that has died."""
         task = running_celery_task()
-        return redelivery_wait(task, self.options["lease"]) if task is not None else 0.0
+        return redelivery_wait(task, call.options.lease) if task is not None else 0.0
 
-    def _run(self, lock: MongoLock, args: Arguments, kwargs: Keywords, aliases: Any) -> Any:
-        try:
-            return super()._run(lock, args, kwargs, aliases)
-        except BaseException as error:
-            if not out_of_commit_hook(error):
-                lock.release(early=True)  # this run does not count
-            raise
-
-    async def _arun(self, lock: MongoLock, args: Arguments, kwargs: Keywords) -> Any:
-        """See _run()."""
-        try:
-            return await super()._arun(lock, args, kwargs)
-        except BaseException as error:
-            if not out_of_commit_hook(error):
-                await lock.arelease(early=True)
-            raise
+    def gives_up(self, error: BaseException) -> bool:
+        """An error of a function of ``transaction.on_commit`` is none of the run: its work is committed."""
+        return not out_of_commit_hook(error)

@@ -246,4 +246,5 @@ class MongoLock(LockState):
         return False
 
     def _limit(self, wait: Seconds | Unset | None) -> float | None:
-        return self.options.wait if isinstance(wait, Unset) else check_wait(wait)
+        chosen = self.options.wait if isinstance(wait, Unset) else check_wait(wait)
+        return None if isinstance(chosen, Unset) else chosen

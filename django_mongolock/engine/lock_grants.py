@@ -18,7 +18,7 @@ from .actions import FOREVER, Protocol, ReleaseUncontended
 from .document import Terms, milliseconds
 from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
 from .logs import WARNING, log
-from .options import Options, Seconds, check_seconds
+from .options import LockOptions, Seconds, check_seconds
 from .session.grant_registry import current_worker
 from .session.session import Session
 
@@ -33,10 +33,13 @@ class LockGrants:
     also when it is released: that it was granted stays a fact. wanted: what is waited for now.
     """
 
-    __slots__ = ("_busy", "_facts", "_owner_tokens", "grants", "keys", "last", "options", "session", "wanted")
+    __slots__ = ("_busy", "_facts", "_owner_tokens", "grants", "keys", "last", "options", "session", "terms", "wanted")
 
-    def __init__(self, keys: tuple[str, ...], options: Options, facts: Callable[[], Mapping[str, str | int]]) -> None:
+    def __init__(
+        self, keys: tuple[str, ...], terms: Terms, options: LockOptions, facts: Callable[[], Mapping[str, str | int]]
+    ) -> None:
         self.keys = keys
+        self.terms = terms
         self.options = options
         self.session: Session | None = None
         self.grants: tuple[Grant, ...] = ()
@@ -155,7 +158,7 @@ class LockGrants:
         """
         if (token := grant.owner()) is None:
             return None
-        mine, its = ((each.mode, each.capacity, each.weight) for each in (self.options.terms, grant.terms))
+        mine, its = ((each.mode, each.capacity, each.weight) for each in (self.terms, grant.terms))
         if not (self.options.reentrant and mine == its):
             # It may have been taken away by force, which is not known yet.
             answer = yield grant.acquisition.confirm()
@@ -169,13 +172,13 @@ class LockGrants:
     def _reentry(self, grant: Grant) -> LockReentry:
         """The error. (Where it is raised no variable has it: it leads to the frames there, and they to a token.)"""
         error = LockReentry(grant.key)
-        error.upgrade = (grant.terms.mode, self.options.terms.mode) == ("shared", "exclusive")
+        error.upgrade = (grant.terms.mode, self.terms.mode) == ("shared", "exclusive")
         error.differs = self.options.reentrant
         return error
 
     def new_grant(self, session: Session, key: str, worker: object, lock: object, terms: Terms | None = None) -> Grant:
         """A grant that has not been asked for yet. terms: if not those of the lock."""
-        terms, options, facts = terms or self.options.terms, self.options, self._facts()
+        terms, options, facts = terms or self.terms, self.options, self._facts()
         # What its worker holds already. A release that is still on its way is waited for, and is no deadlock.
         others = [grant for grant in session.registry.held_by(worker).values() if grant.owner() is not None]
         # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.

@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import TypeVar
 
 from ..exceptions import LockError, LockLost, LockMisused
+from .document import Terms
 from .grant import Grant, State
 from .lock_grants import LockGrants
-from .options import Options
+from .options import LockOptions
 from .session.session import Session
 
 T = TypeVar("T")
@@ -18,20 +19,23 @@ T = TypeVar("T")
 class LockState:
     """What can be asked of a lock object without sending anything to the server.
 
-    session: gives the session of this process. facts: gives what is shown to people of the holder.
+    session: gives the session of this process. terms: what the update on the server needs to know. facts: gives what is
+    shown to people of the holder.
     """
 
     def __init__(
         self,
         session: Callable[[], Session],
         keys: tuple[str, ...],
-        options: Options,
+        terms: Terms,
+        options: LockOptions,
         facts: Callable[[], Mapping[str, str | int]] = dict,
     ) -> None:
         self.keys = keys
+        self.terms = terms
         self.options = options
         self._session_now = session
-        self._own = LockGrants(keys, options, facts)
+        self._own = LockGrants(keys, terms, options, facts)
 
     @property
     def key(self) -> str:

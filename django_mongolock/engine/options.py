@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
-from .document import Terms
+from .document import MAX_HOLDERS
+from .text_checks import check_fact
 
 #: A length of time: seconds, or a `timedelta`.
 Seconds = float | timedelta
@@ -25,21 +27,83 @@ class Unset:
 UNSET: Final = Unset()
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a lock is asked for and kept. *wait*: seconds, 0 for a single try, None without end. *templates*: what the
-    keys were made from, where that is known. *on_lost*, *on_release_requested*: called with the lock. *whole*: it
-    begins with a whole lease, rather than with what is left of a place in the queue."""
+Callback = Callable[[Any], object]
+#: When a lock is released whose block ends inside of a transaction. None: at the end of the block, with a warning.
+Release = Literal["now", "on_commit"]
 
-    terms: Terms = Terms()  # noqa: RUF009 - it is frozen
-    wait: float | None = 10.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockOptions:
+    """What is chosen about a lock: see `mongo_lock`, and `mongo_semaphore` for permits, weight and resize.
+
+    Times are in seconds. Raises TypeError and ValueError for values that are wrong. *wait*: UNSET: the project's
+    (MONGOLOCK["WAIT"]). *permits*: None: it is no semaphore. *whole*: it begins with a whole lease, rather than with
+    what is left of a place in the queue. *templates*: what the keys were made from, where that is known.
+    """
+
+    lease: float | None = None
+    wait: float | Unset | None = UNSET
+    mode: Literal["exclusive", "shared"] = "exclusive"
+    permits: int | None = None
+    weight: int = 1
+    resize: bool = False
+    owner: str | None = None
+    label: str | None = None
+    min_hold: float = 0.0
     reentrant: bool = False
     auto_renew: bool = True
     max_hold: float | None = None
-    on_lost: Callable[[Any], object] | None = None
-    on_release_requested: Callable[[Any], object] | None = None
-    templates: Mapping[str, str] = field(default_factory=dict)
+    on_lost: Callback | None = None
+    on_release_requested: Callback | None = None
+    release: Release | None = None
+    using: str | None = None
     whole: bool = False
+    templates: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, time in (("lease", self.lease), ("max_hold", self.max_hold)):
+            if time is not None:
+                check_seconds(name, time)
+        if not isinstance(self.wait, Unset):
+            check_wait(self.wait)
+        if self.min_hold != 0 or isinstance(self.min_hold, bool):
+            check_seconds("min_hold", self.min_hold)
+        for name in ("owner", "label"):
+            object.__setattr__(self, name, check_fact(name, getattr(self, name)))
+        for name in ("resize", "reentrant", "auto_renew"):
+            check_flag(name, getattr(self, name))
+        for name in ("on_lost", "on_release_requested"):
+            _check_callback(name, getattr(self, name))
+        self._check_choices()
+
+    def _check_choices(self) -> None:
+        if self.mode not in ("exclusive", "shared"):
+            raise ValueError(
+                f'mode is "exclusive" or "shared", not {self.mode!r}; for a semaphore use mongo_semaphore()'
+            )
+        if self.release not in (None, *get_args(Release)):
+            raise ValueError(f'release is "on_commit" or "now", not {self.release!r}')
+        if self.permits is not None:
+            if self.mode != "exclusive":
+                raise TypeError("permits= takes no mode=")
+            _check_number("permits", self.permits, MAX_HOLDERS)
+            _check_number("weight", self.weight, self.permits)
+        elif self.resize or self.weight != 1:
+            raise TypeError("weight= and resize= belong to permits=, which is missing")
+
+
+def _check_number(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is a whole number, not {type(value).__name__}")
+    if not 1 <= value <= most:
+        raise ValueError(f"{name} must be at least 1 and at most {most}, not {value}")
+
+
+def _check_callback(name: str, callback: object) -> None:
+    if callback is not None and not callable(callback):
+        raise TypeError(f"{name} must be a function that takes the lock, not {type(callback).__name__}")
+    if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(getattr(callback, "__call__", None)):  # noqa: B004
+        raise TypeError(f"{name} is called in a thread without an event loop: it cannot be a coroutine function")
 
 
 def as_seconds(value: Any) -> Any:

@@ -56,7 +56,7 @@ class Acquisition:
     """One acquisition: its key, its id, its terms, and what its entry says besides (see `document.entry`).
 
     facts: who asks, for people. nested: its thread or task holds another lock, so that it may be part of a deadlock.
-    whole: it begins with a whole lease (see `Options`).
+    whole: it begins with a whole lease (see `LockOptions`).
     """
 
     key: str

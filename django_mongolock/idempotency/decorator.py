@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import inspect
 import json
-import math
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Never, TypeVar, overload
+from typing import Any, Final, NamedTuple, Never, TypeVar, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
@@ -20,20 +18,32 @@ from django.utils.translation import gettext as _
 from ..backends.base import get_backend
 from ..backends.courier import Courier, send
 from ..backends.transactions import open_transactions
-from ..conf import get_settings
+from ..conf import LockSettings, get_settings
 from ..decorator.atomic_requests import atomic, deferred_aliases, first_after_commit
-from ..decorator.calls import Arguments, Keywords, LockedCall, Plan
-from ..decorator.contention import SKIPPED, Refusal, RequestRefused, Unlocked, candidates, find_request, resolve
+from ..decorator.calls import Arguments, Call, Keywords, LockedFunction, Plan
 from ..decorator.mongo_locked import decorate
+from ..decorator.policies import (
+    SKIPPED,
+    CallFacts,
+    Kind,
+    Policy,
+    Respond,
+    Retry,
+    Unlocked,
+    candidates,
+    find_request,
+)
+from ..decorator.responses import Refusal, RequestRefused, seconds_until
 from ..engine import runner
 from ..engine.commit_hooks import out_of_commit_hook
 from ..engine.lock import MongoLock
 from ..engine.logs import WARNING, log
 from ..engine.mongo_store import MongoStore
-from ..engine.options import Seconds, as_seconds, check_flag, check_seconds
+from ..engine.options import Seconds, check_flag, check_seconds
 from ..engine.text_checks import check_key
-from ..exceptions import LockBackendFailed, LockKeyInvalid, LockLost, LockMisused, LockNotAcquired, LockReentry
-from ..keys import KeyTemplate, LockKey, call_arguments, unexpected
+from ..exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
+from ..keys import KeyTemplate, LockKey, unexpected
+from ..locks import chosen
 from . import http
 from .results import Results, results_beside
 
@@ -112,122 +122,124 @@ def idempotent(
         raise TypeError("client must be a function, not async, that takes the request and returns text")
     if key is not None and (client is not None or not required):
         raise TypeError("key= is for tasks, which have no request: client= and required= are for views")
-    if key is not None:
-        check_key(key)
-    if lease is not None:
-        check_seconds("lease", lease)
-    options: dict[str, Any] = {"lease": lease, "using": using}
-    templates = () if key is None else (KeyTemplate(key),)
+    options = chosen({"lease": lease, "using": using}, ("lease", "using"))
     if key is None:
-        options["wait"] = 0.0
-    policy: Any = "respond" if key is None else "retry"
-    plan = Plan(templates, None if templates else find_request, policy, options, name="idempotent")
-    make_call = partial(IdempotentCall, header, check_seconds("keep", keep), required, client)
-    make = partial(_decorate, make_call, plan)
+        plan = Plan(KeepResponse(), options, key=find_request, name="idempotent")
+    else:
+        plan = Plan(KeepResult(), options, (KeyTemplate(check_key(key)),), name="idempotent")
+    rules = Rules(header, check_seconds("keep", keep), required, client)
+    make = partial(_decorate, plan, partial(IdempotentCall, rules))
     return make if function is None else make(function)
 
 
-def _decorate(make_call: Any, plan: Plan, function: Any) -> Any:
+def _decorate(plan: Plan, kind_of_call: Any, function: Any) -> Any:
     if hasattr(getattr(function, "cls", function), "authentication_classes"):
         raise TypeError("put @idempotent below @api_view, or on the methods of the class: around it, users are unknown")
-    return decorate(plan, function, make_call)
+    return decorate(plan, function, kind_of_call)
 
 
-class IdempotentCall(LockedCall):
-    """Wraps one function; each call is made by a copy, which has its *key* and the *fingerprint* of the request."""
+class _Keep(Policy):
+    """What both policies refuse."""
+
+    def accepts(self, kind: Kind, name: str) -> None:
+        """See Policy.accepts()."""
+        if kind == "generator":
+            raise TypeError("@idempotent goes on a function, not on a generator, whose results come one by one")
+        if kind not in self.kinds:
+            raise TypeError(
+                f"@idempotent on {name}: a view has its key in a header of its request; for a task, or another "
+                'function, give its template: @idempotent(key="charge:{order_id}")'
+            )
+
+
+class KeepResponse(_Keep, Respond):
+    """For a view: while another request with its key is processed, it answers 409."""
+
+    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
+        """A single try."""
+        return 0.0
+
+    def answer(self, error: Unlocked, call: Any) -> Any:
+        """See Respond."""
+        if isinstance(error, LockNotAcquired):
+            message = _("A request with this %(header)s is being processed. Please try again shortly.")
+            error = call.refusal(409, "in_progress", message, seconds_until(error))
+        return super().answer(error, call)
+
+
+class KeepResult(_Keep, Retry):
+    """For a task or another function."""
+
+
+class Rules(NamedTuple):
+    """The arguments of `idempotent` that concern requests and results."""
+
+    header: str
+    keep: float
+    required: bool
+    client: Callable[[Any], str] | None
+
+
+class IdempotentCall(Call):
+    """One call. key: of its lock, and of its result. fingerprint: what is the same in a request that is sent again."""
 
     key = LockKey("", "")
     fingerprint = ""
-    call: tuple[Arguments, Keywords] = (), {}
 
-    def __init__(  # noqa: PLR0917 - see idempotent()
-        self, header: str, keep: float, required: bool, client: Any, plan: Plan, wrapped: Callable[..., Any]
-    ) -> None:
-        super().__init__(plan, wrapped)
-        if inspect.isgeneratorfunction(wrapped) or inspect.isasyncgenfunction(wrapped):
-            raise TypeError("@idempotent goes on a function, not on a generator, whose results come one by one")
-        self.header, self.keep, self.required, self.client = header, keep, required, client
+    def __init__(self, rules: Rules, function: LockedFunction, args: Arguments, kwargs: Keywords) -> None:
+        super().__init__(function, args, kwargs)
+        self.rules = rules
 
-    # One call
-
-    def function(self) -> Callable[..., Any]:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            request = self._request(args, kwargs)
-            if self._passes(request):
-                with atomic(deferred_aliases(request, self.plan)):
-                    return self.wrapped(*args, **kwargs)
-            try:
-                return LockedCall.function(self._of(args, kwargs, request))(*args, **kwargs)
-            except _NotBegun as reason:
-                return resolve(self.policy, reason.error, args, kwargs)
-
-        return wrapper
-
-    def coroutine(self) -> Callable[..., Any]:
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
-            request = self._request(args, kwargs)
-            if self._passes(request):
-                return await self.wrapped(*args, **kwargs)
-            try:
-                # In a thread: it may load the user of the request, and the session.
-                call = await sync_to_async(self._of)(args, kwargs, request)
-                return await LockedCall.coroutine(call)(*args, **kwargs)
-            except _NotBegun as reason:
-                return resolve(self.policy, reason.error, args, kwargs)
-
-        return wrapper
-
-    def _passes(self, request: HttpRequest | None) -> bool:
-        """Whether a request runs as if its view were not decorated."""
+    @property
+    def passes(self) -> bool:
+        """See Call: a request that changes nothing, or has no key where none is required."""
+        request = self.request
         return request is not None and (
-            request.method in SAFE or (not self.required and self.header not in request.headers)
+            request.method in SAFE or (not self.rules.required and self.rules.header not in request.headers)
         )
 
-    def _request(self, args: Arguments, kwargs: Keywords) -> HttpRequest | None:
-        request = find_request(args, kwargs)
-        if (request is None) != bool(self.plan.templates):
-            raise TypeError(
-                f"@idempotent on {self.name}: a view has its key in a header of its request; for a task, or another "
-                'function, give its template: @idempotent(key="charge:{order_id}")'
-            )
-        return request
-
-    def _of(self, args: Arguments, kwargs: Keywords, request: HttpRequest | None) -> IdempotentCall:
-        """A copy of this for one call. Raises _NotBegun."""
+    def prepare(self) -> None:
+        """Find the key. Raises LockKeyInvalid, and LockMisused inside of a transaction."""
+        name = self.function.name
         if opened := open_transactions():
             raise LockMisused(
-                f"{self.name} was called inside the transaction that is open on {opened[0].alias!r}, before whose "
+                f"{name} was called inside the transaction that is open on {opened[0].alias!r}, before whose "
                 "commit its result would be kept: open the transaction inside of it; for a view of another framework "
                 "than Django under ATOMIC_REQUESTS, exempt its address (transaction.non_atomic_requests)"
             )
-        made, where = copy.copy(self), f"idempotent:{self.name}"
-        made.call = args, kwargs
-        try:
-            if request is None:
-                (template,) = self.plan.templates
-                filled = template.fill(call_arguments(self.signature, args, kwargs))
-                made.key = LockKey(f"{where}:{filled}", f"{where}:{template.template}")
-            else:
-                named = json.dumps([self._client(request), self._sent_key(request)])
-                made.key = LockKey(f"idempotent:{hashlib.sha256(named.encode()).hexdigest()}", where)
-                made.fingerprint = http.fingerprint(request)
-        except LockKeyInvalid as error:
-            raise _NotBegun(error) from error
-        return made
+        where = f"idempotent:{name}"
+        if self.request is None:
+            (filled,) = super().keys()
+            self.key = LockKey(f"{where}:{filled}", f"{where}:{self.function.plan.templates[0].template}")
+        else:
+            sender = json.dumps([self._client(self.request), self._sent_key(self.request)])
+            self.key = LockKey(f"idempotent:{hashlib.sha256(sender.encode()).hexdigest()}", where)
+            self.fingerprint = http.fingerprint(self.request)
+        super().prepare()
+
+    async def aprepare(self) -> None:
+        """See prepare(). In a thread: it may load the user of the request, and the session."""
+        await sync_to_async(self.prepare)()
+
+    def keys(self) -> tuple[Any, ...]:
+        """See Call.keys()."""
+        return (self.key,)
 
     def _sent_key(self, request: HttpRequest) -> str:
-        if (sent := request.headers.get(self.header)) is None:
-            raise self._refusal(400, "missing_key", _("This needs the header %(header)s."))
+        if (sent := request.headers.get(self.rules.header)) is None:
+            raise self.refusal(400, "missing_key", _("This needs the header %(header)s."))
         if (key := http.read_key(sent)) is None:
-            raise self._refusal(400, "invalid_key", _("The header %(header)s is not valid."))
+            raise self.refusal(400, "invalid_key", _("The header %(header)s is not valid."))
         return key
 
     def _client(self, request: HttpRequest) -> str:
         """Who sends the request."""
-        if self.client is not None:
-            name = self.client(request)
+        name: Any
+        if self.rules.client is not None:
+            name = self.rules.client(request)
             if not (isinstance(name, str) and name):
-                raise LockMisused(f"client= of {self.name} returned {type(name).__name__}: it must return a name")
+                function = self.function.name
+                raise LockMisused(f"client= of {function} returned {type(name).__name__}: it must return a name")
             return f"client:{name}"
         user = getattr(request, "user", None)
         if subject := user if getattr(user, "is_authenticated", False) else getattr(request, "auth", None):
@@ -239,30 +251,31 @@ class IdempotentCall(LockedCall):
             if name is not None and not session.exists(name):  # a made-up cookie
                 name = None
         if name is None:
-            log(WARNING, "a request has neither user nor session, give client=", place=self.name)
-            raise self._refusal(403, "anonymous", _("Please log in first."))
+            log(WARNING, "a request has neither user nor session, give client=", place=self.function.name)
+            raise self.refusal(403, "anonymous", _("Please log in first."))
         return f"{subject_class}:{name}"
 
-    def _refusal(self, status: int, code: str, message: str, after: int = 0) -> RequestRefused:
-        return RequestRefused(Refusal(status, after, code, message % {"header": self.header}))
-
-    def _keys(self, args: Arguments, kwargs: Keywords) -> list[Any]:
-        return [self.key]
+    def refusal(self, status: int, code: str, message: str, after: int = 0) -> RequestRefused:
+        """The error for a request that is not served; *message* may name the header."""
+        return RequestRefused(Refusal(status, after, code, message % {"header": self.rules.header}))
 
     # Under the lock
 
-    def _run(self, lock: MongoLock, args: Arguments, kwargs: Keywords, aliases: Sequence[str]) -> Any:
+    def run(self, lock: MongoLock) -> Any:
+        """See Call.run(). Not if there is a result."""
         if "result" in (found := runner.run(self._begin(lock), self._send)):
             return self._replayed(found["result"])
         losses: list[LockLost | None] = []
+        self.begun = True
 
         def keep(kept: Document | None) -> None:
             if not losses:  # once
                 losses.append(runner.run(self._keep(lock, kept), self._send))
 
+        aliases = deferred_aliases(self.request, self.function)
         try:
             with atomic(aliases):
-                result = self._finished(self.wrapped(*args, **kwargs))
+                result = self.finished(self.function.wrapped(*self.args, **self.kwargs))
                 if aliases:
                     first_after_commit(aliases[0], partial(keep, self._kept(result)))
         except BaseException as error:
@@ -272,12 +285,13 @@ class IdempotentCall(LockedCall):
         keep(self._kept(result))
         return _unless(losses[0], result)
 
-    async def _arun(self, lock: MongoLock, args: Arguments, kwargs: Keywords) -> Any:
-        """See _run(). Django opens no transaction around an async view."""
+    async def arun(self, lock: MongoLock) -> Any:
+        """See run()."""
         if "result" in (found := await runner.arun(self._begin(lock), self._asend)):
             return self._replayed(found["result"])
+        self.begun = True
         try:
-            result = self._finished(await self.wrapped(*args, **kwargs))
+            result = self.finished(await self.function.wrapped(*self.args, **self.kwargs))
         except BaseException as error:
             if out_of_commit_hook(error):
                 await runner.arun(self._keep(lock, self._without_result()), self._asend)
@@ -287,8 +301,7 @@ class IdempotentCall(LockedCall):
     def _begin(self, lock: MongoLock) -> Steps:
         """The document of the key. Raises LockLost if a later run has begun."""
         (key,), token = lock.keys, lock.fencing_token
-        lease = as_seconds(self.options["lease"]) or get_settings().LEASE
-        found = yield from _asked(lambda results: results.begin(key, token, lease))
+        found = yield lambda results: results.begin(key, token, lock.terms.lease)
         if "result" not in found and found["token"] != token:
             raise LockLost(key, token, "another run has begun")
         return found
@@ -300,7 +313,7 @@ class IdempotentCall(LockedCall):
         (key,), token = lock.keys, lock.fencing_token
         try:
             lock.ensure_held()
-            done = yield lambda results: results.keep(key, token, kept, self.keep)
+            done = yield lambda results: results.keep(key, token, kept, self.rules.keep)
             return None if done else LockLost(key, token, "another run has begun")
         except LockLost as error:
             return error
@@ -308,27 +321,28 @@ class IdempotentCall(LockedCall):
             log(WARNING, "a result is not kept, the next call runs", key=key, error=error)
             return None
 
-    def _refused(self, error: Unlocked, args: Arguments, kwargs: Keywords, *, trial: bool = False) -> Any:
-        if isinstance(error, LockReentry):
-            raise LockMisused(f"{self.name} was called inside of another call with the same key: decorate one of them")
-        if not isinstance(error, LockNotAcquired):
-            return super()._refused(error, args, kwargs, trial=trial)
-        if iscoroutinefunction(self.wrapped):
-            return runner.arun(self._meanwhile(error, trial), self._asend)
-        return runner.run(self._meanwhile(error, trial), self._send)
+    def refused(self, error: Unlocked) -> Any:
+        """See Call.refused()."""
+        return runner.run(self._meanwhile(error), self._send)
 
-    def _meanwhile(self, error: LockNotAcquired, trial: bool) -> Steps:
-        """The result if there is one: its lock is held for a moment by another who gets it. Else the refusal."""
-        key = check_key(str(self.key), get_settings().KEY_PREFIX)
-        if (found := (yield from _asked(lambda results: results.find(key)))) is not None:
-            return self._replayed(found["result"])
-        if self.plan.templates:
-            return super()._refused(error, *self.call, trial=trial)
-        message = _("A request with this %(header)s is being processed. Please try again shortly.")
-        refused = self._refusal(
-            409, "in_progress", message, math.ceil(max(1.0, min(error.retry_after, error.held_for)))
-        )
-        return resolve("respond", refused, *self.call)
+    async def arefused(self, error: Unlocked) -> Any:
+        """See refused()."""
+        return await runner.arun(self._meanwhile(error), self._asend)
+
+    def _meanwhile(self, error: Unlocked) -> Steps:
+        """The result if there is one: its lock is held for a moment by another who gets it. Else what is refused."""
+        if isinstance(error, LockReentry):
+            name = self.function.name
+            raise LockMisused(f"{name} was called inside of another call with the same key: decorate one of them")
+        if isinstance(error, LockNotAcquired):
+            key = check_key(str(self.key), get_settings().KEY_PREFIX)
+            try:
+                found = yield lambda results: results.find(key)
+            except LockBackendFailed as failure:
+                found, error = None, failure
+            if found is not None:
+                return self._replayed(found["result"])
+        return super().refused(error)
 
     def _send(self, command: Any) -> Any:
         results = self._results()
@@ -339,7 +353,7 @@ class IdempotentCall(LockedCall):
         return await results.arun(_command(command)) if isinstance(results, Courier) else command(results)
 
     def _results(self) -> Any:
-        session = get_backend(self.options["using"]).session()
+        session = get_backend(self.options.using).session()
         store: Any = session.store
         if not isinstance(store, MongoStore):  # in memory, for tests
             return store.results
@@ -347,45 +361,45 @@ class IdempotentCall(LockedCall):
 
     # Results
 
-    def _finished(self, result: Any) -> Any:
-        """See LockedCall. A response is rendered here, in the transaction of its view."""
-        result = super()._finished(result)
-        if not self.plan.templates:
-            http.check_response(self.name, result, candidates(*self.call))
+    def finished(self, result: Any) -> Any:
+        """See Call. A response is rendered here, in the transaction of its view."""
+        result = super().finished(result)
+        if self.request is not None:
+            http.check_response(self.function.name, result, candidates(self.args, self.kwargs))
         return result
 
     def _kept(self, result: Any) -> Document | None:
         """What is kept of a result; None for a response that means "try again", and for what was not done."""
         if result is SKIPPED:
             return None
-        if self.plan.templates:
+        if self.request is None:
             try:
                 text = json.dumps(result)
             except (TypeError, ValueError):
                 text = ""
             if not 0 < len(text) <= LARGEST:
-                log(WARNING, "a result is not kept, it is too large or not JSON", place=self.name)
+                log(WARNING, "a result is not kept, it is too large or not JSON", place=self.function.name)
                 return self._without_result()
             return {"text": text}
         if (kept := http.as_kept(result)) is not None and http.size(kept) > LARGEST:
-            log(WARNING, "a response is not kept, it is too large", place=self.name)
+            log(WARNING, "a response is not kept, it is too large", place=self.function.name)
             return self._without_result()
         return kept and {"for": self.fingerprint, **kept}
 
     def _without_result(self) -> Document:
         """What is kept where only the fact is."""
-        return {"text": ""} if self.plan.templates else {"for": self.fingerprint, "status": None}
+        return {"text": ""} if self.request is None else {"for": self.fingerprint, "status": None}
 
     def _replayed(self, kept: Document) -> Any:
         """The result of an earlier run."""
-        if self.plan.templates:
+        if self.request is None:
             return json.loads(kept["text"]) if kept["text"] else SKIPPED
         if kept["for"] != self.fingerprint:
             message = _("This %(header)s was used for another request.")
-            return resolve("respond", self._refusal(422, "key_reused", message), *self.call)
+            return self.policy.refused(self.refusal(422, "key_reused", message), self)
         if kept["status"] is None:
             message = _("This was done, but its response is not available any more.")
-            return resolve("respond", self._refusal(410, "not_kept", message), *self.call)
+            return self.policy.refused(self.refusal(410, "not_kept", message), self)
         return http.replayed(kept)
 
 
@@ -394,21 +408,6 @@ def _unless(loss: LockLost | None, result: Any) -> Any:
     if loss is not None:
         raise loss
     return result
-
-
-class _NotBegun(Exception):
-    """The function was not called: the call makes no key, or MongoDB did not say whether there is a result."""
-
-    def __init__(self, error: Unlocked) -> None:
-        self.error = error
-
-
-def _asked(command: Callable[[Results], Any]) -> Steps:
-    """What the results answer before the function is called. Raises _NotBegun."""
-    try:
-        return (yield command)
-    except LockBackendFailed as error:
-        raise _NotBegun(error) from error
 
 
 def _command(command: Callable[[Results], Any]) -> Any:

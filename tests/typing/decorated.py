@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.views import View
 
 from django_mongolock import LockNotAcquired, mongo_locked
-from django_mongolock.decorator.contention import Skipped
+from django_mongolock.decorator.policies import Skipped
 from django_mongolock.idempotency import idempotent
 from testproject.shop.models import Order
 
@@ -25,7 +25,7 @@ async def aview(request: HttpRequest, order_id: int) -> HttpResponse:
     return HttpResponse()
 
 
-@mongo_locked
+@mongo_locked()
 def bare(number: int, *, text: str = "") -> bool:
     return True
 
@@ -128,11 +128,11 @@ async def wrong(request: HttpRequest) -> Any:
     bare("5")  # type: ignore[arg-type]
     skipping("5")  # type: ignore[arg-type]
     Locked().method("5")  # type: ignore[arg-type]
-    mongo_locked("key", release="later")  # type: ignore[call-overload]
-    mongo_locked("key", on_contention="wait")  # type: ignore[call-overload]
-    mongo_locked("key", timeout=5)  # type: ignore[call-overload]
-    mongo_locked("key", lease="30")  # type: ignore[call-overload]
+    mongo_locked("key", release="later")  # type: ignore[arg-type]
+    mongo_locked("key", on_contention="wait")  # type: ignore[type-var]
+    mongo_locked("key", timeout=5)  # type: ignore[call-arg]
+    mongo_locked("key", lease="30")  # type: ignore[arg-type]
     charge_order("5")  # type: ignore[arg-type]
     idempotent(keep="1 day")  # type: ignore[call-overload]
     idempotent(client=5)  # type: ignore[call-overload]
-    mongo_locked(5)  # type: ignore[call-overload]
+    mongo_locked(5)  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ def wrong() -> int:
     mongo_lock("key", mode="semaphore")  # type: ignore[arg-type]
     mongo_semaphore("key")  # type: ignore[call-arg]
     mongo_semaphore("key", 3, weight="2")  # type: ignore[arg-type]
-    leader("key", leese=3)  # type: ignore[call-arg]
+    leader("key", leese=3)  # type: ignore[arg-type]
     lock_info(5)  # type: ignore[arg-type]
     mongo_locked("key", permits="3")  # type: ignore[call-overload]
     mongo_lock("key").fencing_token = 5  # type: ignore[misc]

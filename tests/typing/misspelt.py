@@ -9,7 +9,7 @@ from typing import ClassVar
 from django_mongolock import LockedCommand, mongo_lock, mongo_locked, mongo_semaphore, once_per
 from django_mongolock.documents import DocumentLock
 from django_mongolock.idempotency import idempotent
-from django_mongolock.locks import LockOptions
+from django_mongolock.locks import LockKeywords
 from django_mongolock.rows import locked
 from django_mongolock.versions import retry_on_conflict
 from testproject.shop.models import Order
@@ -19,9 +19,9 @@ def options() -> None:
     """An option that does not exist."""
     mongo_lock("key", leese=3)  # type: ignore[call-arg]
     mongo_semaphore("key", 3, leese=3)  # type: ignore[call-arg]
-    mongo_locked("key", leese=3)  # type: ignore[call-overload]
-    mongo_locked("key", on_contention="skip", leese=3)  # type: ignore[call-overload]
-    mongo_locked("key", on_contention="skp")  # type: ignore[call-overload]
+    mongo_locked("key", leese=3)  # type: ignore[call-arg]
+    mongo_locked("key", on_contention="skip", leese=3)  # type: ignore[call-arg]
+    mongo_locked("key", on_contention="skp")  # type: ignore[type-var]
     once_per(hour=3)  # type: ignore[arg-type]
     idempotent(hedder="A")  # type: ignore[call-overload]
     mongo_lock("key").acquire(timeout=3)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def positions() -> None:
 class Command(LockedCommand):
     """An option in a declaration."""
 
-    lock_options: ClassVar[LockOptions] = {"leese": 3}  # type: ignore[typeddict-unknown-key]
+    lock_options: ClassVar[LockKeywords] = {"leese": 3}  # type: ignore[typeddict-unknown-key]
 
 
 def times(order: Order) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NoReturn, Self
@@ -19,11 +19,14 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from ...backends.base import get_backend
 from ...conf import get_settings
-from ...context import RETURNED, task_owner, task_run
+from ...context import RETURNED, is_redelivered, task_owner, task_run
+from ...decorator.policies import AGAIN, CallFacts, Policy, Unlocked
+from ...decorator.policies import Retry as RetryPolicy
 from ...engine.logs import INFO, WARNING, log
 from ...engine.mongo_store import MongoStore
+from ...engine.options import Unset
 from ...engine.processes import fate
-from ...exceptions import LockBackendFailed, LockError, LockNotAcquired
+from ...exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 
 #: Attributes of the request of a running task: the note that it came with; whether a locked call of it runs, and what
 #: is to be sent when that has been left.
@@ -85,6 +88,55 @@ def retry_current_task(error: LockError) -> NoReturn:
     if final or not (isinstance(error, LockBackendFailed) and error.passing):
         raise error
     _come_back(task, error, replace(note, away_since=since), LONGEST_AWAY)
+
+
+class ComeBack(RetryPolicy):
+    """The task is sent again."""
+
+    def answer(self, error: LockError, call: CallFacts) -> NoReturn:
+        """See retry_current_task()."""
+        retry_current_task(error)
+
+
+class InTask(Policy):
+    """The policy of a call in a task of Celery.
+
+    If another run of the task holds the lock, it comes back, whatever the policy is. With "retry" and without wait=, it
+    waits in the pool of its worker only for a lock that is held for a moment, and that no other waits for: it takes the
+    lock over at once, and of each key, one task waits in the pools.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = ComeBack() if policy.name == "retry" else policy
+        self.first_wait, self.gives_up = self.policy.first_wait, self.policy.gives_up  # type: ignore[method-assign]
+
+    def around(self) -> AbstractContextManager[None]:
+        """See returning()."""
+        return returning()
+
+    def tries_first(self, call: CallFacts) -> bool:
+        """So that a task that was delivered before meets its own earlier run, rather than waits for it."""
+        return self._comes_back(call) or is_redelivered()
+
+    def begin(self, call: CallFacts) -> None:
+        """See begin_delivery()."""
+        begin_delivery(call.options.using)
+
+    def refused(self, error: Unlocked, call: CallFacts) -> Any:
+        """See Policy.refused()."""
+        if not isinstance(error, (LockReentry, LockKeyInvalid)):
+            refuse_second_delivery(error, call.options.using)
+            if call.trial and (not self._comes_back(call) or _is_brief(error)):
+                return AGAIN
+        return self.policy.refused(error, call)
+
+    def _comes_back(self, call: CallFacts) -> bool:
+        return isinstance(self.policy, ComeBack) and isinstance(call.options.wait, Unset)
+
+
+def _is_brief(error: LockError) -> bool:
+    """Whether the lock is held for a moment, and no other waits for it."""
+    return isinstance(error, LockNotAcquired) and not error.waiting and error.held_for < get_settings().SHORT_WAIT
 
 
 @contextmanager

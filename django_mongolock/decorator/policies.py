@@ -1,0 +1,266 @@
+"""What a decorated call does when it cannot acquire its lock: each policy of ``on_contention`` is a class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Final, Literal, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest
+from django.views import View
+
+from ..conf import LockSettings
+from ..engine.logs import INFO, log
+from ..engine.options import LockOptions
+from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
+from ..signals import lock_skipped, send
+from .responses import make_response
+
+#: Why a call could not acquire its lock.
+Unlocked = LockError | LockKeyInvalid
+#: What is called: a view, anything else, a generator.
+Kind = Literal["view", "call", "generator"]
+#: What `Policy.refused` returns if the call is to try again, and wait for its lock.
+AGAIN: Final = object()
+#: Why a policy does not fit what is called.
+_UNFIT: Final[dict[Kind, str]] = {
+    "view": 'on_contention="{policy}" makes no response: use "respond" for {name}',
+    "call": 'on_contention="{policy}" is for views: {name} was called without a request',
+    "generator": 'a generator returns no result: its on_contention must be "raise" or "skip"',
+}
+
+
+class CallFacts:
+    """What a policy knows of a call.
+
+    request: if it is one of a view. trial: whether this is a first try, which does not wait.
+    """
+
+    def __init__(self, options: LockOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.options, self.args, self.kwargs = options, args, kwargs
+        self.request: HttpRequest | None = None
+        self.trial = False
+
+
+class Policy:
+    """What a call does that cannot acquire its lock.
+
+    name: its ``on_contention=``. kinds: what it fits. answers: the errors that it has an answer to; all others are
+    raised, and so is a LockReentry, which is a mistake in the code. Only "respond" and "retry" have an answer while
+    MongoDB does not answer, as it is not known then whether the lock is busy.
+    """
+
+    name: ClassVar[str] = ""
+    kinds: ClassVar[tuple[Kind, ...]] = ("view", "call")
+    answers: ClassVar[tuple[type[Exception], ...]] = (LockNotAcquired,)
+
+    def accepts(self, kind: Kind, name: str) -> None:
+        """Raise TypeError if it does not fit what is called, by this *name*."""
+        if kind not in self.kinds:
+            raise TypeError(_UNFIT[kind].format(policy=self.name, name=name))
+
+    def check(self, function: Callable[..., Any], signature: inspect.Signature, name: str) -> None:
+        """Raise TypeError if it does not fit a *function* with this *signature*."""
+
+    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
+        """Return how long a call waits whose options do not say."""
+        return settings.WAIT if call.request is None else settings.short_wait
+
+    def refused(self, error: Unlocked, call: CallFacts) -> Any:
+        """Return the result of a call without its lock. Raises *error*, or what the policy raises."""
+        if isinstance(error, LockReentry) or not isinstance(error, self.answers):
+            raise error
+        return self.answer(error, call)
+
+    def answer(self, error: Any, call: CallFacts) -> Any:
+        """Return the result of a call without its lock, because of one of the errors in `answers`."""
+        raise error
+
+    # What few need to change
+
+    def around(self) -> AbstractContextManager[None]:
+        """Return what each call runs in."""
+        return nullcontext()
+
+    def tries_first(self, call: CallFacts) -> bool:
+        """Return whether a call first tries without waiting."""
+        return False
+
+    def begin(self, call: CallFacts) -> None:
+        """Do what comes before the first try."""
+
+    def gives_up(self, error: BaseException) -> bool:
+        """Return whether a call that raises *error* gives up the minimum hold of its lock."""
+        return False
+
+
+class Raise(Policy):
+    """The error is raised."""
+
+    name = "raise"
+    kinds = ("view", "call", "generator")
+
+
+class Skip(Policy):
+    """The call returns `SKIPPED`."""
+
+    name = "skip"
+    kinds = ("call", "generator")
+
+    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
+        """A single try: what is skipped has nothing to wait for."""
+        return 0.0
+
+    def answer(self, error: LockNotAcquired, call: CallFacts) -> Any:
+        """Return `SKIPPED`, and send the signal."""
+        log(INFO, "skipped, the lock is busy", key=error.key, template=error.template, holder=error.holder)
+        send(lock_skipped, key=error.key, template=error.template, reason=error.holder or "")
+        return SKIPPED
+
+
+class Respond(Policy):
+    """A view answers 423, with Retry-After; 503 while MongoDB does not answer; 400 if the request makes no key."""
+
+    name = "respond"
+    kinds = ("view",)
+    answers = (LockNotAcquired, LockBackendFailed, LockKeyInvalid)
+
+    def answer(self, error: Unlocked, call: CallFacts) -> Any:
+        """Return the response; or raise the exception from which another framework makes it."""
+        for responder in responders:
+            responder(error, candidates(call.args, call.kwargs))
+        return make_response(cast(HttpRequest, call.request), error)
+
+
+class Retry(Policy):
+    """A task comes back later: `contrib` puts the policy of its queue in the place of this one, which raises."""
+
+    name = "retry"
+    kinds = ("call",)
+    answers = (LockNotAcquired, LockBackendFailed)
+
+    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
+        """Briefly: a task that comes back takes no place in the pool of its worker."""
+        return settings.short_wait
+
+
+class CallFunction(Policy):
+    """The project's own function is called, with the error and the arguments of the call."""
+
+    name = "a function"
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def check(self, function: Callable[..., Any], signature: inspect.Signature, name: str) -> None:
+        """See Policy.check(). It must take the error and the arguments of each call."""
+        if iscoroutinefunction(self.function) and not iscoroutinefunction(function):
+            raise TypeError(f"on_contention is async, but {name} is not")
+        try:
+            own = inspect.signature(self.function)
+        except (TypeError, ValueError):  # written in C
+            return
+        plain = [each for each in signature.parameters.values() if each.kind not in _VARIABLE]
+        needed = [each for each in plain if each.default is each.empty]
+        if not (_fits(own, plain) and _fits(own, needed)):
+            names = ", ".join(["error", *(each.name for each in plain)])
+            raise TypeError(
+                f"on_contention of {name} is called with the error and then the arguments of the call, as in "
+                f"def busy(error, *args, **kwargs): {own} does not take ({names})"
+            )
+
+    def answer(self, error: LockNotAcquired, call: CallFacts) -> Any:
+        """Return what the function returns."""
+        return self.function(error, *call.args, **call.kwargs)
+
+
+RAISE: Final = Raise()
+#: The policies that have a name.
+POLICIES: Final[dict[str, Policy]] = {each.name: each for each in (RAISE, Skip(), Respond(), Retry())}
+
+
+def as_policy(given: object) -> Policy:
+    """Return the policy for an ``on_contention=``: a name, a function, a policy. Raises ValueError."""
+    if isinstance(given, Policy):
+        return given
+    if callable(given):
+        return CallFunction(given)
+    if isinstance(given, str) and given in POLICIES:
+        return POLICIES[given]
+    raise ValueError(f"on_contention is one of {', '.join(map(repr, POLICIES))}, or a callable, not {given!r}")
+
+
+_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
+    """Return whether *given* can be passed, some by position and the rest by name."""
+    for count in range(len(given) + 1):
+        first, rest = given[:count], given[count:]
+        if any(each.kind is each.KEYWORD_ONLY for each in first) or any(
+            each.kind is each.POSITIONAL_ONLY for each in rest
+        ):
+            continue
+        try:
+            own.bind(None, *first, **{each.name: each for each in rest})
+        except TypeError:
+            continue
+        return True
+    return False
+
+
+# What `contrib` adds
+
+#: Each makes of a policy the one by which a call acts here, in a task of a queue.
+queues: Final[list[Callable[[Policy], Policy]]] = []
+#: Each raises, for the arguments of a view of its framework, the exception that this makes a response of.
+responders: Final[list[Callable[[Unlocked, list[object]], None]]] = []
+
+
+def policy_here(policy: Policy) -> Policy:
+    """Return the policy by which a call acts here."""
+    for in_queue in queues:
+        policy = in_queue(policy)
+    return policy
+
+
+def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest | None:
+    """Return the request among the arguments of a view: a function, a method of a view class, or a DRF view.
+
+    Reads no attributes of the arguments except from their ``__dict__``: a model or lazy object could send a query.
+    """
+    for candidate in candidates(args, kwargs):
+        inner = getattr(candidate, "__dict__", {}).get("_request", candidate)
+        if issubclass(type(inner), HttpRequest):
+            return cast(HttpRequest, inner)
+    return None
+
+
+def candidates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:
+    """Return the arguments among which a view has its request."""
+    candidates = [*args[:2], kwargs.get("request")]
+    if args and issubclass(type(args[0]), View):
+        candidates.append(getattr(args[0], "request", None))
+    return candidates
+
+
+class Skipped:
+    """The type of `SKIPPED`, the false value that a call returns if it was skipped because its lock was busy."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "SKIPPED"
+
+    def __reduce__(self) -> str:
+        return "SKIPPED"
+
+    def __json__(self) -> bool:
+        """The value in a Celery result backend that stores JSON."""
+        return False
+
+
+SKIPPED: Final = Skipped()
