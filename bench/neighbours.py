@@ -16,11 +16,11 @@ from pathlib import Path
 
 from pymongo import MongoClient
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from testproject.servers import ReplicaSet
 
 ROUNDS, BULK, SINGLE = 5, 4_000, 300
@@ -48,7 +48,7 @@ def main(processes: int) -> None:
         sessions = [Session(MongoStore(config)) for _ in range(processes + 1)]
 
         def lock(number: int, session: Session) -> MongoLock:
-            return MongoLock(lambda: session, (f"k{number}",), Options(terms, 600))
+            return MongoLock(lambda: session, (f"k{number}",), terms, LockOptions(wait=600))
 
         def row() -> list[float]:
             many: list[dict[str, object]] = [{"text": "x" * 300} for _ in range(BULK)]

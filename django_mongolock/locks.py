@@ -18,12 +18,14 @@ from .backends.base import get_backend
 from .backends.transactions import PendingRelease, open_transactions, warn_of_open
 from .conf import LockSettings, get_settings
 from .context import holder_facts
-from .engine.document import UNLIMITED, Mode, Terms
-from .engine.lock import MongoLock
-from .engine.options import LockOptions, Release, Seconds, Unset, as_seconds, foreign_option
+from .engine.lock.lock import MongoLock
+from .engine.lock.transaction import Atomic
+from .engine.rule.document import UNLIMITED, Mode, Terms
+from .engine.rule.options import LockOptions, Release, Seconds, Unset, as_seconds, foreign_option
 from .engine.text_checks import check_key
-from .engine.transaction import Atomic
 from .keys import as_key, template_of, unexpected
+
+__all__ = ["MongoLock", "mongo_lock", "mongo_semaphore"]
 
 Key = str | Model
 #: The modes to choose from; a semaphore has a function of its own.

@@ -12,11 +12,10 @@ import docker
 import pytest
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 
-from django_mongolock.containers import replica_set
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
+from django_mongolock.testing.containers import replica_set
 from testproject.servers import Docker, mongod_path
 from tests import parts
 
@@ -81,10 +80,10 @@ def test_a_lock_is_held_in_a_container(container_uri: str) -> None:
     """People with Docker test their locks against a container: one holder at a time, tokens that grow."""
     session = Session(MongoStore(StoreConfig({"host": container_uri}, "locks")))
     try:
-        with MongoLock(lambda: session, ("k",), Options()) as first:
-            assert not MongoLock(lambda: session, ("k",), Options()).try_acquire()
+        with MongoLock(lambda: session, ("k",)) as first:
+            assert not MongoLock(lambda: session, ("k",)).try_acquire()
             token = first.fencing_token
-        with MongoLock(lambda: session, ("k",), Options()) as second:
+        with MongoLock(lambda: session, ("k",)) as second:
             assert second.fencing_token > token
     finally:
         session.close()

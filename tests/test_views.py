@@ -26,9 +26,10 @@ from rest_framework.decorators import api_view
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from django_mongolock import LockBackendFailed, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
+from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked
 from django_mongolock.decorator.policies import CallFacts, as_policy, find_request
 from django_mongolock.decorator.responses import make_response
+from django_mongolock.exceptions import LockReentry
 from django_mongolock.locks import LockOptions
 from django_mongolock.signals import lock_released
 from tests.support.looking import held_elsewhere, holders

@@ -14,10 +14,9 @@ from bench.ours import ALIAS
 from bench.workers import State, workers
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine import clock
-from django_mongolock.engine.actions import Granted
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol.actions import Granted
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.session import Session
 from tests.support.grants import new_grant
 
@@ -54,12 +53,12 @@ def hold(state: State, key: str, count: int, terms: Terms) -> float:
     collection = mongo_store(ALIAS).collection
     # By another session: whoever has released a lock looks soon whether that was undone, and renews on that occasion.
     another = Session(mongo_store(ALIAS))
-    with MongoLock(lambda: another, (key,), Options(terms)):
+    with MongoLock(lambda: another, (key,), terms):
         pattern = collection.find_one({"_id": key}) or {}
     (holder,) = pattern["holders"]
     bytes_, grants, documents = memory(), [], []
     for number in range(count):
-        lock = MongoLock(lambda: session, (f"{key}:{number:06}",), Options(terms))
+        lock = MongoLock(lambda: session, (f"{key}:{number:06}",), terms)
         grant = new_grant(session, lock, threading.main_thread())
         grant.hold(Granted(holder["token"], datetime.now(UTC), clock.now() + terms.lease, clock.now()))
         grants.append(grant)

@@ -13,8 +13,8 @@ from asgiref.sync import iscoroutinefunction
 
 from ..conf import get_settings
 from ..context import serving, task_owner
-from ..engine.lock import MongoLock
-from ..engine.options import LockOptions, Unset
+from ..engine.lock.lock import MongoLock
+from ..engine.rule.options import LockOptions, Unset
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
 from ..locks import make_lock

@@ -9,8 +9,8 @@ from typing import Any, Final, Never, TypeVar
 
 from ..conf import LockSettings
 from ..context import redelivery_wait, running_celery_task
-from ..engine.commit_hooks import out_of_commit_hook
-from ..engine.options import Seconds
+from ..engine.lock.commit_hooks import out_of_commit_hook
+from ..engine.rule.options import Seconds
 from ..keys import KeyTemplate, unexpected
 from ..locks import chosen
 from .calls import Plan

@@ -13,7 +13,7 @@ from django.views import View
 
 from ..conf import LockSettings
 from ..engine.logs import INFO, log
-from ..engine.options import LockOptions
+from ..engine.rule.options import LockOptions
 from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 from ..signals import lock_skipped, send
 from .responses import make_response

@@ -34,12 +34,12 @@ from ..decorator.policies import (
     find_request,
 )
 from ..decorator.responses import Refusal, RequestRefused, seconds_until
-from ..engine import runner
-from ..engine.commit_hooks import out_of_commit_hook
-from ..engine.lock import MongoLock
+from ..engine.lock.commit_hooks import out_of_commit_hook
+from ..engine.lock.lock import MongoLock
 from ..engine.logs import WARNING, log
-from ..engine.mongo_store import MongoStore
-from ..engine.options import Seconds, check_flag, check_seconds
+from ..engine.protocol import runner
+from ..engine.rule.options import Seconds, check_flag, check_seconds
+from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..keys import KeyTemplate, LockKey, unexpected

@@ -2,11 +2,11 @@
 
 import pytest
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from testproject.servers import ReplicaSet
 
 
@@ -16,7 +16,7 @@ def test_a_killed_primary_takes_no_lock_with_it() -> None:
     terms = Terms(lease=60, margin=1, waiter_lease=10)
     with ReplicaSet(members=3, election_timeout=2) as servers:
         sessions = [Session(MongoStore(StoreConfig({"host": servers.uri}, "d", "locks"))) for _ in range(2)]
-        mine, other = (MongoLock(lambda s=s: s, ("k",), Options(terms, wait=30)) for s in sessions)  # type: ignore[misc]
+        mine, other = (MongoLock(lambda s=s: s, ("k",), terms, LockOptions(wait=30)) for s in sessions)  # type: ignore[misc]
         with mine:
             servers.primary().kill()
             servers.primary()

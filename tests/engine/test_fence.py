@@ -13,12 +13,11 @@ from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern,
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine import transaction
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock import transaction
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockTransactionAborted
 from testproject.servers import Mongod, ReplicaSet
 from tests.support.grants import grant_of
@@ -194,7 +193,7 @@ def test_standalone() -> None:
     """A server without transactions is told before anything is done, with the cure."""
     with Mongod() as server, server.client() as client:
         session = Session(MongoStore(StoreConfig({"host": server.uri}, "locks")))
-        with MongoLock(lambda: session, ("k",), Options(terms=TERMS)) as lock:
+        with MongoLock(lambda: session, ("k",), TERMS) as lock:
             with pytest.raises(LockMisused, match="run it as a replica set"):
                 lock.atomic(client).__enter__()
         session.close()

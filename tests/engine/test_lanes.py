@@ -11,10 +11,10 @@ import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import LockOptions
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.notifications import CALLBACK_THREADS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockNotAcquired
@@ -179,7 +179,7 @@ def test_a_slow_receiver(new_session: Callable[..., Session], collection: Collec
             go.wait(30)
 
     session = new_session(observer=observe)
-    locks = [MongoLock(lambda: session, (f"k{number}",), Options(SHORT)).acquire() for number in range(6)]
+    locks = [MongoLock(lambda: session, (f"k{number}",), SHORT).acquire() for number in range(6)]
     collection.update_many({"_id": {"$in": ["k0", "k1"]}}, {"$set": {"holders": []}})
     try:
         assert eventually(lambda: sorted(told) == ["k0", "k1"])
@@ -201,8 +201,8 @@ def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Co
         go.wait(30)
 
     session, count = new_session(), CALLBACK_THREADS + 1
-    options = Options(Terms(lease=1, margin=0.1), on_lost=on_lost)
-    locks = [MongoLock(lambda: session, (f"k{number}",), options).acquire() for number in range(count)]
+    terms, options = Terms(lease=1, margin=0.1), LockOptions(on_lost=on_lost)
+    locks = [MongoLock(lambda: session, (f"k{number}",), terms, options).acquire() for number in range(count)]
     collection.update_many({}, {"$set": {"holders": []}})
     try:
         assert eventually(lambda: len(told) == count, 5)
@@ -251,7 +251,7 @@ def test_eight_keys_have_one_deadline(parties: Parties, collection: Collection[D
     """F157: back within the wait and the time of one command; what it had goes in the background."""
     process, other = parties.new(timeout=2.0), parties.new()
     holder = other.lock(CALM, "k7").acquire()
-    lock = MongoLock(lambda: process.session, tuple(f"k{number}" for number in range(8)), Options(CALM, wait))
+    lock = MongoLock(lambda: process.session, tuple(f"k{number}" for number in range(8)), CALM, LockOptions(wait=wait))
     data = {"failCommands": ["findAndModify", "update"], "appName": process.appname}
     with failpoint(collection.database.client, "failCommand", {**data, "blockConnection": True, "blockTimeMS": 800}):
         began = clock.now()
@@ -266,7 +266,7 @@ def test_what_is_given_back_is_given_back_at_once(process: Party, parties: Parti
     """F157: in one command, so that a try of one of these keys that follows finds it free."""
     holder = parties.new().lock(CALM, "k7").acquire()
     keys = tuple(f"k{number}" for number in range(8))
-    lock = MongoLock(lambda: process.session, keys, Options(CALM, 0))
+    lock = MongoLock(lambda: process.session, keys, CALM, LockOptions(wait=0))
     with pytest.raises(LockNotAcquired):
         lock.acquire()
     for key in keys[:7]:

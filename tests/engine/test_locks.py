@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import (
     LockBackendFailed,
@@ -280,7 +279,7 @@ def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: F
     def facts() -> dict[str, str | int]:
         raise RuntimeError("facts")
 
-    broken = MongoLock(lambda: session, ("k",), Options(terms=QUICK), facts)
+    broken = MongoLock(lambda: session, ("k",), QUICK, facts=facts)
     with pytest.raises(RuntimeError, match="facts"):
         face.acquire(broken)
     assert not session.registry.grants

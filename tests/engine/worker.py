@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
 from tests.support import DATABASE
 from tests.support.waiting import eventually
@@ -40,7 +40,7 @@ class Worker:
         self.sessions = Sessions(lambda: Session(MongoStore(config)))
 
     def lock(self, key: str = "k", lease: float = 3.0, wait: float | None = 110, margin: float = 0.2) -> MongoLock:
-        return MongoLock(self.sessions.current, (key,), Options(Terms(lease=lease, margin=margin), wait))
+        return MongoLock(self.sessions.current, (key,), Terms(lease=lease, margin=margin), LockOptions(wait=wait))
 
     def say(self, **facts: Any) -> None:
         sys.stdout.write(json.dumps(facts) + "\n")
@@ -62,7 +62,7 @@ class Worker:
     def own(self, owner: str, lease: str = "60") -> None:
         """Hold the lock for an owner until told to go on."""
         terms = Terms(lease=float(lease), margin=0.2, owner=owner)
-        with MongoLock(self.sessions.current, ("k",), Options(terms, wait=0)) as lock:
+        with MongoLock(self.sessions.current, ("k",), terms, LockOptions(wait=0)) as lock:
             self.say(token=lock.fencing_token)
             self.hear()
 
@@ -87,7 +87,7 @@ class Worker:
 
     def pause_waiting(self) -> None:
         """Wait for the lock; be stopped meanwhile; say how it then stood at the first look, and take it again."""
-        lock = MongoLock(self.sessions.current, ("k",), Options(PAUSE_WAITING, wait=60))
+        lock = MongoLock(self.sessions.current, ("k",), PAUSE_WAITING, LockOptions(wait=60))
         self.say(ready=True)
         with lock:
             self.say(held=lock.held, token=lock.fencing_token, left=lock.remaining, at=time.monotonic())
@@ -178,7 +178,10 @@ class Worker:
         """Take the lock and give it back for as long as it lives; leases are short."""
         self.say(ready=True)
         while True:
-            with contextlib.suppress(LockError), MongoLock(self.sessions.current, ("k",), Options(COMPETE, wait=None)):
+            with (
+                contextlib.suppress(LockError),
+                MongoLock(self.sessions.current, ("k",), COMPETE, LockOptions(wait=None)),
+            ):
                 time.sleep(0.01)
 
     def paused(self) -> None:
@@ -218,7 +221,7 @@ class Worker:
                 os.getpid = lambda: pid
                 grants = []
                 for number in range(20):
-                    with MongoLock(lambda: session, (f"{name}{number}",), Options(PAUSE_WAITING)) as lock:
+                    with MongoLock(lambda: session, (f"{name}{number}",), PAUSE_WAITING) as lock:
                         grants += [grant.id for grant in lock._own.grants]
                 self.say(grants=grants, random=random.random().hex())
                 os._exit(0)

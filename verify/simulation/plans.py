@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from django_mongolock.engine.document import Mode
+from django_mongolock.engine.rule.document import Mode
 from verify.faults.peers import MARGIN, Plan
 from verify.faults.plans import KEYS as REAL_KEYS
 from verify.faults.plans import choose, line
@@ -31,7 +31,7 @@ KEYS: Final = (*REAL_KEYS, "far0", "far1", "limited", "longer", "heir", "deferre
 
 @dataclass(frozen=True, slots=True)
 class SimPlan(Plan):
-    """max_hold: see `Options`. extension: the lease that it is extended to, if not its own. inner: what is asked for
+    """max_hold: an option. extension: the lease that it is extended to, if not its own. inner: what is asked for
     while it is held. manner may also be "strike": something strikes its strand; "defer": its renewals are; or
     "downgrade": in the middle it goes on as a reader."""
 

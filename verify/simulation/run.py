@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.exceptions import LockError
 from verify.faults.checker import Violation
 from verify.faults.history import History
@@ -121,7 +121,7 @@ def _try_all(world: World) -> None:
 
     def take(key: str) -> None:
         facts: dict[str, str | int] = {"pid": worker.process.pid, "label": "last"}
-        lock = MongoLock(lambda: worker.session, (key,), Options(Plan((key,)).terms, FREEING), lambda: facts)
+        lock = MongoLock(lambda: worker.session, (key,), Plan((key,)).terms, LockOptions(wait=FREEING), lambda: facts)
         try:
             lock.acquire()
         except LockError:

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.exceptions import LockError, LockLost
 from verify.simulation.client import SimStore
 from verify.simulation.kernel import Process, Strand
@@ -116,9 +116,8 @@ class Worker:
 
     def _new_lock(self, names: list[str], plan: SimPlan) -> MongoLock:
         write, pid = self.world.write, self.process.pid
-        options = Options(
-            plan.terms,
-            plan.wait,
+        options = LockOptions(
+            wait=plan.wait,
             reentrant=plan.reentrant,
             auto_renew=plan.renew,
             max_hold=plan.max_hold,
@@ -126,7 +125,7 @@ class Worker:
             on_release_requested=lambda _: [write("requested", pid, id=name) for name in names],
         )
         # The label is in the document: so it is seen there whose entry stands for how long.
-        return MongoLock(lambda: self.session, plan.keys, options, lambda: {"pid": pid, "label": names[-1]})
+        return MongoLock(lambda: self.session, plan.keys, plan.terms, options, lambda: {"pid": pid, "label": names[-1]})
 
     def _acquire(self, name: str, lock: MongoLock, strike: LineStrike) -> bool:
         """Return whether it was acquired. Raises what strikes the strand."""

@@ -23,9 +23,9 @@ from ...context import RETURNED, is_redelivered, task_owner, task_run
 from ...decorator.policies import AGAIN, CallFacts, Policy, Unlocked
 from ...decorator.policies import Retry as RetryPolicy
 from ...engine.logs import INFO, WARNING, log
-from ...engine.mongo_store import MongoStore
-from ...engine.options import Unset
-from ...engine.processes import fate
+from ...engine.protocol.processes import fate
+from ...engine.rule.options import Unset
+from ...engine.store.mongo import MongoStore
 from ...exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 
 #: Attributes of the request of a running task: the note that it came with; whether a locked call of it runs, and what

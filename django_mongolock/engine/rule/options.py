@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final, Literal, get_args
 
+from ..text_checks import check_fact
 from .document import MAX_HOLDERS
-from .text_checks import check_fact
 
 #: A length of time: seconds, or a `timedelta`.
 Seconds = float | timedelta

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TypeVar
 
-from ..exceptions import LockError, LockLost, LockMisused
-from .document import Terms
-from .grant import Grant, State
-from .lock_grants import LockGrants
-from .options import LockOptions
-from .session.session import Session
+from ...exceptions import LockError, LockLost, LockMisused
+from ..rule.document import Terms
+from ..rule.options import LockOptions
+from ..session.grant import Grant, State
+from ..session.session import Session
+from .grants import LockGrants
 
 T = TypeVar("T")
 
@@ -27,8 +27,8 @@ class LockState:
         self,
         session: Callable[[], Session],
         keys: tuple[str, ...],
-        terms: Terms,
-        options: LockOptions,
+        terms: Terms = Terms(),  # noqa: B008 - it is frozen
+        options: LockOptions = LockOptions(),  # noqa: B008 - it is frozen
         facts: Callable[[], Mapping[str, str | int]] = dict,
     ) -> None:
         self.keys = keys
