@@ -144,7 +144,7 @@ class TestCallables:
         """Bound methods and partials can be decorated where they are used; their names make keys, too."""
         locked = mongo_locked("bound:{extra}")(functools.partial(plain, name))
         assert locked(extra=2)[1] == 2
-        where = mongo_locked(functools.partial(Till(name).where))()
+        where: Any = mongo_locked()(functools.partial(Till(name).where))()
         assert len(where) == 1
         assert where[0]["label"] == f"{__name__}.Till.where"
 
@@ -347,7 +347,7 @@ class TestRefused:
         ("decorate", "problem"),
         [
             (lambda: mongo_locked("key")(Till), "functions, methods and view classes, not on Till"),
-            (lambda: mongo_locked(lambda name: f"x:{name}"), "pass the lambda as key="),
+            (lambda: any_locked(lambda name: f"x:{name}"), "lambda as key="),
             (lambda: any_locked(key="order:{order_id}"), "pass a template without key="),
             (lambda: mongo_locked(key=acount), "not async"),
             (lambda: any_locked("key", key=lambda: "key"), "either templates or key="),
@@ -371,14 +371,14 @@ class TestRefused:
 
         def work() -> None: ...
 
-        for decorate in (mongo_locked, mongo_locked("key")):
+        for decorate in (mongo_locked(), mongo_locked("key")):
             with pytest.raises(TypeError, match="put @mongo_locked below the decorator that makes the Celery task"):
                 decorate(app.task(work))
 
     @pytest.mark.parametrize("kind", [classmethod, staticmethod, property])
     def test_above_the_method(self, kind: Any) -> None:
         """Above @classmethod, @staticmethod and @property there is no function to lock yet."""
-        for decorate in (mongo_locked, mongo_locked("key")):
+        for decorate in (mongo_locked(), mongo_locked("key")):
             with pytest.raises(TypeError, match=rf"goes on a function, not on a {kind.__name__}: put it below"):
                 decorate(kind(plain))
 

@@ -42,9 +42,11 @@ from rest_framework.views import APIView
 
 from django_mongolock import SKIPPED, LockLost, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.decorator.calls import LockedFunction
 from django_mongolock.exceptions import LockBackendFailed, LockMisused
 from django_mongolock.idempotency import idempotent
 from django_mongolock.idempotency.results import MARGIN, Results, results_beside
+from django_mongolock.keys import LockKey
 from django_mongolock.testing import override_locks
 from django_mongolock.testing.memory_server import MemoryResults, MemoryStore
 from tests.support.looking import new_key
@@ -425,8 +427,7 @@ class TestParallel:
         view = idempotent(client=me)(kind)
         post(view, key, key)
         sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
-        call = view_call(view)._of((sent,), {}, sent)
-        with mongo_lock(call.key):
+        with mongo_lock(lock_key_of(view, sent)):
             answers: list[Any] = []
             thread = threading.Thread(target=lambda: answers.extend(post(view, key, body) for body in (key, "other")))
             thread.start()
@@ -449,9 +450,13 @@ class TestParallel:
         assert [post(view, key, "5").content for _ in "12"] == [b'{"times": 1}'] * 2
 
 
-def view_call(view: Any) -> Any:
-    (cell,) = [cell.cell_contents for cell in view.__closure__ if hasattr(cell.cell_contents, "_of")]
-    return cell
+def lock_key_of(view: Any, request: HttpRequest) -> LockKey:
+    """The key under which the view serves this request."""
+    (function,) = [cell.cell_contents for cell in view.__closure__ if isinstance(cell.cell_contents, LockedFunction)]
+    call: Any = function._call((request,), {})
+    call.prepare()
+    key: LockKey = call.key
+    return key
 
 
 class TestFencing:
@@ -501,7 +506,7 @@ class TestFencing:
         """Its lock was lost before its first command arrived, and another runs: it does not run."""
         view = idempotent(client=me)(charge)
         sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
-        stored = str(view_call(view)._of((sent,), {}, sent).key)
+        stored = str(lock_key_of(view, sent))
         results = Results(results_beside(mongo_store().collection))
         results.begin(stored, 2**62, 60)
         with pytest.raises(LockLost, match="another run has begun"):

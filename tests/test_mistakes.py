@@ -142,7 +142,7 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
         (lambda: mongo_lock("a", False), "did you mean wait=0?"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a", timedelta(minutes=1)), "did you mean wait=60.0?"),  # type: ignore[arg-type]
         (lambda: mongo_lock(5), 'as in f"order:{5}"'),  # type: ignore[arg-type]
-        (lambda: mongo_locked("a", 10), 'as in f"order:{10}"'),  # type: ignore[call-overload]
+        (lambda: mongo_locked("a", 10), 'as in f"order:{10}"'),  # type: ignore[arg-type]
         (lambda: mongo_lock("a", wait=False), "give wait=0 for a single try"),
         (lambda: mongo_lock("a").acquire(blocking=False), "wait=0 for a single try"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a").acquire(timeout=3), "or wait="),  # type: ignore[arg-type]

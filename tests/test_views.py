@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
+import math
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -27,11 +30,13 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked
+from django_mongolock.decorator import calls
 from django_mongolock.decorator.policies import CallFacts, as_policy, find_request
 from django_mongolock.decorator.responses import make_response
+from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.exceptions import LockReentry
-from django_mongolock.locks import LockOptions
 from django_mongolock.signals import lock_released
+from django_mongolock.testing import MemoryLocks
 from tests.support.looking import held_elsewhere, holders
 from tests.support.row_files import Rows, row_file
 
@@ -272,7 +277,7 @@ class TestViews:
         with held_elsewhere(f"view:{name}", lease=20):
             refused = Client().get(f"/{kind}/{name}/")
         assert refused.status_code == 423
-        assert 10 < int(refused["Retry-After"]) <= 22
+        assert refused["Retry-After"] == "1"
 
     @pytest.mark.parametrize("kind", ["function", "afunction", "class", "aclass"])
     async def test_asgi(self, kind: str, name: str) -> None:
@@ -356,9 +361,36 @@ class TestResponse:
         with mongo_lock(f"view:{name}"), pytest.raises(LockReentry):
             Client().get(f"/function/{name}/")
 
-    def test_least_wait(self) -> None:
-        """Retry-After is at least a second, also where nothing is known."""
-        assert make_response(RequestFactory().get("/"), LockNotAcquired("key"))["Retry-After"] == "1"
+    @pytest.mark.parametrize(
+        ("usual", "held_for", "left", "said"),
+        [
+            (None, math.inf, 0.0, "1"),
+            (None, math.inf, 20.0, "20"),
+            (None, 4.0, 20.0, "4"),
+            (10.0, 4.0, 20.0, "6"),
+            (10.0, 14.0, 20.0, "14"),
+            (10.0, 4.0, 3.0, "3"),
+            (0.2, 0.1, 20.0, "1"),
+        ],
+    )
+    def test_retry_after(self, usual: float | None, held_for: float, left: float, said: str) -> None:
+        """It speaks of the work: what such holds usually take, else as long again; at most what is left of the lease,
+        at least a second."""
+        error = LockNotAcquired("key", retry_after=left)
+        error.usual, error.held_for = usual, held_for
+        assert make_response(RequestFactory().get("/"), error)["Retry-After"] == said
+
+    def test_usual(self, mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        """A function learns how long it holds its lock, from calls that ran."""
+        times = itertools.count(0, 8)
+        monkeypatch.setattr(calls, "clock", SimpleNamespace(now=lambda: next(times)))
+        view = mongo_locked("view:{name}", wait=0, on_contention="respond", lease=60)(lambda request, name: held(name))
+        for _ in "123":
+            view(RequestFactory().get("/"), name)
+        with mongolock.hold(f"view:{name}", lease=60):
+            assert view(RequestFactory().get("/"), name)["Retry-After"] == "8"
+            mongolock.advance(5)
+            assert view(RequestFactory().get("/"), name)["Retry-After"] == "3"
 
 
 class TestFindRequest:

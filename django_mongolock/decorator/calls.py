@@ -13,6 +13,7 @@ from asgiref.sync import iscoroutinefunction
 
 from ..conf import get_settings
 from ..context import serving, task_owner
+from ..engine import clock
 from ..engine.lock.lock import MongoLock
 from ..engine.rule.options import LockOptions, Unset
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockNotAcquired
@@ -24,6 +25,8 @@ from .streaming import hold_while_streaming
 
 #: Why a call has no lock: contention, a server that does not answer, a value of the call that makes no key.
 _UNLOCKED = (LockNotAcquired, LockBackendFailed, LockKeyInvalid)
+#: How much the latest hold counts in the mean of a function.
+LATEST: Final = 0.2
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 
@@ -61,6 +64,8 @@ class LockedFunction:
         self.name = _dotted_name(wrapped)
         self.signature = _signature(wrapped)
         self.options = replace(plan.options, label=plan.options.label or self.name[-200:])
+        #: For how many seconds its lock is usually held, as far as this process knows.
+        self.usual: float | None = None
         self.is_generator = inspect.isgeneratorfunction(wrapped) or inspect.isasyncgenfunction(wrapped)
         if self.is_generator:
             plan.policy.accepts("generator", self.name)
@@ -92,6 +97,11 @@ class LockedFunction:
             self.plan.policy.accepts("call" if call.request is None else "view", self.name)
         return call
 
+    def _note(self, call: Call, seconds: float) -> None:
+        """Note how long the lock was held, for those who are refused: a mean in which the latest counts most."""
+        if call.begun:
+            self.usual = seconds if self.usual is None else self.usual + LATEST * (seconds - self.usual)
+
     def function(self) -> Callable[..., Any]:
         def attempt(call: Call, *, first: bool = True) -> Any:
             try:
@@ -99,7 +109,9 @@ class LockedFunction:
                     call.prepare()
                 # No ExitStack: a signal that strikes in its Python would leave the lock behind.
                 with call.lock() as lock:
+                    began = clock.now()
                     result = call.run(lock)
+                    self._note(call, clock.now() - began)
                     hold_while_streaming(result, lock)
                     return result
             except _UNLOCKED as error:
@@ -110,7 +122,7 @@ class LockedFunction:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             call = self._call(args, kwargs)
             if call.passes:
-                with atomic(deferred_aliases(call.request, self)):
+                with atomic(deferred_aliases(call.request, self.plan)):
                     return self.wrapped(*args, **kwargs)
             call.trial = call.policy.tries_first(call)
             with serving(call.request), call.policy.around():
@@ -131,7 +143,9 @@ class LockedFunction:
                 try:
                     await call.aprepare()
                     async with call.lock() as lock:
+                        began = clock.now()
                         result = await call.arun(lock)
+                        self._note(call, clock.now() - began)
                         hold_while_streaming(result, lock)
                         return result
                 except _UNLOCKED as error:
@@ -232,7 +246,7 @@ class Call(CallFacts):
         """Call the function under *lock*, in the transactions that Django leaves to it."""
         self.begun = True
         try:
-            with atomic(deferred_aliases(self.request, self.function)):
+            with atomic(deferred_aliases(self.request, self.function.plan)):
                 return self.finished(self.function.wrapped(*self.args, **self.kwargs))
         except BaseException as error:
             if self.policy.gives_up(error):
@@ -251,6 +265,8 @@ class Call(CallFacts):
 
     def refused(self, error: Unlocked) -> Any:
         """Return the result of a call that could not acquire its lock; or raise what is raised instead."""
+        if isinstance(error, LockNotAcquired):
+            error.usual = self.function.usual
         return self.policy.refused(error, self)
 
     async def arefused(self, error: Unlocked) -> Any:

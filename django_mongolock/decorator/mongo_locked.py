@@ -99,9 +99,13 @@ def mongo_locked(
     a task, and on the class or on one of its methods for a view class.
     Raises TypeError and ValueError at once for what it cannot decorate and for templates that do not fit.
     """
+    template: object
     for template in templates:
-        if hasattr(template, "__get__"):  # a function, a classmethod, a property
-            raise TypeError("write @mongo_locked(), with brackets, to run all calls of a function under one lock")
+        if callable(template) or isinstance(template, (classmethod, property)):
+            raise TypeError(
+                "write @mongo_locked(), with brackets: then all calls of the function share one lock. "
+                "If it is what makes the key, pass the function, or the lambda as key="
+            )
         check_key(template)
     policy = as_policy(on_contention)
     asked = chosen(options, [*LockedKeywords.__annotations__, "key", "on_contention"])
@@ -129,7 +133,7 @@ def decorate(plan: Plan, function: Any, kind_of_call: KindOfCall = Call) -> Any:
     wrapper.__signature__ = resolved_signature(function) or locked.signature  # type: ignore[attr-defined]
     setattr(wrapper, TEMPLATES, (*getattr(function, TEMPLATES, ()), *plan.templates))
     if not (locked.is_generator or iscoroutinefunction(wrapper)):
-        Deferred.put_on(wrapper, locked)
+        Deferred.put_on(wrapper, plan)
     return wrapper
 
 

@@ -272,7 +272,7 @@ class IdempotentCall(Call):
             if not losses:  # once
                 losses.append(runner.run(self._keep(lock, kept), self._send))
 
-        aliases = deferred_aliases(self.request, self.function)
+        aliases = deferred_aliases(self.request, self.function.plan)
         try:
             with atomic(aliases):
                 result = self.finished(self.function.wrapped(*self.args, **self.kwargs))

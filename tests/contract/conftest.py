@@ -41,7 +41,7 @@ class World:
         self.sessions.append(session)
         permits = options.pop("permits", None)
         made = mongo_lock(*keys, **options) if permits is None else mongo_semaphore(keys[0], permits, **options)
-        return MongoLock(lambda: session, made.keys, made.options, lambda: {"host": "elsewhere", "pid": 1})
+        return MongoLock(lambda: session, made.keys, made.terms, made.options, lambda: {"host": "elsewhere", "pid": 1})
 
     def is_queued(self, number: int) -> bool:
         """Does somebody of that process wait in a queue?"""

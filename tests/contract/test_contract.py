@@ -303,7 +303,7 @@ def test_a_closed_session_says_so(key: str, world: World, elsewhere: Elsewhere) 
     lock = elsewhere(key).acquire()
     world.sessions[-1].close()
     assert lock.lost
-    again = MongoLock(lock._session_now, lock.keys, lock.options)
+    again = MongoLock(lock._session_now, lock.keys, lock.terms, lock.options)
     with pytest.raises(LockMisused, match="closed"):
         again.acquire()
     began = time.monotonic()

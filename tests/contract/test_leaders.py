@@ -259,7 +259,7 @@ def test_mistakes(key: str) -> None:
     with pytest.raises(TypeError, match="coroutine function"):
         asyncio.run(leader(key).arun(None))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="mode"):
-        leader(key, mode="shared")  # type: ignore[call-arg]
+        leader(key, mode="shared")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="which nothing fills"):
         leader("a:{b}")
     assert lock_info(key).acquisitions == 0

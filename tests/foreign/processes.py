@@ -26,7 +26,7 @@ class Process:
     def lock(self, key: str, *, permits: int | None = None, **options: Any) -> MongoLock:
         """A lock of that process; with permits, a semaphore."""
         made = mongo_lock(key, **options) if permits is None else mongo_semaphore(key, permits, **options)
-        return MongoLock(lambda: self.session, made.keys, made.options, lambda: {"label": self.label})
+        return MongoLock(lambda: self.session, made.keys, made.terms, made.options, lambda: {"label": self.label})
 
     def close(self) -> None:
         self.session.close()

@@ -86,7 +86,7 @@ def wrong() -> int:
     mongo_semaphore("key", 3, weight="2")  # type: ignore[arg-type]
     leader("key", leese=3)  # type: ignore[arg-type]
     lock_info(5)  # type: ignore[arg-type]
-    mongo_locked("key", permits="3")  # type: ignore[call-overload]
+    mongo_locked("key", permits="3")  # type: ignore[arg-type]
     mongo_lock("key").fencing_token = 5  # type: ignore[misc]
     with mongo_lock("key"):
         return 5
