@@ -233,15 +233,17 @@ class LockBackendFailed(LockError):
     """MongoDB did not answer, or refused the command.
 
     It is then unknown whether the command took effect; the library removes what it may have left, in the background.
-    passing: whether trying again may help.
+    passing: whether trying again may help. waited: for how many seconds a lock was waited for (0: there was no wait).
     """
 
     problem: str
     key: str | None = None
     passing: bool = True
+    waited = 0.0
 
     def _text(self) -> str:
-        return f"lock {self.key!r}: {self.problem}" if self.key is not None else self.problem
+        after = f"after {self.waited:.1f} s, " if self.waited >= 0.05 else ""
+        return f"lock {self.key!r}: {after}{self.problem}" if self.key is not None else f"{after}{self.problem}"
 
 
 @dataclass(eq=False, repr=False)

@@ -135,9 +135,23 @@ class TestDatabase:
         assert "mongo" in str(found[0].hint)
 
     def test_router(self, settings: Settings) -> None:
-        """A missing router is told of: the model would be looked for in SQL."""
+        """F152: a missing router is told of before the errors that come from it: those of all other models, which do
+        not fit into MongoDB."""
         settings.DATABASE_ROUTERS = []
-        assert ids(checks.check_settings(app_configs=None)) == ["W001"]
+        (found,) = checks.check_settings(app_configs=None)
+        assert (found.id, "below come from this" in found.msg) == ("mongolock.E027", True)
+        with pytest.raises(SystemCheckError) as told:
+            call_command("check", databases=["mongo"])
+        said = str(told.value)
+        assert 0 < said.index("mongolock.E027") < said.index("(mongodb.E")
+
+    def test_the_setting_is_missing(self, settings: Settings) -> None:
+        """F152: so is MONGOLOCK, without which the router does nothing."""
+        del settings.MONGOLOCK
+        with pytest.raises(SystemCheckError) as told:
+            call_command("check", databases=["mongo"])
+        said = str(told.value)
+        assert 0 < said.index("mongolock.E001") < said.index("below come from this") < said.index("(mongodb.E")
 
     def test_default_needs_no_router(self, settings: Settings) -> None:
         """Where MongoDB is the default database everything is there anyway."""

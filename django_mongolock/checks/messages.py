@@ -5,6 +5,11 @@ from __future__ import annotations
 from django.core import checks
 
 
+def critical(number: str, message: str, hint: str) -> checks.Critical:
+    """What other errors come from: it is printed before them."""
+    return checks.Critical(message, hint=hint, id=f"mongolock.{number}")
+
+
 def error(number: str, message: str, hint: str) -> checks.Error:
     return checks.Error(message, hint=hint, id=f"mongolock.{number}")
 

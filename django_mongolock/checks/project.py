@@ -11,13 +11,15 @@ from django.conf import settings
 from django.core import mail
 from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS
+from django.db import router
 
 from ..conf import ENGINE, KNOWN, MEMORY, NAME, SIMILAR, LockSettings, find_wrong, raw_settings
 from ..environment import NO_NAME, address_problem, database_from_url
 from ..router import ROUTER
-from .messages import error, warning
+from .messages import critical, error, warning
 
+#: For what leads to errors of django_mongodb_backend, whose cure is another one.
+_BELOW: Final = "Errors of mongodb below come from this."
 #: What the name of a database may not contain.
 REFUSED: Final = ' ."$/\\\0'
 
@@ -36,7 +38,7 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
 def _unreadable(problem: ImproperlyConfigured) -> CheckMessage:
     if isinstance(getattr(settings, NAME), str):
         return error("E018", f"{problem}.", 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.')
-    return error("E001", f"{problem}.", f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')
+    return critical("E001", f"{problem}. {_BELOW}", f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')
 
 
 def _check_database(raw: Mapping[str, Any]) -> list[CheckMessage]:
@@ -99,7 +101,7 @@ def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
     mongo = [name for name, entry in settings.DATABASES.items() if entry.get("ENGINE") == ENGINE]
     choices = f"MongoDB aliases in DATABASES: {', '.join(mongo) or 'none'}."
     if not alias:
-        yield error("E001", f'{NAME}["DATABASE"] is not set.', f"Name the alias of your MongoDB. {choices}")
+        yield critical("E001", f'{NAME}["DATABASE"] is not set. {_BELOW}', f"Name the alias of your MongoDB. {choices}")
     elif not isinstance(alias, str) or alias not in settings.DATABASES:
         yield error("E002", f'{NAME}["DATABASE"] names {alias!r}, which is not in DATABASES.', choices)
     elif alias not in mongo:
@@ -109,10 +111,12 @@ def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
 
 
 def _check_router(alias: str) -> Iterator[CheckMessage]:
-    if alias != DEFAULT_DB_ALIAS and ROUTER not in _router_names():
-        yield warning(
-            "W001",
-            f"DATABASE_ROUTERS lacks {ROUTER}: the lock model would be read from the default database.",
+    from ..models import Lock
+
+    if router.db_for_read(Lock) != alias:
+        yield critical(
+            "E027",
+            f"No router sends the lock model to {alias!r}: it would be read from the default database. {_BELOW}",
             f'Put "{ROUTER}" into DATABASE_ROUTERS.',
         )
 
@@ -136,12 +140,6 @@ def _check_address(alias: str, entry: Mapping[str, Any]) -> Iterator[CheckMessag
             f"DATABASES[{alias!r}] {problem}.",
             "Name the database; in an address, it stands after the servers: mongodb://host1,host2/name.",
         )
-
-
-def _router_names() -> Iterator[str]:
-    for router in settings.DATABASE_ROUTERS:
-        kind: type = type(router)
-        yield str(router) if kind is str else f"{kind.__module__}.{kind.__qualname__}"
 
 
 @register(deploy=True)

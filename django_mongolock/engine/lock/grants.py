@@ -64,7 +64,7 @@ class LockGrants:
     def acquire(self, session: Session, wait: float | None, lock: object) -> Protocol[None]:
         """Acquire all keys, for *lock*, or none."""
         self._begin()
-        began = session.now()
+        called = began = session.now()
         deadline = FOREVER if wait is None else began + wait
         grants: list[Grant] = []
         tokens: list[OwnerToken] = []
@@ -85,7 +85,9 @@ class LockGrants:
             finally:
                 self._drop(session, grants)
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, LockBackendFailed):
+                error.waited = session.now() - called
             self._drop(session, grants)
             raise
         finally:

@@ -100,7 +100,9 @@ class Renewals:
             found = self._session.store.renew(sorted({grant.key for grant in grants}), step, self._limit(grants))
         except LockBackendFailed as error:
             news = any(not grant.lease.failures for grant in grants)
-            log(WARNING if news else DEBUG, "renewal failed", grants=len(grants), error=error)
+            held = any(grant.state is State.HELD for grant in grants)
+            what = "renewal failed" if held else "places in queues not renewed"
+            log(WARNING if news else DEBUG, what, grants=len(grants), error=error)
         finally:
             for grant, length, count in zip(grants, lengths, behind, strict=True):
                 grant.waiting.counted = count > 0
