@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.apps import apps
-from django.core.checks import CheckMessage, Error, register
+from django.core.checks import CheckMessage, register
+
+from ..conf import missing_app
 
 
 @register()
 def check_installed(**kwargs: Any) -> list[CheckMessage]:
-    """Check that the app is in INSTALLED_APPS, as something has imported it."""
-    if apps.is_installed("django_mongolock.idempotency"):
-        return []
-    return [
-        Error(
-            "@idempotent is used, but its app is not installed: what it keeps is never removed.",
-            hint='Put "django_mongolock.idempotency" into INSTALLED_APPS.',
-            id="mongolock.E025",
-        )
-    ]
+    """Check that the app is in INSTALLED_APPS, as something has imported it: it removes what is kept too long."""
+    return missing_app("django_mongolock.idempotency", "@idempotent")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import re
 from collections.abc import Callable, Generator
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple, Never, TypeVar, overload
+from typing import Any, Final, NamedTuple, Never, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.http import HttpRequest
@@ -22,17 +21,7 @@ from ..conf import LockSettings, get_settings
 from ..decorator.atomic_requests import atomic, deferred_aliases, first_after_commit
 from ..decorator.calls import Arguments, Call, Keywords, LockedFunction, Plan
 from ..decorator.mongo_locked import decorate
-from ..decorator.policies import (
-    SKIPPED,
-    CallFacts,
-    Kind,
-    Policy,
-    Respond,
-    Retry,
-    Unlocked,
-    candidates,
-    find_request,
-)
+from ..decorator.policies import SKIPPED, CallFacts, Kind, Policy, Respond, Retry, Unlocked, candidates, find_request
 from ..decorator.responses import Refusal, RequestRefused, seconds_until
 from ..engine.lock.commit_hooks import out_of_commit_hook
 from ..engine.lock.lock import MongoLock
@@ -64,32 +53,17 @@ SAFE: Final = ("GET", "HEAD", "OPTIONS", "TRACE")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
-@overload
-def idempotent(function: C, /) -> C: ...
-@overload
 def idempotent(
-    *,
-    header: str = ...,
-    keep: Seconds = ...,
-    required: bool = ...,
-    client: Callable[[Any], str] | None = ...,
-    key: str | None = ...,
-    lease: Seconds | None = ...,
-    using: str | None = ...,
-) -> Callable[[C], C]: ...
-def idempotent(
-    function: Any = None,
-    /,
-    *,
-    header: Any = "Idempotency-Key",
+    *functions: Never,
+    header: str = "Idempotency-Key",
     keep: Seconds = timedelta(days=1),
-    required: Any = True,
-    client: Any = None,
+    required: bool = True,
+    client: Callable[[Any], str] | None = None,
     key: str | None = None,
     lease: Seconds | None = None,
     using: str | None = None,
     **unknown: Never,
-) -> Any:
+) -> Callable[[C], C]:
     """Run a view once for each Idempotency-Key of a client, or a task once for each key; later calls get its result.
 
     The first request with a key runs under a lock, and its response is kept. A later one with the same method, address
@@ -112,13 +86,15 @@ def idempotent(
     A run that dies has kept nothing: after its *lease*, the next one runs. So does one after a run that lost its lock,
     which stores nothing and raises LockLost. lease, using: those of `mongo_lock`.
     """
-    known = [name for name in inspect.signature(idempotent).parameters if name not in ("function", "unknown")]
+    if functions:
+        raise TypeError("write @idempotent(), with brackets")
     for name in unknown:
-        raise unexpected(name, known)
-    if not (isinstance(header, str) and _TOKEN.fullmatch(header)):
+        raise unexpected(name, ["header", "keep", "required", "client", "key", "lease", "using"])
+    given: Any = header, client
+    if not (isinstance(given[0], str) and _TOKEN.fullmatch(header)):
         raise TypeError(f'header is the name of an HTTP header, such as "Idempotency-Key", not {header!r}')
     check_flag("required", required)
-    if client is not None and (not callable(client) or iscoroutinefunction(client)):
+    if client is not None and (not callable(given[1]) or iscoroutinefunction(client)):
         raise TypeError("client must be a function, not async, that takes the request and returns text")
     if key is not None and (client is not None or not required):
         raise TypeError("key= is for tasks, which have no request: client= and required= are for views")
@@ -128,8 +104,7 @@ def idempotent(
     else:
         plan = Plan(KeepResult(), options, (KeyTemplate(check_key(key)),), name="idempotent")
     rules = Rules(header, check_seconds("keep", keep), required, client)
-    make = partial(_decorate, plan, partial(IdempotentCall, rules))
-    return make if function is None else make(function)
+    return partial(_decorate, plan, partial(IdempotentCall, rules))
 
 
 def _decorate(plan: Plan, kind_of_call: Any, function: Any) -> Any:
@@ -143,12 +118,10 @@ class _Keep(Policy):
 
     def accepts(self, kind: Kind, name: str) -> None:
         """See Policy.accepts()."""
-        if kind == "generator":
-            raise TypeError("@idempotent goes on a function, not on a generator, whose results come one by one")
         if kind not in self.kinds:
             raise TypeError(
-                f"@idempotent on {name}: a view has its key in a header of its request; for a task, or another "
-                'function, give its template: @idempotent(key="charge:{order_id}")'
+                f"@idempotent on {name}: a view has its key in a header of its request; for a task, or another function, "
+                'give its template: @idempotent(key="charge:{order_id}"). A generator has results that come one by one'
             )
 
 

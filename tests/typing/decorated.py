@@ -63,7 +63,7 @@ def by_instance(order: Order) -> int:
     return 1
 
 
-@idempotent
+@idempotent()
 def charge(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final, NoReturn, Self
@@ -110,17 +110,47 @@ class InTask(Policy):
         self.policy = ComeBack() if policy.name == "retry" else policy
         self.first_wait, self.gives_up = self.policy.first_wait, self.policy.gives_up  # type: ignore[method-assign]
 
-    def around(self) -> AbstractContextManager[None]:
-        """See returning()."""
-        return returning()
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """When the outermost locked call of a task has been left, send what is to be sent.
+
+        So the next run meets no lock of this one.
+        """
+        task: Any = current_task
+        request = task.request
+        if getattr(request, INSIDE, False):
+            yield
+            return
+        setattr(request, INSIDE, True)
+        try:
+            yield
+        except Retry as outcome:
+            unsent = getattr(request, UNSENT, None)
+            if unsent is not None and unsent is getattr(outcome, "sig", None):
+                _send(task, unsent)
+            raise
+        finally:
+            setattr(request, INSIDE, False)
 
     def tries_first(self, call: CallFacts) -> bool:
         """So that a task that was delivered before meets its own earlier run, rather than waits for it."""
         return self._comes_back(call) or is_redelivered()
 
     def begin(self, call: CallFacts) -> None:
-        """See begin_delivery()."""
-        begin_delivery(call.options.using)
+        """If an earlier run for this delivery was found at work, end this one, unless that has died.
+
+        Raises Ignore if that run has ended by itself, as it has reported its result; Retry while it is at work. If it
+        died, its lock has expired or can be resumed, and this run goes on. Raises LockBackendFailed.
+        """
+        task: Any = current_task
+        if (former := _take_note(task.request).former) is None:
+            return
+        key, delivery, expired = former
+        found = _Found.read(key, call.options.using, {"owner": str(task_owner()), "delivery": delivery})
+        if found.left is not None:
+            _come_back_later(task, LockNotAcquired(key, holder="an earlier delivery", retry_after=found.left), former)
+        if found.run is None and found.expired == expired:
+            _ignore(task, key)
 
     def refused(self, error: Unlocked, call: CallFacts) -> Any:
         """See Policy.refused()."""
@@ -137,46 +167,6 @@ class InTask(Policy):
 def _is_brief(error: LockError) -> bool:
     """Whether the lock is held for a moment, and no other waits for it."""
     return isinstance(error, LockNotAcquired) and not error.waiting and error.held_for < get_settings().SHORT_WAIT
-
-
-@contextmanager
-def returning() -> Iterator[None]:
-    """Around each locked call of a task: when the outermost has been left, send what is to be sent.
-
-    So the next run meets no lock of this one.
-    """
-    task: Any = current_task
-    request = task.request
-    if getattr(request, INSIDE, False):
-        yield
-        return
-    setattr(request, INSIDE, True)
-    try:
-        yield
-    except Retry as outcome:
-        unsent = getattr(request, UNSENT, None)
-        if unsent is not None and unsent is getattr(outcome, "sig", None):
-            _send(task, unsent)
-        raise
-    finally:
-        setattr(request, INSIDE, False)
-
-
-def begin_delivery(using: str | None) -> None:
-    """If an earlier run for this delivery was found at work, end this one, unless that has died.
-
-    Raises Ignore if that run has ended by itself, as it has reported its result; Retry while it is at work. If it died,
-    its lock has expired or can be resumed, and this run goes on. Raises LockBackendFailed.
-    """
-    task: Any = current_task
-    if (former := _take_note(task.request).former) is None:
-        return
-    key, delivery, expired = former
-    found = _Found.read(key, using, {"owner": str(task_owner()), "delivery": delivery})
-    if found.left is not None:
-        _come_back_later(task, LockNotAcquired(key, holder="an earlier delivery", retry_after=found.left), former)
-    if found.run is None and found.expired == expired:
-        _ignore(task, key)
 
 
 def refuse_second_delivery(error: LockError, using: str | None) -> None:
