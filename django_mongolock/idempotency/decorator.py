@@ -120,7 +120,7 @@ class _Keep(Policy):
         """See Policy.accepts()."""
         if kind not in self.kinds:
             raise TypeError(
-                f"@idempotent on {name}: a view has its key in a header of its request; for a task, or another function, "
+                f"@idempotent on {name}: a view has its key in a header of its request; for a task, or a function, "
                 'give its template: @idempotent(key="charge:{order_id}"). A generator has results that come one by one'
             )
 
