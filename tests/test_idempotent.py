@@ -203,7 +203,7 @@ class TestViews:
         """Neither the key of the client nor who it is can be read in MongoDB; what is kept goes by itself."""
         user = SimpleNamespace(is_authenticated=True, pk=uuid.uuid4().hex)
         before = {document["_id"] for document in results_beside(mongo_store().collection).find()}
-        post(idempotent(charge), key, key, user=user)
+        post(idempotent()(charge), key, key, user=user)
         (stored,) = [each for each in results_beside(mongo_store().collection).find() if each["_id"] not in before]
         assert key not in stored["_id"]
         assert user.pk not in str({**stored, "result": None})
@@ -566,7 +566,7 @@ class TestClients:
 
     @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
     def test_users(self, backend: str, key: str, kind: Any) -> None:
-        view = idempotent(kind)
+        view = idempotent()(kind)
         assert [post(view, key, key, user=self.user(pk)).content for pk in (1, 2, 1)] == [
             b'{"times": 1}',
             b'{"times": 2}',
@@ -587,12 +587,12 @@ class TestClients:
 
     def test_sessions(self, key: str) -> None:
         """So it is with sessions of visitors; the session is not stored."""
-        view = idempotent(charge)
+        view = idempotent()(charge)
         sessions = [session(name) for name in ("a", "b", "a")]
         assert [post(view, key, key, session=each).content[-2:-1] for each in sessions] == [b"1", b"2", b"1"]
 
     def test_a_user_is_no_session(self, key: str) -> None:
-        view, visitor = idempotent(charge), session("1")
+        view, visitor = idempotent()(charge), session("1")
         users = (SimpleNamespace(is_authenticated=False), self.user("1"))
         assert [post(view, key, key, session=visitor, user=user).content[-2:-1] for user in users] == [b"1", b"2"]
 
@@ -608,7 +608,7 @@ class TestClients:
         async def anonymous() -> Any:
             return SimpleNamespace(is_authenticated=False)
 
-        view = idempotent(kind)
+        view = idempotent()(kind)
         facts: tuple[dict[str, Any], ...] = ({}, {"auser": anonymous})
         for more in facts:
             assert post(view, key, key, user=SimpleLazyObject(load), **more).content == b'{"times": 1}'
@@ -627,13 +627,13 @@ class TestClients:
     def test_unknown(self, key: str, kind: Any, facts: Any, caplog: pytest.LogCaptureFixture) -> None:
         """403, and the log names the cure. A session that this response would begin is not that of a second try; F130:
         nor does one count that only a cookie says."""
-        refused = post(idempotent(kind), key, key, **facts)
+        refused = post(idempotent()(kind), key, key, **facts)
         assert (refused.status_code, code(refused), key in done) == (403, "anonymous", False)
         assert "client=" in caplog.text
 
     def test_auth(self, key: str) -> None:
         """What a framework has found out about the client: an object with a primary key, or a text."""
-        view = idempotent(charge)
+        view = idempotent()(charge)
         subjects = ["token", SimpleNamespace(pk=1), SimpleNamespace(pk=2), "token"]
         assert [post(view, key, key, auth=each).content[-2:-1] for each in subjects] == [b"1", b"2", b"3", b"1"]
 
@@ -767,7 +767,7 @@ class Tokens(BaseAuthentication):  # type: ignore[misc]
 
 @api_view(["POST"])  # type: ignore[untyped-decorator]
 @authentication_classes([Tokens])  # type: ignore[untyped-decorator]
-@idempotent
+@idempotent()
 def by_function(request: Request) -> Response:
     return Response({"times": do(request.data["name"])}, status=201, headers={"Location": "/1/"})
 
@@ -775,7 +775,7 @@ def by_function(request: Request) -> Response:
 class ByMethod(APIView):  # type: ignore[misc]
     authentication_classes = (Tokens,)
 
-    @idempotent
+    @idempotent()
     def post(self, request: Request) -> Response:
         if request.data.get("wrong"):
             raise ValidationError("wrong")
@@ -791,7 +791,7 @@ api = NinjaAPI(urls_namespace="idempotent", auth=Bearer())
 
 
 @api.post("/sync/")
-@idempotent
+@idempotent()
 def operation(request: HttpRequest, response: HttpResponse) -> HttpResponse:
     made = api.create_response(request, {"times": do(json.loads(request.body)["name"])}, status=201)
     made.headers["Location"] = "/1/"
@@ -799,12 +799,12 @@ def operation(request: HttpRequest, response: HttpResponse) -> HttpResponse:
 
 
 @api.post("/value/")
-@idempotent
+@idempotent()
 def value(request: HttpRequest) -> dict[str, int]:
     return {"a": 1}
 
 
-@idempotent
+@idempotent()
 class OnClass(View):
     def post(self, request: HttpRequest) -> HttpResponse:
         return charge(request)
@@ -817,8 +817,8 @@ class OnMethod(View):
 
 
 urlpatterns = [
-    path("function/", idempotent(charge)),
-    path("async/", idempotent(acharge)),
+    path("function/", idempotent()(charge)),
+    path("async/", idempotent()(acharge)),
     path("class/", OnClass.as_view()),
     path("method/", OnMethod.as_view()),
     path("write/", write),
@@ -866,7 +866,7 @@ class TestFrameworks:
     def test_around(self, around: Any) -> None:
         """Around a view of REST framework, its users are not known yet."""
         with pytest.raises(TypeError, match="below @api_view, or on the methods"):
-            idempotent(around)
+            idempotent()(around)
 
 
 class TestTasks:
@@ -987,18 +987,18 @@ class TestMistakes:
 
         for wrong, said in (
             (app.task(charge, name="mistake"), "below the decorator that makes the Celery task"),
-            (generator, "not on a generator"),
+            (generator, "A generator has results"),
             (staticmethod(charge), "put it below that"),
             (dict, "view classes"),
             (5, "@idempotent goes on a function"),
         ):
             with pytest.raises(TypeError, match=said):
-                any_idempotent(wrong)
+                any_idempotent()(wrong)
         with pytest.raises(TypeError, match="has no parameter order"):
             idempotent(key="a:{order}")(charge)
 
     def test_calls(self, key: str) -> None:
         """A task without a template, and a view with one."""
-        for call in (lambda: idempotent(lambda name: None)("a"), lambda: post(idempotent(key="a")(charge), key)):
+        for call in (lambda: idempotent()(lambda name: None)("a"), lambda: post(idempotent(key="a")(charge), key)):
             with pytest.raises(TypeError, match=r'@idempotent\(key="charge:{order_id}"\)'):
                 call()

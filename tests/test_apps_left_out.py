@@ -1,0 +1,65 @@
+"""Each app that a project opts into can be left out: the core runs without its folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.packages import ROOT
+from tests.support.programs import python
+from tests.test_imports import OPT_IN
+
+#: The project of the tests without its own apps, and with nothing of ours but the core.
+SETTINGS = """\
+from testproject.settings import *
+
+INSTALLED_APPS = [
+    app for app in INSTALLED_APPS if not app.startswith("testproject.") and not app.startswith("django_mongolock.")
+]
+DATABASE_ROUTERS = ["django_mongolock.router.MongoLockRouter"]
+ROOT_URLCONF = "core_urls"
+"""
+URLS = """\
+from django.contrib import admin
+from django.urls import path
+
+urlpatterns = [path("admin/", admin.site.urls)]
+"""
+#: A handful of short tests of the core: locks, permits, periods.
+TESTS = ("tests/contract/test_contract.py", "tests/test_modes_and_permits.py", "tests/test_once_per.py")
+
+
+def core_without(apps: set[str], folder: Path) -> str:
+    """What a check and a handful of tests say where the package lacks these folders."""
+    for part in ("django_mongolock", "tests", "testproject"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    for app in apps:
+        shutil.rmtree(folder / "django_mongolock" / app)
+    (folder / "core_settings.py").write_text(SETTINGS)
+    (folder / "core_urls.py").write_text(URLS)
+    environment = {"DJANGO_SETTINGS_MODULE": "core_settings", "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
+    said = python("-m", "django", "check", folder=folder, **environment)
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--ds=core_settings")
+    return said + python("-m", "pytest", *options, *TESTS, folder=folder, **environment)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("apps", [*({app} for app in sorted(OPT_IN)), OPT_IN], ids=[*sorted(OPT_IN), "all"])
+def test_the_core_runs_without(apps: set[str], tmp_path: Path) -> None:
+    """None of the core's modules, checks, pages or commands needs one that is not installed."""
+    said = core_without(apps, tmp_path)
+    assert "System check identified no issues" in said
+    assert " passed" in said
+    assert "failed" not in said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_core_that_needs_an_app_is_found(tmp_path: Path) -> None:
+    """The test above can fail: a folder that the core needs."""
+    with pytest.raises(AssertionError, match=r"No module named 'django_mongolock\.keys'"):
+        core_without({"keys"}, tmp_path)
