@@ -150,7 +150,7 @@ def test_no_modules_import_one_another() -> None:
 
 
 def test_nothing_in_the_core_knows_what_stands_beside_it() -> None:
-    """documents, versions, editing and idempotency, apps of their own, stand above the whole core; only the last floor loads it."""
+    """documents, versions, editing, idempotency stand above the whole core, which only the last floor loads."""
     core = FLOOR.keys() - OPT_IN - FLOORS[-1]
     assert max(FLOOR[room] for room in core) < min(FLOOR[app] for app in OPT_IN)
 
