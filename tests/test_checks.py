@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from django.core.checks import CheckMessage
 from django.core.checks.registry import registry
-from django.core.management import SystemCheckError, call_command
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
 from django.db import connections
 from pymongo import MongoClient
 from pymongo.database import Database

@@ -810,7 +810,7 @@ class OnClass(View):
         return charge(request)
 
 
-@method_decorator(idempotent, name="post")
+@method_decorator(idempotent(), name="post")
 class OnMethod(View):
     def post(self, request: HttpRequest) -> HttpResponse:
         return charge(request)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import itertools
 import pickle
 import sys
 import time
@@ -272,7 +273,18 @@ def server(host: str, **hello: Any) -> ServerDescription:
     return ServerDescription((host, 1), Hello(answer))
 
 
-def test_members_of_a_replica_set_are_named_with_their_roles() -> None:
+def test_a_wait_that_failed_tells_how_long_it_was(mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F153: from the call on, however many commands there were; also after it was sent to another process."""
+    lock = mongo_lock("a", wait=10)
+    session: Any = lock._session_now()
+    later = itertools.count(session.now(), 11)
+    monkeypatch.setattr(session, "now", lambda: next(later))
+    with mongolock.unavailable(), pytest.raises(LockBackendFailed, match=r"lock 'a': after \d+\.0 s, MongoDB") as told:
+        lock.acquire()
+    assert pickle.loads(pickle.dumps(told.value)).waited == told.value.waited >= 11
+
+
+def test_members_of_a_replica_set_are_named_with_their_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a primary one waits for an election; with one, the server or the network is slow."""
     away = ServerDescription(("c", 3), error=AutoReconnect("c:3: timed out"))
     secondaries = [server("a", secondary=True), server("b", secondary=True)]
@@ -280,6 +292,9 @@ def test_members_of_a_replica_set_are_named_with_their_roles() -> None:
     assert said.startswith("a:1 (secondary), b:1 (secondary), c:3 (no answer). There is no primary: rs.status()")
     said = described(server("a", isWritablePrimary=True), *secondaries[1:], away, kind="ReplicaSetWithPrimary")
     assert said.startswith("a:1 (primary), b:1 (secondary), c:3 (no answer). Is the primary overloaded")
+    assert "A test that asks for the fixture mongolock" in described(away)  # F154
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    assert described(away).endswith("are HOST and PORT right?")
     many = [ServerDescription((f"h{number}", 1), error=AutoReconnect("h: timed out")) for number in range(7)]
     assert "h2:1 (no answer) and 4 more." in described(*many)
 

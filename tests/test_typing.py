@@ -21,6 +21,18 @@ def test_typing() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
+def test_a_mistyped_option_is_one_line(tmp_path: Path) -> None:
+    """F154: rather than a wall of overloads."""
+    calls = ("mongo_lock('a', leese=3)", "mongo_locked('a', leese=3)", "mongo_locked('a', on_contention='skp')")
+    source = "from django_mongolock import mongo_lock, mongo_locked\n" + "\n".join(calls)
+    with pytest.raises(AssertionError) as told:
+        python("-m", "mypy", "--strict", "--config-file=", "-c", source, folder=ROOT)
+    said = [line for line in str(told.value).splitlines() if "error:" in line or "variant" in line]
+    assert [line.rpartition("[")[2] for line in said] == ["call-arg]", "call-arg]", "type-var]"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
 def test_pyright() -> None:
     """The same files for those who check with pyright."""
     python("-m", "pyright", "--pythonpath", sys.executable, "tests/typing", folder=ROOT)

@@ -482,6 +482,27 @@ def test_only_the_first_in_the_queue_takes_itself_for_that(
         waiter.let_go().end()
 
 
+def test_nothing_is_renewed_that_was_never_granted(
+    server: MemoryServer,
+    session: MemorySession,
+    new_session: Callable[..., MemorySession],
+    in_thread: InThread,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """F153: a place in a queue that cannot be renewed is no renewal that failed."""
+    theirs = make_lock(new_session(), terms=LONG).acquire()
+    waiter = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))
+    assert eventually(lambda: len(server.documents["k"]["waiters"]) == 1)
+    (grant,) = session.queue.waiting.values()
+    for each, said in ((grant, "places in queues not renewed"), (grant_of(theirs), "renewal failed")):
+        server.away = True
+        session.renewals.renew([each])
+        server.away = False
+        assert said in caplog.messages[-1]
+    theirs.release()
+    waiter.let_go().end()
+
+
 def test_a_wrong_guess_lengthens_no_wait(
     server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
