@@ -83,6 +83,7 @@ INSTALLED_APPS = [
     "django_mongolock.versions",
     "django_mongolock.editing",
     "django_mongolock.idempotency",
+    "django_mongolock.history",
     "testproject.shop",
     "testproject.rates",
     "testproject.external",

@@ -16,10 +16,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..backends.base import mongo_store
-from ..backends.history import Happened
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
 from ..inspection import display
+from ..inspection.happened import Happened
 from ..inspection.overview_pipelines import RECENT
 from ..inspection.snapshot import LockSnapshot, Party, State
 from ..models import LockEvent

@@ -17,11 +17,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from ..backends.base import mongo_store
-from ..backends.history import Happened
 from ..conf import get_settings
 from ..engine.text_checks import tidy_fact
 from ..inspection import operations
 from ..inspection.display import lock_address
+from ..inspection.happened import Happened
 from ..inspection.snapshot import LockSnapshot, State
 from ..models import Lock
 from ..signals import send, stale_locks_cleared

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
@@ -15,7 +16,9 @@ from ..engine.session.session import Session
 from ..engine.store.mongo import MongoStore, StoreConfig
 from ..signals import signal_sender
 from .base import Backend
-from .history import History
+
+#: What apps have done with each store: each returns what observes its sessions, or None.
+observers: Final[list[Callable[[MongoStore], Observer | None]]] = []
 
 
 def database_settings(alias: str) -> dict[str, Any]:
@@ -55,9 +58,9 @@ class MongoBackend(Backend[Session]):
         history = self.settings.HISTORY * 1_000_000
         store = MongoStore(StoreConfig(parameters, self._name or "", limits=self.limits, history=history))
         observer: Observer = signal_sender(self.alias)
-        if history:
-            store.history = kept = History(lambda: store.events, history)
-            observer = _both(kept.observe, observer)
+        for observe in observers:
+            if (first := observe(store)) is not None:
+                observer = _both(first, observer)
         return Session(store, self.settings.COMMAND_TIMEOUT, observer)
 
 

@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
 
-from ..conf import ENGINE, KNOWN, MEMORY, NAME, SIMILAR, LockSettings, find_wrong, raw_settings
+from ..conf import ENGINE, KNOWN, MEMORY, NAME, SIMILAR, LockSettings, find_wrong, missing_app, raw_settings
 from ..environment import NO_NAME, address_problem, database_from_url
 from ..router import ROUTER
 from .messages import critical, error, warning
@@ -31,8 +31,11 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
         raw = raw_settings()
     except ImproperlyConfigured as problem:
         return [_unreadable(problem), *_check_contrib()]
+    needed = list(_check_contrib())
+    if raw.get("HISTORY"):
+        needed += missing_app("django_mongolock.history", f'{NAME}["HISTORY"]')
     kept = _check_memory() if raw.get("BACKEND") == MEMORY else _check_database(raw)
-    return [*_check_values(raw), *_check_contrib(), *kept]
+    return [*_check_values(raw), *needed, *kept]
 
 
 def _unreadable(problem: ImproperlyConfigured) -> CheckMessage:

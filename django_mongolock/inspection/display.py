@@ -14,9 +14,9 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from ..backends.history import Happened
 from ..context import BROWSER, CLAIMED
 from ..engine.rule.document import UNLIMITED
+from .happened import Happened
 from .snapshot import LockSnapshot, Party, State
 
 #: A state or an event is shown by word and by shape; colour only comes on top.

@@ -1,4 +1,4 @@
-"""Reading the history of the locks: see `backends.history`."""
+"""Reading the history of the locks: see `history.writer`."""
 
 from __future__ import annotations
 

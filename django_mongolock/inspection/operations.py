@@ -15,7 +15,6 @@ from typing import Any, Final
 from bson import Int64
 from pymongo import ReturnDocument
 
-from ..backends.history import FACTS, Happened
 from ..engine.logs import INFO, log
 from ..engine.protocol.processes import CLAIM, fate
 from ..engine.rule.pipeline import pipeline
@@ -27,6 +26,7 @@ from ..engine.store.indexes import purged
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
+from .happened import FACTS, Happened
 from .patterns import EVERY_KEY, KeyMatch
 from .queries import RELEASED, bounded_entries, snapshots
 from .snapshot import LockSnapshot, State

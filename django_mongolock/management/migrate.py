@@ -9,7 +9,6 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 from pymongo.errors import OperationFailure, PyMongoError
 
-from ..backends import history
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
@@ -40,7 +39,7 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         for find in purged:
             with contextlib.suppress(OperationFailure):  # without the app, the right to it is not needed
                 ensure_indexes(find(store.collection), [PURGE])
-        if size := store.config.history:
-            history.make(store.events, size, resize=True)
+        if store.history is not None:
+            store.history.make(resize=True)
     except (LockBackendFailed, PyMongoError) as error:
         logger.warning("indexes not made database=%s error=%s", home, type(error).__name__)

@@ -10,10 +10,10 @@ from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.fields import ObjectIdAutoField
 
 from ..backends.base import mongo_store
-from ..backends.history import FACTS
 from ..exceptions import printable
 from ..inspection import event_queries
 from ..inspection.display import EVENTS, milliseconds
+from ..inspection.happened import FACTS
 from ..inspection.snapshot import Party
 from .entry import PartyFields
 from .fields import Moment, Number, Text, read_moment
@@ -37,7 +37,7 @@ class LockEventQuerySet(ReadOnlyQuerySet):
 
 
 class LockEvent(ReadOnlyModel, PartyFields):
-    """An event in the life of a lock: one of `backends.history.Happened`.
+    """An event in the life of a lock: one of `inspection.happened.Happened`.
 
     With MONGOLOCK["HISTORY"], the process that it happened to writes it a moment later. That is not certain: the events
     of the last second of a process are lost with it, and new events push out the oldest. An event is no proof.

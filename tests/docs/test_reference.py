@@ -23,8 +23,8 @@ from django.template import engines
 
 import django_mongolock
 from django_mongolock import conf, exceptions, signals
-from django_mongolock.backends import history
 from django_mongolock.engine.store.indexes import INDEXES
+from django_mongolock.history import writer as history
 from django_mongolock.models import Lock, LockEvent
 from tests.docs.pages import ROOT
 from tests.tested_versions import BEGIN, END, HEAD

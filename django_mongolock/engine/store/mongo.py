@@ -74,7 +74,9 @@ class StoreConfig:
 
 
 class Notes(Protocol):
-    """What writes the history of the locks: see `backends.history`."""
+    """What writes the history of the locks: see `history.writer`."""
+
+    def make(self, *, resize: bool = False) -> None: ...
 
     def note(self, key: str, what: Any, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
         """Note what happened to *key*, and to the holder with that *entry*."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from enum import StrEnum
 from queue import Empty, SimpleQueue
 from typing import Any, Final
 
@@ -26,8 +25,11 @@ from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 from ..engine import clock
 from ..engine.logs import WARNING, log, log_exception
 from ..engine.session.grant import Grant
+from ..engine.session.notifications import Observer
 from ..engine.session.worker_threads import WorkerThreads
 from ..engine.store.capped import make_capped
+from ..engine.store.mongo import MongoStore
+from ..inspection.happened import FACTS, Happened
 
 Document = dict[str, Any]
 
@@ -44,22 +46,7 @@ INDEXES: Final = (
     IndexModel([("key", 1), ("at", -1), ("_id", -1)], name="mongolock_key"),
     IndexModel([("at", -1), ("_id", -1)], name="mongolock_at"),
 )
-#: What an event takes over from the entry of a holder.
-FACTS: Final = ("mode", "owner", "label", "place", "user", "host", "pid", "thread")
 _DUPLICATE = 11000
-
-
-class Happened(StrEnum):
-    """What happened. The first three are noted by the process that holds the lock, `DEADLOCK` by the one that gave up,
-    the others by the one that did it."""
-
-    GRANTED = "granted"
-    RELEASED = "released"
-    LOST = "lost"
-    DEADLOCK = "deadlock"
-    ASKED = "asked"
-    FORCED = "forced"
-    CLEARED = "cleared"
 
 
 _REPORTED: Final = {"acquired": Happened.GRANTED, "released": Happened.RELEASED, "lost": Happened.LOST}
@@ -139,6 +126,12 @@ class History:
         if not self._started:
             self._started = self._writer.submit(self._run)
 
+    def make(self, *, resize: bool = False) -> None:
+        """Make the collection, with its indexes. See make_capped()."""
+        make_capped(self._events(), self._size, resize=resize)
+        with contextlib.suppress(OperationFailure):  # no right to make them: `migrate` makes them
+            self._events().create_indexes(list(INDEXES))
+
     def close(self) -> None:
         """Write what is left, within about `LAST_WRITE_TIMEOUT` seconds."""
         if self._closed:
@@ -191,11 +184,19 @@ class History:
     def _send(self, batch: Mapping[ObjectId, Note]) -> None:
         collection = self._events().with_options(write_concern=WriteConcern(w=1))
         if not self._ready:
-            make(collection, self._size)
+            self.make()
             self._ready = True
         server_time = collection.database.client.admin.command("hello")["localTime"]
         now = self._now()
         _insert(collection, [note.document(id_, now, server_time) for id_, note in batch.items()])
+
+
+def observe(store: MongoStore) -> Observer | None:
+    """Have the history of a store written, if one is wanted: return what observes its sessions."""
+    if not (size := store.config.history):
+        return None
+    store.history = history = History(lambda: store.events, size)
+    return history.observe
 
 
 def _insert(collection: Collection[Document], documents: list[Document]) -> None:
@@ -209,10 +210,3 @@ def _insert(collection: Collection[Document], documents: list[Document]) -> None
 
 def _ms(seconds: float) -> Int64:
     return Int64(round(seconds * 1_000))
-
-
-def make(collection: Collection[Document], size: int, *, resize: bool = False) -> None:
-    """Make the collection, with its indexes. See make_capped()."""
-    make_capped(collection, size, resize=resize)
-    with contextlib.suppress(OperationFailure):  # no right to make them: `migrate` makes them
-        collection.create_indexes(list(INDEXES))

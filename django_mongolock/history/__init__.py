@@ -1,0 +1,1 @@
+"""What has happened to locks. An app of its own: "django_mongolock.history" in INSTALLED_APPS."""
