@@ -234,7 +234,7 @@ class TestList:
         assert "None of the selected locks is held" in notes(
             select(admin, "force_release", "order:5", follow=True).client.get(LIST)
         )
-        assert admin.post(RELEASE, {"lock": json.dumps(["order:5", [TOKEN + 1]])}).status_code == 400
+        assert admin.post(RELEASE, {"lock": json.dumps(["locks", "order:5", [TOKEN + 1]])}).status_code == 400
         assert locks.read("order:5")["holders"]
 
 
@@ -411,7 +411,7 @@ class TestRights:
         assert b"Force release" not in looker.get(page_of("k")).content
         for action in ("force_release", "clear_stale", "delete_selected"):
             select(looker, action, "k", "stale")
-        shown = {"lock": json.dumps(["k", [TOKEN + 1]]), "reason": "x"}
+        shown = {"lock": json.dumps(["locks", "k", [TOKEN + 1]]), "reason": "x"}
         for client in (looker, browser("view_lock", "ask_release_lock"), browser("force_release_lock")):
             assert client.post(RELEASE, shown).status_code == 403
         assert locks.read("k")["holders"]
@@ -580,7 +580,7 @@ class TestAway:
     @pytest.mark.long
     def test_in_the_middle(self, locks: Locks, admin: Client, away: None) -> None:
         """A force release that could not be done is told of, and not written down."""
-        response = admin.post(RELEASE, {"lock": json.dumps(["k", [1]]), "reason": "x"})
+        response = admin.post(RELEASE, {"lock": json.dumps(["locks", "k", [1]]), "reason": "x"})
         [note] = [str(message) for message in get_messages(response.wsgi_request)]
         assert note.startswith("The remaining locks were not processed: MongoDB did not answer")
         assert not LogEntry.objects.exists()

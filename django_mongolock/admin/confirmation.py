@@ -1,22 +1,35 @@
-"""What an action on locks asks before it is done, and what it reports afterwards."""
+"""What is asked before locks are taken from their holders, what a form carries of them, and what is reported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from bson import json_util
+from bson.errors import BSONError
 from django import forms
 from django.contrib import messages
+from django.core.exceptions import BadRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
+from ..exceptions import LockBackendFailed, LockDocumentDamaged, printable
 from ..inspection import display
-from ..inspection.snapshot import LockSnapshot, State
-from .release import Outcome, as_shown
+from ..inspection.kinds import LockKind, Row, find_kind
+from ..inspection.named_locks import LockRow
+from ..inspection.snapshot import State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from django.utils.functional import _StrPromise as StrPromise
+
+#: How many locks one confirmation may be about.
+MAX_SELECTED: Final = 100
+
+#: Locks with their kinds.
+Rows = list[tuple[LockKind, Row]]
 
 
 class ReasonForm(forms.Form):
@@ -28,44 +41,59 @@ class ReasonForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "vTextField", "autocomplete": "off", "aria-describedby": "why"}),
     )
 
-    def __init__(self, kind: Kind, data: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, action: Action, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(data)
-        self.fields["reason"].required = kind.needs_reason
+        self.fields["reason"].required = action is FORCE
 
 
 @dataclass(frozen=True)
-class Kind:
-    """An action that a page confirms, on locks in these states."""
+class Action:
+    """An action that a page confirms."""
 
     name: str
     title: StrPromise
-    needs_reason: bool
-    states: tuple[State, ...]
+
+    def meets(self, kind: LockKind, row: Row) -> bool:
+        """Whether it does anything to a lock in this state. Only who is at work can be asked."""
+        return row.state in kind.taken if self is FORCE else row.state is State.HELD
 
 
-FORCE: Final = Kind("force_release", gettext_lazy("Force release?"), True, (State.HELD, State.KEPT))
-ASK: Final = Kind("ask_to_release", gettext_lazy("Ask to release?"), False, (State.HELD,))
+FORCE: Final = Action("force_release", gettext_lazy("Force release?"))
+ASK: Final = Action("ask_to_release", gettext_lazy("Ask to release?"))
 
 
 @dataclass(frozen=True)
-class Row:
-    """A lock on the page. chooses: the page offers each of its holders separately."""
+class Shown:
+    """A lock on a page. address: of its own page. chooses: the page offers each of its holders separately."""
 
-    lock: LockSnapshot
+    kind: LockKind
+    row: Row
+    address: str = ""
     chooses: bool = False
 
     @property
-    def shown(self) -> str:
-        """The lock in the form."""
-        return as_shown(self.lock.key, self.lock.tokens)
+    def value(self) -> str:
+        """The lock and its holders in a form."""
+        return json_util.dumps([self.kind.name, self.row.key, self.row.seal])
+
+    @property
+    def left(self) -> str:
+        """In what time it is stale, or for how long it has been."""
+        left = self.row.left
+        if left is None:
+            return "–"
+        return (_("in %s") if left > 0 else _("for %s")) % display.duration(left)
 
     @property
     def next(self) -> str:
-        """What happens after a forced release. Of several holders, some may keep the lock."""
-        if self.lock.state is State.KEPT:
-            end = display.moment(self.lock.expires_at or self.lock.now)
+        """What happens after a forced release of a named lock. Of several holders, some may keep it."""
+        if not isinstance(self.row, LockRow):
+            return ""
+        lock = self.row.lock
+        if lock.state is State.KEPT:
+            end = display.moment(lock.expires_at or lock.now)
             return _("Kept until %s. If you free it, the job will run again when it is next called.") % end
-        waiting, only_one = self.lock.waiting, self.lock.holding == 1
+        waiting, only_one = lock.waiting, lock.holding == 1
         if not waiting:
             return _("No waiters: the lock will be free.") if only_one else _("No waiters.")
         if only_one:
@@ -79,6 +107,58 @@ class Row:
                 waiting,
             )
         return text % waiting
+
+
+def read_shown(values: Sequence[str]) -> tuple[Rows, list[str]]:
+    """Read again the locks of a form, with the holders that were shown; return also the keys of those that have other
+    holders now. Raises BadRequest for values that no form of ours has, and LockBackendFailed."""
+    if len(values) > MAX_SELECTED:
+        raise BadRequest("too many locks")
+    found: dict[str, tuple[LockKind, list[tuple[Any, Any]]]] = {}
+    rows: Rows = []
+    changed: dict[str, None] = {}
+    try:
+        for value in values:
+            name, key, seal = json_util.loads(value)
+            found.setdefault(name, (find_kind(name), []))[1].append((key, seal))
+        for kind, shown in found.values():
+            again = kind.again(shown)
+            rows += [(kind, row) for row in again]
+            there = {str(row.key) for row in again}
+            changed |= dict.fromkeys(text for key, _seal in shown if (text := str(key)) not in there)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError, BSONError):
+        raise BadRequest("not a lock of this site") from None
+    return rows, list(changed)
+
+
+@dataclass
+class Outcome:
+    """The result for each lock. done: what was taken, or asked. changed: the keys of locks with other holders than
+    those shown. damaged: why locks could not be judged, by key. problem: why the others were not processed."""
+
+    done: Rows = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+    damaged: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+def carry_out(rows: Rows, changed: list[str], act: Callable[[Any, Any], Any]) -> Outcome:
+    """Act on these locks, one by one. One that fails does not stop the others; a server that is away does."""
+    outcome = Outcome(changed=changed)
+    try:
+        for kind, row in rows:
+            try:
+                done = act(kind, row)
+            except LockDocumentDamaged as error:
+                outcome.damaged[str(row.key)] = error.problem
+                continue
+            if done:
+                outcome.done.append((kind, row))
+            else:
+                outcome.changed.append(str(row.key))
+    except LockBackendFailed as error:
+        outcome.problem = error.problem
+    return outcome
 
 
 #: Why a selected lock is skipped, according to its state.
@@ -108,37 +188,42 @@ _LEFT_OUT: Final = {
 }
 
 
-def left_out(kind: Kind, locks: Sequence[LockSnapshot]) -> Iterator[str]:
+def left_out(action: Action, rows: Rows) -> Iterator[str]:
     """Which of the selected locks are skipped, and why."""
+    skipped = [row for kind, row in rows if not action.meets(kind, row)]
     for state, text in _LEFT_OUT.items():
-        if state not in kind.states and (keys := [str(lock.key) for lock in locks if lock.state is state]):
+        if keys := [str(row.key) for row in skipped if row.state is state]:
             yield text % {"count": len(keys), "keys": _first(keys)}
 
 
-def log_entry(kind: Kind, tokens: Sequence[int], reason: str) -> str:
+def log_entry(action: Action, row: Row, reason: str) -> str:
     """The entry in the log of the admin."""
-    numbers = ", ".join(map(str, tokens[:10])) + (" …" if len(tokens) > 10 else "")
-    if kind is ASK:
+    if not isinstance(row, LockRow):
+        text = _("Forced its release; it was held by %s.") % printable(row.holder)
+    elif action is ASK:
         text = ngettext(
             "Asked its holder to release it (fencing token %s).",
             "Asked its holders to release it (fencing tokens %s).",
-            len(tokens),
-        )
+            len(row.seal),
+        ) % _numbers(row.seal)
     else:
         text = ngettext(
             "Forced its release; its holder had the fencing token %s.",
             "Forced its release; its holders had the fencing tokens %s.",
-            len(tokens),
-        )
-    text %= numbers
-    why = _("Reason: %s") % reason  # not inside the f-string: xgettext does not look there
+            len(row.seal),
+        ) % _numbers(row.seal)
+    why = _("Reason: %s") % printable(reason)  # not inside the f-string: xgettext does not look there
     return f"{text} {why}" if reason else text
 
 
-def report(kind: Kind, outcome: Outcome) -> Iterator[tuple[int, str]]:
+def _numbers(tokens: Sequence[int]) -> str:
+    return ", ".join(map(str, tokens[:10])) + (" …" if len(tokens) > 10 else "")
+
+
+def report(action: Action, outcome: Outcome) -> Iterator[tuple[int, str]]:
     """The messages to the user."""
     if count := len(outcome.done):
-        if kind is ASK:
+        if action is ASK:
             text = ngettext(
                 "The holder of %d lock was asked to release it. It learns of the request at its next renewal, and "
                 "decides for itself.",

@@ -13,7 +13,7 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
-from django.db.models import DateTimeField, Func, Q, QuerySet
+from django.db.models import DateTimeField, Func, QuerySet
 from django.db.models.expressions import Combinable, OrderBy
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
@@ -24,9 +24,9 @@ from ..engine.deadlock import Cycle
 from ..engine.mongo_store import MongoStore
 from ..engine.text_checks import check_text
 from ..inspection.patterns import KeyMatch, glob, starting
-from ..inspection.queries import ORDERS, Bounds, count, find_deadlocks, ping
+from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
 from ..models import Lock, LockQuerySet
-from ..models.lock_model import LONG_AGO
+from ..models.read_only import Condition
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
@@ -102,7 +102,7 @@ class ModeFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Lock]) -> QuerySet[Lock]:
         if self.value() not in dict(self.lookup_choices):
             return queryset
-        return queryset.filter(_of_holders([{"mode": str(self.value())}]))
+        return queryset.filter(_of_holders({"mode": str(self.value())}))
 
 
 def sorts_all(request: HttpRequest) -> bool:
@@ -125,7 +125,7 @@ def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
         return queryset.none()
     if is_pattern(text) or any(keys.snapshots(limit=1, timeout=settings.COMMAND_TIMEOUT)):
         return keys
-    return queryset.filter(_of_holders([{name: text} for name in WORDS])).order_by("expires_at")
+    return queryset.filter(_of_holders(*({name: text} for name in WORDS))).order_by("expires_at")
 
 
 def match_of(text: str, prefix: str) -> KeyMatch:
@@ -141,9 +141,11 @@ def is_pattern(text: str) -> bool:
     return "*" in text or "?" in text
 
 
-def _of_holders(facts: list[dict[str, str]]) -> Q:
-    """A condition on holders. All locks with a holder are in the index of leases: that bounds the search."""
-    return Q(expires_at__gt=LONG_AGO, holders__having=facts)
+def _of_holders(*facts: dict[str, str]) -> Condition:
+    """The condition that a holder has one of these facts. All locks with a holder are in the index of leases: that
+    bounds the search."""
+    wanted = [{name: {"$eq": value} for name, value in each.items()} for each in facts]
+    return Condition({**LEASED, "holders": {"$elemMatch": {"$or": wanted}}})
 
 
 class BoundedChangeList(ChangeList):

@@ -1,57 +1,23 @@
-"""Checks of the MongoDB server behind the alias."""
+"""What is wrong with the MongoDB server of the locks, by what it says of itself: for the checks."""
 
 from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
-from django.apps import AppConfig
-from django.core.checks import CheckMessage, Tags, register
+from django.core.checks import CheckMessage
 
-from ..backends.base import get_backend, mongo_store
-from ..backends.mongo import MongoBackend
 from ..conf import NAME, get_settings
-from .messages import error, info, warning
-from .project import has_wrong_settings
-
-if TYPE_CHECKING:
-    from ..inspection.server_facts import ServerFacts
+from .check_messages import error, info, warning
+from .server_facts import ServerFacts
 
 #: Clocks that are more than so many seconds apart are not synchronised.
 FAR_APART: Final = 1.0
 #: The oldest version of MongoDB that has what the rule of the locks needs.
 OLDEST: Final = (6, 0)
-
-
-@register(Tags.database)
-def check_server(
-    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
-) -> list[CheckMessage]:
-    """Check that the server can be reached and is a replica set, and that rights and indexes are there."""
-    return [] if (found := _look(databases)) is None else list(server_rules(*found))
-
-
-@register(Tags.database, deploy=True)
-def check_server_facts(
-    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
-) -> list[CheckMessage]:
-    """Tell what the server said, with ``--deploy``: the tests and ``migrate`` run the other checks of the database."""
-    return [] if (found := _look(databases)) is None else list(_tell(*found))
-
-
-def _look(databases: Sequence[str] | None) -> tuple[ServerFacts, str] | None:
-    """What the server of the locks says of itself, and its alias; None if it is not to be asked."""
-    from ..inspection.server_facts import inspect_server
-
-    if not databases or has_wrong_settings():
-        return None
-    alias = get_settings().DATABASE
-    if alias not in databases or not isinstance(get_backend(alias), MongoBackend):
-        return None
-    return inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT), alias
 
 
 def server_rules(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
@@ -66,7 +32,8 @@ def server_rules(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
     yield from _check_versions(facts, alias)
 
 
-def _tell(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+def told(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+    """What the server said."""
     if not facts.problem:
         packages = ("Django", "django-mongodb-backend", "PyMongo")
         said = [
