@@ -14,7 +14,7 @@ from django.core.checks import CheckMessage
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
-from ..engine.mongo_store import MongoStore
+from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key, check_text
 from ..signals import lock_forced, send, stale_locks_cleared
 from . import display, operations

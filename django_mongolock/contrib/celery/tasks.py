@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery import shared_task
 
 from ...decorator.mongo_locked import mongo_locked
-from ...engine.options import Seconds, as_seconds
+from ...engine.rule.options import Seconds, as_seconds
 from ...inspection.kinds import Choice, Swept
 from ...inspection.named_locks import NamedLocks
 

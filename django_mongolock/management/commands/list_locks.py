@@ -13,7 +13,7 @@ from django.core.management.base import CommandParser
 
 from ...backends.base import mongo_store
 from ...conf import get_settings
-from ...engine.deadlock import Cycle
+from ...engine.rule.deadlock import Cycle
 from ...inspection.kinds import Choice, LockKind, Row
 from ...inspection.named_locks import NamedLocks
 from ...inspection.queries import find_deadlocks, ping
