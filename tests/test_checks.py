@@ -229,7 +229,7 @@ class TestServer:
     def test_wrong_settings_first(self, away: None, settings: Settings) -> None:
         """A setting that is wrong is told by the other check; nobody is asked."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
-        assert ask() == []
+        assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
 
     @pytest.mark.long
     def test_unreachable(self, away: None) -> None:
@@ -252,7 +252,7 @@ class TestServer:
     def test_bad_address(self, away: None, connect: Connect, host: str) -> None:
         """An address that cannot be read is an error of its own; it is not quoted."""
         connect(host)
-        assert ask() == []
+        assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
         [found] = checks.check_settings(app_configs=None)
         assert ids([found]) == ["E019"]
         assert PASSWORD not in f"{found.msg} {found.hint}"

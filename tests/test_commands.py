@@ -21,7 +21,7 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.inspection import named_locks, operations, patterns
+from django_mongolock.inspection import operations, patterns, queries
 from django_mongolock.inspection.kinds import Choice
 from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
@@ -94,7 +94,7 @@ class TestClear:
     def test_taken_meanwhile(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock that somebody takes between the finding and the clearing stays, and is not counted as cleared."""
         locks.stale("k")
-        find = named_locks.snapshots
+        find = queries.snapshots
 
         def find_then_take(*arguments: Any, **options: Any) -> Any:
             for found in find(*arguments, **options):
@@ -102,7 +102,7 @@ class TestClear:
                 yield found
 
         taken: list[Any] = []
-        monkeypatch.setattr(named_locks, "snapshots", find_then_take)
+        monkeypatch.setattr(queries, "snapshots", find_then_take)
         out, _ = run("clear_stale_locks", "--no-input")
         assert "Cleared 0 of 1 stale locks. 1 had been renewed, acquired or released by then." in out
         taken[0].ensure_held()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from bson import json_util
@@ -12,17 +12,15 @@ from django import forms
 from django.contrib import messages
 from django.core.exceptions import BadRequest
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
-from ..exceptions import LockBackendFailed, LockDocumentDamaged, printable
+from ..exceptions import printable
 from ..inspection import display
 from ..inspection.kinds import LockKind, Row, find_kind
-from ..inspection.named_locks import LockRow
+from ..inspection.named_locks import LockRow, NamedLocks
 from ..inspection.snapshot import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from django.utils.functional import _StrPromise as StrPromise
 
 #: How many locks one confirmation may be about.
@@ -109,9 +107,12 @@ class Shown:
         return text % waiting
 
 
-def read_shown(values: Sequence[str]) -> tuple[Rows, list[str]]:
+def read_shown(values: Sequence[str], *, named: bool = False) -> tuple[Rows, list[str]]:
     """Read again the locks of a form, with the holders that were shown; return also the keys of those that have other
-    holders now. Raises BadRequest for values that no form of ours has, and LockBackendFailed."""
+    holders now. named: the form has only named locks.
+
+    Raises BadRequest for values that no form of ours has, and LockBackendFailed.
+    """
     if len(values) > MAX_SELECTED:
         raise BadRequest("too many locks")
     found: dict[str, tuple[LockKind, list[tuple[Any, Any]]]] = {}
@@ -120,6 +121,8 @@ def read_shown(values: Sequence[str]) -> tuple[Rows, list[str]]:
     try:
         for value in values:
             name, key, seal = json_util.loads(value)
+            if named and name != NamedLocks.name:
+                raise ValueError(name)
             found.setdefault(name, (find_kind(name), []))[1].append((key, seal))
         for kind, shown in found.values():
             again = kind.again(shown)
@@ -131,60 +134,12 @@ def read_shown(values: Sequence[str]) -> tuple[Rows, list[str]]:
     return rows, list(changed)
 
 
-@dataclass
-class Outcome:
-    """The result for each lock. done: what was taken, or asked. changed: the keys of locks with other holders than
-    those shown. damaged: why locks could not be judged, by key. problem: why the others were not processed."""
-
-    done: Rows = field(default_factory=list)
-    changed: list[str] = field(default_factory=list)
-    damaged: dict[str, str] = field(default_factory=dict)
-    problem: str = ""
-
-
-def carry_out(rows: Rows, changed: list[str], act: Callable[[Any, Any], Any]) -> Outcome:
-    """Act on these locks, one by one. One that fails does not stop the others; a server that is away does."""
-    outcome = Outcome(changed=changed)
-    try:
-        for kind, row in rows:
-            try:
-                done = act(kind, row)
-            except LockDocumentDamaged as error:
-                outcome.damaged[str(row.key)] = error.problem
-                continue
-            if done:
-                outcome.done.append((kind, row))
-            else:
-                outcome.changed.append(str(row.key))
-    except LockBackendFailed as error:
-        outcome.problem = error.problem
-    return outcome
-
-
 #: Why a selected lock is skipped, according to its state.
 _LEFT_OUT: Final = {
-    State.FREE: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because it is free now: %(keys)s",
-        "%(count)d of the selected locks were skipped because they are free now: %(keys)s",
-        "count",
-    ),
-    State.KEPT: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because its work is done, and no holder can be asked: %(keys)s",
-        "%(count)d of the selected locks were skipped because their work is done, and no holder can be asked: %(keys)s",
-        "count",
-    ),
-    State.STALE: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because it is stale, and the next process that asks gets it: "
-        "%(keys)s",
-        "%(count)d of the selected locks were skipped because they are stale, and the next process that asks gets "
-        "them: %(keys)s",
-        "count",
-    ),
-    State.DAMAGED: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because its document is damaged: %(keys)s",
-        "%(count)d of the selected locks were skipped because their documents are damaged: %(keys)s",
-        "count",
-    ),
+    State.FREE: gettext_lazy("Skipped because it is free now: %s"),
+    State.KEPT: gettext_lazy("Skipped because its work is done, and no holder can be asked: %s"),
+    State.STALE: gettext_lazy("Skipped because it is stale, and the next process that asks gets it: %s"),
+    State.DAMAGED: gettext_lazy("Skipped because its document is damaged: %s"),
 }
 
 
@@ -193,59 +148,42 @@ def left_out(action: Action, rows: Rows) -> Iterator[str]:
     skipped = [row for kind, row in rows if not action.meets(kind, row)]
     for state, text in _LEFT_OUT.items():
         if keys := [str(row.key) for row in skipped if row.state is state]:
-            yield text % {"count": len(keys), "keys": _first(keys)}
+            yield text % _first(keys)
 
 
 def log_entry(action: Action, row: Row, reason: str) -> str:
     """The entry in the log of the admin."""
-    if not isinstance(row, LockRow):
-        text = _("Forced its release; it was held by %s.") % printable(row.holder)
-    elif action is ASK:
-        text = ngettext(
-            "Asked its holder to release it (fencing token %s).",
-            "Asked its holders to release it (fencing tokens %s).",
-            len(row.seal),
-        ) % _numbers(row.seal)
-    else:
-        text = ngettext(
-            "Forced its release; its holder had the fencing token %s.",
-            "Forced its release; its holders had the fencing tokens %s.",
-            len(row.seal),
-        ) % _numbers(row.seal)
+    text = (
+        _("Asked for its release; it is held by %s.") if action is ASK else _("Forced its release; it was held by %s.")
+    )
+    who = printable(row.holder)
+    if isinstance(row, LockRow):
+        who = _("%(holder)s, fencing token %(tokens)s") % {"holder": who, "tokens": _first(list(map(str, row.seal)))}
     why = _("Reason: %s") % printable(reason)  # not inside the f-string: xgettext does not look there
-    return f"{text} {why}" if reason else text
+    return f"{text % who} {why}" if reason else text % who
 
 
-def _numbers(tokens: Sequence[int]) -> str:
-    return ", ".join(map(str, tokens[:10])) + (" …" if len(tokens) > 10 else "")
-
-
-def report(action: Action, outcome: Outcome) -> Iterator[tuple[int, str]]:
-    """The messages to the user."""
-    if count := len(outcome.done):
+def report(action: Action, done: int, changed: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The messages to the user: how many were taken, or asked, and which have other holders than those shown."""
+    if done:
         if action is ASK:
             text = ngettext(
                 "The holder of %d lock was asked to release it. It learns of the request at its next renewal, and "
                 "decides for itself.",
                 "The holders of %d locks were asked to release them. They learn of the request at their next renewal, "
                 "and decide for themselves.",
-                count,
+                done,
             )
         else:
-            text = ngettext("%d lock was taken from its holder.", "%d locks were taken from their holders.", count)
-        yield messages.SUCCESS, text % count
-    if count := len(outcome.changed):
+            text = ngettext("%d lock was taken from its holder.", "%d locks were taken from their holders.", done)
+        yield messages.SUCCESS, text % done
+    if count := len(changed):
         text = ngettext(
             "%(count)d lock was not changed because its holder has changed since it was shown: %(keys)s",
             "%(count)d locks were not changed because their holders have changed since they were shown: %(keys)s",
             count,
         )
-        yield messages.WARNING, text % {"count": count, "keys": _first(outcome.changed)}
-    for key, problem in outcome.damaged.items():
-        text = _("The document of “%(key)s” is damaged, and was not changed: %(problem)s")
-        yield messages.ERROR, text % {"key": key, "problem": problem}
-    if outcome.problem:
-        yield messages.ERROR, _("The remaining locks were not processed: %s.") % outcome.problem
+        yield messages.WARNING, text % {"count": count, "keys": _first(changed)}
 
 
 def _first(keys: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from ..backends.base import mongo_store
 from ..backends.history import Happened
 from ..conf import get_settings
 from ..engine.text_checks import tidy_fact
+from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..inspection import operations
 from ..inspection.display import lock_address
 from ..inspection.kinds import LockKind, Row
@@ -34,7 +35,6 @@ from .confirmation import (
     ReasonForm,
     Rows,
     Shown,
-    carry_out,
     left_out,
     log_entry,
     read_shown,
@@ -168,9 +168,9 @@ class LockActions(Pages):
             raise PermissionDenied
         if request.method == "GET" and "key" in request.GET:
             one = self._read(self.get_queryset(request).filter(pk=request.GET["key"]), SHOWN)
-            rows, changed = _rows(one), []
+            rows, changed = _rows(one), list[str]()
         elif request.method == "POST":
-            rows, changed = read_shown(request.POST.getlist("lock"))
+            rows, changed = read_shown(request.POST.getlist("lock"), named=action is ASK)
         else:
             return HttpResponseNotAllowed(["POST"])
         if not self.may_view(request, [kind for kind, _row in rows]):
@@ -192,16 +192,27 @@ class LockActions(Pages):
         by = tidy_fact(request.user.get_username())
         where = _("%s, in the admin") % by
         requested_by = tidy_fact(f"{where}: {reason}" if reason else where)
-
-        def act(kind: Any, row: Any) -> bool:
-            if action is ASK:
-                return NAMED.ask(row, requested_by, by=by, reason=reason) > 0
-            return bool(kind.force([row], by=by, reason=reason))
-
-        outcome = carry_out(rows, changed, act)
-        for kind, row in outcome.done:
-            self._log(request, kind, row.key, log_entry(action, row, reason))
-        for level, text in report(action, outcome):
+        done = 0
+        try:
+            for kind, row in rows:
+                try:
+                    if action is ASK:
+                        acted = NAMED.ask(row, requested_by, by=by, reason=reason) > 0
+                    else:
+                        acted = bool(kind.force([row], by=by, reason=reason))
+                except LockDocumentDamaged as error:
+                    text = _("The document of “%(key)s” is damaged, and was not changed: %(problem)s")
+                    self.message_user(request, text % {"key": row.key, "problem": error.problem}, messages.ERROR)
+                    continue
+                if acted:
+                    done += 1
+                    self._log(request, kind, row.key, log_entry(action, row, reason))
+                else:
+                    changed.append(str(row.key))
+        except LockBackendFailed as error:
+            text = _("The remaining locks were not processed: %s.") % error.problem
+            self.message_user(request, text, messages.ERROR)
+        for level, text in report(action, done, changed):
             self.message_user(request, text, level)
 
     def _selected(self, request: HttpRequest, queryset: Any, holders: int) -> Sequence[LockSnapshot]:

@@ -145,7 +145,7 @@ def _clear(admin: LockActions, request: HttpRequest, *, for_programs: bool) -> H
         done.count_in(part)
         cleared += part.cleared
     for row in cleared:
-        log(INFO, "stale lock released", key=row.key, kind=kind.name, by=request.user.get_username())
+        log(INFO, "document released", document=row.key, lock=kind.name, by=request.user.get_username())
     if for_programs:
         stale = [row.as_json() for row in cleared]
         return JsonResponse({"kind": kind.name, "cleared": done.count, "stale": stale})

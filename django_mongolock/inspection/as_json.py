@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -91,16 +92,8 @@ def _counts(counts: Counts) -> Json:
 
 
 def _process(process: Process, now: datetime) -> Json:
-    return {
-        "host": process.host,
-        "pid": process.pid,
-        "holds": process.holds,
-        "waits": process.waits,
-        "keys": list(process.keys),
-        "renewed_at": _moment(process.renewed_at),
-        "renewed_seconds_ago": _ago(process.renewed_at, now),
-        "silent": process.silent,
-    }
+    ago = _ago(process.renewed_at, now)
+    return asdict(process) | {"renewed_at": _moment(process.renewed_at), "renewed_seconds_ago": ago}
 
 
 def _moment(value: datetime | None) -> str | None:

@@ -150,7 +150,7 @@ class LockKind(Protocol):
     def rows(self, choice: Choice, limit: int = 0) -> Iterable[Row]:
         """Read those that are meant, the one held for longest, or that ends first, at the top; limit 0: all."""
 
-    def again(self, shown: Sequence[tuple[Any, Any]]) -> list[Row]:
+    def again(self, shown: Sequence[tuple[Any, Any]]) -> Sequence[Row]:
         """Read again what a form shows, by keys and seals: with the holders that were shown, and no others.
 
         Raises TypeError or ValueError for what no form has.
@@ -165,8 +165,8 @@ class LockKind(Protocol):
     def clear(self, choice: Choice, *, dry_run: bool, batch: int) -> Iterator[Swept]:
         """Release those that are stale, part by part; or only find them. The server looks again in the same moment."""
 
-    def force(self, shown: Iterable[Row], *, by: str, reason: str) -> list[Row]:
-        """Take these from their holders, if they still have them; return those that were released."""
+    def force(self, shown: Iterable[Any], *, by: str, reason: str) -> Sequence[Row]:
+        """Take these rows from their holders, if they still have them; return those that were released."""
 
     def checks(self, databases: Sequence[str]) -> Iterator[CheckMessage]:
         """Ask the server what would go wrong, if it is one of these databases."""

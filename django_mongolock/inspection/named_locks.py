@@ -17,11 +17,11 @@ from ..conf import get_settings
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key, check_text
 from ..signals import lock_forced, send, stale_locks_cleared
-from . import display, operations
+from . import display, operations, queries
 from .kinds import Choice, Counts, Row, Swept
 from .overview import Overview, overview
 from .patterns import starting
-from .queries import chosen, snapshots
+from .queries import chosen
 from .server_facts import inspect_server
 from .server_rules import server_rules
 from .snapshot import LockSnapshot, Party, State
@@ -116,7 +116,7 @@ class NamedLocks:
         order = "_id" if choice.state == "all" else "expires_at"
         holders = HOLDERS if choice.owner is None else MOST_HOLDERS
         query = chosen(self._ours(choice))
-        found = snapshots(self.store, query, {order: 1}, limit=limit, holders=holders, owner=choice.owner)
+        found = queries.snapshots(self.store, query, {order: 1}, limit=limit, holders=holders, owner=choice.owner)
         return map(row_of, found)
 
     def again(self, shown: Sequence[tuple[Any, Any]]) -> list[LockRow]:
@@ -127,7 +127,7 @@ class NamedLocks:
                 raise ValueError("not a lock of this site")
             wanted.setdefault(key, set()).update(tokens)
         query = chosen(Choice(ids=list(wanted)))
-        found = snapshots(self.store, query, {"_id": 1}, holders=MOST_HOLDERS, timeout=settings.COMMAND_TIMEOUT)
+        found = queries.snapshots(self.store, query, {"_id": 1}, holders=MOST_HOLDERS, timeout=settings.COMMAND_TIMEOUT)
         rows = []
         for lock in found:
             known = tuple(holder for holder in lock.holders if holder.token in wanted[lock.key])
@@ -144,7 +144,7 @@ class NamedLocks:
 
     def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = 1_000) -> Iterator[Swept]:
         store, choice = self.store, self._ours(replace(choice, state="stale"))
-        found = map(row_of, snapshots(store, chosen(choice), {"expires_at": 1}, holders=HOLDERS))
+        found = map(row_of, queries.snapshots(store, chosen(choice), {"expires_at": 1}, holders=HOLDERS))
         while rows := list(islice(found, batch)):
             stale = [row for row in rows if row.state is not State.DAMAGED]
             part = Swept(stale, found=len(stale), damaged=[row for row in rows if row.state is State.DAMAGED])
@@ -165,7 +165,7 @@ class NamedLocks:
                 taken.append(row)
         return taken
 
-    def ask(self, row: LockRow, requested_by: str, *, by: str = "", reason: str = "") -> int:
+    def ask(self, row: Any, requested_by: str, *, by: str = "", reason: str = "") -> int:
         """Ask the holders of this row to release the lock; return how many were asked.
 
         See `operations.ask_to_release`.

@@ -7,6 +7,7 @@ import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any, Final
 
@@ -31,8 +32,6 @@ class LockCommand(PlainCommand):
 
     #: Why kinds could not be read, by their names.
     failed: dict[str, str]
-    #: The commands must work while something else in the project is broken.
-    requires_system_checks: list[str] = []  # noqa: RUF012 - as Django wants it
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -83,14 +82,27 @@ class LockCommand(PlainCommand):
         if failed := [f"{name}: {error}" for name, error in self.failed.items()]:
             raise CommandError(f"some locks could not be read: {'; '.join(failed)}")
 
-    def write_json(self, kind: LockKind, name: str, rows: Iterable[Row], rest: Callable[[], dict[str, Any]]) -> None:
-        """Write an object: the list *name*, row by row, so that a million need no memory; and then *rest*."""
-        self.stdout.write(f'{{"kind": {json.dumps(kind.name)}, "{name}": [', ending="")
-        with self.noting_errors(kind):
-            for number, row in enumerate(rows):
-                self.stdout.write(("," if number else "") + json.dumps(row.as_json()), ending="")
-        facts = {**rest(), "error": self.failed.get(kind.name)}
-        self.stdout.write(f"], {json.dumps(facts)[1:]}", ending="")
+    def write_json(
+        self,
+        name: str,
+        kinds: Iterable[LockKind],
+        read: Callable[[LockKind], tuple[Iterable[Row], Callable[[], dict[str, Any]]]],
+        **facts: Any,
+    ) -> None:
+        """Write one object: facts, and for each kind the list *name* and then what is known after it.
+
+        read: returns both of a kind. Rows are written one by one, so that a million need no memory.
+        """
+        write = partial(self.stdout.write, ending="")
+        write(json.dumps({**facts, "kinds": []})[:-2])
+        for number, kind in enumerate(kinds):
+            rows, rest = read(kind)
+            write(f'{", " * bool(number)}{{"kind": {json.dumps(kind.name)}, "{name}": [')
+            with self.noting_errors(kind):
+                for place, row in enumerate(rows):
+                    write(", " * bool(place) + json.dumps(row.as_json()))
+            write(f"], {json.dumps({**rest(), 'error': self.failed.get(kind.name)})[1:]}")
+        self.stdout.write("]}")
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
@@ -110,10 +122,10 @@ class LockCommand(PlainCommand):
         except ValueError as error:
             raise CommandError(f"--key: {error}", returncode=2) from error
 
-    def owner(self, options: dict[str, Any]) -> str | None:
-        """The chosen owner. Raises CommandError for a text that cannot be an owner."""
+    def fact(self, option: str, value: str | None) -> str | None:
+        """The value of an option. Raises CommandError for a text that can be no owner, name or reason."""
         try:
-            return check_fact("--owner", options["owner"])
+            return check_fact(option, value)
         except ValueError as error:
             raise CommandError(str(error), returncode=2) from error
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from argparse import RawDescriptionHelpFormatter
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...exceptions import printable
 from ...inspection.kinds import Choice, LockKind, Row, Swept
 from ...inspection.named_locks import NamedLocks
 from ..lock_command import LockCommand, seconds, whole_number, write_table
@@ -48,15 +45,7 @@ class Command(LockCommand):
     """Clears stale locks, in batches."""
 
     help = HELP
-    #: Whether a dry run found stale locks.
-    found_some = False
-    #: When it last said how far it is.
-    reported: float
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        parser = super().create_parser(prog_name, subcommand, epilog=CODES, **kwargs)
-        parser.formatter_class = RawDescriptionHelpFormatter
-        return parser
+    codes = CODES
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="only show what would be cleared")
@@ -80,31 +69,27 @@ class Command(LockCommand):
         self.add_kind(parser)
         super().add_arguments(parser)
 
-    def run_from_argv(self, argv: list[str]) -> None:
-        """Exit with a code for the shell; `call_command` returns."""
-        super().run_from_argv(argv)
-        if self.found_some:
-            sys.exit(FOUND)
-
     def handle(self, **options: Any) -> None:
-        self.failed, self.reported = {}, time.monotonic()
-        asks = options["interactive"] and not options["dry_run"]
+        self.failed, self.reported, self.options = {}, time.monotonic(), options
+        dry_run = options["dry_run"]
+        asks = options["interactive"] and not dry_run
         if asks and (options["json"] or not sys.stdin.isatty()):
             raise CommandError("there is no terminal for the confirmation: use --no-input, or --dry-run to look first")
         with self.reporting_errors():
-            choice = Choice("stale", self.owner(options), options["older_than"], key=self.keys(options))
+            owner = self.fact("--owner", options["owner"])
+            self.choice = Choice("stale", owner, options["older_than"], key=self.keys(options))
             kinds = self.kinds(options)
-            if asks and not self._is_confirmed(kinds, choice, options):
+            if asks and not self._is_confirmed(kinds):
                 return
             if options["json"]:
-                self._write_json(kinds, choice, options)
+                self.write_json("stale", kinds, partial(self._stale, dry_run=dry_run), dry_run=dry_run)
             else:
                 for kind in kinds:
-                    self._sweep(kind, choice, options, dry_run=options["dry_run"])
+                    self._sweep(kind, dry_run=dry_run)
             self.report_failed()
 
-    def _is_confirmed(self, kinds: list[LockKind], choice: Choice, options: dict[str, Any]) -> bool:
-        found = [self._sweep(kind, choice, options, dry_run=True, asks=True) for kind in kinds]
+    def _is_confirmed(self, kinds: list[LockKind]) -> bool:
+        found = [self._sweep(kind, dry_run=True, asks=True) for kind in kinds]
         if not any(found) and not self.failed:
             self.stdout.write("There are no stale locks.")
             return False
@@ -114,53 +99,45 @@ class Command(LockCommand):
         self.stdout.write("Nothing was cleared.")
         return False
 
-    def _sweep(
-        self, kind: LockKind, choice: Choice, options: dict[str, Any], *, dry_run: bool, asks: bool = False
-    ) -> int:
+    def _sweep(self, kind: LockKind, *, dry_run: bool, asks: bool = False) -> int:
         """Clear the stale locks of a kind, or only show them; say what was done. Return how many there were.
 
         asks: the question comes next, and shows the first of them.
         """
-        done = Swept()
+        stale, facts = self._stale(kind, dry_run=dry_run)
         with self.noting_errors(kind):
-            stale = self._stale(kind, choice, done, options, dry_run=dry_run)
             if dry_run:
                 write_table(self.stdout, islice(stale, SHOWN if asks else None))
             deque(stale, maxlen=0)
-        self.found_some |= options["dry_run"] and done.found > 0
-        for row in done.damaged:
-            self.stdout.write(printable(f"  {row.key}  not cleared: {row.damage}"))
-        if asks and done.found:
-            self.stdout.write(f"Stale {kind.title}: {done.found}.")
-        elif done.found or (isinstance(kind, NamedLocks) and not asks):
-            nothing = f"Stale {kind.title}: {done.found}. Nothing was cleared."
-            text = f"Cleared {done.count} of {done.found} stale {kind.title}.{_left_over(done)}"
+        done = facts()
+        for row in done["damaged"]:
+            self.stdout.write(f"  {row['key']}  not cleared: {row['damage']}")
+        found, title = done["found"], kind.title
+        if asks and found:
+            self.stdout.write(f"Stale {title}: {found}.")
+        elif found or (isinstance(kind, NamedLocks) and not asks):
+            nothing = f"Stale {title}: {found}. Nothing was cleared."
+            text = f"Cleared {done['cleared']} of {found} stale {title}.{_left_over(done)}"
             self.stdout.write(nothing if dry_run else text)
-        if done.dated:
-            self.stdout.write(f"Of the {kind.title}, {done.dated} had no time stamp, which they got now.")
-        return done.found
+        if done["dated"]:
+            self.stdout.write(f"Of the {title}, {done['dated']} had no time stamp, which they got now.")
+        return int(found)
 
-    def _write_json(self, kinds: list[LockKind], choice: Choice, options: dict[str, Any]) -> None:
-        dry_run = options["dry_run"]
-        self.stdout.write(f'{{"dry_run": {json.dumps(dry_run)}, "kinds": [', ending="")
-        for number, kind in enumerate(kinds):
-            self.stdout.write("," if number else "", ending="")
-            done = Swept()
-            stale = self._stale(kind, choice, done, options, dry_run=dry_run)
-            self.write_json(kind, "stale", stale, partial(_facts, done))
-            self.found_some |= dry_run and done.found > 0
-        self.stdout.write("]}")
+    def _stale(self, kind: LockKind, *, dry_run: bool) -> tuple[Iterator[Row], Callable[[], dict[str, Any]]]:
+        """Find stale locks, part by part, and clear them unless it is a dry run. Return also what was done then."""
+        done = Swept()
 
-    def _stale(
-        self, kind: LockKind, choice: Choice, done: Swept, options: dict[str, Any], *, dry_run: bool
-    ) -> Iterator[Row]:
-        """Find stale locks, part by part, and clear them unless it is a dry run. Add up in *done* what was done."""
-        for part in kind.clear(choice, dry_run=dry_run, batch=options["batch_size"]):
-            done.count_in(part)
-            yield from part.cleared
-            if options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - self.reported > 1):
-                self.reported = time.monotonic()
-                self.stderr.write(f"{done.found} found, {done.count} cleared", str)
+        def rows() -> Iterator[Row]:
+            for part in kind.clear(self.choice, dry_run=dry_run, batch=self.options["batch_size"]):
+                done.count_in(part)
+                if self.options["dry_run"] and done.found:
+                    self.code = FOUND
+                yield from part.cleared
+                if self.options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - self.reported > 1):
+                    self.reported = time.monotonic()
+                    self.stderr.write(f"{done.found} found, {done.count} cleared", str)
+
+        return rows(), partial(_facts, done)
 
 
 def _facts(done: Swept) -> dict[str, Any]:
@@ -173,13 +150,13 @@ def _facts(done: Swept) -> dict[str, Any]:
     }
 
 
-def _left_over(done: Swept) -> str:
+def _left_over(done: dict[str, Any]) -> str:
     """Why some locks were not cleared."""
     text = ""
-    if done.postponed:
-        text += f" {done.postponed} were written before a failover: their leases get their whole length again."
-    if done.damaged:
-        text += f" {len(done.damaged)} damaged documents were not changed."
-    if (taken := done.found - done.count - done.postponed) > 0:
+    if done["postponed"]:
+        text += f" {done['postponed']} were written before a failover: their leases get their whole length again."
+    if done["damaged"]:
+        text += f" {len(done['damaged'])} damaged documents were not changed."
+    if (taken := done["found"] - done["cleared"] - done["postponed"]) > 0:
         text += f" {taken} had been renewed, acquired or released by then."
     return text

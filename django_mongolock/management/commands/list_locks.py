@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any
 
@@ -30,8 +29,6 @@ class Command(LockCommand):
         "at the top; then the documents under each DocumentLock, the one held for longest at the top. With --key it "
         "lists only named locks, with --kind only that kind."
     )
-    #: Whether deadlocks were found.
-    found_some = False
 
     def add_arguments(self, parser: CommandParser) -> None:
         which = parser.add_mutually_exclusive_group()
@@ -51,12 +48,6 @@ class Command(LockCommand):
         self.add_kind(parser)
         super().add_arguments(parser)
 
-    def run_from_argv(self, argv: list[str]) -> None:
-        """Exit with a code for the shell; `call_command` returns."""
-        super().run_from_argv(argv)
-        if self.found_some:
-            sys.exit(FOUND)
-
     def handle(self, **options: Any) -> None:
         self.failed = {}
         with self.reporting_errors():
@@ -65,55 +56,48 @@ class Command(LockCommand):
                 ping(store, get_settings().COMMAND_TIMEOUT)
                 self._show_deadlocks(find_deadlocks(store, self.keys(options)), as_json=options["json"])
                 return
-            choice = Choice(_state(options), self.owner(options), key=self.keys(options))
+            self.choice = Choice(_state(options), self.fact("--owner", options["owner"]), key=self.keys(options))
+            self.limit = options["limit"] or sys.maxsize
             kinds = self.kinds(options)
             if options["json"]:
-                self._write_json(kinds, choice, options["limit"])
+                self.write_json("locks", kinds, self._read)
             else:
-                self._write_tables(kinds, choice, options)
+                self._write_tables(kinds, options)
             self.report_failed()
 
-    def _write_json(self, kinds: list[LockKind], choice: Choice, limit: int) -> None:
-        self.stdout.write('{"kinds": [', ending="")
-        for number, kind in enumerate(kinds):
-            self.stdout.write("," if number else "", ending="")
-            found = self._rows(kind, choice, limit)
-            self.write_json(kind, "locks", islice(found, limit or None), partial(_more, found))
-        self.stdout.write("]}")
+    def _read(self, kind: LockKind) -> tuple[Iterator[Row], Callable[[], dict[str, Any]]]:
+        """The rows of a kind, and whether there are more."""
 
-    def _write_tables(self, kinds: list[LockKind], choice: Choice, options: dict[str, Any]) -> None:
+        def rows() -> Iterator[Row]:
+            yield from kind.rows(self.choice, 0 if self.limit == sys.maxsize else self.limit + 1)
+
+        found = rows()
+        return islice(found, self.limit), lambda: {"more": next(found, None) is not None}
+
+    def _write_tables(self, kinds: list[LockKind], options: dict[str, Any]) -> None:
         """The rows of each kind; nothing of a kind that has none."""
-        nothing, limit = True, options["limit"]
+        nothing = True
         for kind in kinds:
+            shown, more = self._read(kind)
             with self.noting_errors(kind):
-                found = self._rows(kind, choice, limit)
-                if (first := next(found, None)) is None:
+                if (first := next(shown, None)) is None:
                     continue
                 if not isinstance(kind, NamedLocks):
                     self.stdout.write(f"\n{kind.title[0].upper()}{kind.title[1:]}:")
-                shown = chain([first], islice(found, limit - 1 if limit else None))
-                write_table(self.stdout, shown, wide=options["wide"])
+                write_table(self.stdout, chain([first], shown), wide=options["wide"])
                 nothing = False
-                if next(found, None) is not None:
+                if more()["more"]:
                     self.stdout.write("… and more: see --limit.")
         if nothing and not self.failed:
             chosen = any(options[name] for name in ("all", "stale", "kept", "waiting", "key", "owner", "kind"))
             self.stdout.write("There are no such locks." if chosen else "No lock is held.")
 
-    def _rows(self, kind: LockKind, choice: Choice, limit: int) -> Iterator[Row]:
-        """Read so many rows, and one more."""
-        yield from kind.rows(choice, limit + 1 if limit else 0)
-
     def _show_deadlocks(self, found: list[Cycle], *, as_json: bool) -> None:
-        self.found_some = bool(found)
+        self.code = FOUND if found else 0
         if as_json:
             self.stdout.write(json.dumps({"deadlocks": [{"keys": cycle.keys, "cycle": str(cycle)} for cycle in found]}))
         else:
             self.stdout.write("\n".join(map(str, found)) or "There are no deadlocks.")
-
-
-def _more(found: Iterator[Row]) -> dict[str, Any]:
-    return {"more": next(found, None) is not None}
 
 
 def _state(options: dict[str, Any]) -> str:

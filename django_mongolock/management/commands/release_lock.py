@@ -8,7 +8,6 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...engine.text_checks import check_fact
 from ...inspection.kinds import Choice, LockKind, Row
 from ...inspection.named_locks import NamedLocks
 from ...inspection.snapshot import State
@@ -54,8 +53,8 @@ class Command(LockCommand):
 
     def handle(self, **options: Any) -> None:
         self._check(options)
-        self.by = self._text("--by", options["by"]) or f"{getpass.getuser()}, with release_lock"
-        self.reason = self._text("--reason", options["reason"])
+        self.by = self.fact("--by", options["by"] or None) or f"{getpass.getuser()}, with release_lock"
+        self.reason = self.fact("--reason", options["reason"] or None) or ""
         with self.reporting_errors():
             found = self._of_owner(options) if options["lock"] is None else self._of_key(options)
             if options["ask"]:
@@ -71,12 +70,6 @@ class Command(LockCommand):
             raise CommandError("one lock is of one --kind", returncode=2)
         if (options["owner"] is not None or options["kind"]) and (options["ask"] or options["token"]):
             raise CommandError("--ask and --token are for the KEY of a lock", returncode=2)
-
-    def _text(self, option: str, value: str) -> str:
-        try:
-            return check_fact(option, value or None) or ""
-        except ValueError as error:
-            raise CommandError(str(error), returncode=2) from error
 
     def _of_key(self, options: dict[str, Any]) -> Found:
         """The lock of that key. Raises CommandError if it is not held, or if several are meant."""
@@ -99,7 +92,7 @@ class Command(LockCommand):
 
     def _of_owner(self, options: dict[str, Any]) -> Found:
         """All that an owner has. Raises CommandError for an owner who has nothing."""
-        owner = self.owner(options)
+        owner = self.fact("--owner", options["owner"])
         found = [(kind, list(kind.rows(Choice(owner=owner)))) for kind in self.kinds(options)]
         found = [(kind, rows) for kind, rows in found if rows]
         if not found:
