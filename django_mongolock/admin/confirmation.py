@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..exceptions import printable
 from ..inspection import display
-from ..inspection.kinds import LockKind, Row, find_kind
+from ..inspection.kinds import LockKind, Row, kinds
 from ..inspection.named_locks import LockRow, NamedLocks
 from ..inspection.snapshot import State
 
@@ -115,15 +115,14 @@ def read_shown(values: Sequence[str], *, named: bool = False) -> tuple[Rows, lis
     """
     if len(values) > MAX_SELECTED:
         raise BadRequest("too many locks")
+    known = {kind.name: kind for kind in kinds() if not named or isinstance(kind, NamedLocks)}
     found: dict[str, tuple[LockKind, list[tuple[Any, Any]]]] = {}
     rows: Rows = []
     changed: dict[str, None] = {}
     try:
         for value in values:
             name, key, seal = json_util.loads(value)
-            if named and name != NamedLocks.name:
-                raise ValueError(name)
-            found.setdefault(name, (find_kind(name), []))[1].append((key, seal))
+            found.setdefault(name, (known[name], []))[1].append((key, seal))
         for kind, shown in found.values():
             again = kind.again(shown)
             rows += [(kind, row) for row in again]

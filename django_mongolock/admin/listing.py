@@ -21,7 +21,6 @@ from django.utils.translation import gettext_lazy as _
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.rule.deadlock import Cycle
-from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_text
 from ..inspection.patterns import KeyMatch, glob, starting
 from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
@@ -228,7 +227,8 @@ class LockChangeList(BoundedChangeList):
         states = [spec.value() for spec in self.filter_specs if isinstance(spec, StateFilter)]
         self.is_narrowed = states != ["all"] or ModeFilter.parameter_name in self.params
         waited = self.params.get(StateFilter.parameter_name) == "waited"
-        self.deadlocks = self._deadlocks(store, self.timeout()) if waited and self.result_list else []
+        ours = starting(get_settings().KEY_PREFIX)
+        self.deadlocks = find_deadlocks(store, ours, self.timeout()) if waited and self.result_list else []
 
     def timeout(self) -> float:
         """See BoundedChangeList.timeout()."""
@@ -241,9 +241,3 @@ class LockChangeList(BoundedChangeList):
         bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
         return [Lock.from_snapshot(snapshot, queryset.db) for snapshot in found]
-
-    def _deadlocks(self, store: MongoStore, timeout: float) -> list[Cycle]:
-        """A deadlock is among the locks with waiters: if the page shows all of these, no others are read."""
-        all_of_them = not self.multi_page and set(self.params) == {StateFilter.parameter_name}
-        keys = [lock.key for lock in self.result_list] if all_of_them else None
-        return find_deadlocks(store, starting(get_settings().KEY_PREFIX), timeout, among=keys)

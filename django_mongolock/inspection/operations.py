@@ -5,7 +5,7 @@ Only the server compares times, in the update itself: a lock that is renewed in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
@@ -78,13 +78,9 @@ def _apply(store: MongoStore, keys: Sequence[str], choice: Choice, clock: str, t
 
 def _holders(document: Document, grants: Sequence[str] | None = None) -> list[Document]:
     """Its readable holders: those with one of these grants, or all."""
-    return [
-        holder
-        for holder in _entries(document)
-        if isinstance(holder, dict)
-        and type(holder.get("grant")) is str
-        and (grants is None or holder["grant"] in grants)
-    ]
+    entries = document.get("holders")
+    readable = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    return [each for each in readable if type(each.get("grant")) is str and (grants is None or each["grant"] in grants)]
 
 
 def force_release(
@@ -167,53 +163,30 @@ def release_owner(
     key: str = "",
     gone: bool = False,
     claims: bool = False,
+    reason: str = OWNER_DONE,
     timeout: float = 5.0,
-) -> list[str]:
-    """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken.
+) -> tuple[list[str], int]:
+    """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken, and how
+    many holders with it are left.
 
     field: where that stands, if it is another fact about the holder. gone: only from holders whose process has
     certainly ended, and from tasks in a queue. claims: only claims. Other holders, waiters and damaged documents stay
     as they are. Raises LockBackendFailed.
     """
-    found = find_held(store, field, owner, {"_id": {"$eq": key}} if key else {}, timeout)
     meant = _is_gone if gone else _is_claim if claims else bool
-    theirs = {name: [each for each in holders if meant(each)] for name, holders in found.items()}
-    return _take(store, {name: _grants_of(each) for name, each in theirs.items() if each}, OWNER_DONE, timeout)
-
-
-def release_place(store: MongoStore, place: str, timeout: float = 5.0) -> tuple[list[str], int]:
-    """Take every lock from the holders at this *place* whose process has certainly ended; return the keys of the locks
-    taken, and how many holders are left there. Raises LockBackendFailed.
-    """
-    found = find_held(store, "place", place, {}, timeout)
-    gone = {name: [each for each in holders if _is_gone(each)] for name, holders in found.items()}
-    taken = _take(store, {name: _grants_of(each) for name, each in gone.items() if each}, OWNER_GONE, timeout)
-    return taken, sum(map(len, found.values())) - sum(map(len, gone.values()))
-
-
-def find_held(
-    store: MongoStore, field: str, value: str, query: Document, timeout: float = 5.0
-) -> dict[str, list[Document]]:
-    """Return the readable holders that have this value, by key: their grants and processes. Raises
-    LockBackendFailed."""
     fields = {f"holders.{name}": 1 for name in (field, "grant", "process")}
-    query = {**LEASED, **query, f"holders.{field}": {"$eq": value}}
+    query = {**LEASED, **({"_id": {"$eq": key}} if key else {}), f"holders.{field}": {"$eq": owner}}
     with store.bounded(timeout):
         found = list(store.latest.aggregate([{"$match": query}, {"$project": fields}, bounded_entries()]))
-    return {document["_id"]: [each for each in _holders(document) if each.get(field) == value] for document in found}
-
-
-def _take(store: MongoStore, grants: Mapping[str, Sequence[str]], reason: str, timeout: float) -> list[str]:
-    taken: list[str] = []
-    for key, theirs in grants.items():
+    taken, left = list[str](), 0
+    for document in found:
+        holders = [each for each in _holders(document) if each.get(field) == owner]
+        grants = [each["grant"] for each in holders if meant(each)]
+        left += len(holders) - len(grants)
         with suppress(LockDocumentDamaged):
-            if force_release(store, key, theirs, timeout, reason=reason):
-                taken.append(key)
-    return taken
-
-
-def _grants_of(holders: Sequence[Document]) -> list[str]:
-    return [holder["grant"] for holder in holders]
+            if grants and force_release(store, document["_id"], grants, timeout, reason=reason):
+                taken.append(document["_id"])
+    return taken, left
 
 
 def _is_gone(holder: Document) -> bool:
@@ -223,8 +196,3 @@ def _is_gone(holder: Document) -> bool:
 
 def _is_claim(holder: Document) -> bool:
     return holder.get("process") == CLAIM
-
-
-def _entries(document: Document) -> list[Any]:
-    holders = document.get("holders")
-    return holders if isinstance(holders, list) else []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
@@ -176,17 +176,12 @@ def count(store: MongoStore, query: Document, limit: int | None = None, timeout:
         return store.collection.count_documents(query, **bound)
 
 
-def find_deadlocks(
-    store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0, among: Sequence[str] | None = None
-) -> list[Cycle]:
+def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0) -> list[Cycle]:
     """Find deadlocks among at most `MAX_LOCKS_FOR_DEADLOCKS` locks with waiters whose keys match.
 
-    among: the keys of all locks with waiters, if they are known. A deadlock that is found may be over a moment later,
-    when its youngest waiter gives up. Raises LockBackendFailed.
+    A deadlock that is found may be over a moment later, when its youngest waiter gives up. Raises LockBackendFailed.
     """
     query = {"expires_at": {"$gt": EARLIEST_END}, "waiters.0": {"$exists": True}, **key.query()}
-    if among is not None:
-        query = {"_id": {"$in": list(among)}}
     with store.bounded(timeout):
         names: list[Document] = [
             {"$match": query},
