@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 from django_mongolock.checks import check_kinds
 from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, kinds, sources
 from django_mongolock.inspection.snapshot import State
-from tests.support.lock_documents import Locks
+from tests.support.lock_documents import TOKEN, Locks
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_admin import browser
 
@@ -145,6 +145,21 @@ class TestAdmin:
         assert "1 lock was taken from its holder." in done
         assert "its holder has changed since it was shown: green" in done
         assert rooms.rooms == {"green": ("carla", 60.0)}
+
+    def test_named_locks_need_their_own_right(self, rooms: Rooms, locks: Locks) -> None:
+        """Who may clear what is stale of other kinds neither clears nor sees named locks with the same forms."""
+        locks.stale("stale")
+        client = browser("clear_document_lock", "force_release_lock")
+        named = json.dumps(["locks", "k", [TOKEN + 1]])
+        assert client.post(f"{ADMIN}documents/", {"kind": "locks"}).status_code == 400
+        assert client.post(f"{ADMIN}documents/", {"force": "selected", "lock": named}).status_code == 403
+        assert client.post(f"{ADMIN}force-release/", {"lock": named, "reason": "x"}).status_code == 403
+        assert locks.read("stale")["holders"]
+        assert locks.read("k")["holders"]
+        room = json.dumps(["rooms", "blue", "anna"])
+        assert (
+            browser("view_lock", "ask_release_lock").post(f"{ADMIN}ask-to-release/", {"lock": room}).status_code == 400
+        )
 
 
 def page_of(client: Any, form: dict[str, Any] | None = None) -> str:

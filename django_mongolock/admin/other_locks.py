@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..context import own_address
 from ..engine.logs import INFO, log
 from ..exceptions import LockBackendFailed, LockError
-from ..inspection.kinds import Choice, LockKind, Row, Swept, find_kind, other_kinds
+from ..inspection.kinds import Choice, LockKind, Row, Swept, other_kinds
 from ..inspection.snapshot import State
 from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
 from .lock_actions import LockActions, may_clear, may_force
@@ -130,16 +130,17 @@ def _force(admin: LockActions, request: HttpRequest) -> HttpResponse:
         rows = [(kind, row) for kind in other_kinds() for row in kind.rows(choice, MAX_SELECTED + 1)]
     else:
         rows, _changed = read_shown(request.POST.getlist("lock"))
+    if not admin.may_view(request, [kind for kind, _row in rows]):
+        raise PermissionDenied
     return admin.question(request, FORCE, rows) or HttpResponseRedirect(own_address(request))
 
 
 def _clear(admin: LockActions, request: HttpRequest, *, for_programs: bool) -> HttpResponse:
     if not may_clear(request):
         raise PermissionDenied
-    try:
-        kind = find_kind(request.POST.get("kind", ""))
-    except LookupError:
-        raise BadRequest("no such kind of locks") from None
+    kind = next((kind for kind in other_kinds() if kind.name == request.POST.get("kind")), None)
+    if kind is None:
+        raise BadRequest("no such kind of locks")
     done, cleared = Swept(), list[Row]()
     for part in kind.clear(Choice("stale"), dry_run=False, batch=BATCH):
         done.count_in(part)

@@ -69,8 +69,8 @@ _DEAD_WAITERS_GONE: Final = 3_600_000
 
 
 def in_state(state: str, over: float = 0.0) -> Document:
-    """The condition that a lock is "held", "kept", "stale", "waited" for, "leased" (one of these), "free", or any of
-    "all", by the server's clock. over: of the stale, for how many seconds at least.
+    """The condition that a lock is "held", "kept", "stale", "waited" for, "leased" (one of these), "free", "damaged",
+    or any of "all", by the server's clock. over: of the stale, for how many seconds at least.
 
     A waiter gets a lock soon after its lease ends: so a lock that has been stale for long is not waited for.
     """
@@ -81,6 +81,7 @@ def in_state(state: str, over: float = 0.0) -> Document:
         "all": {},
         "leased": LEASED,
         "free": {"expires_at": None},
+        "damaged": {"$expr": {"$not": [IS_WHOLE]}},
         "held": {**runs, "$nor": [RELEASED]},
         "kept": {**runs, **RELEASED},
         "stale": {**ended, "$nor": [RELEASED]},

@@ -12,6 +12,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...exceptions import printable
 from ...inspection.kinds import Choice, LockKind, Row, Swept
 from ...inspection.named_locks import NamedLocks
 from ..lock_command import LockCommand, seconds, whole_number, write_table
@@ -111,7 +112,7 @@ class Command(LockCommand):
             deque(stale, maxlen=0)
         done = facts()
         for row in done["damaged"]:
-            self.stdout.write(f"  {row['key']}  not cleared: {row['damage']}")
+            self.stdout.write(printable(f"  {row['key']}  not cleared: {row['damage']}"))
         found, title = done["found"], kind.title
         if asks and found:
             self.stdout.write(f"Stale {title}: {found}.")
