@@ -82,6 +82,12 @@ class LockCommand(PlainCommand):
         if failed := [f"{name}: {error}" for name, error in self.failed.items()]:
             raise CommandError(f"some locks could not be read: {'; '.join(failed)}")
 
+    def write_rows(self, kind: LockKind, rows: Iterable[Row], *, wide: bool = True) -> None:
+        """Write a table of rows, below what they are if they are no named locks."""
+        if not isinstance(kind, NamedLocks):
+            self.stdout.write(f"\n{kind.title[0].upper()}{kind.title[1:]}:")
+        write_table(self.stdout, rows, wide=wide)
+
     def write_json(
         self,
         name: str,

@@ -14,9 +14,8 @@ from ...backends.base import mongo_store
 from ...conf import get_settings
 from ...engine.rule.deadlock import Cycle
 from ...inspection.kinds import Choice, LockKind, Row
-from ...inspection.named_locks import NamedLocks
 from ...inspection.queries import find_deadlocks, ping
-from ..lock_command import LockCommand, whole_number, write_table
+from ..lock_command import LockCommand, whole_number
 
 FOUND = 3
 
@@ -82,9 +81,7 @@ class Command(LockCommand):
             with self.noting_errors(kind):
                 if (first := next(shown, None)) is None:
                     continue
-                if not isinstance(kind, NamedLocks):
-                    self.stdout.write(f"\n{kind.title[0].upper()}{kind.title[1:]}:")
-                write_table(self.stdout, chain([first], shown), wide=options["wide"])
+                self.write_rows(kind, chain([first], shown), wide=options["wide"])
                 nothing = False
                 if more()["more"]:
                     self.stdout.write("… and more: see --limit.")

@@ -11,7 +11,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...inspection.kinds import Choice, LockKind, Row
 from ...inspection.named_locks import NamedLocks
 from ...inspection.snapshot import State
-from ..lock_command import LockCommand, write_table
+from ..lock_command import LockCommand
 
 FREE = 3
 #: How many locks of each kind the confirmation shows.
@@ -115,8 +115,7 @@ class Command(LockCommand):
             if not sys.stdin.isatty():
                 raise CommandError("there is no terminal for the confirmation: use --no-input to release without it")
             for kind, rows in found:
-                self.stdout.write(f"\n{kind.title[0].upper()}{kind.title[1:]}:")
-                write_table(self.stdout, rows[:SHOWN])
+                self.write_rows(kind, rows[:SHOWN])
                 if len(rows) > SHOWN:
                     self.stdout.write(f"… and {len(rows) - SHOWN} more.")
             kept = all(row.state is State.KEPT for _kind, rows in found for row in rows)
