@@ -22,14 +22,10 @@ OLDEST: Final = (6, 0)
 
 def server_rules(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
     """What each rule finds. Of a server that cannot be used, only the first has something to say."""
-    yield from _check_reach(facts, alias)
-    yield from _check_rights(facts, alias)
-    yield from _check_replica_set(facts, alias)
-    yield from _check_bells(facts, alias)
-    yield from _check_failover(facts)
-    yield from _check_clock(facts, alias)
-    yield from _check_collections(facts, alias)
-    yield from _check_versions(facts, alias)
+    yield from _check_access(facts, alias)
+    yield from _check_cluster(facts, alias)
+    if not facts.new:  # `migrate`, which runs this check first, makes them
+        yield from _check_collections(facts, alias)
 
 
 def told(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
@@ -48,27 +44,29 @@ def told(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
         yield info("I101", f"The locks are in DATABASES[{alias!r}]: {'; '.join(said)}.")
 
 
-def _check_reach(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+def _check_access(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
     if facts.problem:
         yield error(
             "E101",
             f"The MongoDB of DATABASES[{alias!r}] cannot be used for locks: {facts.problem}",
             "Compare HOST, USER, PASSWORD and OPTIONS with what mongosh needs to connect from this machine.",
         )
-
-
-def _check_rights(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
     if facts.missing_rights:
         yield error(
             "E102",
             f"The user of DATABASES[{alias!r}] lacks rights on the locks: {', '.join(facts.missing_rights)}.",
             "Grant find, insert and update on the collection mongolock_locks of that database.",
         )
+    found = re.match(r"(\d+)\.(\d+)", facts.version)
+    if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+        yield warning(
+            "W109",
+            f"The MongoDB of DATABASES[{alias!r}] has version {facts.version}: locks need {OLDEST[0]}.{OLDEST[1]}.",
+            "Upgrade it.",
+        )
 
 
-def _check_collections(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
-    if facts.new:
-        return  # `migrate`, which runs this check first, makes them
+def _check_collections(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
     if facts.missing_indexes:
         yield warning(
             "W103",
@@ -82,9 +80,16 @@ def _check_collections(facts: ServerFacts, alias: object) -> Iterator[CheckMessa
             "Grant find and insert on it, or drop the wrong one, and run manage.py migrate "
             f"--database {alias} as a user who may create collections.",
         )
+    if facts.bells:
+        yield warning(
+            "W104",
+            f"Waiters look for their turn at intervals, since no bell wakes them: {facts.bells}.",
+            "Grant find and insert on the collections mongolock_locks_bells_0 to _7, and run manage.py migrate "
+            f"--database {alias} as a user who may create collections.",
+        )
 
 
-def _check_replica_set(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
+def _check_cluster(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
     if facts.standalone:
         yield warning(
             "W101",
@@ -104,19 +109,6 @@ def _check_replica_set(facts: ServerFacts, alias: object) -> Iterator[CheckMessa
             f"The replica set of DATABASES[{alias!r}] has writeConcernMajorityJournalDefault: false.",
             "Set it to true: without it, what the majority has confirmed is lost in a crash of all members.",
         )
-
-
-def _check_bells(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
-    if facts.bells and not facts.new:
-        yield warning(
-            "W104",
-            f"Waiters look for their turn at intervals, since no bell wakes them: {facts.bells}.",
-            "Grant find and insert on the collections mongolock_locks_bells_0 to _7, and run manage.py migrate "
-            f"--database {alias} as a user who may create collections.",
-        )
-
-
-def _check_failover(facts: ServerFacts) -> Iterator[CheckMessage]:
     lease = get_settings().LEASE
     if facts.failover and lease < facts.failover:
         yield warning(
@@ -124,9 +116,6 @@ def _check_failover(facts: ServerFacts) -> Iterator[CheckMessage]:
             f'{NAME}["LEASE"] is {lease:g} s, but a failover takes up to {facts.failover:g} s and loses the locks.',
             f"Set it to at least {facts.failover:g}.",
         )
-
-
-def _check_clock(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
     if abs(facts.ahead) > FAR_APART:
         direction = "ahead of" if facts.ahead > 0 else "behind"
         yield warning(
@@ -134,14 +123,4 @@ def _check_clock(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
             f"The clock of DATABASES[{alias!r}] is {abs(facts.ahead):.0f} s {direction} that of this machine.",
             "Synchronise both (chrony, NTP). Only MongoDB's clock decides about leases, so no lock is in danger; but "
             "what the list and the history of the locks show does not match the logs of this machine.",
-        )
-
-
-def _check_versions(facts: ServerFacts, alias: object) -> Iterator[CheckMessage]:
-    found = re.match(r"(\d+)\.(\d+)", facts.version)
-    if found is not None and (int(found[1]), int(found[2])) < OLDEST:
-        yield warning(
-            "W109",
-            f"The MongoDB of DATABASES[{alias!r}] has version {facts.version}: locks need {OLDEST[0]}.{OLDEST[1]}.",
-            "Upgrade it.",
         )
