@@ -15,8 +15,8 @@ from django.db import router
 
 from ..conf import ENGINE, KNOWN, MEMORY, NAME, SIMILAR, LockSettings, find_wrong, missing_app, raw_settings
 from ..environment import NO_NAME, address_problem, database_from_url
+from ..inspection.check_messages import critical, error, warning
 from ..router import ROUTER
-from .messages import critical, error, warning
 
 #: For what leads to errors of django_mongodb_backend, whose cure is another one.
 _BELOW: Final = "Errors of mongodb below come from this."
