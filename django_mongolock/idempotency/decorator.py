@@ -172,6 +172,15 @@ class IdempotentCall(Call):
         )
 
     def prepare(self) -> None:
+        """See Call.prepare()."""
+        self._find_key()
+        super().prepare()
+
+    async def aprepare(self) -> None:
+        """See prepare(). In a thread: it may load the user of the request, and the session."""
+        await sync_to_async(self._find_key)()
+
+    def _find_key(self) -> None:
         """Find the key. Raises LockKeyInvalid, and LockMisused inside of a transaction."""
         name = self.function.name
         if opened := open_transactions():
@@ -188,11 +197,6 @@ class IdempotentCall(Call):
             sender = json.dumps([self._client(self.request), self._sent_key(self.request)])
             self.key = LockKey(f"idempotent:{hashlib.sha256(sender.encode()).hexdigest()}", where)
             self.fingerprint = http.fingerprint(self.request)
-        super().prepare()
-
-    async def aprepare(self) -> None:
-        """See prepare(). In a thread: it may load the user of the request, and the session."""
-        await sync_to_async(self.prepare)()
 
     def keys(self) -> tuple[Any, ...]:
         """See Call.keys()."""
