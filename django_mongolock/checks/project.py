@@ -116,7 +116,11 @@ def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
 def _check_router(alias: str) -> Iterator[CheckMessage]:
     from ..models import Lock
 
-    if router.db_for_read(Lock) != alias:
+    try:
+        found = router.db_for_read(Lock)
+    except ImproperlyConfigured:  # the other checks report it
+        return
+    if found != alias:
         yield critical(
             "E027",
             f"No router sends the lock model to {alias!r}: it would be read from the default database. {_BELOW}",
