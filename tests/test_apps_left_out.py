@@ -33,7 +33,7 @@ TESTS = ("tests/contract/test_contract.py", "tests/test_modes_and_permits.py", "
 
 def core_without(apps: set[str], folder: Path) -> str:
     """What a check and a handful of tests say where the package lacks these folders."""
-    for part in ("django_mongolock", "tests", "testproject"):
+    for part in ("django_mongolock", "tests", "testproject", "verify"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     for app in apps:

@@ -426,7 +426,7 @@ class TestExceptionHandler:
 
 def test_default_wait(settings: Settings, name: str) -> None:
     """Without wait=: views and "retry" wait shortly, "skip" not at all, and others as MONGOLOCK says."""
-    from django_mongolock.decorator.calls import Call, LockedFunction, Plan
+    from django_mongolock.decorator.calls import LockedCall, LockedFunction, LockPlan
     from django_mongolock.decorator.policies import as_policy
     from django_mongolock.locks import chosen
 
@@ -434,7 +434,7 @@ def test_default_wait(settings: Settings, name: str) -> None:
     request = RequestFactory().get("/")
 
     def waits(policy: Any, request: HttpRequest | None = None, **options: Any) -> object:
-        call = Call(LockedFunction(Plan(as_policy(policy), chosen(options)), note, Call), (), {})
+        call = LockedCall(LockedFunction(LockPlan(as_policy(policy), chosen(options)), note, LockedCall), (), {})
         call.request = request
         return call.lock().options.wait
 

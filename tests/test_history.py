@@ -308,7 +308,7 @@ class TestModel:
 
 
 def test_the_sent_document_has_no_empty_fields(mongo: MongoClient[Document]) -> None:
-    note = history.Note("k", Happened.GRANTED, 5.0, None, {"host": "h", "user": None}, {"by": "", "token": 3})
+    note = history.EventNote("k", Happened.GRANTED, 5.0, None, {"host": "h", "user": None}, {"by": "", "token": 3})
     moment = mongo.admin.command("hello")["localTime"]
     made = note.document(id_="x", now=7.0, server_time=moment)  # type: ignore[arg-type]
     assert made == {

@@ -36,7 +36,7 @@ shared_by_all: Final[set[str]] = set()
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class LockPlan:
     """The arguments of `mongo_locked`, or of the decorator with this *name*.
 
     default_key: what begins the key if there is neither a template nor a function for it, before the function's name.
@@ -51,13 +51,13 @@ class Plan:
 
 
 #: Makes the object of one call.
-KindOfCall = Callable[["LockedFunction", Arguments, Keywords], "Call"]
+KindOfCall = Callable[["LockedFunction", Arguments, Keywords], "LockedCall"]
 
 
 class LockedFunction:
-    """Wraps one function. It keeps no state of a call, since calls run concurrently: each is a `Call`."""
+    """Wraps one function. It keeps no state of a call, since calls run concurrently: each is a `LockedCall`."""
 
-    def __init__(self, plan: Plan, wrapped: Callable[..., Any], kind_of_call: KindOfCall) -> None:
+    def __init__(self, plan: LockPlan, wrapped: Callable[..., Any], kind_of_call: KindOfCall) -> None:
         self.plan = plan
         self.wrapped = wrapped
         self.kind_of_call = kind_of_call
@@ -89,7 +89,7 @@ class LockedFunction:
             return self.async_generator() if inspect.isasyncgenfunction(self.wrapped) else self.generator()
         return self.coroutine() if iscoroutinefunction(self.wrapped) else self.function()
 
-    def _call(self, args: Arguments, kwargs: Keywords) -> Call:
+    def _call(self, args: Arguments, kwargs: Keywords) -> LockedCall:
         """A new call. Raises TypeError if the policy does not fit it."""
         call = self.kind_of_call(self, args, kwargs)
         if not self.is_generator:
@@ -97,13 +97,13 @@ class LockedFunction:
             self.plan.policy.accepts("call" if call.request is None else "view", self.name)
         return call
 
-    def _note(self, call: Call, seconds: float) -> None:
+    def _note(self, call: LockedCall, seconds: float) -> None:
         """Note how long the lock was held, for those who are refused: a mean in which the latest counts most."""
         if call.begun:
             self.usual = seconds if self.usual is None else self.usual + LATEST * (seconds - self.usual)
 
     def function(self) -> Callable[..., Any]:
-        def attempt(call: Call, *, first: bool = True) -> Any:
+        def attempt(call: LockedCall, *, first: bool = True) -> Any:
             try:
                 if first:
                     call.prepare()
@@ -196,7 +196,7 @@ class LockedFunction:
         return wrapper
 
 
-class Call(CallFacts):
+class LockedCall(CallFacts):
     """One call of a decorated function.
 
     begun: whether the function itself was called; what it raises is its own.

@@ -14,7 +14,7 @@ from ..engine.text_checks import check_key
 from ..keys import KeyTemplate
 from ..locks import LockKeywords, chosen
 from .atomic_requests import Deferred
-from .calls import Call, KindOfCall, LockedFunction, Plan, resolved_signature
+from .calls import KindOfCall, LockedCall, LockedFunction, LockPlan, resolved_signature
 from .policies import SKIPPED, Policy, Skipped, as_policy
 
 __all__ = ["SKIPPED", "mongo_locked"]
@@ -47,7 +47,7 @@ class LockedKeywords(LockKeywords, total=False):
 class LockedDecorator(Generic[Chosen]):
     """What `mongo_locked` returns. With ``on_contention="skip"``, a call may also return `SKIPPED`."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: LockPlan) -> None:
         self._plan = plan
 
     @overload
@@ -116,10 +116,10 @@ def mongo_locked(
     made_by: Any = key
     if key is not None and (not callable(made_by) or iscoroutinefunction(made_by)):
         raise TypeError("key= must be a function, not async, that returns the key; pass a template without key=")
-    return LockedDecorator(Plan(policy, asked, tuple(map(KeyTemplate, templates)), key))
+    return LockedDecorator(LockPlan(policy, asked, tuple(map(KeyTemplate, templates)), key))
 
 
-def decorate(plan: Plan, function: Any, kind_of_call: KindOfCall = Call) -> Any:
+def decorate(plan: LockPlan, function: Any, kind_of_call: KindOfCall = LockedCall) -> Any:
     """Return *function*, or a view class, with its calls made by a plan."""
     if isinstance(function, type):
         return _decorate_class(plan, function, kind_of_call)
@@ -137,7 +137,7 @@ def decorate(plan: Plan, function: Any, kind_of_call: KindOfCall = Call) -> Any:
     return wrapper
 
 
-def _decorate_class(plan: Plan, cls: type, kind_of_call: KindOfCall) -> type:
+def _decorate_class(plan: LockPlan, cls: type, kind_of_call: KindOfCall) -> type:
     if not issubclass(cls, View):
         raise TypeError(f"@{plan.name} goes on functions, methods and view classes, not on {cls.__name__}")
     dispatch: Any = cls.dispatch

@@ -13,7 +13,7 @@ from ..engine.lock.commit_hooks import out_of_commit_hook
 from ..engine.rule.options import Seconds
 from ..keys import KeyTemplate, unexpected
 from ..locks import chosen
-from .calls import Plan
+from .calls import LockPlan
 from .mongo_locked import decorate
 from .policies import CallFacts, Kind, Skip
 
@@ -64,10 +64,10 @@ def once_per(
     # Whether the period is over, the server decides according to its own clock, in the command of the next caller.
     options = chosen({"min_hold": period * PART, "lease": lease, "using": using}, ("min_hold", "lease", "using"))
     templates = () if template is None else (KeyTemplate(template),)
-    return functools.partial(decorate, Plan(Once(), options, templates, name="once_per", default_key="once:"))
+    return functools.partial(decorate, LockPlan(OncePolicy(), options, templates, name="once_per", default_key="once:"))
 
 
-class Once(Skip):
+class OncePolicy(Skip):
     """A call returns `SKIPPED` while another one runs, or has run in this period. One that fails does not count."""
 
     def accepts(self, kind: Kind, name: str) -> None:

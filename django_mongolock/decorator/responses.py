@@ -21,7 +21,7 @@ RETRY_AFTER_FAILURE: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class HttpRefusal:
     """What the client gets: a status, the seconds to wait (0: not to try again), a code for programs and a sentence for
     people."""
 
@@ -34,7 +34,7 @@ class Refusal:
 class RequestRefused(LockKeyInvalid):
     """A request that is not served for a reason of its own, which *refusal* says."""
 
-    def __init__(self, refusal: Refusal) -> None:
+    def __init__(self, refusal: HttpRefusal) -> None:
         super().__init__(refusal.message)
         self.refusal = refusal
 
@@ -44,7 +44,7 @@ def seconds_until(error: LockNotAcquired) -> int:
     return math.ceil(error.come_back_in)
 
 
-def refusal(error: LockError | LockKeyInvalid) -> Refusal:
+def refusal(error: LockError | LockKeyInvalid) -> HttpRefusal:
     """423 Locked while the lock is held, 503 while MongoDB does not answer, 400 for a request that makes no key. Raises
     any other *error*.
 
@@ -52,15 +52,15 @@ def refusal(error: LockError | LockKeyInvalid) -> Refusal:
     """
     if isinstance(error, LockNotAcquired):
         message = _("This is in use at the moment. Please try again shortly.")
-        return Refusal(get_settings().CONTENTION_STATUS, seconds_until(error), "locked", message)
+        return HttpRefusal(get_settings().CONTENTION_STATUS, seconds_until(error), "locked", message)
     if isinstance(error, LockBackendFailed):
         message = _("This cannot be done at the moment. Please try again later.")
-        return Refusal(503, RETRY_AFTER_FAILURE, "unavailable", message)
+        return HttpRefusal(503, RETRY_AFTER_FAILURE, "unavailable", message)
     if isinstance(error, RequestRefused):
         return error.refusal
     if isinstance(error, LockKeyInvalid):
         log(WARNING, "a request makes no lock key", error=error)
-        return Refusal(400, 0, "invalid", _("This address or form is not valid."))
+        return HttpRefusal(400, 0, "invalid", _("This address or form is not valid."))
     raise error
 
 
@@ -84,7 +84,7 @@ def make_response(request: HttpRequest, error: LockError | LockKeyInvalid) -> Ht
     return made
 
 
-def _page(request: HttpRequest, refused: Refusal) -> str | None:
+def _page(request: HttpRequest, refused: HttpRefusal) -> str | None:
     """The page; None if the project's template engines do not find it."""
     try:
         return render_to_string("django_mongolock/contention.html", {"refusal": refused}, request)

@@ -53,7 +53,7 @@ _REPORTED: Final = {"acquired": Happened.GRANTED, "released": Happened.RELEASED,
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class EventNote:
     """An event before it is written. at: when, by the server's clock, if known; moment: by this machine's clock."""
 
     key: str
@@ -83,7 +83,7 @@ class History:
         self._events = events
         self._size = size
         self._now = now
-        self._notes: SimpleQueue[Note] = SimpleQueue()
+        self._notes: SimpleQueue[EventNote] = SimpleQueue()
         self._wakeup: SimpleQueue[bool] = SimpleQueue()
         self._writer = WorkerThreads(1)
         self._writing = threading.Lock()
@@ -91,7 +91,7 @@ class History:
         self._lost = 0
 
     def observe(self, event: str, grant: Grant) -> None:
-        """Note what a session reports of one of its grants: see `notifications.Observer`."""
+        """EventNote what a session reports of one of its grants: see `notifications.Observer`."""
         what = _REPORTED.get(event)
         if what is None and (event, grant.reason) == ("not_acquired", "deadlock"):
             what = Happened.DEADLOCK
@@ -116,11 +116,11 @@ class History:
     def note(
         self, key: str, what: Happened, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any
     ) -> None:
-        """Note what happened to *key*, and to the holder with that *entry*. Waits for nothing, raises nothing."""
+        """EventNote what happened to *key*, and to the holder with that *entry*. Waits for nothing, raises nothing."""
         if self._closed or self._notes.qsize() >= MAX_NOTES:
             self._lost += 1
             return
-        self._notes.put(Note(key, what, self._now(), at, entry, facts))
+        self._notes.put(EventNote(key, what, self._now(), at, entry, facts))
         if not self._wakeup.qsize():
             self._wakeup.put(True)
         if not self._started:
@@ -154,16 +154,16 @@ class History:
                     while not self._write(batch) and not self._closed:
                         time.sleep(WRITE_TIMEOUT)
 
-    def _gather(self) -> dict[ObjectId, Note]:
+    def _gather(self) -> dict[ObjectId, EventNote]:
         """Take out a batch of notes, each with its `_id`: what is sent twice is written once."""
-        batch: dict[ObjectId, Note] = {}
+        batch: dict[ObjectId, EventNote] = {}
         with contextlib.suppress(Empty):
             while len(batch) < WRITE_BATCH:
                 note = self._notes.get_nowait()
                 batch[ObjectId()] = note
         return batch
 
-    def _write(self, batch: Mapping[ObjectId, Note], timeout: float = WRITE_TIMEOUT) -> bool:
+    def _write(self, batch: Mapping[ObjectId, EventNote], timeout: float = WRITE_TIMEOUT) -> bool:
         """Write these; return False if it may help to try again."""
         try:
             with pymongo.timeout(timeout):
@@ -181,7 +181,7 @@ class History:
             self._failing, self._lost = False, 0
         return True
 
-    def _send(self, batch: Mapping[ObjectId, Note]) -> None:
+    def _send(self, batch: Mapping[ObjectId, EventNote]) -> None:
         collection = self._events().with_options(write_concern=WriteConcern(w=1))
         if not self._ready:
             self.make()

@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, NamedTuple, Never, TypeVar
+from typing import Any, Final, Never, TypeVar
 
-from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.http import HttpRequest
-from django.utils.translation import gettext as _
+from asgiref.sync import iscoroutinefunction
 
-from ..backends.base import get_backend
-from ..backends.courier import Courier, send
-from ..backends.transactions import open_transactions
-from ..conf import LockSettings, get_settings
-from ..decorator.atomic_requests import atomic, deferred_aliases, first_after_commit
-from ..decorator.calls import Arguments, Call, Keywords, LockedFunction, Plan
+from ..decorator.calls import LockPlan
 from ..decorator.mongo_locked import decorate
-from ..decorator.policies import SKIPPED, CallFacts, Kind, Policy, Respond, Retry, Unlocked, candidates, find_request
-from ..decorator.responses import Refusal, RequestRefused, seconds_until
-from ..engine.lock.commit_hooks import out_of_commit_hook
-from ..engine.lock.lock import MongoLock
-from ..engine.logs import WARNING, log
-from ..engine.protocol import runner
+from ..decorator.policies import find_request
 from ..engine.rule.options import Seconds, check_flag, check_seconds
-from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key
-from ..exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
-from ..keys import KeyTemplate, LockKey, unexpected
+from ..keys import KeyTemplate, unexpected
 from ..locks import chosen
-from . import http
-from .results import Results, results_beside
+from .calls import IdempotentCall, KeepResponse, KeepResult, KeepRules
 
 __all__ = ["idempotent"]
 
 C = TypeVar("C", bound=Callable[..., Any])
-Document = dict[str, Any]
-#: A command on the results, or None to call the function.
-Steps = Generator[Callable[[Results], Any] | None, Any, Any]
-
-#: The most bytes that a response or a result may have to be kept.
-LARGEST: Final = 1_000_000
-#: The rights that a process needs on the collection of the results.
-RIGHTS: Final = "find, insert and update"
-#: Methods that change nothing: such requests are not kept.
-SAFE: Final = ("GET", "HEAD", "OPTIONS", "TRACE")
 #: The name of a header.
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
@@ -100,292 +73,14 @@ def idempotent(
         raise TypeError("key= is for tasks, which have no request: client= and required= are for views")
     options = chosen({"lease": lease, "using": using}, ("lease", "using"))
     if key is None:
-        plan = Plan(KeepResponse(), options, key=find_request, name="idempotent")
+        plan = LockPlan(KeepResponse(), options, key=find_request, name="idempotent")
     else:
-        plan = Plan(KeepResult(), options, (KeyTemplate(check_key(key)),), name="idempotent")
-    rules = Rules(header, check_seconds("keep", keep), required, client)
+        plan = LockPlan(KeepResult(), options, (KeyTemplate(check_key(key)),), name="idempotent")
+    rules = KeepRules(header, check_seconds("keep", keep), required, client)
     return partial(_decorate, plan, partial(IdempotentCall, rules))
 
 
-def _decorate(plan: Plan, kind_of_call: Any, function: Any) -> Any:
+def _decorate(plan: LockPlan, kind_of_call: Any, function: Any) -> Any:
     if hasattr(getattr(function, "cls", function), "authentication_classes"):
         raise TypeError("put @idempotent below @api_view, or on the methods of the class: around it, users are unknown")
     return decorate(plan, function, kind_of_call)
-
-
-class _Keep(Policy):
-    """What both policies refuse."""
-
-    def accepts(self, kind: Kind, name: str) -> None:
-        """See Policy.accepts()."""
-        if kind not in self.kinds:
-            raise TypeError(
-                f"@idempotent on {name}: a view has its key in a header of its request; for a task, or a function, "
-                'give its template: @idempotent(key="charge:{order_id}"). A generator has results that come one by one'
-            )
-
-
-class KeepResponse(_Keep, Respond):
-    """For a view: while another request with its key is processed, it answers 409."""
-
-    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
-        """A single try."""
-        return 0.0
-
-    def answer(self, error: Unlocked, call: Any) -> Any:
-        """See Respond."""
-        if isinstance(error, LockNotAcquired):
-            message = _("A request with this %(header)s is being processed. Please try again shortly.")
-            error = call.refusal(409, "in_progress", message, seconds_until(error))
-        return super().answer(error, call)
-
-
-class KeepResult(_Keep, Retry):
-    """For a task or another function."""
-
-
-class Rules(NamedTuple):
-    """The arguments of `idempotent` that concern requests and results."""
-
-    header: str
-    keep: float
-    required: bool
-    client: Callable[[Any], str] | None
-
-
-class IdempotentCall(Call):
-    """One call. key: of its lock, and of its result. fingerprint: what is the same in a request that is sent again."""
-
-    key = LockKey("", "")
-    fingerprint = ""
-
-    def __init__(self, rules: Rules, function: LockedFunction, args: Arguments, kwargs: Keywords) -> None:
-        super().__init__(function, args, kwargs)
-        self.rules = rules
-
-    @property
-    def passes(self) -> bool:
-        """See Call: a request that changes nothing, or has no key where none is required."""
-        request = self.request
-        return request is not None and (
-            request.method in SAFE or (not self.rules.required and self.rules.header not in request.headers)
-        )
-
-    def prepare(self) -> None:
-        """See Call.prepare()."""
-        self._find_key()
-        super().prepare()
-
-    async def aprepare(self) -> None:
-        """See prepare(). In a thread: it may load the user of the request, and the session."""
-        await sync_to_async(self._find_key)()
-
-    def _find_key(self) -> None:
-        """Find the key. Raises LockKeyInvalid, and LockMisused inside of a transaction."""
-        name = self.function.name
-        if opened := open_transactions():
-            raise LockMisused(
-                f"{name} was called inside the transaction that is open on {opened[0].alias!r}, before whose "
-                "commit its result would be kept: open the transaction inside of it; for a view of another framework "
-                "than Django under ATOMIC_REQUESTS, exempt its address (transaction.non_atomic_requests)"
-            )
-        where = f"idempotent:{name}"
-        if self.request is None:
-            (filled,) = super().keys()
-            self.key = LockKey(f"{where}:{filled}", f"{where}:{self.function.plan.templates[0].template}")
-        else:
-            sender = json.dumps([self._client(self.request), self._sent_key(self.request)])
-            self.key = LockKey(f"idempotent:{hashlib.sha256(sender.encode()).hexdigest()}", where)
-            self.fingerprint = http.fingerprint(self.request)
-
-    def keys(self) -> tuple[Any, ...]:
-        """See Call.keys()."""
-        return (self.key,)
-
-    def _sent_key(self, request: HttpRequest) -> str:
-        if (sent := request.headers.get(self.rules.header)) is None:
-            raise self.refusal(400, "missing_key", _("This needs the header %(header)s."))
-        if (key := http.read_key(sent)) is None:
-            raise self.refusal(400, "invalid_key", _("The header %(header)s is not valid."))
-        return key
-
-    def _client(self, request: HttpRequest) -> str:
-        """Who sends the request."""
-        name: Any
-        if self.rules.client is not None:
-            name = self.rules.client(request)
-            if not (isinstance(name, str) and name):
-                function = self.function.name
-                raise LockMisused(f"client= of {function} returned {type(name).__name__}: it must return a name")
-            return f"client:{name}"
-        user = getattr(request, "user", None)
-        if subject := user if getattr(user, "is_authenticated", False) else getattr(request, "auth", None):
-            name = subject if isinstance(subject, str) else getattr(subject, "pk", None)
-            subject_class = f"{subject.__class__.__module__}.{subject.__class__.__qualname__}"
-        else:
-            session: Any = getattr(request, "session", None)
-            name, subject_class = getattr(session, "session_key", None), "session"
-            if name is not None and not session.exists(name):  # a made-up cookie
-                name = None
-        if name is None:
-            log(WARNING, "a request has neither user nor session, give client=", place=self.function.name)
-            raise self.refusal(403, "anonymous", _("Please log in first."))
-        return f"{subject_class}:{name}"
-
-    def refusal(self, status: int, code: str, message: str, after: int = 0) -> RequestRefused:
-        """The error for a request that is not served; *message* may name the header."""
-        return RequestRefused(Refusal(status, after, code, message % {"header": self.rules.header}))
-
-    # Under the lock
-
-    def run(self, lock: MongoLock) -> Any:
-        """See Call.run(). Not if there is a result."""
-        if "result" in (found := runner.run(self._begin(lock), self._send)):
-            return self._replayed(found["result"])
-        losses: list[LockLost | None] = []
-        self.begun = True
-
-        def keep(kept: Document | None) -> None:
-            if not losses:  # once
-                losses.append(runner.run(self._keep(lock, kept), self._send))
-
-        aliases = deferred_aliases(self.request, self.function.plan)
-        try:
-            with atomic(aliases):
-                result = self.finished(self.function.wrapped(*self.args, **self.kwargs))
-                if aliases:
-                    first_after_commit(aliases[0], partial(keep, self._kept(result)))
-        except BaseException as error:
-            if out_of_commit_hook(error):
-                keep(self._without_result())
-            raise
-        keep(self._kept(result))
-        return _unless(losses[0], result)
-
-    async def arun(self, lock: MongoLock) -> Any:
-        """See run()."""
-        if "result" in (found := await runner.arun(self._begin(lock), self._asend)):
-            return self._replayed(found["result"])
-        self.begun = True
-        try:
-            result = self.finished(await self.function.wrapped(*self.args, **self.kwargs))
-        except BaseException as error:
-            if out_of_commit_hook(error):
-                await runner.arun(self._keep(lock, self._without_result()), self._asend)
-            raise
-        return _unless(await runner.arun(self._keep(lock, self._kept(result)), self._asend), result)
-
-    def _begin(self, lock: MongoLock) -> Steps:
-        """The document of the key. Raises LockLost if a later run has begun."""
-        (key,), token = lock.keys, lock.fencing_token
-        found = yield lambda results: results.begin(key, token, lock.terms.lease)
-        if "result" not in found and found["token"] != token:
-            raise LockLost(key, token, "another run has begun")
-        return found
-
-    def _keep(self, lock: MongoLock, kept: Document | None) -> Steps:
-        """Keep this, if it is anything; return why not, if the lock was lost."""
-        if kept is None:
-            return None
-        (key,), token = lock.keys, lock.fencing_token
-        try:
-            lock.ensure_held()
-            done = yield lambda results: results.keep(key, token, kept, self.rules.keep)
-            return None if done else LockLost(key, token, "another run has begun")
-        except LockLost as error:
-            return error
-        except LockBackendFailed as error:
-            log(WARNING, "a result is not kept, the next call runs", key=key, error=error)
-            return None
-
-    def refused(self, error: Unlocked) -> Any:
-        """See Call.refused()."""
-        return runner.run(self._meanwhile(error), self._send)
-
-    async def arefused(self, error: Unlocked) -> Any:
-        """See refused()."""
-        return await runner.arun(self._meanwhile(error), self._asend)
-
-    def _meanwhile(self, error: Unlocked) -> Steps:
-        """The result if there is one: its lock is held for a moment by another who gets it. Else what is refused."""
-        if isinstance(error, LockReentry):
-            name = self.function.name
-            raise LockMisused(f"{name} was called inside of another call with the same key: decorate one of them")
-        if isinstance(error, LockNotAcquired):
-            key = check_key(str(self.key), get_settings().KEY_PREFIX)
-            try:
-                found = yield lambda results: results.find(key)
-            except LockBackendFailed as failure:
-                found, error = None, failure
-            if found is not None:
-                return self._replayed(found["result"])
-        return super().refused(error)
-
-    def _send(self, command: Any) -> Any:
-        results = self._results()
-        return results.run(_command(command)) if isinstance(results, Courier) else command(results)
-
-    async def _asend(self, command: Any) -> Any:
-        results = self._results()
-        return await results.arun(_command(command)) if isinstance(results, Courier) else command(results)
-
-    def _results(self) -> Any:
-        session = get_backend(self.options.using).session()
-        store: Any = session.store
-        if not isinstance(store, MongoStore):  # in memory, for tests
-            return store.results
-        return Courier(results_beside(store.collection), get_settings().COMMAND_TIMEOUT, session.threads, RIGHTS)
-
-    # Results
-
-    def finished(self, result: Any) -> Any:
-        """See Call. A response is rendered here, in the transaction of its view."""
-        result = super().finished(result)
-        if self.request is not None:
-            http.check_response(self.function.name, result, candidates(self.args, self.kwargs))
-        return result
-
-    def _kept(self, result: Any) -> Document | None:
-        """What is kept of a result; None for a response that means "try again", and for what was not done."""
-        if result is SKIPPED:
-            return None
-        if self.request is None:
-            try:
-                text = json.dumps(result)
-            except (TypeError, ValueError):
-                text = ""
-            if not 0 < len(text) <= LARGEST:
-                log(WARNING, "a result is not kept, it is too large or not JSON", place=self.function.name)
-                return self._without_result()
-            return {"text": text}
-        if (kept := http.as_kept(result)) is not None and http.size(kept) > LARGEST:
-            log(WARNING, "a response is not kept, it is too large", place=self.function.name)
-            return self._without_result()
-        return kept and {"for": self.fingerprint, **kept}
-
-    def _without_result(self) -> Document:
-        """What is kept where only the fact is."""
-        return {"text": ""} if self.request is None else {"for": self.fingerprint, "status": None}
-
-    def _replayed(self, kept: Document) -> Any:
-        """The result of an earlier run."""
-        if self.request is None:
-            return json.loads(kept["text"]) if kept["text"] else SKIPPED
-        if kept["for"] != self.fingerprint:
-            message = _("This %(header)s was used for another request.")
-            return self.policy.refused(self.refusal(422, "key_reused", message), self)
-        if kept["status"] is None:
-            message = _("This was done, but its response is not available any more.")
-            return self.policy.refused(self.refusal(410, "not_kept", message), self)
-        return http.replayed(kept)
-
-
-def _unless(loss: LockLost | None, result: Any) -> Any:
-    """Return *result*. Raises *loss*."""
-    if loss is not None:
-        raise loss
-    return result
-
-
-def _command(command: Callable[[Results], Any]) -> Any:
-    return send(lambda collection: command(Results(collection)))

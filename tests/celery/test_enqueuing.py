@@ -18,7 +18,8 @@ from kombu.exceptions import OperationalError
 
 from django_mongolock import mongo_lock
 from django_mongolock.contrib.celery import OnceTask, enqueue, enqueue_once
-from django_mongolock.contrib.celery.enqueue import HEADER, call_key, once_key
+from django_mongolock.contrib.celery.enqueue import HEADER
+from django_mongolock.contrib.celery.once_keys import call_key, once_key
 from django_mongolock.engine.lock.detached import Parked
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid

@@ -24,7 +24,7 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.context import own_address
-from django_mongolock.contrib.celery.enqueue import call_key
+from django_mongolock.contrib.celery.once_keys import call_key
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.document_lock import undeclare
 from django_mongolock.environment import address_problem, database_from_url

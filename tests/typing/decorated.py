@@ -133,6 +133,6 @@ async def wrong(request: HttpRequest) -> Any:
     mongo_locked("key", timeout=5)  # type: ignore[call-arg]
     mongo_locked("key", lease="30")  # type: ignore[arg-type]
     charge_order("5")  # type: ignore[arg-type]
-    idempotent(keep="1 day")  # type: ignore[call-overload]
-    idempotent(client=5)  # type: ignore[call-overload]
+    idempotent(keep="1 day")  # type: ignore[arg-type]
+    idempotent(client=5)  # type: ignore[arg-type]
     mongo_locked(5)  # type: ignore[arg-type]

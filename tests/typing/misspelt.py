@@ -24,7 +24,7 @@ def options() -> None:
     mongo_locked("key", on_contention="skip", leese=3)  # type: ignore[call-arg]
     mongo_locked("key", on_contention="skp")  # type: ignore[type-var]
     once_per(hour=3)  # type: ignore[arg-type]
-    idempotent(hedder="A")  # type: ignore[call-overload]
+    idempotent(hedder="A")  # type: ignore[arg-type]
     mongo_lock("key").acquire(timeout=3)  # type: ignore[arg-type]
     DocumentLock(Order, state="x", pendin={})  # type: ignore[call-arg]
     retry_on_conflict(atempts=3)  # type: ignore[call-overload]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -34,9 +34,10 @@ from ...engine.rule.options import Seconds, check_seconds
 from ...engine.rule.replies import Reply
 from ...engine.text_checks import check_key, tidy_fact
 from ...exceptions import LockBackendFailed, LockError
-from ...keys import KeyTemplate, LockKey, as_key, call_arguments, escape
+from ...keys import KeyTemplate, LockKey, as_key, call_arguments
 from ...locks import mongo_lock
 from ...owners import CLEANUP_TIMEOUT, release_holders
+from .once_keys import once_key
 
 #: The header of the message: what `Once` says.
 HEADER: Final = "mongolock_once"
@@ -184,49 +185,6 @@ def _enqueue(
     # Only now: if this process had died before, the key would have been free after a short lease.
     _try("extended", once.key, lambda: parked.keep(in_queue))
     return result, True
-
-
-def once_key(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The key of a task with these arguments, as `@mongo_locked` binds them: by name, with the defaults.
-
-    Those of another call make another key, also 1 and "1". Texts that Unicode calls the same (NFC) are the same, and so
-    are lists and tuples, which are one to a broker. Raises TypeError for a call that the task does not take, and for
-    values without a text of their own.
-    """
-    bound = inspect.signature(task.run).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return call_key(task.name, bound.arguments)
-
-
-def call_key(name: str, arguments: Mapping[str, Any]) -> str:
-    """The key of a task of this name with these arguments."""
-    try:
-        parts = [f"{escape(word)}={_literal(arguments[word])}" for word in sorted(arguments)]
-    except TypeError as error:
-        raise TypeError(f"the arguments of {name} cannot be part of a key ({error}): give one as key=") from None
-    return ":".join(["once", escape(name), *parts])
-
-
-def _literal(value: object) -> str:
-    """The text of an argument, as it would be written in a call."""
-    match value:
-        case str():
-            return f'"{escape(value)}"'
-        case None:
-            return "None"
-        case bytes():
-            return f"bytes({value.hex()})"
-        case list() | tuple():
-            return f"[{_joined(map(_literal, value))}]"
-        case dict():
-            return f"{{{_joined(sorted(_joined(map(_literal, item)) for item in value.items()))}}}"
-    text = escape(value)
-    return text if type(value) in (int, float, bool) else f"{type(value).__name__}({text})"
-
-
-def _joined(texts: Iterable[str]) -> str:
-    """These texts in one, of which other texts make another."""
-    return ",".join(text.replace("%", "%25").replace(",", "%2C") for text in texts)
 
 
 def _take(key: str, park: Callable[[], Parked | Reply]) -> Parked | str:

@@ -24,6 +24,7 @@ from ..session.grant import Callback, Grant, OwnerToken
 from ..session.grant_registry import current_worker
 from ..session.session import Session
 
+Facts = Callable[[], Mapping[str, str | int]]
 #: Packages whose lines are of no interest to anything that looks for the place where a lock was acquired.
 _OURS: Final = {"django_mongolock", "asyncio", "contextlib"}
 
@@ -37,12 +38,8 @@ class LockGrants:
 
     __slots__ = ("_busy", "_facts", "_owner_tokens", "grants", "keys", "last", "options", "session", "terms", "wanted")
 
-    def __init__(
-        self, keys: tuple[str, ...], terms: Terms, options: LockOptions, facts: Callable[[], Mapping[str, str | int]]
-    ) -> None:
-        self.keys = keys
-        self.terms = terms
-        self.options = options
+    def __init__(self, keys: tuple[str, ...], terms: Terms, options: LockOptions, facts: Facts) -> None:
+        self.keys, self.terms, self.options = keys, terms, options
         self.session: Session | None = None
         self.grants: tuple[Grant, ...] = ()
         self.last: tuple[Grant, ...] = ()
@@ -60,8 +57,6 @@ class LockGrants:
         """Whether there is something in *grants*, and all of it held. They are read from here once: another thread may
         release them meanwhile, and of no grants at all it would be true that all are held."""
         return bool(grants) and self.is_ours and all(grant.held for grant in grants)
-
-    # Acquire
 
     def acquire(self, session: Session, wait: float | None, lock: object) -> Protocol[None]:
         """Acquire all keys, for *lock*, or none."""
