@@ -91,7 +91,7 @@ class History:
         self._lost = 0
 
     def observe(self, event: str, grant: Grant) -> None:
-        """EventNote what a session reports of one of its grants: see `notifications.Observer`."""
+        """Note what a session reports of one of its grants: see `notifications.Observer`."""
         what = _REPORTED.get(event)
         if what is None and (event, grant.reason) == ("not_acquired", "deadlock"):
             what = Happened.DEADLOCK
@@ -116,7 +116,7 @@ class History:
     def note(
         self, key: str, what: Happened, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any
     ) -> None:
-        """EventNote what happened to *key*, and to the holder with that *entry*. Waits for nothing, raises nothing."""
+        """Note what happened to *key*, and to the holder with that *entry*. Waits for nothing, raises nothing."""
         if self._closed or self._notes.qsize() >= MAX_NOTES:
             self._lost += 1
             return
