@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
 from django.apps import apps
@@ -16,7 +16,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from .engine.rule.document import Terms
-from .engine.rule.options import as_seconds, check_seconds, check_wait
+from .engine.rule.options import as_seconds, check_flag, check_seconds, check_wait
 from .engine.text_checks import check_key
 
 NAME: Final = "MONGOLOCK"
@@ -83,8 +83,7 @@ KNOWN: Final = frozenset(field.name for field in fields(LockSettings))
 SIMILAR: Final = 0.75
 
 
-def _check_seconds(value: object) -> None:
-    check_seconds("it", value)
+_check_seconds = partial(check_seconds, "it")
 
 
 def _check_short_wait(value: object) -> None:
@@ -127,11 +126,6 @@ def _check_idle(value: object) -> None:
         check_seconds("it", value)
 
 
-def _check_flag(value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError("it must be True or False")
-
-
 def _check_backend(value: object) -> Any:
     if not isinstance(value, str):
         raise TypeError("it must be a dotted path")
@@ -169,7 +163,7 @@ VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
     "EDIT_LEASE": ("E080", _check_seconds, "seconds that the edit lock of a tab lives without a beat, for example 120"),
     "EDIT_BEAT": ("E081", _check_seconds, "seconds between two beats of a tab, for example 5"),
     "EDIT_IDLE": ("E082", _check_idle, "seconds without a key or a click, for example 1800; None for no limit"),
-    "EDIT_FAIL_CLOSED": ("E083", _check_flag, "True or False"),
+    "EDIT_FAIL_CLOSED": ("E083", partial(check_flag, "it"), "True or False"),
 }
 
 

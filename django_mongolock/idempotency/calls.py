@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from asgiref.sync import sync_to_async
@@ -84,10 +83,16 @@ class KeepRules(NamedTuple):
 
 
 class IdempotentCall(LockedCall):
-    """One call. key: of its lock, and of its result. fingerprint: what is the same in a request that is sent again."""
+    """One call. key: of its lock, and of its result. fingerprint: what is the same in a request that is sent again.
+
+    under: the lock of the run. has_ended: whether it is known what is kept of it. loss: why nothing is, if it is lost.
+    """
 
     key = LockKey("", "")
     fingerprint = ""
+    under: MongoLock
+    has_ended = False
+    loss: LockLost | None = None
 
     def __init__(self, rules: KeepRules, function: LockedFunction, args: Arguments, kwargs: Keywords) -> None:
         super().__init__(function, args, kwargs)
@@ -170,63 +175,47 @@ class IdempotentCall(LockedCall):
 
     def run(self, lock: MongoLock) -> Any:
         """See LockedCall.run(). Not if there is a result."""
-        if "result" in (found := runner.run(self._begin(lock), self._send)):
-            return self._replayed(found["result"])
-        losses: list[LockLost | None] = []
-        self.begun = True
-
-        def keep(kept: Document | None) -> None:
-            if not losses:  # once
-                losses.append(runner.run(self._keep(lock, kept), self._send))
-
-        aliases = deferred_aliases(self.request, self.function.plan)
-        try:
-            with atomic(aliases):
-                result = self.finished(self.function.wrapped(*self.args, **self.kwargs))
-                if aliases:
-                    first_after_commit(aliases[0], partial(keep, self._kept(result)))
-        except BaseException as error:
-            if out_of_commit_hook(error):
-                keep(self._without_result())
-            raise
-        keep(self._kept(result))
-        return _unless(losses[0], result)
+        return runner.run(self._work(lock), self._send)
 
     async def arun(self, lock: MongoLock) -> Any:
         """See run()."""
-        if "result" in (found := await runner.arun(self._begin(lock), self._asend)):
-            return self._replayed(found["result"])
-        self.begun = True
-        try:
-            result = self.finished(await self.function.wrapped(*self.args, **self.kwargs))
-        except BaseException as error:
-            if out_of_commit_hook(error):
-                await runner.arun(self._keep(lock, self._without_result()), self._asend)
-            raise
-        return _unless(await runner.arun(self._keep(lock, self._kept(result)), self._asend), result)
+        return await runner.arun(self._work(lock), self._asend)
 
-    def _begin(self, lock: MongoLock) -> Steps:
-        """The document of the key. Raises LockLost if a later run has begun."""
+    def _work(self, lock: MongoLock) -> Steps:
+        """The result, of this run or an earlier one. Raises LockLost if a later run has begun."""
         (key,), token = lock.keys, lock.fencing_token
         found = yield lambda results: results.begin(key, token, lock.terms.lease)
-        if "result" not in found and found["token"] != token:
+        if "result" in found:
+            return self._replayed(found["result"])
+        if found["token"] != token:
             raise LockLost(key, token, "another run has begun")
-        return found
-
-    def _keep(self, lock: MongoLock, kept: Document | None) -> Steps:
-        """Keep this, if it is anything; return why not, if the lock was lost."""
-        if kept is None:
-            return None
-        (key,), token = lock.keys, lock.fencing_token
+        self.begun, self.under = True, lock
         try:
-            lock.ensure_held()
-            done = yield lambda results: results.keep(key, token, kept, self.rules.keep)
-            return None if done else LockLost(key, token, "another run has begun")
+            result = yield None
+        except BaseException as error:
+            if out_of_commit_hook(error):
+                yield from self._keep(self._without_result())
+            raise
+        yield from self._keep(self._kept(result))
+        if self.loss is not None:
+            raise self.loss
+        return result
+
+    def _keep(self, kept: Document | None) -> Steps:
+        """Keep this, if it is anything, once. Note why not, if the lock was lost."""
+        if self.has_ended:
+            return
+        self.has_ended = True
+        (key,), token = self.under.keys, self.under.fencing_token
+        try:
+            if kept is not None:
+                self.under.ensure_held()
+                if not (yield lambda results: results.keep(key, token, kept, self.rules.keep)):
+                    self.loss = LockLost(key, token, "another run has begun")
         except LockLost as error:
-            return error
+            self.loss = error
         except LockBackendFailed as error:
             log(WARNING, "a result is not kept, the next call runs", key=key, error=error)
-            return None
 
     def refused(self, error: Unlocked) -> Any:
         """See LockedCall.refused()."""
@@ -252,10 +241,23 @@ class IdempotentCall(LockedCall):
         return super().refused(error)
 
     def _send(self, command: Any) -> Any:
+        if command is None:
+            return self._call_function()
         results = self._results()
         return results.run(_command(command)) if isinstance(results, Courier) else command(results)
 
+    def _call_function(self) -> Any:
+        aliases = deferred_aliases(self.request, self.function.plan)
+        with atomic(aliases):
+            result = self.finished(self.function.wrapped(*self.args, **self.kwargs))
+            if aliases:
+                keep = self._keep(self._kept(result))
+                first_after_commit(aliases[0], lambda: runner.run(keep, self._send))
+        return result
+
     async def _asend(self, command: Any) -> Any:
+        if command is None:
+            return self.finished(await self.function.wrapped(*self.args, **self.kwargs))
         results = self._results()
         return await results.arun(_command(command)) if isinstance(results, Courier) else command(results)
 
@@ -308,13 +310,6 @@ class IdempotentCall(LockedCall):
             message = _("This was done, but its response is not available any more.")
             return self.policy.refused(self.refusal(410, "not_kept", message), self)
         return http.replayed(kept)
-
-
-def _unless(loss: LockLost | None, result: Any) -> Any:
-    """Return *result*. Raises *loss*."""
-    if loss is not None:
-        raise loss
-    return result
 
 
 def _command(command: Callable[[Results], Any]) -> Any:
