@@ -34,6 +34,7 @@ from rest_framework.viewsets import ViewSet
 
 from django_mongolock import SKIPPED, LockBackendFailed, LockError, LockNotAcquired, mongo_lock, mongo_locked
 from django_mongolock.contrib.queues import aretry_in_django, retry_in_django
+from django_mongolock.decorator.policies import CallFacts, Policy
 from django_mongolock.exceptions import LockReentry
 from tests.support.looking import held_elsewhere, holders, new_key
 
@@ -422,6 +423,29 @@ class TestExceptionHandler:
         assert self.respond(LockReentry("key")) is None
         assert self.respond(ZeroDivisionError()) is None
         assert self.respond(Http404()).status_code == 404
+
+
+class Postponed(Policy):
+    """A policy of the project's own."""
+
+    kinds = ("call",)
+
+    def first_wait(self, settings: object, call: CallFacts) -> float | None:
+        return 0.0
+
+    def answer(self, error: LockNotAcquired, call: CallFacts) -> Any:
+        return f"{error.key} later: {call.args}"
+
+
+def test_a_policy_of_ones_own(name: str) -> None:
+    """A new policy is one class: how long to wait, what it fits, and what is returned."""
+    locked: Any = mongo_locked("kind:{name}", on_contention=Postponed())(note)
+    with held_elsewhere(f"kind:{name}"):
+        assert locked(name) == f"kind:{name} later: ('{name}',)"
+    with pytest.raises(TypeError, match="makes no response"):
+        locked(RequestFactory().get("/"))
+    with pytest.raises(TypeError, match="a generator returns no result"):
+        KINDS["generator"](mongo_locked("kind:{name}", on_contention=Postponed()))
 
 
 def test_default_wait(settings: Settings, name: str) -> None:

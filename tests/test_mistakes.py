@@ -10,6 +10,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from unittest.mock import Mock
@@ -31,11 +32,13 @@ from pytest_django import Settings
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked, mongo_semaphore, once_per
 from django_mongolock.backends.base import close_backends
 from django_mongolock.checks import check_settings, check_shared_locks
-from django_mongolock.conf import get_settings
+from django_mongolock.conf import LockSettings, get_settings
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.decorator.locked_command import LockedCommand
 from django_mongolock.documents.admin import DocumentLockAdminMixin
 from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.store.errors import whereabouts
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockMisused
@@ -76,6 +79,29 @@ def test_a_wait_that_cannot_be_meant_names_what_can(wait: float) -> None:
     """0 is a wait, and None is one without end."""
     with pytest.raises(ValueError, match="0 for a single try, or seconds, or None"):
         mongo_lock("k", wait=wait)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"lease": -1}, "lease must be more than 0"),
+        ({"wait": "1"}, "wait is a number"),
+        ({"mode": "both"}, "mode is"),
+        ({"permits": 0}, "permits must be at least 1"),
+        ({"weight": 2}, "which is missing"),
+        ({"release": "later"}, "release is"),
+        ({"on_lost": 5}, "on_lost must be a function"),
+    ],
+)
+def test_options_check_themselves(wrong: dict[str, Any], error: str) -> None:
+    """However they are made: a lock, a decorator or a command does not check them a second time."""
+    for make in (LockOptions, functools.partial(replace, LockOptions())):
+        with pytest.raises((TypeError, ValueError), match=error):
+            make(**wrong)
+
+
+def test_the_default_of_the_lease_is_one() -> None:
+    assert Terms().lease == LockSettings().LEASE
 
 
 # Arguments that were meant otherwise
