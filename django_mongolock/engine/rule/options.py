@@ -73,7 +73,8 @@ class LockOptions:
         for name in ("resize", "reentrant", "auto_renew"):
             check_flag(name, getattr(self, name))
         for name in ("on_lost", "on_release_requested"):
-            _check_callback(name, getattr(self, name))
+            if (callback := getattr(self, name)) is not None:
+                _check_callback(name, callback)
         self._check_choices()
 
     def _check_choices(self) -> None:
@@ -81,7 +82,7 @@ class LockOptions:
             raise ValueError(
                 f'mode is "exclusive" or "shared", not {self.mode!r}; for a semaphore use mongo_semaphore()'
             )
-        if self.release not in (None, *get_args(Release)):
+        if self.release is not None and self.release not in get_args(Release):
             raise ValueError(f'release is "on_commit" or "now", not {self.release!r}')
         if self.permits is not None:
             if self.mode != "exclusive":
@@ -100,7 +101,7 @@ def _check_number(name: str, value: object, most: int) -> None:
 
 
 def _check_callback(name: str, callback: object) -> None:
-    if callback is not None and not callable(callback):
+    if not callable(callback):
         raise TypeError(f"{name} must be a function that takes the lock, not {type(callback).__name__}")
     if inspect.iscoroutinefunction(callback) or inspect.iscoroutinefunction(getattr(callback, "__call__", None)):  # noqa: B004
         raise TypeError(f"{name} is called in a thread without an event loop: it cannot be a coroutine function")
