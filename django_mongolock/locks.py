@@ -21,7 +21,7 @@ from .context import holder_facts
 from .engine.lock.lock import MongoLock
 from .engine.lock.transaction import Atomic
 from .engine.rule.document import UNLIMITED, Mode, Terms
-from .engine.rule.options import LockOptions, Release, Seconds, Unset, as_seconds, foreign_option
+from .engine.rule.options import LockOptions, Release, Seconds, Unset, as_seconds, check_number, foreign_option
 from .engine.text_checks import check_key
 from .keys import as_key, template_of, unexpected
 
@@ -134,6 +134,7 @@ def mongo_semaphore(
     this one counts; in the queue, no other overtakes it. A thread or task acquires the key once: with
     ``reentrant=True`` it shares that with itself.
     """
+    check_number("permits", permits)  # None would be a lock
     semaphore = {"permits": permits, "weight": weight, "resize": resize}
     return make_lock((key,), chosen({**options, **semaphore}, [*SemaphoreKeywords.__annotations__, *semaphore]))
 

@@ -309,3 +309,5 @@ def test_wrong_options(options: dict[str, Any], said: str) -> None:
     for make in (partial(mongo_semaphore, "a"), partial(mongo_locked, "a")):
         with pytest.raises((TypeError, ValueError), match=said):
             make(**options)
+    with pytest.raises(TypeError, match="permits is a whole number, not NoneType"):
+        mongo_semaphore("a", None)  # type: ignore[arg-type]

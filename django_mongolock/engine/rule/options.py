@@ -87,13 +87,14 @@ class LockOptions:
         if self.permits is not None:
             if self.mode != "exclusive":
                 raise TypeError("permits= takes no mode=")
-            _check_number("permits", self.permits, MAX_HOLDERS)
-            _check_number("weight", self.weight, self.permits)
+            check_number("permits", self.permits)
+            check_number("weight", self.weight, self.permits)
         elif self.resize or self.weight != 1:
             raise TypeError("weight= and resize= belong to permits=, which is missing")
 
 
-def _check_number(name: str, value: object, most: int) -> None:
+def check_number(name: str, value: object, most: int = MAX_HOLDERS) -> None:
+    """Raise TypeError or ValueError if *value* is not a number of permits."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is a whole number, not {type(value).__name__}")
     if not 1 <= value <= most:
