@@ -392,8 +392,8 @@ def test_what_the_log_of_the_admin_shows(locks: Locks, action: str) -> None:
     page = client.post("/admin/shop/ad/", {"action": action, "_selected_action": str(ad.pk), "index": "0"}, follow=True)
     if action == "force_release_documents":
         assert "\u202e" not in page.content.decode()
-        shown = json.dumps(["ad exports", json_util.dumps(ad.pk), EVIL_NAME])
-        client.post(f"{LIST}documents/force-release/", {"document": shown, "reason": "why \u202e"})
+        shown = json_util.dumps(["ad exports", ad.pk, EVIL_NAME])
+        client.post(f"{LIST}force-release/", {"lock": shown, "reason": "why \u202e"})
     entry = LogEntry.objects.get(object_id=str(ad.pk))
     assert "a\\u202eb\\u001b[2J" in entry.change_message
     assert entry.change_message.isprintable()
