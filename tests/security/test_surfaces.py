@@ -291,7 +291,7 @@ VALUES = st.text(max_size=12) | st.sampled_from(
 FIELDS = st.dictionaries(
     st.sampled_from(["lock", "reason", "back", "filters", "action", "_selected_action", "index", "q", "p", "o", "state",
                      "mode", "event", "part", "e", "all", "select_across", "next", "force", "owner",
-                     "document", "_popup", "_to_field"])
+                     "kind", "_popup", "_to_field"])
     | st.text(max_size=4),
     VALUES, max_size=4,
 )  # fmt: skip
