@@ -42,7 +42,7 @@ METHODS = ["get", "head", "options", "post", "put", "patch", "delete"]
 #: Each page of the admin that leads to the login, by its name.
 PAGES = {name: paths[0].format(key="k") for name, paths in surfaces.PAGES.items() if name != "lock_status"}
 #: Those for which it is not enough that somebody may look.
-NOT_FOR_VIEWERS = {"lock_force_release", "lock_ask_to_release", "lock_force_documents", "lockevent_changelist"}
+NOT_FOR_VIEWERS = {"lock_force_release", "lock_ask_to_release", "lockevent_changelist"}
 
 
 def whoever() -> dict[str, Client]:

@@ -74,16 +74,14 @@ def document_locks(mongo: MongoClient[Document]) -> Iterator[list[str]]:
 
 @pytest.mark.long
 @WITH_MONGO
-@pytest.mark.parametrize(
-    ("path", "more"), [("documents/", {"force": "x"}), ("documents/force-release/", {"reason": "x"})]
-)
+@pytest.mark.parametrize(("path", "more"), [("documents/", {"force": "x"}), ("force-release/", {"reason": "x"})])
 def test_ids_of_documents(locks: Locks, document_locks: list[str], path: str, more: dict[str, str]) -> None:
     """F75: what can be no document gets 400, and what is none here is not found; an expression finds none."""
     client = operator()
-    for name in document_locks:
+    for name in ("locks", *document_locks):
         for id_ in IDS:
             for holder in ("h", "", None, "\ud800", 5):
-                form = {"document": json.dumps([name, id_, holder]), **more}
+                form = {"lock": f"[{json.dumps(name)}, {id_}, {json.dumps(holder)}]", **more}
                 response = client.post(f"{LIST}{path}", form)
                 assert response.status_code in (302, 400), (name, id_, holder)
 

@@ -291,7 +291,7 @@ VALUES = st.text(max_size=12) | st.sampled_from(
 FIELDS = st.dictionaries(
     st.sampled_from(["lock", "reason", "back", "filters", "action", "_selected_action", "index", "q", "p", "o", "state",
                      "mode", "event", "part", "e", "all", "select_across", "next", "force", "owner",
-                     "document", "_popup", "_to_field"])
+                     "kind", "_popup", "_to_field"])
     | st.text(max_size=4),
     VALUES, max_size=4,
 )  # fmt: skip
@@ -392,8 +392,8 @@ def test_what_the_log_of_the_admin_shows(locks: Locks, action: str) -> None:
     page = client.post("/admin/shop/ad/", {"action": action, "_selected_action": str(ad.pk), "index": "0"}, follow=True)
     if action == "force_release_documents":
         assert "\u202e" not in page.content.decode()
-        shown = json.dumps(["ad exports", json_util.dumps(ad.pk), EVIL_NAME])
-        client.post(f"{LIST}documents/force-release/", {"document": shown, "reason": "why \u202e"})
+        shown = json_util.dumps(["ad exports", ad.pk, EVIL_NAME])
+        client.post(f"{LIST}force-release/", {"lock": shown, "reason": "why \u202e"})
     entry = LogEntry.objects.get(object_id=str(ad.pk))
     assert "a\\u202eb\\u001b[2J" in entry.change_message
     assert entry.change_message.isprintable()
