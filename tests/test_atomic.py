@@ -61,20 +61,6 @@ def take_over(lock: MongoLock) -> None:
 class TestAtomic:
     """The ORM on the alias is part of the transaction."""
 
-    @pytest.mark.long
-    def test_commits(self) -> None:
-        """What the ORM writes is there afterwards, and was not before; PyMongo is part of it with the session."""
-        make_ad("first")
-        with mongo_lock(new_key()) as lock:
-            with lock.atomic() as session:
-                make_ad("second")
-                database = mongo_connection().database
-                database["pieces"].insert_one({"x": 1}, session=session)
-                assert titles() == ["first"]
-                assert len(Ad.objects.all()) == 2
-            assert titles() == ["first", "second"]
-            assert database["pieces"].count_documents({}) == 1
-
     def test_aborts(self) -> None:
         """An error of the block leaves nothing, and the connection as it was."""
         make_ad("first")

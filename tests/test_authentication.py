@@ -4,40 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import json
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 from django.core.checks import CheckMessage
-from django.core.management import call_command
 from django.db import connections
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
-from django_mongolock.documents import declared
-from django_mongolock.documents.document_lock import declare, undeclare
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.idempotency import idempotent
-from django_mongolock.models import Lock
 from testproject.servers import Access, Mongod, ReplicaSet
-from tests.support.lock_documents import Document, entry
-from tests.support.lock_documents import document as lock_document
+from tests.support.lock_documents import Document
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
-from tests.test_admin import LIST, NAMES, browser, confirm, page_of, select
-from tests.test_incidents import ASK
 
 PASSWORD = "hunter2"
 DATABASE = "myproject"
@@ -158,30 +149,6 @@ def hand_over(*, heard: bool = False) -> bool:
 class TestRights:
     """F14, F60: each right that is missing is named; everything else works."""
 
-    @pytest.mark.parametrize(
-        ("user", "said"),
-        [("mongolock", []), ("mongolockDeploy", []), ("least", ["W104"]), ("reader", ["E102", "W104"])],
-    )
-    def test_check(self, login: Connect, user: str, said: list[str]) -> None:
-        """`check --database` tells what the user lacks, before anybody waits for it."""
-        login(user)
-        assert ask() == said
-
-    def test_the_documented_settings(
-        self, guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """But for the address, they log in the user of the documented role, and not with another password."""
-        found, _ = documented_settings(monkeypatch)
-        for name in ("NAME", "USER", "PASSWORD"):
-            monkeypatch.setitem(connections["mongo"].settings_dict, name, found[name])
-        connect(guarded.uri, **found["OPTIONS"])
-        with mongo_lock("k"):
-            assert root.find_one({"_id": "k"})["holders"]
-        monkeypatch.setitem(connections["mongo"].settings_dict, "PASSWORD", "wrong")
-        connect(guarded.uri, **found["OPTIONS"])
-        with pytest.raises(LockBackendFailed):
-            mongo_lock("k", wait=0).acquire()
-
     def test_results(self, login: Connect, root: Any) -> None:
         """What `idempotent` needs; without it, it fails before anything is done, and the error names the rights."""
         database, ran = root.database, list[int]()
@@ -206,36 +173,6 @@ class TestRights:
                 "revokePrivilegesFromRole", "mongolock", privileges=[{"resource": where, "actions": actions}]
             )
             database.mongolock_locks_results.drop()
-
-    @pytest.mark.parametrize("user", ["mongolock", "least"])
-    def test_the_least_rights_are_enough(
-        self, login: Connect, root: Any, user: str, request: pytest.FixtureRequest
-    ) -> None:
-        """Taking, renewing, waiting, shared, asking, forcing, clearing, the admin and the commands."""
-        for document_lock in declared():  # documents need rights of their own
-            undeclare(document_lock)
-            request.addfinalizer(partial(declare, document_lock))
-        login(user)
-        with mongo_lock("k", lease=6, label="nightly") as lock:
-            assert eventually(lambda: lock.remaining < 4.8, 8)
-            assert eventually(lambda: lock.remaining > 5.2, 8)  # renewed
-            lock.extend(30)
-            assert [found.key for found in Lock.objects.held().snapshots()] == ["k"]
-            admin = browser(*NAMES)
-            assert "was asked" in confirm(admin, select(admin, "ask_to_release", "k"), ASK).content.decode()
-            assert root.find_one({"_id": "k"})["holders"][0]["release_requested_by"]
-            assert "nightly" in admin.get(LIST).content.decode()
-            assert admin.get(page_of("k")).status_code == 200
-            assert "was taken" in confirm(admin, select(admin, "force_release", "k")).content.decode()
-            with contextlib.suppress(Exception):
-                lock.release()
-        assert hand_over()
-        root.insert_one(lock_document("stale", [entry(1, left=-60)], change={"clock": ""}))
-        out = io.StringIO()
-        call_command("list_locks", "--all", stdout=out)
-        call_command("clear_stale_locks", "--no-input", stdout=out)
-        assert "stale" in out.getvalue()
-        assert "of 1 stale locks" in out.getvalue()
 
     def test_the_roles_are_as_small_as_they_can_be(self, login: Connect, root: Any) -> None:
         """The user may not delete, drop, or look at any other collection."""

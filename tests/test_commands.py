@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -384,23 +382,3 @@ class TestPatterns:
         start = time.monotonic()
         assert locks.collection.count_documents(patterns.glob(pattern).query()) == 0
         assert time.monotonic() - start < 10
-
-    @pytest.mark.long
-    def test_against_a_simple_judge(self, locks: Locks) -> None:
-        """The server and a naive matcher agree on random patterns and keys of few letters."""
-        names = ["".join(letters) for size in range(1, 5) for letters in itertools.product("ab\u00e9", repeat=size)]
-        locks.free(*names)
-        rng = random.Random(7)
-        for _ in range(60):
-            pattern = "".join(rng.choice("ab\u00e9*?*") for _ in range(rng.randint(1, 6)))
-            found = {document["_id"] for document in locks.collection.find(patterns.glob(pattern).query(), {"_id": 1})}
-            assert found == {name for name in names if naive(pattern, name)}, pattern
-
-
-def naive(pattern: str, text: str) -> bool:
-    """Does the pattern describe the text? Letter by letter."""
-    if not pattern:
-        return not text
-    if pattern[0] == "*":
-        return naive(pattern[1:], text) or (bool(text) and naive(pattern, text[1:]))
-    return bool(text) and pattern[0] in ("?", text[0]) and naive(pattern[1:], text[1:])

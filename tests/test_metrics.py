@@ -242,12 +242,6 @@ class TestActivation:
         found = self.run("django_mongolock.contrib.prometheus.PrometheusConfig", code, tmp_path)
         assert 'mongolock_held{mode="exclusive",template="other"} 1.0' in found
 
-    @pytest.mark.long
-    def test_opentelemetry(self, tmp_path: Path) -> None:
-        """Without an SDK it does nothing, and breaks nothing."""
-        app = "django_mongolock.contrib.opentelemetry.OpenTelemetryConfig"
-        assert self.run(app, "with mongo_lock('a'): print('held')", tmp_path) == "held\n"
-
 
 def test_a_collector_that_fails_breaks_no_lock(
     mongolock: MemoryLocks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from django_mongolock.engine.rule.document import find_damage
 from django_mongolock.exceptions import LockDocumentDamaged
 from django_mongolock.inspection.snapshot import State
 from django_mongolock.models import Entry, Lock, LockQuerySet, Party
-from tests.support.lock_documents import DAMAGE, TOKEN, Document, Locks, entry, now, waiter
+from tests.support.lock_documents import TOKEN, Document, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 
 pytestmark = WITH_MONGO
@@ -236,13 +236,6 @@ class TestDamage:
         damaged = {lock.key for lock in Lock.objects.snapshots() if lock.state is State.DAMAGED}
         assert damaged == {found["_id"] for found in locks.collection.find() if is_damaged(found)}
         assert "good" not in damaged
-
-    @pytest.mark.parametrize(("fields", "word"), DAMAGE.values(), ids=DAMAGE)
-    def test_told(self, locks: Locks, fields: Any, word: str) -> None:
-        locks.add("bad", [entry()], [waiter()], change=fields)
-        [lock] = Lock.objects.snapshots()
-        assert lock.state is State.DAMAGED
-        assert word in (lock.damage or "")
 
     def test_deep(self, locks: Locks) -> None:
         """Damage is noticed also where the snapshot does not reach."""

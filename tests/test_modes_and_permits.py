@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -246,28 +245,6 @@ def test_a_key_that_was_taken_away_is_free_to_its_former_holder() -> None:
 
 
 # Permits of a decorated function
-
-
-def test_three_calls_at_once(place: str) -> None:
-    """`@mongo_locked(permits=3)`: three calls run at once, the fourth is refused until one has ended."""
-    inside, leave = threading.Semaphore(0), threading.Event()
-
-    @mongo_locked("tenant:{tenant}", permits=3, on_contention="skip")
-    def work(tenant: str) -> bool:
-        inside.release()
-        return leave.wait(30)
-
-    tenant = new_key()
-    threads = [threading.Thread(target=work, args=(tenant,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    assert all(inside.acquire(timeout=10) for _ in threads)
-    assert work(tenant) is SKIPPED
-    leave.set()
-    for thread in threads:
-        thread.join()
-    assert work(tenant) is True
-    assert work(new_key()) is True
 
 
 @pytest.mark.usefixtures("place")

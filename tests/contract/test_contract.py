@@ -60,7 +60,7 @@ class TestOne:
         with elsewhere(key, label="nightly"), pytest.raises(LockNotAcquired) as caught:
             face.acquire(mongo_lock(key, wait=wait))
         assert caught.value.key == key
-        assert caught.value.waited >= wait
+        assert wait <= caught.value.waited < 8  # of ten, if no wait were given
         assert "host elsewhere" in (caught.value.holder or "")
         assert 0 < caught.value.retry_after <= 33
 

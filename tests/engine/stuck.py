@@ -1,12 +1,10 @@
 """Documents that nobody can write to for a while, and clients that the server does not answer."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from pymongo.collection import Collection
-
-from tests.support.failpoints import failpoint
 
 Document = dict[str, Any]
 
@@ -31,13 +29,3 @@ def running(collection: Collection[Document], **found: object) -> list[Document]
     """What the server is doing now in *collection*, as far as its operations look like that."""
     match = {"ns": collection.full_name, **found}
     return list(collection.database.client.admin.aggregate([{"$currentOp": {}}, {"$match": match}]))
-
-
-@contextlib.contextmanager
-def cut_off(collection: Collection[Document], appname: str, commands: Sequence[str] = EVERYTHING) -> Iterator[None]:
-    """The server carries out none of these *commands* for whoever has that *appname*. It hangs up if all are meant.
-    Else it says that time is over, for those on *collection* only: so they still listen for bells."""
-    how = {"closeConnection": True} if commands is EVERYTHING else {"errorCode": 50, "namespace": collection.full_name}
-    data = {"failCommands": list(commands), "appName": appname, **how}
-    with failpoint(collection.database.client, "failCommand", data):
-        yield

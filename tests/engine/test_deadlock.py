@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,6 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule.deadlock import cycles
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.session import Session
@@ -143,23 +141,6 @@ def test_who_has_to_be_in_a_cycle(
         assert user.end(5).let_go().has_it
     if bystander is not None:
         bystander.let_go()
-
-
-@pytest.mark.long
-def test_cycles_are_listed_once_for_the_admin(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F45: `cycles` finds each deadlock once, whoever is asked, and none among those who merely wait."""
-    monkeypatch.setattr(procedures, "DEADLOCK_CHECK_AFTER", 1.5)
-    parties = ring(here.in_thread, [here.lock, here.other], here.entries)
-    bystander = here.waiter(here.lock("key0", wait=20))
-    assert eventually(lambda: len(here.entries("key0")) == 3)
-    documents = list(here.collection.find())
-    (found,) = cycles(documents, datetime.now(UTC).replace(tzinfo=None))
-    assert sorted(found.keys) == ["key0", "key1"]
-    assert found.victim.key == "key0"
-    assert cycles([d for d in documents if d["_id"] == "key0"], datetime.now(UTC).replace(tzinfo=None)) == []
-    for party in (*reversed(parties), bystander):
-        party.let_go()
-        party.end()
 
 
 @pytest.mark.long

@@ -255,12 +255,6 @@ class TestAsync:
         if asyncio.iscoroutine(made):
             await made
 
-    async def test_commits(self, hold: LockMaker, data: Pieces, client: Any) -> None:
-        async with hold() as lock, lock.atomic(client) as session:
-            await self.insert(client, data, session)
-            assert data.count_documents({}) == 0
-        assert data.count_documents({}) == 1
-
     async def test_taken_over(
         self, hold: LockMaker, data: Pieces, client: Any, take_over: Callable[..., MongoLock]
     ) -> None:

@@ -23,8 +23,8 @@ from django_mongolock.engine.rule.document import entry as new_entry
 from django_mongolock.engine.rule.pipeline import IS_WHOLE
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockError, LockNotAcquired
+from django_mongolock.engine.store.mongo import MongoStore
+from django_mongolock.exceptions import LockDocumentDamaged, LockError, LockNotAcquired
 from django_mongolock.inspection import operations, queries
 from tests.engine.conftest import Document, LockMaker, make_lock
 from tests.support.lock_documents import clock, document, entry, waiter
@@ -299,12 +299,3 @@ def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMa
     """F54: the name of who asks goes into each holder's entry: it has a limit like any other fact."""
     with lock("k"), pytest.raises(ValueError, match="requested_by"):
         operations.ask_to_release(store, "k", requested_by)
-
-
-def test_asking_while_mongodb_is_away_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F57: bounded in time, and not the driver's words."""
-    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.05)
-    away = MongoStore(StoreConfig({"host": "mongodb://ann:hunter2@127.0.0.1:9/"}, "d"))
-    with pytest.raises(LockBackendFailed, match="did not answer"):
-        operations.ask_to_release(away, "k", "anna", 0.3)
-    away.close()

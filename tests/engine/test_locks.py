@@ -6,7 +6,6 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -69,15 +68,6 @@ def test_a_lock_tells_how_it_stands(lock: LockMaker, face: Face) -> None:
     assert (mine.held, mine.lost, repr(mine)) == (False, False, "<MongoLock 'k' not held>")
 
 
-@pytest.mark.parametrize("wait", [True, "1", [], object(), float("nan"), float("inf"), -1, -0.001, 10**10])
-def test_a_wait_is_a_number_of_seconds_or_none(lock: LockMaker, face: Face, wait: Any) -> None:
-    """Whatever else is a TypeError or a ValueError, and the lock can be used afterwards."""
-    mine = lock()
-    with pytest.raises((TypeError, ValueError), match="wait"):
-        face.acquire(mine, wait)
-    assert face.release(face.acquire(mine))
-
-
 # Release
 
 
@@ -94,14 +84,6 @@ def test_a_release_gives_back_once_and_never_what_another_holds(here: Here, face
     assert theirs.held
     assert [e["token"] for e in here.entries()] == [theirs.fencing_token]
     assert theirs.release()
-
-
-def test_another_thread_may_release(here: Here, face: Face) -> None:
-    """F38: the object is what counts, not the thread."""
-    mine = face.acquire(here.lock())
-    here.in_thread(partial(face.release, mine)).join()
-    assert not mine.held
-    assert here.entries() == []
 
 
 def test_an_object_in_use_is_refused(here: Here, face: Face) -> None:
@@ -204,21 +186,6 @@ def test_interrupted_while_giving_back_what_it_had(here: Here, moment: int, monk
 
 
 # Callbacks and observers
-
-
-def test_on_lost_is_called_once(lock: LockMaker, session: Session, face: Face, lose: Callable[..., None]) -> None:
-    """P7: with the lock, in another thread, not again at the release."""
-    told: list[MongoLock] = []
-    mine = face.acquire(lock(on_lost=told.append))
-    lose()
-    assert eventually(lambda: told)
-    assert not face.release(mine)
-    session.heartbeat.do_due()
-    time.sleep(0.1)
-    assert told == [mine]
-    with face.block(lock(on_lost=told.append)):
-        pass
-    assert told == [mine]
 
 
 def test_a_loss_is_told_also_where_the_grant_was_in_doubt(

@@ -97,14 +97,6 @@ def is_confirmation(action: Any) -> bool:
     return isinstance(action, Apply) and action.step.renew == ("g",)
 
 
-def test_a_free_lock_takes_one_command() -> None:
-    """P8: one round trip, whose answer grants a whole lease counted from before it was sent."""
-    play = Play(wait=10)
-    assert play.action == Apply("k", Step(ask="g", add=ACQUISITION.entry))
-    play.answer(WHOLE)
-    assert play.result == Granted(3, NOW, 100.0 + TERMS.lease, 100.01, uncontended=True)
-
-
 def test_a_single_try_is_one_command() -> None:
     """wait=0 asks once, leaves nothing in the queue, and tells who holds the lock and for how long."""
     play = Play(wait=0)
@@ -183,15 +175,6 @@ def test_the_wait_ends_with_a_trial() -> None:
     with pytest.raises(LockNotAcquired) as refusal:
         play.answer(GONE)
     assert refusal.value.waited == pytest.approx(5.0, abs=0.05)
-
-
-def test_the_last_trial_may_still_grant() -> None:
-    """F43: the grant that comes at the last moment is taken."""
-    play = Play(wait=0.001)
-    play.answer(QUEUED)
-    play.pause()
-    play.answer(WHOLE)
-    assert play.result is not None
 
 
 def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,12 +259,6 @@ def test_a_final_refusal_is_told_at_once() -> None:
     play = Play(wait=60)
     with pytest.raises(LockBackendFailed):
         play.fail(passing=False)
-
-
-def test_a_full_queue_is_told() -> None:
-    """F13: whoever is not let in the queue is told that it is full."""
-    with pytest.raises(LockQueueFull):
-        Play(wait=60).answer(GONE)
 
 
 def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
@@ -416,13 +393,6 @@ def test_while_somebody_listens_there_is_nothing_to_poll() -> None:
     assert play.answer(replace(QUEUED, place=3)).timer == pytest.approx(60, abs=0.1)
     play = Play(wait=None)
     assert play.answer(replace(QUEUED, place=3)).timer == FOREVER
-
-
-def test_an_answer_that_another_got_for_us_is_taken() -> None:
-    """A hand-over inside the process: its sender brings the answer, and no command is sent."""
-    play = queued()
-    play.hear(answer=Answer(WHOLE, 200.0, 200.01, whole=True))
-    assert play.result == Granted(3, NOW, 200.0 + TERMS.lease, 200.01, uncontended=True)
 
 
 def test_a_cancelled_wait_leaves_the_queue() -> None:

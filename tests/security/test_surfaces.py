@@ -185,7 +185,7 @@ class TestAnotherSite:
     def all(locks: Locks) -> list[dict[str, Any]]:
         return list(locks.collection.find({"_id": {"$regex": "^theirs"}}).sort("_id"))
 
-    @pytest.mark.long
+    @pytest.mark.witness
     def test_pages(self, theirs: list[dict[str, Any]], locks: Locks) -> None:
         """Every page, also at the addresses of their keys; actions and forms."""
         client = operator()
