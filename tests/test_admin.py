@@ -111,7 +111,7 @@ class TestList:
         assert "secret" not in response.content.decode()
         assert str(TOKEN + 1) not in response.content.decode()
 
-    def test_nothing_is_told_twice(self, admin: Client, locks: Locks) -> None:
+    def test_nothing_is_shown_twice(self, admin: Client, locks: Locks) -> None:
         """A Celery task is its label, its place and its owner at once: its name and its id are shown once each."""
         locks.add("once", [entry(9, label="shop.tasks.bill", place="task shop.tasks.bill 7d0f-1", owner="7d0f-1")])
         text = text_of(admin.get(f"{LIST}?q=once"))

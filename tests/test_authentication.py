@@ -192,7 +192,7 @@ class TestRights:
                 forbidden()
             assert refusal.value.code == 13
 
-    def test_a_reader_is_told_what_is_missing(self, login: Connect) -> None:
+    def test_the_error_names_what_a_reader_lacks(self, login: Connect) -> None:
         """F14: the error of the lock names the rights, at once, and quotes neither command nor password."""
         login("reader")
         with pytest.raises(LockBackendFailed, match="needs find, insert and update on the collection") as refusal:

@@ -343,7 +343,7 @@ class TestServer:
         assert "indexes not made" in caplog.text
         assert "hunter2" not in caplog.text
 
-    def test_the_facts_are_told(self, locks: Locks, settings: Settings) -> None:
+    def test_the_facts_are_shown(self, locks: Locks, settings: Settings) -> None:
         """`check --deploy` says which server answered, and the versions of all that works together."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
         output = io.StringIO()

@@ -213,7 +213,7 @@ class TestAsking:
 
         return answer
 
-    def test_nobody_there(self, locks: Locks) -> None:
+    def test_no_terminal(self, locks: Locks) -> None:
         """Without a terminal it says what to do, and does nothing; with --json it asks nobody either."""
         locks.stale("k")
         for arguments in ((), ("--json",)):

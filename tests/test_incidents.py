@@ -126,7 +126,7 @@ class TestTheReason:
         assert (key, by) == ("k", LogEntry.objects.get().user.get_username())
         assert reason.startswith("web-3 hangs")
 
-    def test_the_holder_is_told_it(self, locks: Locks, admin: Client) -> None:
+    def test_the_holder_learns_it(self, locks: Locks, admin: Client) -> None:
         """Who asks, where and why; without a reason, who and where."""
         locks.held("a", "b")
         page = select(admin, "ask_to_release", "a", "b")

@@ -309,7 +309,7 @@ def with_all(*args: Any, **kwargs: Any) -> None: ...
         (View, lambda error, request: None),
     ],
 )
-def test_a_policy_of_the_wrong_arity_is_told_at_decoration(called: Any, policy: Callable[..., Any]) -> None:
+def test_a_policy_of_the_wrong_arity_is_refused_at_decoration(called: Any, policy: Callable[..., Any]) -> None:
     """It takes the error, and then whatever the call may have."""
     said = unmeant(lambda: mongo_locked("k", on_contention=policy)(called))
     assert "def busy(error, *args, **kwargs)" in said
@@ -348,7 +348,7 @@ class UserLockAdmin(DocumentLockAdminMixin, admin.ModelAdmin):  # type: ignore[t
     """Without its document_lock."""
 
 
-def test_an_admin_without_what_it_is_about_is_told_by_check() -> None:
+def test_an_admin_without_what_it_is_about_fails_the_check() -> None:
     """No lock, the lock of another model, a model without a version."""
     site = admin.AdminSite()
 

@@ -66,7 +66,7 @@ class TestPages:
 
     @pytest.mark.long
     @pytest.mark.parametrize("method", METHODS)
-    def test_who_may_not(self, locks: Locks, method: str) -> None:
+    def test_without_the_permission(self, locks: Locks, method: str) -> None:
         """Nobody without the right gets a page or changes a lock, whatever the method and the form say."""
         before = [locks.read("k"), locks.read("old")]
         forms: list[dict[str, Any]] = [{"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}]
@@ -140,7 +140,7 @@ class TestPages:
     @pytest.mark.parametrize(
         "name", ["%00", "%ff%fe", "%ed%a0%80", "a%0ab", "%E2%80%AE", "_", "_ZZ_", "%F0%9F%94%92" * 300]
     )
-    def test_addresses_that_nobody_links_to(self, name: str) -> None:
+    def test_addresses_without_a_link(self, name: str) -> None:
         """Broken text in the address of a lock leads back, or is refused."""
         client = browser(*NAMES)
         for page in ("change", "history"):

@@ -224,7 +224,7 @@ class TestHold:
             mongo_lock("a", wait=3000).acquire()
         assert caught.value.waited >= 3000
 
-    def test_a_wait_without_end_is_told(self, mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_wait_without_end_is_an_error(self, mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory_server, "LONGEST_WAIT", 600.0)
         mongolock.hold("a")
         with pytest.raises(LockMisused, match="for ever"):

@@ -280,7 +280,7 @@ class TestMongo:
 class TestWarning:
     """A lock that is given back inside an open transaction says so, once for each place."""
 
-    def test_told_once(self, rows: Rows) -> None:
+    def test_warned_once(self, rows: Rows) -> None:
         """It names the database, the place and the cures."""
         with pytest.warns(RuntimeWarning, match="released inside the transaction that is open on 'file'") as caught:
             for _ in range(3):
@@ -293,7 +293,7 @@ class TestWarning:
             assert cure in str(warning.message)
 
     @pytest.mark.parametrize("release", ["now", "on_commit"])
-    def test_not_told(self, rows: Rows, release: Any) -> None:
+    def test_not_warned(self, rows: Rows, release: Any) -> None:
         """Who has said what is meant is not warned."""
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -255,7 +255,7 @@ class TestForks:
         assert [each["process"] for each in holders(key)] == ([] if state == states.SUCCESS else ["none"])
 
 
-def test_a_key_that_somebody_else_uses() -> None:
+def test_a_key_that_is_no_tasks() -> None:
     """A lock that is no task's is not waited for, and no result is made up."""
     key = new_key()
     with held_elsewhere(key), pytest.raises(LockBackendFailed, match="not a task"):

@@ -53,20 +53,6 @@ def test_mongodb_stops(place: MakePlace, mongod: ReplicaSet, name: str) -> None:
     assert_each_ran_once(here.story, count)
 
 
-def test_the_primary_dies(place: MakePlace, name: str) -> None:
-    """The primary of three nodes is killed while tasks take turns: all of them run, none two at a time, none fails."""
-    with ReplicaSet(3, election_timeout=2) as cluster:
-        here = place(mongo=cluster.uri)
-        here.start(concurrency=4)
-        for number in range(24):
-            tasks.early.delay(f"{name}-{number % 3}", f"{number % 3}", 0.2)
-        assert eventually(lambda: here.story.count("end") > 3, 60), here.logs()
-        cluster.primary().kill()
-        assert eventually(lambda: here.story.count("end") == 24, 90), here.logs()
-    assert [here.story.overlaps(f"{number}") for number in range(3)] == [0] * 3
-    assert here.story.count("state", state="FAILURE") == 0
-
-
 def test_rabbitmq(place: MakePlace, rabbitmq: RabbitMQ, name: str) -> None:
     """With RabbitMQ, tasks for a busy lock come back, and what a killed worker ran is delivered again at once."""
     here = place(broker=rabbitmq.uri)

@@ -112,7 +112,7 @@ class TestOneHolder:
         memory.let_pass(5)
         assert other.try_acquire()
 
-    def test_a_minimum_hold_that_is_over_keeps_nobody_out(self, memory: MemoryWorld, key: str) -> None:
+    def test_a_minimum_hold_that_is_over_keeps_no_one_out(self, memory: MemoryWorld, key: str) -> None:
         """P1: it counts from the grant, not from the release."""
         with mongo_lock(key, min_hold=20, lease=60):
             memory.let_pass(20.1)
@@ -251,7 +251,7 @@ class TestFair:
         holder.release()
         assert eventually(lambda: order == ["first", "second"])
 
-    def test_nobody_overtakes_a_waiter(self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
+    def test_no_one_overtakes_a_waiter(self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
         """P5: whoever asks just after the release is behind the one that waits, also if it would be first to ask."""
         holder, leave = elsewhere(key).acquire(), threading.Event()
 
@@ -419,7 +419,7 @@ class TestNoConsensus:
         now = memory.elsewhere(key).acquire()
         assert late.fencing_token < now.fencing_token
 
-    def test_a_late_holder_that_asks_is_told(self, memory: MemoryWorld, key: str) -> None:
+    def test_a_late_holder_that_asks_gets_an_error(self, memory: MemoryWorld, key: str) -> None:
         """P9: after a pause beyond its lease, `ensure_held` raises at once, without asking the server."""
         late = mongo_lock(key, lease=10, auto_renew=False).acquire()
         late.ensure_held()

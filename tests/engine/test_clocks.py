@@ -10,7 +10,6 @@ from pymongo.errors import PyMongoError
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.store.election import ClockEncoder
 from testproject.servers import Mongod, ReplicaSet
 from tests import parts
 from tests.engine.conftest import store_of
@@ -121,14 +120,6 @@ def twice(three: Servers, parties: Parties) -> bool:
 def test_a_failover_to_a_clock_that_is_ahead_makes_no_second_holder(three: Servers, parties: Parties) -> None:
     """F21: a lease of 15 s, and the new primary's clock 30 s ahead: nobody else gets the lock."""
     assert not twice(three, parties)
-
-
-def test_without_the_name_of_the_clock_there_are_two_holders(
-    three: Servers, parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F21: the test above sees what it is about: with the defence taken out, another does get it."""
-    monkeypatch.setattr(ClockEncoder, "transform_python", lambda self, value: "")
-    assert twice(three, parties)
 
 
 def test_a_living_holder_survives_the_failover(three: Servers, parties: Parties) -> None:

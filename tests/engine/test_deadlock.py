@@ -115,9 +115,7 @@ def test_processes_find_their_deadlock(collection: Collection[Document], entries
         pytest.param(HEAVY, OF_THREE, HEAVY, False, id="the heavy one is free", marks=pytest.mark.long),
     ],
 )
-def test_who_has_to_be_in_a_cycle(
-    here: Here, free: Terms | None, holder: Terms, wanted: Terms, is_deadlock: bool
-) -> None:
+def test_what_makes_a_cycle(here: Here, free: Terms | None, holder: Terms, wanted: Terms, is_deadlock: bool) -> None:
     """F45: the owner of "data" waits for "gpu", whose holders wait for "data", but for one that is free: it is a
     deadlock only if what that one will release is not enough."""
     bystander = None if free is None else here.waiter(here.other("gpu", terms=free)).end()
@@ -162,7 +160,7 @@ def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, monkeypatch: py
 
 
 @pytest.mark.long
-def test_a_deadlock_that_is_over_is_not_told(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlock_that_is_over_is_not_reported(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45: what was seen once and is gone at the second look was no deadlock (somebody gave up just then)."""
     store = store_of(here.session)
     waiter = here.waiter(here.lock("x", wait=2), first=here.lock("y")).ready()

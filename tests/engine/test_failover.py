@@ -321,7 +321,7 @@ def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThrea
         assert eventually(lambda: left(one) == 0, 20)
 
 
-def test_racing_for_a_key_that_nobody_has_used(new_session: Callable[..., Session]) -> None:
+def test_racing_for_an_unused_key(new_session: Callable[..., Session]) -> None:
     """F12: eight sessions try to make the same documents at the same moment: one gets each, and nobody sees an error
     of a duplicate key."""
     made, rounds = [new_session() for _ in range(8)], 40

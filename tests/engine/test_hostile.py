@@ -244,7 +244,7 @@ def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) ->
     assert MAX_HOLDERS + 5_000 < MAX_ENTRIES
 
 
-def test_the_damage_of_a_huge_document_is_told() -> None:
+def test_the_damage_of_a_huge_document_is_reported() -> None:
     """F55: in words, and before its entries are gone through one by one."""
     huge = document("bad", [], change={"holders": [7] * (MAX_ENTRIES + 1)})
     assert find_damage(huge) == f"it has {MAX_ENTRIES + 1} holders and waiters"
@@ -283,7 +283,7 @@ def asked(lock: LockMaker, collection: Collection[Document]) -> Iterator[Any]:
 
 
 @pytest.mark.long
-def test_who_asks_for_a_release_is_one_short_line(asked: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_name_in_a_request_is_one_short_line(asked: Any, caplog: pytest.LogCaptureFixture) -> None:
     """F55: its name comes from the document as well."""
     mine, write = asked
     caplog.set_level("INFO", "django_mongolock")

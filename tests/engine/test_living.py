@@ -194,7 +194,7 @@ def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
-def test_what_is_released_is_not_held_to_whoever_looks(here: Here, name: str, expected: object) -> None:
+def test_a_released_lock_never_looks_held(here: Here, name: str, expected: object) -> None:
     """P1: another thread releases a lock and somebody else has got it; at whatever line the end of the release meets
     one who looks, to him the lock is not held."""
     for number in itertools.count(1):
@@ -273,7 +273,7 @@ def test_a_signal_while_cleaning_up_leaves_nothing(here: Here, monkeypatch: pyte
 
 
 @pytest.mark.long
-def test_who_loses_its_lock_in_its_last_moment_is_told(here: Here) -> None:
+def test_a_loss_in_the_last_moment_is_reported(here: Here) -> None:
     """P7: the block ends, its lock turns out to have been taken away, and nobody has the lock object any more: by an
     error and by `on_lost`, which has its lock even so."""
     told: list[str] = []

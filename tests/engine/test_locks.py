@@ -133,7 +133,7 @@ def test_extend_after_a_loss_is_refused(lock: LockMaker, face: Face, take_away: 
 # Reentry
 
 
-def test_who_would_wait_for_itself_is_told_at_once(lock: LockMaker) -> None:
+def test_waiting_for_oneself_is_an_error_at_once(lock: LockMaker) -> None:
     """F45: the same thread, or the same task, taking a key again gets an error instead of waiting for itself."""
     with lock() as mine:
         started = time.monotonic()
@@ -188,7 +188,7 @@ def test_interrupted_while_giving_back_what_it_had(here: Here, moment: int, monk
 # Callbacks and observers
 
 
-def test_a_loss_is_told_also_where_the_grant_was_in_doubt(
+def test_a_loss_is_reported_where_the_grant_was_in_doubt(
     here: Here, face: Face, failpoint: Callable[..., None]
 ) -> None:
     """P7, F8: the first answer to the acquisition was an error, and the loss shows only at the release: `on_lost` and

@@ -243,7 +243,7 @@ def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
         assert isinstance(play.pause(), Apply)
 
 
-def test_who_is_cancelled_while_the_server_is_away_is_told_how_long_it_has_waited() -> None:
+def test_a_cancellation_while_the_server_is_away_says_how_long_the_wait_was() -> None:
     """F43, F9: and leaves nothing in the queue, by a command that names it: its wait limits the time for that."""
     play = Play(wait=60)
     play.fail(took=3)
@@ -254,7 +254,7 @@ def test_who_is_cancelled_while_the_server_is_away_is_told_how_long_it_has_waite
     assert refusal.value.waited == pytest.approx(4)
 
 
-def test_a_final_refusal_is_told_at_once() -> None:
+def test_a_final_refusal_is_raised_at_once() -> None:
     """F14: what cannot pass (no rights, wrong password) is not repeated."""
     play = Play(wait=60)
     with pytest.raises(LockBackendFailed):
@@ -272,7 +272,7 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
     assert play.result is not None
 
 
-def test_who_was_alone_tries_the_short_release_first() -> None:
+def test_a_holder_without_waiters_tries_the_short_release_first() -> None:
     """P8: one command where nobody else wants the key; the whole rule where somebody has come."""
     steps = procedures.release("k", "g", uncontended=True)
     assert next(steps) == ReleaseUncontended(("k",), ("g",))
@@ -296,9 +296,7 @@ def test_who_was_alone_tries_the_short_release_first() -> None:
         (replace(TERMS, mode="shared"), 0, False),
     ],
 )
-def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
-    terms: Terms, waiting: int, uncontended: bool
-) -> None:
+def test_an_exclusive_grant_without_waiters_is_uncontended(terms: Terms, waiting: int, uncontended: bool) -> None:
     """The short release is for these, and knows nothing of a minimum hold."""
     play = Play(10, replace(ACQUISITION, terms=terms))
     play.answer(replace(WHOLE, waiting=waiting))
@@ -376,7 +374,7 @@ def test_news_that_comes_late_is_confirmed(left: float) -> None:
     assert play.result is None
 
 
-def test_who_does_not_renew_takes_a_whole_lease() -> None:
+def test_a_lock_without_renewal_takes_a_whole_lease() -> None:
     """auto_renew=False: the lease that was asked for counts from the grant."""
     play = Play(60, replace(ACQUISITION, whole=True))
     play.answer(QUEUED)
@@ -385,7 +383,7 @@ def test_who_does_not_renew_takes_a_whole_lease() -> None:
     assert play.result.until == pytest.approx(play.now - 0.01 + TERMS.lease)
 
 
-def test_while_somebody_listens_there_is_nothing_to_poll() -> None:
+def test_a_session_that_listens_does_not_poll() -> None:
     """P8: only the head of the queue wakes by itself, when the lease of the holder ends; others at their deadline."""
     play = Play(wait=60)
     assert play.answer(QUEUED).timer == pytest.approx(9 + procedures.SLACK)
@@ -410,7 +408,7 @@ def cycle(*waits: str) -> Cycle:
 
 
 @pytest.mark.parametrize(("found", "dies"), [(None, False), (cycle("g", "h"), False), (cycle("h", "g"), True)])
-def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(found: Cycle | None, dies: bool) -> None:
+def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found: Cycle | None, dies: bool) -> None:
     """F45: everybody in the cycle picks the same victim; the others go on waiting."""
     play = Play(None, replace(ACQUISITION, nested=True))
     play.answer(replace(QUEUED, place=3))
@@ -429,7 +427,7 @@ def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(f
     assert play.action.timer == FOREVER
 
 
-def test_who_waits_for_a_while_sleeps_until_it_looks_for_a_deadlock() -> None:
+def test_a_waiter_sleeps_until_it_looks_for_a_deadlock() -> None:
     """F45, F44: and neither looks before, nor asks without a pause."""
     play = Play(60, replace(ACQUISITION, nested=True))
     action = play.answer(replace(QUEUED, place=3))
@@ -453,7 +451,7 @@ class InLine(Play):
         self.result = None
 
 
-def test_who_is_behind_waits_without_a_command() -> None:
+def test_a_waiter_behind_another_sends_no_command() -> None:
     """P8: however many threads and tasks of a process wait, one of them stands in the document."""
     play = InLine("behind")
     assert play.action == Pause("g", 60.0)
@@ -462,7 +460,7 @@ def test_who_is_behind_waits_without_a_command() -> None:
     assert isinstance(play.result, WaitResult)
 
 
-def test_who_is_next_waits_a_moment_for_the_hand_over() -> None:
+def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
     """And then queues in the document, where everybody sees it."""
     play = InLine("next")
     assert play.action.timer == pytest.approx(procedures.LOCAL_HANDOVER_GRACE)

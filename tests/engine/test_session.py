@@ -61,7 +61,7 @@ def test_a_lease_is_renewed_three_times_in_its_time(monkeypatch: pytest.MonkeyPa
     session.close()
 
 
-def test_a_loss_is_told_at_the_next_beat(lock: LockMaker, timer: Timer, take_away: Callable[..., None]) -> None:
+def test_a_loss_is_reported_at_the_next_beat(lock: LockMaker, timer: Timer, take_away: Callable[..., None]) -> None:
     """P7, F50: within a third of the lease, long before the lease would end."""
     mine = lock(terms=CALM).acquire()
     take_away()
@@ -97,7 +97,7 @@ def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Sessi
     assert mine.lost
 
 
-def test_a_loss_that_the_holder_meets_is_told_at_once(lock: LockMaker, take_away: Callable[..., None]) -> None:
+def test_a_loss_that_the_holder_meets_is_reported_at_once(lock: LockMaker, take_away: Callable[..., None]) -> None:
     """P7: not only when the lease would have ended."""
     told = threading.Event()
     mine = lock(terms=CALM, on_lost=lambda _: told.set()).acquire()
@@ -187,7 +187,7 @@ def test_a_grant_that_comes_while_the_heartbeat_lies_down_is_seen(
     assert beats.wait(10)
 
 
-def test_a_loss_that_its_holder_saw_first_is_told_all_the_same(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_its_holder_saw_first_is_reported(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """P7: the holder looks at `held` while a renewal hangs beyond the deadline; on_lost comes nevertheless."""
     told, hanging, looked = threading.Event(), threading.Event(), threading.Event()
     mine = here.lock(terms=CALM, on_lost=lambda _: told.set()).acquire()
@@ -208,7 +208,7 @@ def test_a_loss_that_its_holder_saw_first_is_told_all_the_same(here: Here, monke
 
 
 @pytest.mark.long
-def test_a_lock_that_nobody_can_release_any_more_is_released(here: Here) -> None:
+def test_a_lock_whose_object_is_gone_is_released(here: Here) -> None:
     """F33: its object was collected: the renewal ends, the lock is given back, and a ResourceWarning says so."""
     mine = here.lock(on_lost=print).acquire()
     with pytest.warns(ResourceWarning, match="'k', acquired at .*test_session.py:[0-9]+, was not") as warned:  # noqa: PT031
@@ -306,7 +306,7 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
     assert not mine.held
 
 
-def test_an_end_that_was_told_stays_told() -> None:
+def test_a_reported_end_is_final() -> None:
     """P7: an answer that comes after the deadline does not bring the grant back to life."""
     grant = Grant("id", "k", Terms(lease=10), auto_renew=True, worker=None)
     grant.hold(Granted(5, NOW, clock.now() - 1, clock.now() - 11))

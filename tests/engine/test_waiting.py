@@ -459,7 +459,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(here: Here, moved
         waiter.let_go()
 
 
-def test_a_line_may_change_while_somebody_looks_at_it(session: Session, in_thread: InThread) -> None:
+def test_a_line_may_change_while_another_thread_reads_it(session: Session, in_thread: InThread) -> None:
     """Threads come and go while another one asks whether it is its turn: it gets an answer, not a RuntimeError."""
     first = new_grant(session, make_lock(session), object())
     session.queue.join(first, trial=False)

@@ -73,7 +73,7 @@ def fail(left: float) -> None:
 # What comes back
 
 
-def test_a_call_that_nobody_awaits_may_fail(threads: WorkerThreads, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_without_a_caller_may_fail(threads: WorkerThreads, caplog: pytest.LogCaptureFixture) -> None:
 
     def leave() -> None:
         raise SystemExit
