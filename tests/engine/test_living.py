@@ -18,7 +18,7 @@ from django_mongolock import mongo_lock
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.session.grant import Grant, State
+from django_mongolock.engine.session.grant import State
 from django_mongolock.engine.session.notifications import MOST_CALLBACKS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockLost, LockNotAcquired
@@ -254,13 +254,17 @@ def test_a_signal_while_cleaning_up_leaves_nothing(here: Here, monkeypatch: pyte
         raise KeyboardInterrupt
 
     with here.other(terms=CALM):
-        for part, method in ((here.session.queue, "leave"), (here.session, "abandon"), (here.session, "forget")):
+        for part, method in (
+            (here.session.queue, "leave"),
+            (here.session.ending, "end"),
+            (here.session.ending, "forget"),
+        ):
             with monkeypatch.context() as patch:
                 patch.setattr(here.session.waits, "pause", strike)
                 keep, calls = getattr(part, method), [strike]
 
-                def once(grant: Grant, keep: Any = keep, calls: list[Any] = calls) -> Any:
-                    return calls.pop()() if calls else keep(grant)
+                def once(*args: Any, keep: Any = keep, calls: list[Any] = calls, **kwargs: Any) -> Any:
+                    return calls.pop()() if calls else keep(*args, **kwargs)
 
                 patch.setattr(part, method, once)
                 with pytest.raises(KeyboardInterrupt):
