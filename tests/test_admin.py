@@ -483,7 +483,7 @@ class TestClearStale:
     """Stale locks are cleared at once; the server looks again before."""
 
     def test_clears(self, locks: Locks, admin: Client) -> None:
-        """Stale ones are cleared, whoever waits gets them; others are left, and that is said."""
+        """Stale ones are cleared, the waiters get them; others are left, and that is said."""
         locks.stale("a", "b")
         locks.held("held")
         locks.collection.update_one({"_id": "b"}, {"$set": {"waiters": [waiter(7)]}})
@@ -543,7 +543,7 @@ class TestAway:
 
     @pytest.mark.long
     def test_in_the_middle(self, locks: Locks, admin: Client, away: None) -> None:
-        """A force release that could not be done is told of, and not written down."""
+        """A force release that failed is reported, and not written down."""
         response = admin.post(RELEASE, {"lock": json.dumps(["k", [1]]), "reason": "x"})
         [note] = [str(message) for message in get_messages(response.wsgi_request)]
         assert note.startswith("The remaining locks were not processed: MongoDB did not answer")

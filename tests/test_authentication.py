@@ -61,7 +61,7 @@ def role(name: str, *actions: str) -> Document:
 
 
 def history_roles() -> list[Document]:
-    """What a history needs, beside the documented roles: of a process, and of whoever migrates."""
+    """What a history needs, beside the documented roles: of a process, and of the user that migrates."""
     history = {"db": DATABASE, "collection": "mongolock_locks_history"}
     actions = {
         "keeper": ("find", "insert"),
@@ -202,7 +202,7 @@ class TestRights:
 
     @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD), ("", PASSWORD)])
     def test_a_wrong_password(self, login: Connect, connect: Connect, user: str, password: str) -> None:
-        """F14: is told at once, as what it is."""
+        """F14: is an error at once, which says what it is."""
         login(user or "nobody", password)
         with pytest.raises(LockBackendFailed, match="authentication failed") as refusal:
             mongo_lock("k", wait=30).acquire()
@@ -210,7 +210,7 @@ class TestRights:
         assert password not in str(refusal.value)
 
     def test_rights_that_are_taken_away(self, login: Connect, root: Any) -> None:
-        """F14: while a lock is held: it is in danger, and then lost; nobody is told that it is held on."""
+        """F14: while a lock is held: it is in danger, and then lost; it never says that it is still held."""
         login("least")
         with contextlib.ExitStack() as stack:
             lock = mongo_lock("k", lease=2).acquire()
@@ -281,7 +281,7 @@ class TestTLS:
             assert lock.held
 
     def test_clear_text(self, encrypted: ReplicaSet, connect: Connect) -> None:
-        """The server takes nothing in clear text, and nobody is told that a lock is held."""
+        """The server takes nothing in clear text, and no lock is held."""
         connect(encrypted.uri.partition("&tls=")[0])
         with pytest.raises(LockBackendFailed, match="did not answer"):
             mongo_lock("k", wait=0).acquire()
@@ -292,7 +292,7 @@ class TestTLS:
         self.assert_refused(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile={other}", connect)
 
     def test_another_host(self, authority: Authority, connect: Connect) -> None:
-        """F14: so is the certificate of another host, signed by the right CA: whoever has it is not the server."""
+        """F14: so is the certificate of another host, signed by the right CA: it is not that of the server."""
 
         class Elsewhere(Mongod):
             def hello(self) -> Document:  # nobody can ask it: that is the point

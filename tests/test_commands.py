@@ -100,7 +100,7 @@ class TestClear:
         assert taken[0].release()
 
     def test_damaged(self, locks: Locks) -> None:
-        """Damaged documents stay as they are, are told of, and do not stop the others."""
+        """Damaged documents stay as they are, are reported, and do not stop the others."""
         locks.stale("good")
         for name, (change, _) in DAMAGE.items():
             locks.add(name, [entry(1, left=-60)], [waiter(2, left=-60)], change=change)

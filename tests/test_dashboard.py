@@ -133,7 +133,7 @@ class TestPage:
             assert not re.search(rf"\b{word}\b", content)
 
     def test_deadlock(self, admin: Client, locks: Locks, monitor: Client) -> None:
-        """A circle is told of, and drawn as one."""
+        """A cycle is reported, and drawn as one."""
         locks.add("a", [entry(31, worker="x")], [waiter(32, worker="y")])
         locks.add("b", [entry(33, worker="y")], [waiter(34, worker="x")])
         response = admin.get(PAGE)
@@ -336,7 +336,7 @@ class TestCost:
         assert look_into(locks, part) == len(shown)
 
     def test_servers_are_asked_seldom(self, admin: Client, commands: Commands, locks: Locks) -> None:
-        """What is known of them is told again, for half a minute."""
+        """For half a minute the same facts are shown again."""
         _known.clear()
         admin.get(PAGE)
         assert "connectionStatus" in commands.names()

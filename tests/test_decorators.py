@@ -271,7 +271,7 @@ class TestContention:
             mongo_locked("key", on_contention=later)(plain)
 
     def test_respond_without_request(self) -> None:
-        """A function that is called without a request cannot respond: told at every call, not first at night."""
+        """A function that is called without a request cannot respond: an error at every call, not first at night."""
 
         @mongo_locked("key", on_contention="respond")
         def work() -> None: ...
@@ -329,7 +329,7 @@ class TestRefused:
         ],
     )
     def test_arguments(self, decorate: Callable[[], Any], problem: str) -> None:
-        """Wrong arguments are told at import, not at the first call."""
+        """Wrong arguments are errors at import, not at the first call."""
         with pytest.raises((TypeError, ValueError), match=problem):
             decorate()
 

@@ -173,7 +173,7 @@ class TestNoOneWaits:
     def test_mongodb_away(
         self, kept: Any, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It is told once, without an error for anybody; the process ends without waiting for long."""
+        """It is logged once, without an error for any caller; the process ends without waiting for long."""
         monkeypatch.setattr(history, "GATHER_SECONDS", 0)
         connect(NOBODY)
         store = mongo_store()

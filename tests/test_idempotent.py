@@ -421,7 +421,7 @@ class TestParallel:
 
     @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
     def test_many_who_come_later(self, backend: str, key: str, kind: Any) -> None:
-        """Whoever comes while another one is given the response gets it as well."""
+        """A request that comes while another one gets the response gets it as well."""
         view = idempotent(client=me)(kind)
         post(view, key, key)
         sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})

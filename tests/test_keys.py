@@ -88,7 +88,7 @@ class TestTemplates:
             KeyTemplate(template)
 
     def test_unknown_parameter(self) -> None:
-        """A field that is no parameter of the function is told at once, with those that there are."""
+        """A field that is no parameter of the function is an error at once, which names those that there are."""
 
         def pay(request: object, order_id: int) -> None: ...
 

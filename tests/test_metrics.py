@@ -194,7 +194,7 @@ class TestSpans:
         assert spans._held == {}
 
     def test_a_free_lock(self, provider: TracerProvider, ended: Callable[[], list[ReadableSpan]]) -> None:
-        """Beneath the span of whoever asked; with the template, without the key."""
+        """Beneath the span of the caller; with the template, without the key."""
         with provider.get_tracer("test").start_as_current_span("view"), mongo_lock(lock_key("order:{pk}", pk=4711)):
             pass
         hold, view = ended()

@@ -284,7 +284,7 @@ def test_members_of_a_replica_set_are_named_with_their_roles() -> None:
     assert "h2:1 (no answer) and 4 more." in described(*many)
 
 
-# on_contention: told where it is written, not under the first contention
+# on_contention: refused where it is written, not under the first contention
 
 
 def function(name: str, extra: int = 0) -> None: ...

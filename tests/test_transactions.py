@@ -62,7 +62,7 @@ def story(rows: Rows) -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _untold() -> None:
-    """Every test is told of places again."""
+    """Each test is warned of places again."""
     module._reported.clear()
 
 

@@ -252,7 +252,7 @@ class TestFair:
         assert eventually(lambda: order == ["first", "second"])
 
     def test_no_one_overtakes_a_waiter(self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
-        """P5: whoever asks just after the release is behind the one that waits, also if it would be first to ask."""
+        """P5: one that asks just after the release is behind the one that waits, also if it would be first to ask."""
         holder, leave = elsewhere(key).acquire(), threading.Event()
 
         def wait() -> None:

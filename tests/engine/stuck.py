@@ -16,7 +16,7 @@ EVERYTHING = (*WRITES, "find", "aggregate", "getMore")
 @contextlib.contextmanager
 def stuck(collection: Collection[Document], *keys: str) -> Iterator[None]:
     """A transaction has written to the documents of *keys*, as the fence of `MongoLock.atomic` does, and does not end
-    before the block does. Whoever writes to such a document waits; its command has been parsed then."""
+    before the block does. A write to such a document waits; its command has been parsed then."""
     client = collection.database.client
     with client.start_session() as session, session.start_transaction():
         found = collection.update_many({"_id": {"$in": keys}}, {"$inc": {"fence": 1}}, session=session)

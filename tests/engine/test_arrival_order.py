@@ -158,7 +158,7 @@ def test_eight_of_one_process_then_four_of_another(new_process: NewProcess, queu
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_threads_and_tasks_of_three_processes_in_turns(new_process: NewProcess, queue: Queue, seed: int) -> None:
-    """F69: whoever asks, in whatever order they come: that is the order in which they are served."""
+    """F69: in whatever order they come, they are served in that order."""
     chance = random.Random(seed)
     processes = [new_process() for _ in range(3)]
     queue.hold(new_process())

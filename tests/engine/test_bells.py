@@ -1,4 +1,4 @@
-"""Bells: who is granted the lock by another process's command is told so, and believes no more than it may."""
+"""Bells: a bell reports a grant that another process's command made; its waiter believes no more than it may."""
 
 import threading
 import time
@@ -109,7 +109,7 @@ def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tupl
 
 
 def test_a_forced_release_rings_for_the_next(queued: tuple[MongoLock, Waiter], session: Session) -> None:
-    """P8: whoever takes the lock from its holder by force wakes the first waiter."""
+    """P8: a forced release wakes the first waiter."""
     theirs, waiter = queued
     forced = clock.now()
     assert operations.force_release(store_of(session), "k", [grant_of(theirs).id])
@@ -265,7 +265,7 @@ def test_listening_that_ends_comes_back_and_no_waiter_is_forgotten(
 
 
 def test_a_full_collection_takes_the_next_bell(queued: tuple[MongoLock, Waiter], session: Session) -> None:
-    """F11: the oldest bells go, and whoever listens stays."""
+    """F11: the oldest bells go, and the listener stays."""
     theirs, waiter = queued
     bell = store_of(session).bells.collections[bells._number(session.id)]
     for _ in range(3):

@@ -123,7 +123,7 @@ def test_a_failover_to_a_clock_that_is_ahead_makes_no_second_holder(three: Serve
 
 
 def test_a_living_holder_survives_the_failover(three: Servers, parties: Parties) -> None:
-    """F21: it is renewed under the new primary, with the same token, and is not told anything."""
+    """F21: it is renewed under the new primary, with the same token, and nothing is reported to it."""
     three.dials[1].set(30)
     three.lead(0)
     one, two = parties.new(), parties.new()

@@ -92,7 +92,7 @@ def test_a_whole_document_has_no_damage() -> None:
 
 @pytest.mark.parametrize("name", list(DOCUMENT_FIELDS))
 def test_a_missing_or_wrong_field_is_found_and_named(name: str) -> None:
-    """F55: the damage is told in words that name the field."""
+    """F55: the error names the damaged field."""
     broken = document()
     del broken[name]
     assert name in (find_damage(broken) or "")

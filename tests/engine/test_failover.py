@@ -199,7 +199,7 @@ def test_a_primary_that_hangs_ends_every_call_in_time(sessions: Sessions) -> Non
 
 
 def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F4: both secondaries hang: what the primary alone has applied is told to nobody, and is taken back once they
+    """F4: both secondaries hang: what the primary alone has applied is reported to no one, and is taken back once they
     are there again."""
     session = sessions(timeout=1.5)
     with lock(session, "warm"):
@@ -301,7 +301,7 @@ def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessio
 
 def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThread) -> None:
     """F9: who waits goes on waiting and gets the lock when they are back; whose time is over gets a clear error; the
-    holder is in danger, and then holds on or is told of its loss; nobody has to restart anything."""
+    holder is in danger, and then holds on or learns of its loss; nothing has to be restarted."""
     with ReplicaSet() as alone:
         one, two = sessions(alone.uri, timeout=1.0), sessions(alone.uri, timeout=1.0)
         holder = lock(one, terms=Terms(lease=12, margin=0.3)).acquire()

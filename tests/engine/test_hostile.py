@@ -194,7 +194,7 @@ def test_text_that_is_no_text(
 @pytest.mark.parametrize("field", [b"clock", b"mode"])
 def test_a_type_that_looks_like_text(world: World, session: Session, field: bytes) -> None:
     """F55: a symbol is text to the driver and is none to the server: the lock is damaged, its queue is not full; and
-    nobody is told that it was taken from its holder."""
+    no one gets the answer that it was taken from its holder."""
     raw = bson.encode(lively({}, {})).replace(b"\x02" + field, b"\x0e" + field)
     assert world.put(raw)
     for _ in range(2):

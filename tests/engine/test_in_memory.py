@@ -449,7 +449,7 @@ def test_a_lock_that_was_handed_over_leaves_nothing(
 def test_a_refusal_in_line_names_the_holder(
     session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
 ) -> None:
-    """P8: whoever stands behind another of its process knows it from that one; a single try asks the server, which
+    """P8: a waiter behind another of its process knows it from that one; a single try asks the server, which
     knows the end of the lease as well."""
     theirs = make_lock(new_session(), terms=LONG).acquire()
     first = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))

@@ -172,7 +172,7 @@ def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(here: Here, g
         process.say().end()
 
 
-# Whoever looks
+# What other threads see
 
 
 def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object]) -> tuple[Any, bool]:

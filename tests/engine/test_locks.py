@@ -122,7 +122,7 @@ def test_extend_pushes_the_end_and_never_nearer(lock: LockMaker, face: Face, ent
 
 
 def test_extend_after_a_loss_is_refused(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
-    """P7: what is gone cannot be prolonged; the holder is told."""
+    """P7: what is gone cannot be prolonged; the holder gets an error."""
     mine = face.acquire(lock(terms=Terms(lease=30)))
     take_away()
     with pytest.raises(LockLost):
@@ -154,7 +154,7 @@ def test_waiting_for_oneself_is_an_error_at_once(lock: LockMaker) -> None:
 
 
 def test_one_key_lost_is_all_lost(lock: LockMaker, face: Face, lose: Callable[..., None], entries: Entries) -> None:
-    """P7: the loss of one is told, and the others are given back."""
+    """P7: the loss of one is reported, and the others are released."""
     both = lock("a", "b")
     with pytest.raises(LockLost) as loss, face.block(both):  # noqa: PT012
         lose("b")
@@ -192,7 +192,7 @@ def test_a_loss_is_reported_where_the_grant_was_in_doubt(
     here: Here, face: Face, failpoint: Callable[..., None]
 ) -> None:
     """P7, F8: the first answer to the acquisition was an error, and the loss shows only at the release: `on_lost` and
-    the observers are told as ever, and a copy of the command that may still come is refused."""
+    the observers hear of it as ever, and a copy of the command that may still come is refused."""
     told, events = threading.Event(), []
     session = here.new_session(observer=lambda event, grant: events.append(event))
     error = {"code": 64, "errmsg": "waiting for replication timed out"}

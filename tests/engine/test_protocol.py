@@ -220,7 +220,7 @@ def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
 
 
 def test_a_single_try_is_repeated_once_and_then_fails() -> None:
-    """F9: even without any time to wait one failure is repeated; the second is told."""
+    """F9: even without any time to wait one failure is repeated; the second is raised."""
     play = Play(wait=0)
     play.fail()
     play.pause()
@@ -321,7 +321,7 @@ def test_release_extend_and_removal_for_good_are_one_command_each() -> None:
 
 
 def test_news_of_the_grant_is_enough() -> None:
-    """P8: a bell is rung for what the majority has. So a waiter that is told holds the lock without another
+    """P8: a bell is rung for what the majority has. So a waiter that hears it holds the lock without another
     command, for as long as its place in the queue was good for."""
     play = queued()
     play.hear(news=News(9, NOW), queued_until=play.now + 4)
@@ -476,7 +476,7 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
 
 def test_the_wait_in_line_ends_in_time() -> None:
     """F67: who is behind others at its deadline is refused without a command, since they are before it in any case; the
-    next in line gets a last try. Or it is told that it was cancelled."""
+    next in line gets a last try. Or it gets LockCancelled."""
     with pytest.raises(LockNotAcquired) as refusal:
         InLine("behind", wait=5).hear(after=5, turn="behind", holder="host h")
     assert (refusal.value.waited, refusal.value.holder) == (5, "host h")

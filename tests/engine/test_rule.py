@@ -616,7 +616,7 @@ def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -
 
 @pytest.mark.parametrize("face", ["mongodb", "memory"])
 def test_a_place_has_one_length(store: MongoStore, face: str) -> None:
-    """F107: however long the queue is, a place in it lives as long as its waiter was told."""
+    """F107: however long the queue is, a place in it lives as long as its waiter believes."""
     kept: Store = store if face == "mongodb" else MemoryStore(MemoryServer(), Limits())
     for number in range(40):
         kept.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", TERMS, {})), 5)
@@ -649,7 +649,7 @@ def test_what_a_waiter_says_of_its_time_is_bounded(store: MongoStore, face: str)
 def test_a_single_try_never_takes_over_a_damaged_document(
     store: MongoStore, collection: Collection[Document], end: float
 ) -> None:
-    """F55: the damage is told as soon as the answer cannot be explained otherwise: nobody holds the key, or its
+    """F55: the damage is an error as soon as the answer cannot be explained otherwise: nobody holds the key, or its
     holder's time is over, and yet it was not granted. Until then the key is simply taken."""
     collection.insert_one(lock_document("k", [lock_entry(left=3600)], change={"clock": "", "purge_at": "never"}))
     travel(collection, "k", 3600 - end)

@@ -1,4 +1,4 @@
-"""One process and its locks: kept alive, told of when lost, never the child's, and free when the process is gone."""
+"""One process and its locks: kept alive, reported when lost, never the child's, and free when the process is gone."""
 
 import gc
 import os
@@ -75,7 +75,7 @@ def test_a_loss_is_reported_at_the_next_beat(lock: LockMaker, timer: Timer, take
 def test_a_renewal_that_fails_for_a_while_does_not_lose_the_lock(
     here: Here, failpoint: Callable[..., None], failure: Document
 ) -> None:
-    """F3, F9: tried again within the lease; only a lock that is surely gone is told to be lost."""
+    """F3, F9: tried again within the lease; only a lock that is surely gone is reported as lost."""
     mine = here.lock(terms=CALM).acquire()
     failpoint(["update"], **failure)
     here.timer.move(CALM.lease / 2)
@@ -339,7 +339,7 @@ def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.Mo
 
 @pytest.mark.witness
 def test_the_key_of_a_killed_holder_is_free_within_its_lease(here: Here) -> None:
-    """F27: and whoever waits gets it then, not when its place in the queue is renewed."""
+    """F27: and a waiter gets it then, not when its place in the queue is renewed."""
     with processes(1, "hold", here.collection.name, 2) as (holder,):
         token = holder.hear()["token"]
         holder.send(signal.SIGKILL)

@@ -104,7 +104,7 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
 @pytest.mark.long
 @pytest.mark.parametrize(("sessions", "threads"), [(2, 1), (8, 1), (1, 8), (1, 64), (4, 8)])
 def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, threads: int) -> None:
-    """P8, F44: one to queue, one to give back, one (getMore) to be told, however many wait, and a bell that nobody
+    """P8, F44: one to queue, one to give back, one (getMore) to hear of it, however many wait, and a bell that no one
     awaits; what a process hands over within costs one in all."""
     all_sessions = [here.new_session() for _ in range(sessions)]
     workers, rounds = sessions * threads, max(3, 120 // (sessions * threads))
@@ -281,7 +281,7 @@ async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, en
 
 
 def test_a_giver_that_had_lost_the_lock(here: Here) -> None:
-    """P7, F38: it is told so, and who was next in line goes on and waits for whoever has the lock now."""
+    """P7, F38: it learns of it, and the next in line goes on and waits for the present holder."""
     mine = here.lock(terms=CALM).acquire()
     next_waiter = here.waiter(here.lock(terms=CALM, wait=None))
     assert in_line(here.session, 1)

@@ -302,7 +302,7 @@ def test_a_call_gets_the_seconds_that_are_left(threads: WorkerThreads) -> None:
 
 
 def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> None:
-    """F67: its caller is told so when its time is over, and not when a thread is free."""
+    """F67: its caller gets the error when its time is over, and not when a thread is free."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     started = time.monotonic()
     with pytest.raises(LockBackendFailed, match=r"not sent within 0\.2 s"):

@@ -50,7 +50,7 @@ def member(name: str, *permissions: str, is_staff: bool = True) -> Client:
 
 
 def without_rights() -> list[Client]:
-    """Whoever may not change an order."""
+    """Clients that may not change an order."""
     return [
         Client(),
         member("customer", "change_order", is_staff=False),
