@@ -286,8 +286,6 @@ class TestViews:
 
 # The check
 
-PLAIN = path("a/<str:name>/", function)
-
 
 def warnings(*patterns: Any) -> list[CheckMessage]:
     """What the check says of these addresses."""
