@@ -9,20 +9,20 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
+from functools import cached_property
 from typing import Any, Final, Generic, TypedDict, TypeVar
 
-from ..backends.courier import Pause, Steps, send
+from ..backends.courier import Courier, Pause, Steps, send
 from ..backends.field_paths import Document, check_version
 from ..backends.places import Source
 from ..engine import clock
 from ..engine.options import Seconds
-from ..engine.text_checks import tidy_fact
+from ..engine.runner import twins
+from ..engine.text_checks import check_fact, tidy_fact
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, LockMisused
 from .acquiring import Attempt, Context, acquire
 from .commands import read_one
-from .held_document import HeldDocument
-from .holding import FinalState, Holding
+from .held_document import Block, FinalState, HeldDocument
 from .rules import Rules
 from .snapshot import DocumentSnapshot
 from .updates import Request, new_mark
@@ -70,9 +70,8 @@ class Plan:
     def stored(self) -> Document:
         return self.rules.check_changes(self.source.changes(self.changes))
 
-    def check(self) -> None:
-        """Raise TypeError or ValueError, which name the cure, for what cannot be meant."""
-        self.rules.check_owner(self.owner)
+    def __post_init__(self) -> None:
+        check_fact("owner", self.owner)
         if self.final is not None and not callable(self.final):
             self.rules.check_final(self.final)
         _ = self.stored
@@ -103,43 +102,41 @@ class Plan:
 
     def attempt(self) -> Attempt:
         """Return an attempt to acquire documents, with names of this process: make it when it is sent."""
-        name = self.rules.check_owner(self.owner)
-        name = name or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}")
-        return Attempt(name[: self.rules.longest_owner], new_mark())
+        name = check_fact("owner", self.owner)
+        return Attempt(name or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}"), new_mark())
 
     def held(
         self, context: Context, attempt: Attempt, request: Request, document: Document, sent: float
     ) -> HeldDocument[Any]:
         """Return the document that was granted."""
-        own = attempt.granted(request, document, self.rules)
-        return HeldDocument(Holding(context, own, document, final=self.final, sent=sent, place=self.place))
+        own = attempt.own(self.rules, request, document)
+        return HeldDocument(context, own, document, final=self.final, sent=sent, place=self.place)
 
 
-class Hold(Generic[D]):
+class Hold(Block, Generic[D]):
     """A document that is acquired at the beginning of the block. wait: seconds; 0: a single try; None: without end."""
 
     def __init__(self, context: Callable[[], Context], plan: Plan, request: Request, wait: float | None) -> None:
-        self._context = context
+        self._find = context
         self._plan = plan
         self._request = request
         self._wait = wait
         self._held: HeldDocument[D]
         self._used = False
 
-    def acquire(self) -> HeldDocument[D]:
-        """See DocumentLock.acquire()."""
-        context = self._context()
-        return context.courier.run(self._acquire(context))
+    @cached_property
+    def _context(self) -> Context:
+        return self._find()
 
-    async def aacquire(self) -> HeldDocument[D]:
-        """See DocumentLock.acquire()."""
-        context = self._context()
-        return await context.courier.arun(self._acquire(context))
+    @property
+    def _courier(self) -> Courier:  # type: ignore[override]
+        return self._context.courier
 
-    def _acquire(self, context: Context) -> Steps[HeldDocument[D]]:
+    def _acquire(self) -> Steps[HeldDocument[D]]:
+        """See DocumentLock.acquire()."""
         if self._used:
             raise LockMisused("this object was used before: call hold() once for each block")
-        self._used, plan, pause, late = True, self._plan, FIRST_PAUSE, 0
+        self._used, context, plan, pause, late = True, self._context, self._plan, FIRST_PAUSE, 0
         request, end = self._request, math.inf if self._wait is None else clock.now() + self._wait
         while True:
             sent, attempt = clock.now(), plan.attempt()
@@ -163,18 +160,13 @@ class Hold(Generic[D]):
                 raise DocumentNotFound(context.name, request.id)
             request = plan.request(plan.source.instance(found))
 
-    def __enter__(self) -> HeldDocument[D]:
+    acquire, aacquire = twins(_acquire)
+
+    def _leave(self, error: BaseException | None) -> Steps[Any]:
+        return self._held._leave(error)
+
+    def __enter__(self) -> HeldDocument[D]:  # type: ignore[override]
         return self.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._held.__exit__(kind, error, traceback)
-
-    async def __aenter__(self) -> HeldDocument[D]:
+    async def __aenter__(self) -> HeldDocument[D]:  # type: ignore[override]
         return await self.aacquire()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._held.__aexit__(kind, error, traceback)

@@ -33,14 +33,13 @@ class DocumentKind:
         return self._lock.alias
 
     def rows(self, choice: Choice, limit: int = 0) -> list[DocumentSnapshot]:
-        return self._lock._run(lambda context: sweep.find(context, choice, limit))
+        return self._lock._run(sweep.find(self._lock.context(), choice, limit))
 
     def counts(self) -> Counts:
-        found: Counts = self._lock._run(lambda context: send(sweep.counting(self.name, context.rules)))
-        return found
+        return self._lock._run(sweep.counts(self._lock.context(), self.name))
 
     def clear(self, choice: Choice, *, batch: int) -> Swept:
-        return self._lock._run(lambda context: sweep.sweep(context, choice, batch))
+        return self._lock._run(sweep.sweep(self._lock.context(), choice, batch))
 
     def force(self, shown: Iterable[DocumentSnapshot], *, by: str, reason: str) -> list[DocumentSnapshot]:
         return self._lock.force_release(shown, by=by, reason=reason)
@@ -64,7 +63,7 @@ class DocumentKind:
             return missing, bool(missing) or sweep.has_index(collection, self._lock.rules)
 
         try:
-            missing, indexed = self._lock._run(lambda _context: send(command))
+            missing, indexed = self._lock._run(send(command))
         except (LockBackendFailed, ImproperlyConfigured):  # other checks report it, or the user may not list indexes
             return
         fields = self._lock.rules.fields

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bson.int64 import Int64
-
 from ..backends.field_paths import Document, has, is_type, is_version, literal, version_of
 from ..engine.processes import this_process
 from .rules import Fields, Rules
@@ -141,17 +139,27 @@ def raising(fields: Fields, version: int, values: Document) -> Document:
     return {"$set": {**values, fields.version: 1}}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Own:
     """A document that a flow holds, as its writes may have left it: in version *known*, or in a later one up to *sent*,
-    by writes that were not answered. kind: the type of its version."""
+    by writes that were not answered.
+
+    failed: the failed state of its work. kind: the type of its version. ended: how the work ended; None: not yet.
+    """
 
     id: Any
     owner: str
     mark: Mark
     known: int
     sent: int
+    failed: str
     kind: type[int] = int
+    ended: str | None = None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a write was not answered."""
+        return self.sent > self.known
 
     @property
     def tokens(self) -> list[str]:
@@ -173,21 +181,20 @@ class Own:
             update["$currentDate"] = {fields.time: True}
         return Statement(fields.key, self.id, self.is_as_left(fields), update)
 
-    def failing(self, rules: Rules, failed: str, token: str) -> Statement:
+    def last_token(self) -> str:
+        """Return the token of a write that ends the work: that of no holder."""
+        return new_mark().at(self.sent + 1)
+
+    def failing(self, rules: Rules, token: str) -> Statement:
         """Release the document in its failed state, if the flow holds it, in whatever version."""
         fields = rules.fields
         mine = [has(fields.holder, [self.owner]), has(fields.token, self.tokens), is_version(fields.version)]
-        update = raising(fields, 1, releasing(rules, failed, token))
+        update = raising(fields, 1, releasing(rules, self.failed, token))
         return Statement(fields.key, self.id, {"$and": mine}, update)
 
 
 def _is(name: str, value: Any) -> Document:
     return {"$eq": [{"$ifNull": [f"${name}", None]}, literal(value)]}
-
-
-def own_of(mark: Mark, owner: str, id_: Any, version: int, found: object = None) -> Own:
-    """Return the document that *mark* was granted in this version. found: the version as it is stored."""
-    return Own(id_, owner, mark, version, version, Int64 if isinstance(found, Int64) else int)
 
 
 def releasing(rules: Rules, state: str | None, token: str) -> Document:

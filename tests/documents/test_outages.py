@@ -169,7 +169,7 @@ class TestLostAnswers:
             strike(ground, first + 2)
             swept = ground.lock.clear_stale()
             assert (swept.count, [seen.id for seen in swept.cleared]) == (1, [ids[0]])
-            held._holding._ended = "lost"
+            held._own.ended = "lost"
 
     @pytest.mark.long
     def test_one_that_arrives_later_still(self, plain: Ground, strike: Call) -> None:
@@ -206,7 +206,7 @@ class TestEveryExit:
         self, plain: Ground, call: Call, strike: Call, monkeypatch: Any, number: int, error: BaseException
     ) -> None:
         """At whichever command it ends, that of an earlier 500 or the reading of why others were refused."""
-        monkeypatch.setattr("django_mongolock.documents.acquiring.BATCH", 3)
+        monkeypatch.setattr("django_mongolock.documents.batch.BATCH", 3)
         ids = [plain.add(1) for _ in range(4)]
         ids.insert(1, plain.add(1, holder="other", state="exporting"))
         strike(plain, *((number, number + 1) if isinstance(error, LockBackendFailed) else (number,)), error=error)
@@ -329,9 +329,11 @@ import django; django.setup()
 import os
 from pymongo import MongoClient
 from django_mongolock.documents import DocumentLock
+from django_mongolock.documents.held_document import abandon
 raw = MongoClient(os.environ["MONGODB_URI"])[{plain.collection.database.name!r}][{plain.collection.name!r}]
 lock = DocumentLock(raw, state="exportStatus", pending={PENDING!r}, final={FINAL!r}, stale_after=60)
-lock.acquire(({id_!r}, 1), "exporting")._holding.abandon()
+held = lock.acquire(({id_!r}, 1), "exporting")
+abandon(held._context, [held._own])
 """
         environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
         subprocess.run([sys.executable, "-c", program], check=True, env=environment)

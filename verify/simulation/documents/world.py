@@ -14,7 +14,7 @@ from unittest import mock
 
 from django_mongolock.backends import courier
 from django_mongolock.backends.courier import PAUSES, Command, Pause, Steps
-from django_mongolock.documents import acquiring, held_document, hold, holding, sweep
+from django_mongolock.documents import acquiring, held_document, hold, sweep, updates
 from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.document_lock import DocumentLock, undeclare
 from django_mongolock.documents.held_document import HeldDocument
@@ -300,8 +300,8 @@ def patched(world: World) -> Iterator[DocumentLock[Document]]:
     with ExitStack() as stack:
         for target, name, value in (
             (clock, "now", lambda: world.now),
-            *((module, "new_mark", new_mark) for module in (acquiring, hold, holding, sweep)),
-            (held_document, "forgotten", lambda _holding: None),
+            *((module, "new_mark", new_mark) for module in (acquiring, hold, sweep, updates)),
+            (held_document, "forgotten", lambda *_: None),
             (acquiring, "fate", fate),
             (random, "uniform", world.random.uniform),
         ):
