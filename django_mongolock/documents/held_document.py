@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from ..backends.courier import Courier, Steps, send
-from ..backends.field_paths import Document, aware, get_path
+from ..backends.field_paths import LAST_VERSION, Document, aware, get_path
 from ..backends.transactions import open_transactions, warn_once
 from ..engine import clock
 from ..engine.logs import WARNING, log
@@ -239,6 +239,8 @@ class HeldDocument(Block, Generic[D]):
         """Write, if the document is still as this flow left it. One look at its token tells whether that was done where
         the answer was lost; late copies of earlier writes are refused by their version."""
         own, rules, unanswered = self._own, self._context.rules, list[BaseException]()
+        if own.sent >= LAST_VERSION - 1:
+            raise DocumentDamaged(self._context.name, self.id, "its version is too large")
         token = own.mark.at(own.sent + 1) if ends is None else own.last_token()
         values = changes if ends is None else {**changes, **releasing(rules, ends, token)}
         statement, in_doubt = own.writing(rules, values, token, renew=renew), own.in_doubt

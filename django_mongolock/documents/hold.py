@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -31,8 +30,6 @@ D = TypeVar("D")
 
 #: Which work: a pending state, or a function that chooses it for the document as it will be. None: the only one.
 PendingState = str | Callable[[Any], str] | None
-#: Between the tries of `wait=`: seconds at first, by how much it grows, and the most.
-FIRST_PAUSE, GROWTH, LONGEST_PAUSE = 0.05, 1.5, 1.0
 #: How often a document that changes again and again is read once more when the time is over.
 LATE_TRIES: Final = 5
 
@@ -136,7 +133,7 @@ class Hold(Block, Generic[D]):
         """See DocumentLock.acquire()."""
         if self._used:
             raise LockMisused("this object was used before: call hold() once for each block")
-        self._used, context, plan, pause, late = True, self._context, self._plan, FIRST_PAUSE, 0
+        self._used, context, plan, tries, late = True, self._context, self._plan, 0, 0
         request, end = self._request, math.inf if self._wait is None else clock.now() + self._wait
         while True:
             sent, attempt = clock.now(), plan.attempt()
@@ -145,8 +142,8 @@ class Hold(Block, Generic[D]):
             except DocumentHeld:
                 if (left := end - clock.now()) <= 0:
                     raise
-                yield Pause(min(left, random.uniform(pause / 2, pause)))  # noqa: S311 - spreads the flows out
-                pause = min(pause * GROWTH, LONGEST_PAUSE)
+                tries += 1
+                yield Pause(min(left, clock.backoff(tries)))
             except DocumentChanged:
                 # Not a reason to give up when the time is over: read again, it is either granted or held.
                 late += clock.now() >= end

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..exceptions import LockBackendFailed, LockError, LockMisused
-from . import clock
+from . import clock, runner
 from .actions import Answer, Apply, Protocol, Read
 from .document import Terms, entry, milliseconds
 from .lock import MongoLock
@@ -25,6 +25,7 @@ from .protocol import TOMBSTONE_TTL
 from .replies import Reply
 from .session.session import Session
 from .step import Step
+from .store import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Detached:
     Make one for each request; in a forked child, its parent's sends nothing. find: returns the session of this process.
     """
 
-    def __init__(self, key: str, find: Callable[[], Session]) -> None:
+    def __init__(self, key: str, find: Callable[[], Session] | None = None) -> None:
         self._stored = key
         self._find = find
         self._pid = os.getpid()
@@ -90,7 +91,7 @@ class Detached:
         return answer.reply
 
     def _session(self) -> Session:
-        if self._pid != os.getpid():
+        if self._find is None or self._pid != os.getpid():
             raise LockBackendFailed("a forked child cannot use what its parent has made", self._stored, passing=False)
         return self._find()
 
@@ -98,22 +99,31 @@ class Detached:
 class Parked(Detached):
     """A lock that waits for its owner. By the server's clock alone: no process believes to hold it."""
 
-    def __init__(self, session: Session, key: str, grant: str, terms: Terms) -> None:
-        super().__init__(key, lambda: session)
+    def __init__(self, store: Store, key: str, grant: str, terms: Terms, timeout: float = 5.0) -> None:
+        super().__init__(key)
+        self.store = store
         self.grant = grant
         self.terms = terms
+        self.timeout = timeout
 
     def keep(self, lease: float) -> bool:
         """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendFailed."""
-        return self._session().run(self.keeping(self.grant, replace(self.terms, lease=lease), beat=1)).held
+        return self.send(self.keeping(self.grant, replace(self.terms, lease=lease), beat=1)).held
 
     def give_up(self) -> None:
         """See to it that it is gone. Raises LockBackendFailed: then it ends with its lease."""
-        self._session().run(self.leaving(self.grant, TOMBSTONE_TTL))
+        self.send(self.leaving(self.grant, TOMBSTONE_TTL))
+
+    def send(self, steps: Protocol[Reply]) -> Reply:
+        """Run steps without a session, which would count the command as a beat."""
+        return runner.run(steps, self._perform)
+
+    def _perform(self, action: Any) -> Answer:
+        return Answer(self.store.apply(self._stored, action.step, self.timeout), 0.0, 0.0)
 
 
 def park(
-    session: Session, key: str, terms: Terms, facts: Mapping[str, str | int], *, former: str = ""
+    store: Store, key: str, terms: Terms, facts: Mapping[str, str | int], *, former: str = "", timeout: float = 5.0
 ) -> Parked | Reply:
     """Take the lock for the owner of *terms*, if it is free now; if it is not, return what is known of it.
 
@@ -122,8 +132,8 @@ def park(
     if terms.owner is None:
         raise ValueError("a detached lock needs an owner, and the terms name none")
     name = secrets.token_hex(6)
-    parked = Parked(session, key, f"{name}.1", terms)
-    reply = session.run(parked.taking(entry(parked.grant, name, terms, facts, process=NO_PROCESS), former))
+    parked = Parked(store, key, f"{name}.1", terms, timeout)
+    reply = parked.send(parked.taking(entry(parked.grant, name, terms, facts, process=NO_PROCESS), former))
     return parked if reply.held else reply
 
 
@@ -141,7 +151,7 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
         lock.release()
         return None
     try:
-        parked = park(session, grant.key, terms, facts, former=grant.id)
+        parked = park(session.store, grant.key, terms, facts, former=grant.id, timeout=session.command_timeout)
     except LockError:
         lock.release()
         raise

@@ -15,10 +15,11 @@ from ..grant import CLOSED, TAKEN, Grant, State
 from ..store import Store
 from .cleanup import Cleanup
 from .commands import Commands
+from .errands import Errands
 from .notifications import Observer
 from .orphans import Orphans
 from .renewals import Renewals
-from .shared import Shared
+from .shared import BACKGROUND, Shared
 from .waits import CLOSED_WAITER, Waits
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class Session(Shared):
         self.commands = Commands(self, self.waits, command_timeout)
         self.renewals = Renewals(self, self.commands, functools.partial(self.lost, noticed=True))
         self.cleanup = Cleanup(self, self.commands)
+        self.errands = Errands(self.threads, BACKGROUND)
         self.orphans = Orphans(self, functools.partial(self.abandon, noticed=True))
         self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
         self._closed = False
@@ -171,6 +173,7 @@ class Session(Shared):
         if self._closed:
             return
         end = self.now() + timeout
+        self.errands.flush(timeout)
         self.waits.close()
         self.heartbeat.close()
         self.cleanup.repeat_releases()
