@@ -145,8 +145,8 @@ def counts(context: Context, name: str) -> Steps[Counts]:
     found = yield from find(context, Choice(), MAX_COUNTED)
     states = Counter(each.lock_state for each in found)
     longest = max((each.seconds for each in found), default=0.0)
-    more = len(found) >= MAX_COUNTED
-    return Counts(name, *(states[each] for each in (State.HELD, State.STALE, State.DAMAGED)), longest, more=more)
+    held, stale_ones, damaged = (states[each] for each in (State.HELD, State.STALE, State.DAMAGED))
+    return Counts(name, held, stale_ones, damaged, longest, more=len(found) >= MAX_COUNTED)
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:

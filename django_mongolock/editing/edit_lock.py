@@ -153,13 +153,13 @@ class EditLock(Detached):
     def _status(self, reply: Reply) -> EditLockStatus:
         return read_status(reply, self._grant(), self.person, self._belief)
 
-    def _run(self, steps: Protocol[EditLockStatus]) -> EditLockStatus:
+    def _run(self, steps: Protocol[Any]) -> Any:
         try:
             return self._session().run(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:
             return _problem(error)
 
-    async def _arun(self, steps: Protocol[EditLockStatus]) -> EditLockStatus:
+    async def _arun(self, steps: Protocol[Any]) -> Any:
         try:
             return await self._session().arun(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:

@@ -28,6 +28,7 @@ from .actions import (
     Turn,
     WaitResult,
 )
+from .clock import backoff
 from .deadlock import Cycle
 from .document import Terms, entry
 from .replies import News, Reply
@@ -272,8 +273,7 @@ def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, de
             failures += 1
             if not error.passing or (failures > 1 and now >= deadline):
                 raise
-            pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
-            result: WaitResult = yield Pause(acquisition.grant, pause)
+            result: WaitResult = yield Pause(acquisition.grant, backoff(failures + 1))
             began, now = now, result.now
             if result.answer is not None:  # to the command of another grant of its line
                 return result.answer

@@ -66,15 +66,15 @@ def twins(
     name, plain = steps.__name__.removeprefix("_"), inspect.signature(steps)
     returned = plain.return_annotation.partition("[")[2].removesuffix("]")
 
-    def blocking(self: S, *arguments: P.args, **options: P.kwargs) -> T:
+    def blocking(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
         return self._run(steps(self, *arguments, **options))
 
-    async def awaited(self: S, *arguments: P.args, **options: P.kwargs) -> T:
+    async def awaited(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
         return await self._arun(steps(self, *arguments, **options))
 
     for made, title, doc in ((blocking, name, steps.__doc__), (awaited, f"a{name}", f"See {name}().")):
         functools.update_wrapper(made, steps)
         made.__name__, made.__doc__ = title, doc
         made.__qualname__ = steps.__qualname__.replace(steps.__name__, title)
-        made.__signature__ = plain.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        setattr(made, "__signature__", plain.replace(return_annotation=returned))  # noqa: B010 - unknown to checkers
     return blocking, awaited

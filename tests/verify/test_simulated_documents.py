@@ -75,7 +75,7 @@ def test_the_collection_is_like_mongodb(mongo: MongoClient[dict[str, Any]]) -> N
     collection = mongo.get_database("mongolock_simulation").get_collection("documents")
     collection.drop()
     collection.insert_many(made)
-    own = Own(0, "a", Mark("one", "p"), 1, 2)
+    own = Own(0, "a", Mark("one", "p"), 1, 2, "failed")
     conditions = [
         updates.is_whole(RULES.fields), updates.is_taken(RULES), updates.is_stale(RULES), updates.is_held(RULES),
         updates.is_undated(RULES), own.is_as_left(RULES.fields), sweep.stale(RULES, Choice(older_than=300)),

@@ -7,9 +7,9 @@ from typing import Any
 from django_mongolock.backends.courier import Pause, Steps
 from django_mongolock.documents import sweep
 from django_mongolock.documents.acquiring import Context
-from django_mongolock.documents.batch import Batch
+from django_mongolock.documents.batch import Batch, acquire_many
 from django_mongolock.documents.commands import read_one
-from django_mongolock.documents.document_lock import DocumentLock, acquire_many
+from django_mongolock.documents.document_lock import DocumentLock
 from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.hold import Hold, Plan
 from django_mongolock.documents.snapshot import read_snapshot
