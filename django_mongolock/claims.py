@@ -15,13 +15,13 @@ from django.http import HttpRequest
 from .backends.base import get_backend
 from .conf import get_settings
 from .context import CLAIMED, holder_facts
-from .engine.actions import Protocol
-from .engine.detached import Belief, Detached
-from .engine.document import Terms, entry, milliseconds
-from .engine.options import check_seconds
-from .engine.processes import CLAIM
-from .engine.replies import Reply
-from .engine.runner import twins
+from .engine.lock.detached import Belief, Detached
+from .engine.protocol.actions import Protocol
+from .engine.protocol.processes import CLAIM
+from .engine.protocol.runner import twins
+from .engine.rule.document import Terms, entry, milliseconds
+from .engine.rule.options import check_seconds
+from .engine.rule.replies import Reply
 from .engine.text_checks import check_fact, check_key, tidy_fact
 from .exceptions import LockLost, LockMisused, LockNotAcquired
 from .keys import as_key

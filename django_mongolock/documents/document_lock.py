@@ -12,8 +12,8 @@ from pymongo.collection import Collection
 from ..backends.courier import Steps
 from ..backends.field_paths import meets
 from ..backends.places import make_source
-from ..engine.options import Seconds, check_wait
-from ..engine.runner import twins
+from ..engine.protocol.runner import twins
+from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
 from . import sweep
 from .acquiring import Context

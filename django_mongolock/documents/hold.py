@@ -15,8 +15,8 @@ from ..backends.courier import Courier, Pause, Steps, send
 from ..backends.field_paths import Document, check_version
 from ..backends.places import Source
 from ..engine import clock
-from ..engine.options import Seconds
-from ..engine.runner import twins
+from ..engine.protocol.runner import twins
+from ..engine.rule.options import Seconds
 from ..engine.text_checks import check_fact, tidy_fact
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, LockMisused
 from .acquiring import Attempt, Context, acquire

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..backends.field_paths import check_changes, check_path, meets
 from ..backends.places import Source
-from ..engine.options import Seconds, as_seconds, check_seconds
+from ..engine.rule.options import Seconds, as_seconds, check_seconds
 from ..engine.text_checks import check_text
 from ..versions.checking import is_version_field
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..backends.field_paths import Document, has, is_type, is_version, literal, version_of
-from ..engine.processes import this_process
+from ..engine.protocol.processes import this_process
 from .rules import Fields, Rules
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
@@ -18,12 +18,12 @@ from django.utils.crypto import salted_hmac
 from ..backends.base import get_backend
 from ..conf import get_settings
 from ..context import BROWSER
-from ..engine.actions import Protocol
-from ..engine.detached import Detached
-from ..engine.document import Terms, entry, milliseconds
+from ..engine.lock.detached import Detached
 from ..engine.logs import INFO, log
-from ..engine.replies import Reply
-from ..engine.runner import twins
+from ..engine.protocol.actions import Protocol
+from ..engine.protocol.runner import twins
+from ..engine.rule.document import Terms, entry, milliseconds
+from ..engine.rule.replies import Reply
 from ..engine.text_checks import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key

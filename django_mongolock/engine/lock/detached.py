@@ -15,17 +15,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..exceptions import LockBackendFailed, LockError, LockMisused
-from . import clock, runner
-from .actions import Answer, Apply, Protocol, Read
-from .document import Terms, entry, milliseconds
+from ...exceptions import LockBackendFailed, LockError, LockMisused
+from .. import clock
+from ..protocol import runner
+from ..protocol.actions import Answer, Apply, Protocol, Read
+from ..protocol.procedures import TOMBSTONE_TTL
+from ..protocol.processes import NO_PROCESS
+from ..rule.document import Terms, entry, milliseconds
+from ..rule.replies import Reply
+from ..rule.step import Step
+from ..session.session import Session
+from ..store.base import Store
 from .lock import MongoLock
-from .processes import NO_PROCESS
-from .protocol import TOMBSTONE_TTL
-from .replies import Reply
-from .session.session import Session
-from .step import Step
-from .store import Store
 
 
 @dataclass(frozen=True, slots=True)

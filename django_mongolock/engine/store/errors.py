@@ -12,7 +12,7 @@ from pymongo import MongoClient
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError, WriteConcernError
 from pymongo.server_description import ServerDescription
 
-from ..exceptions import LockBackendFailed
+from ...exceptions import LockBackendFailed
 
 #: Codes that say nothing about what was asked, so that the outcome is unknown and trying again may help: those that
 #: MongoDB's list of its codes (src/mongo/base/error_codes.yml) has in the categories of network errors, shutdown,
