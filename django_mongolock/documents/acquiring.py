@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bson.int64 import Int64
 from pymongo.collection import Collection
 
 from ..backends.courier import Command, Courier, Steps, send
@@ -18,7 +17,7 @@ from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, Documen
 from .commands import Refusal, Written, read_one, read_some, write_many, write_one
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot
-from .updates import Mark, Own, Request, Statement, acquiring, process_of
+from .updates import Own, Request, Statement, acquiring, process_of
 
 #: How often a refused acquisition asks again, if the reason was gone when it looked.
 ROUNDS: Final = 3
@@ -42,39 +41,24 @@ class Context:
         return self.source.name
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt to acquire documents: by whom, and the mark of what it writes."""
-
-    owner: str
-    mark: Mark
-
-    def own(self, rules: Rules, request: Request, document: Document | None = None) -> Own:
-        """Return what this attempt holds if *request* was granted. document: as it is then."""
-        version, failed = request.version + 1, rules.pending[request.pending]
-        stored = (document or {}).get(rules.fields.version)
-        kind = Int64 if isinstance(stored, Int64) else int
-        return Own(request.id, self.owner, self.mark, version, version, failed, kind)
-
-
-def acquire(context: Context, attempt: Attempt, request: Request) -> Steps[Document]:
+def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
     """Acquire one document; return it as it is then.
 
     Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, DocumentRefused, LockBackendFailed.
     """
     unanswered: list[BaseException] = []
     try:
-        return (yield from _acquire(context, attempt, request, unanswered))
+        return (yield from _acquire(context, own, request, unanswered))
     except BaseException:
         if unanswered:  # a copy may have been granted, or may be yet
-            put_back(context, [attempt.own(context.rules, request)])
+            put_back(context, [own])
         raise
 
 
-def _acquire(context: Context, attempt: Attempt, request: Request, unanswered: list[BaseException]) -> Steps[Document]:
+def _acquire(context: Context, own: Own, request: Request, unanswered: list[BaseException]) -> Steps[Document]:
     rules, id_, dead = context.rules, request.id, None
     for rest in reversed(range(ROUNDS)):
-        statement = acquiring(rules, attempt.mark, attempt.owner, request, dead)
+        statement = acquiring(rules, own, request, dead)
         answer = yield from send(write_one(statement), unanswered)
         if isinstance(answer, Refusal):
             raise DocumentRefused(context.name, id_, str(answer))
@@ -82,13 +66,13 @@ def _acquire(context: Context, attempt: Attempt, request: Request, unanswered: l
             return answer  # type: ignore[no-any-return]
         found: dict[Any, Document] = yield from send(read_some(rules.fields, [id_]))
         seen = None if id_ not in found else read_snapshot(rules, found[id_])
-        if seen is not None and seen.token == request.token(attempt.mark):  # by the copy that was not answered
+        if seen is not None and seen.token in own.tokens:  # by the copy that was not answered
             return (yield from send(read_one(rules.fields, id_)))  # type: ignore[no-any-return]
         refusal = why_not(context, request, seen)
         # The holder may have finished just now: ask again, rather than name a holder that is gone.
         if seen is None or not (rest and isinstance(refusal, DocumentHeld)):
             raise refusal
-        dead = dead_run(seen, attempt.owner)
+        dead = dead_run(seen, own.owner)
         if dead is None and seen.holder and seen.state not in rules.ended:
             raise refusal
     raise AssertionError("not reached")

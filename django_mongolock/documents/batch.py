@@ -11,13 +11,13 @@ from ..backends.courier import Command, Steps, send
 from ..backends.field_paths import Document
 from ..engine import clock
 from ..exceptions import DocumentRefused, LockBackendFailed, LockError
-from .acquiring import BATCH, Attempt, Context, dead_run, put_back, why_not
+from .acquiring import BATCH, Context, dead_run, put_back, why_not
 from .commands import Written, read_some, write_many
 from .held_document import Block, HeldDocument, abandon
 from .hold import Plan
 from .rules import Rules
 from .snapshot import read_snapshot
-from .updates import Request, acquiring
+from .updates import Own, Request, acquiring
 
 D = TypeVar("D")
 
@@ -74,33 +74,34 @@ class Batch(Block, Generic[D]):
 def acquire_many(context: Context, plan: Plan, documents: Iterable[Any]) -> Steps[Batch[Any]]:
     """Acquire those of many documents that are available, in three commands for each `BATCH`; return them in the order
     in which they are asked for."""
-    sent, attempt, rules = clock.now(), plan.attempt(), context.rules
+    sent, attempt = clock.now(), plan.attempt()
     requests: dict[Any, Request] = {}
     for request in map(plan.request, documents):
         other = requests.setdefault(request.id, request)
         if isinstance(other.id, bool) is not isinstance(request.id, bool):
             raise ValueError(f"{other.id!r} and {request.id!r} are two ids, but the same to Python: ask one by one")
+    owns = {id_: attempt(request) for id_, request in requests.items()}
     asked, unanswered = list[Request](), list[BaseException]()
     granted, refused = dict[Any, Document](), dict[Any, LockError]()
     try:
         for start in range(0, len(requests), BATCH):
             some = list(requests.values())[start : start + BATCH]
             asked += some
-            yield from _acquire_some(context, attempt, some, granted, refused, unanswered)
+            yield from _acquire_some(context, owns, some, granted, refused, unanswered)
     except BaseException:
         # The caller learns of none of them.
-        put_back(context, [attempt.own(rules, request) for request in asked])
+        put_back(context, [owns[request.id] for request in asked])
         raise
-    left = [request for request in asked if request.id not in granted]
+    left = [request.id for request in asked if request.id not in granted]
     if unanswered:
-        put_back(context, [attempt.own(rules, request) for request in left])
-    held = [plan.held(context, attempt, each, granted[each.id], sent) for each in asked if each.id in granted]
-    return Batch(context, held, {request.id: refused[request.id] for request in left})
+        put_back(context, [owns[id_] for id_ in left])
+    held = [plan.held(context, owns[each.id], granted[each.id], sent) for each in asked if each.id in granted]
+    return Batch(context, held, {id_: refused[id_] for id_ in left})
 
 
 def _acquire_some(  # noqa: PLR0917
     context: Context,
-    attempt: Attempt,
+    owns: Mapping[Any, Own],
     requests: Sequence[Request],
     granted: dict[Any, Document],
     refused: dict[Any, LockError],
@@ -108,9 +109,9 @@ def _acquire_some(  # noqa: PLR0917
 ) -> Steps[None]:
     rules, dead = context.rules, dict[Any, str | None]()
     for _ in range(2):  # the second time only for what a dead run of the same owner holds
-        statements = [acquiring(rules, attempt.mark, attempt.owner, each, dead.get(each.id)) for each in requests]
+        statements = [acquiring(rules, owns[each.id], each, dead.get(each.id)) for each in requests]
         written: Written = yield from send(write_many(statements), unanswered)
-        found: dict[Any, Document] = yield from send(_read_granted(rules, attempt, requests))
+        found: dict[Any, Document] = yield from send(_read_granted(rules, [owns[each.id] for each in requests]))
         granted.update(found)
         if not (requests := [each for each in requests if each.id not in found]):
             return
@@ -121,13 +122,13 @@ def _acquire_some(  # noqa: PLR0917
                 refused[each.id] = DocumentRefused(context.name, each.id, str(refusal))
             else:
                 refused[each.id] = why_not(context, each, seen.get(each.id))
-        dead = {id_: dead_run(state, attempt.owner) for id_, state in seen.items()}
+        dead = {id_: dead_run(state, owns[id_].owner) for id_, state in seen.items()}
         if not (requests := [each for each in requests if dead.get(each.id) is not None]):
             return
 
 
-def _read_granted(rules: Rules, attempt: Attempt, requests: Iterable[Request]) -> Command:
-    fields, tokens = rules.fields, {request.id: request.token(attempt.mark) for request in requests}
+def _read_granted(rules: Rules, owns: Sequence[Own]) -> Command:
+    fields, tokens = rules.fields, {own.id: own.mark.at(own.known) for own in owns}
 
     def command(collection: Collection[Document]) -> dict[Any, Document]:
         query = {fields.key: {"$in": list(tokens)}, fields.token: {"$in": list(tokens.values())}}

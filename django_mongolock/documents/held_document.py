@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
+from bson.int64 import Int64
+
 from ..backends.courier import Courier, Steps, send
 from ..backends.field_paths import LAST_VERSION, Document, aware, get_path
 from ..backends.transactions import open_transactions, warn_once
@@ -117,6 +119,7 @@ class HeldDocument(Block, Generic[D]):
         self._context = context
         self._courier = context.courier
         self._own = own
+        own.kind = Int64 if isinstance(get_path(document, context.rules.fields.version), Int64) else int
         self._final = final
         self._place = place
         # By the local clock, counted from before the command was sent that is known to have set the time.

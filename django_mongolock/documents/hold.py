@@ -19,12 +19,12 @@ from ..engine.protocol.runner import twins
 from ..engine.rule.options import Seconds
 from ..engine.text_checks import check_fact, tidy_fact
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, LockMisused
-from .acquiring import Attempt, Context, acquire
+from .acquiring import Context, acquire
 from .commands import read_one
 from .held_document import Block, FinalState, HeldDocument
 from .rules import Rules
 from .snapshot import DocumentSnapshot
-from .updates import Request, new_mark
+from .updates import Own, Request, new_mark
 
 D = TypeVar("D")
 
@@ -97,16 +97,19 @@ class Plan:
             raise DocumentDamaged(source.name, key, problem)
         return key, check_version(version)
 
-    def attempt(self) -> Attempt:
-        """Return an attempt to acquire documents, with names of this process: make it when it is sent."""
-        name = check_fact("owner", self.owner)
-        return Attempt(name or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}"), new_mark())
+    def attempt(self) -> Callable[[Request], Own]:
+        """Return what makes requests those of this flow, with names of this process: make it when they are sent."""
+        name, mark = check_fact("owner", self.owner), new_mark()
+        owner = name or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}")
 
-    def held(
-        self, context: Context, attempt: Attempt, request: Request, document: Document, sent: float
-    ) -> HeldDocument[Any]:
+        def own(request: Request) -> Own:
+            version, failed = request.version + 1, self.rules.pending[request.pending]
+            return Own(request.id, owner, mark, version, version, failed)
+
+        return own
+
+    def held(self, context: Context, own: Own, document: Document, sent: float) -> HeldDocument[Any]:
         """Return the document that was granted."""
-        own = attempt.own(self.rules, request, document)
         return HeldDocument(context, own, document, final=self.final, sent=sent, place=self.place)
 
 
@@ -136,9 +139,9 @@ class Hold(Block, Generic[D]):
         self._used, context, plan, tries, late = True, self._context, self._plan, 0, 0
         request, end = self._request, math.inf if self._wait is None else clock.now() + self._wait
         while True:
-            sent, attempt = clock.now(), plan.attempt()
+            sent, own = clock.now(), plan.attempt()(request)
             try:
-                document = yield from acquire(context, attempt, request)
+                document = yield from acquire(context, own, request)
             except DocumentHeld:
                 if (left := end - clock.now()) <= 0:
                     raise
@@ -150,7 +153,7 @@ class Hold(Block, Generic[D]):
                 if self._wait == 0 or late > LATE_TRIES:
                     raise
             else:
-                self._held = plan.held(context, attempt, request, document, sent)
+                self._held = plan.held(context, own, document, sent)
                 return self._held
             found: Document | None = yield from send(read_one(context.rules.fields, request.id))
             if found is None:

@@ -85,7 +85,7 @@ class Rules:
         stale_after: Seconds,
     ) -> Rules:
         """Check what was declared. Raises TypeError and ValueError that name the cure."""
-        columns = {role: source.column(name) for role, name in fields.items()}
+        columns = {role: _column(source, role, name) for role, name in fields.items()}
         if not pending or not hasattr(pending, "items"):
             raise TypeError('pending names each pending state and its failed state: {"exporting": "export_failed"}')
         if isinstance(final, str) or not final:
@@ -126,6 +126,13 @@ class Rules:
     def check_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return *changes* if they touch no field of the lock. Raises TypeError, ValueError."""
         return check_changes(changes, self.fields.names().values())
+
+
+def _column(source: Source, role: str, name: str) -> str:
+    try:
+        return source.column(name)
+    except ValueError as error:
+        raise ValueError(f"{error}. Add this field, or say which one it is: {role}=") from None
 
 
 def check_state(state: object) -> str:

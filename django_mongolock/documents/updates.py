@@ -108,12 +108,8 @@ class Request:
     pending: str
     changes: Document = field(default_factory=dict)
 
-    def token(self, mark: Mark) -> str:
-        """Return the token that is in the document if this was granted."""
-        return mark.at(self.version + 1)
 
-
-def acquiring(rules: Rules, mark: Mark, owner: str, request: Request, dead: str | None = None) -> Statement:
+def acquiring(rules: Rules, own: Own, request: Request, dead: str | None = None) -> Statement:
     """Set holder, state, time and token, and raise the version.
 
     The document still has its version, and is not held; or the same owner holds it by the token *dead*, whose process
@@ -123,10 +119,10 @@ def acquiring(rules: Rules, mark: Mark, owner: str, request: Request, dead: str 
     fields = rules.fields
     available: Document = {"$not": [is_held(rules)]}
     if dead is not None:
-        available = {"$or": [available, {"$and": [has(fields.holder, [owner]), has(fields.token, [dead])]}]}
+        available = {"$or": [available, {"$and": [has(fields.holder, [own.owner]), has(fields.token, [dead])]}]}
     same = {"$eq": [version_of(fields.version), literal(request.version)]}
-    own = {fields.holder: owner, fields.state: request.pending, fields.token: request.token(mark)}
-    update = raising(fields, request.version, {**request.changes, **own})
+    held = {fields.holder: own.owner, fields.state: request.pending, fields.token: own.mark.at(own.known)}
+    update = raising(fields, request.version, {**request.changes, **held})
     update["$currentDate"] = {fields.time: True}
     return Statement(fields.key, request.id, {"$and": [is_whole(fields), same, available]}, update)
 

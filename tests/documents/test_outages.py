@@ -306,7 +306,7 @@ class TestEveryExit:
         """What was granted is released, too, if the answer never comes back to the steps."""
         plan = plain.lock._plan("exporting")
         request = plan.request((plain.add(1), 1))
-        steps = acquire(context := plain.lock.context(), plan.attempt(), request)
+        steps = acquire(context := plain.lock.context(), plan.attempt()(request), request)
         command: Any = next(steps)
         assert context.courier.send(command) is not None
         steps.close()
@@ -487,9 +487,9 @@ class TestForks:
 
     def test_steps_of_the_parent(self, plain: Ground) -> None:
         """A child cannot go on with what its parent has begun."""
-        steps = acquire(
-            context := plain.lock.context(), (plan := plain.lock._plan("exporting")).attempt(), plan.request(("x", 1))
-        )
+        plan = plain.lock._plan("exporting")
+        request = plan.request(("x", 1))
+        steps = acquire(context := plain.lock.context(), plan.attempt()(request), request)
 
         def go_on() -> None:
             with pytest.raises(LockMisused):

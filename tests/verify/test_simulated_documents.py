@@ -89,7 +89,12 @@ def test_the_collection_is_like_mongodb(mongo: MongoClient[dict[str, Any]]) -> N
     simulated: Any = SimCollection({each["_id"]: each for each in made}, now, lambda *_: None)
     granted = 0
     for number in range(len(made)):
-        statement = updates.acquiring(RULES, Mark("3", "p"), "a", Request(number, number % 3, "exporting"), "one:1 p")
+        statement = updates.acquiring(
+            RULES,
+            Own(number, "a", Mark("3", "p"), number % 3 + 1, number % 3 + 1, "failed"),
+            Request(number, number % 3, "exporting"),
+            "one:1 p",
+        )
         real_one = collection.find_one_and_update(statement.query, statement.update, return_document=True)
         mine_one = simulated.find_one_and_update(statement.query, statement.update, return_document=True)
         for each in (real_one, mine_one):

@@ -300,7 +300,7 @@ def patched(world: World) -> Iterator[DocumentLock[Document]]:
     with ExitStack() as stack:
         for target, name, value in (
             (clock, "now", lambda: world.now),
-            *((module, "new_mark", new_mark) for module in (acquiring, hold, sweep, updates)),
+            *((module, "new_mark", new_mark) for module in (hold, sweep, updates)),
             (held_document, "forgotten", lambda *_: None),
             (acquiring, "fate", fate),
             (random, "uniform", world.random.uniform),
