@@ -12,13 +12,14 @@ from pymongo.collection import Collection
 from ..backends.courier import Steps
 from ..backends.field_paths import meets
 from ..backends.places import make_source
+from ..engine.lock.grants import calling_line
 from ..engine.protocol.runner import twins
 from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
 from . import sweep
 from .acquiring import Context
 from .batch import Batch, acquire_many
-from .held_document import FinalState, HeldDocument, calling_place
+from .held_document import FinalState, HeldDocument
 from .hold import BatchOptions, Hold, HoldOptions, PendingState, Plan
 from .rules import Rules, check_age
 from .saving import protect
@@ -228,7 +229,7 @@ class DocumentLock(Generic[D]):
         final: FinalState = None,
         changes: Mapping[str, Any] | None = None,
     ) -> Plan:
-        return Plan(self._source, self.rules, pending, owner, final, changes or {}, calling_place())
+        return Plan(self._source, self.rules, pending, owner, final, changes or {}, calling_line())
 
     def _choice(
         self, state: str, ids: Iterable[Any] | None, owner: str | None = None, older_than: Seconds = 0.0

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -46,16 +44,6 @@ LOST: Final = "lost"
 FORKED: Final = "a forked child does not hold its parent's documents"
 #: Why a block cannot begin.
 TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it, or hold fewer at once"
-
-_PACKAGE: Final = str(Path(__file__).resolve().parents[1])
-
-
-def calling_place() -> str:
-    """Return the line of the program that called the package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 class Block:

@@ -179,11 +179,10 @@ def awaiting(thing: Any, name: str, *arguments: Any, **options: Any) -> Any:
     return asyncio.run(call())
 
 
-@pytest.fixture(params=[blocking, awaiting])
-def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Each method in both of its faces."""
-    face: Callable[..., Any] = request.param
-    return face
+@pytest.fixture
+def call() -> Callable[..., Any]:
+    """A method in its blocking face: both have the same steps. `test_outages` is about both."""
+    return blocking
 
 
 @pytest.fixture

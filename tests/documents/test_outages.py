@@ -23,13 +23,20 @@ from django_mongolock.documents.commands import refusal_of
 from django_mongolock.engine.session.errands import Errands
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentLockLost, LockBackendFailed, LockMisused
-from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
+from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground, awaiting, blocking
 from tests.support.forking import FORKS, in_child
 from tests.support.lock_fixtures import NOBODY, WITH_MONGO
 from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 Call = Callable[..., Any]
+
+
+@pytest.fixture(params=[blocking, awaiting])
+def call(request: pytest.FixtureRequest) -> Call:
+    """Each method in both of its faces: what strikes a thread, and what strikes a coroutine."""
+    face: Call = request.param
+    return face
 
 
 def states(ground: Ground, ids: list[Any]) -> list[tuple[Any, Any]]:
