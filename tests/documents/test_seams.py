@@ -149,10 +149,11 @@ class TestSaving:
         """Refused: the flow holds what it has, and ends as if nothing had been."""
         ad, held = self.outdated(adverts)
         ad.price = 9
-        with pytest.raises(VersionConflict):
+        with pytest.raises(VersionConflict) as caught:
             save(ad)
         assert adverts.read(ad.pk, "holder", "state", "version", "price") == ("flow", "exporting", 2, 5)
         held.finish("exported")
+        assert set(caught.value.changed) <= {"price"}  # the fields of the lock are not what the user has typed
 
     def test_up_to_date(self, adverts: Ground) -> None:
         """What was read while a flow is at work saves the rest: the flow's end is refused, and done again."""
