@@ -261,7 +261,7 @@ class HeldDocument(Block, Generic[D]):
             return DocumentDamaged(name, self.id, seen.damage)
         if seen.holder == self.owner and seen.token in self._own.tokens:
             return DocumentChanged(name, self.id, self.version, seen.version)
-        return DocumentLockLost(name, self.id, self.version, seen.holder, seen.state, maybe_written=maybe_written)
+        return DocumentLockLost(name, self.id, self.version, seen.holder, seen.work, maybe_written=maybe_written)
 
     def _stored(self, changes: Mapping[str, Any]) -> Document:
         return self._context.rules.check_changes(self._context.source.changes(changes))

@@ -20,6 +20,8 @@ from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot
 from .updates import Statement, is_held, is_stale, is_taken, is_undated, is_whole, new_mark, taking_away
 
+#: What can be asked for.
+STATES: Final = ("all", "held", "stale", "damaged")
 #: How many documents one update releases.
 SWEEP_BATCH: Final = 500
 #: How many documents are counted.
@@ -137,13 +139,13 @@ def _take(
 
 def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[DocumentSnapshot]:
     by_id = {each.id: each for each in some}
-    return [replace(by_id[id_], damage=str(refusal)) for id_, refusal in written.refused.items()]
+    return [replace(by_id[id_], state=State.DAMAGED, damage=str(refusal)) for id_, refusal in written.refused.items()]
 
 
 def counts(context: Context, name: str) -> Steps[Counts]:
     """Count the documents of a lock, up to a bound."""
     found = yield from find(context, Choice(), MAX_COUNTED)
-    states = Counter(each.lock_state for each in found)
+    states = Counter(each.state for each in found)
     longest = max((each.seconds for each in found), default=0.0)
     held, stale_ones, damaged = (states[each] for each in (State.HELD, State.STALE, State.DAMAGED))
     return Counts(name, held, stale_ones, damaged, longest, more=len(found) >= MAX_COUNTED)
