@@ -19,16 +19,11 @@ from .updates import Statement
 _NAMES: Final = {11000: "DuplicateKey", 121: "DocumentValidationFailure", 28: "PathNotViable"}
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(str):
     """MongoDB does not write this document: its validator, a unique index, or a path of the changes that leads through
-    a value without fields."""
+    a value without fields. For people."""
 
-    code: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"MongoDB refused it (code {self.code}, {self.name})"
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +38,8 @@ def refusal_of(error: OperationFailure) -> Refusal | None:
     """Return what the server refused about one document; None for an error about anything else."""
     if error.code is None or not is_refusal(error):
         return None
-    return _refusal(error.code, (error.details or {}).get("codeName"))
-
-
-def _refusal(code: int, name: object) -> Refusal:
-    return Refusal(code, str(name or _NAMES.get(code, "not written")))
+    name = (error.details or {}).get("codeName") or _NAMES.get(error.code, "not written")
+    return Refusal(f"MongoDB refused it (code {error.code}, {name})")
 
 
 def write_one(statement: Statement) -> Command:
