@@ -52,7 +52,8 @@ def test_awaited(ground: Ground) -> None:
     assert awaiting(again, "fail")
     (taken,) = awaiting(lock, "acquire_many", [(held.id, 7)], "exporting")
     assert [each.id for each in awaiting(lock, "force_release", lock.snapshots())] == [taken.id]
-    ground.age(awaiting(lock.hold((held.id, 9), "exporting"), "acquire").id, 100)
+    left = awaiting(lock.hold((held.id, 9), "exporting"), "acquire")
+    ground.age(left.id, 100)
     assert awaiting(lock, "clear_stale").count == 1
 
     async def in_block() -> None:

@@ -252,7 +252,7 @@ def test_no_other_state_is_lost(plain: Ground) -> None:
     """F136: an operator resets a document to `new` while a flow holds it: held, listed, stale in time, and swept."""
     held = plain.lock.acquire((plain.add(1), 1), "exporting", owner="flow")
     plain.change(held.id, state="new")
-    assert [seen.state for seen in plain.lock.snapshots("held")] == ["new"]
+    assert [seen.work for seen in plain.lock.snapshots("held")] == ["new"]
     assert plain.collection.count_documents(plain.lock.held()) == 1
     plain.age(held.id, 61)
     assert [seen.holder for seen in plain.lock.snapshots("stale", owner="flow")] == ["flow"]
