@@ -25,7 +25,6 @@ from django_mongolock.inspection import server_facts
 from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.inspection.server_facts import ServerFacts
 from django_mongolock.inspection.server_rules import server_rules
-from django_mongolock.versions import checks as version_checks
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document, Locks
 from tests.support.lock_fixtures import WITH_MONGO
@@ -181,14 +180,6 @@ class TestDeployment:
         found = self.deploy(settings, host)
         assert ids(found) == expected
         assert PASSWORD not in str(found)
-
-    @pytest.mark.parametrize("mode", [None, "DEFERRED", "immediate", "EXCLUSIVE"])
-    def test_transactions_on_sqlite(self, mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Models with a version on SQLite: the check names the setting with which transactions wait for each other."""
-        monkeypatch.setitem(connections["default"].settings_dict["OPTIONS"], "transaction_mode", mode)
-        found = version_checks.check_versions(app_configs=None)
-        assert ids(found) == (["W073"] if mode in (None, "DEFERRED") else [])
-        assert all('"transaction_mode": "IMMEDIATE"' in str(message.hint) for message in found)
 
 
 Connect = Callable[..., None]

@@ -44,7 +44,7 @@ from django_mongolock.models import Lock, LockEvent
 from django_mongolock.router import MongoLockRouter
 from django_mongolock.rows import locked
 from django_mongolock.testing import MemoryLocks
-from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
+from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.admin import VersionedAdmin
 from testproject.rates.models import Rate
 from testproject.shop.models import Ad, Order
@@ -158,9 +158,9 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
         (lambda: enqueue_once("shop.tasks.export"), "enqueue_once(export_ad, [5])"),
         # numbers
         (lambda: retry_on_conflict(attempts="3"), "attempts is a "),  # type: ignore[call-overload]
-        (lambda: retrying_on_conflict(attempts=2.5), "attempts is a "),  # type: ignore[arg-type]
-        (lambda: retrying_on_conflict(backoff="1"), "backoff is a "),  # type: ignore[arg-type]
-        (lambda: retrying_on_conflict(longest=None), "longest is a "),  # type: ignore[arg-type]
+        (lambda: retry_on_conflict(attempts=2.5), "attempts is a "),  # type: ignore[call-overload]
+        (lambda: retry_on_conflict(backoff="1"), "backoff is a "),  # type: ignore[call-overload]
+        (lambda: retry_on_conflict(longest=None), "longest is a "),  # type: ignore[call-overload]
         (lambda: once_per(hours="24"), "hours is a "),  # type: ignore[arg-type]
         (lambda: once_per(days=True), "days is a "),
     ],
