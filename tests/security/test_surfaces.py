@@ -185,14 +185,14 @@ class TestAnotherSite:
     def all(locks: Locks) -> list[dict[str, Any]]:
         return list(locks.collection.find({"_id": {"$regex": "^theirs"}}).sort("_id"))
 
-    @pytest.mark.long
+    @pytest.mark.witness
     def test_pages(self, theirs: list[dict[str, Any]], locks: Locks) -> None:
         """Every page, also at the addresses of their keys; actions and forms."""
         client = operator()
         for number in (1, 2, 3):
             for _, address in addresses(f"theirs-only:{number}"):
                 self.compare(client.get(address, follow=True).content.decode(), number)
-            form = json.dumps([f"theirs-only:{number}", [TOKEN + 3, TOKEN + 5, TOKEN + 6]])
+            form = json.dumps(["locks", f"theirs-only:{number}", [TOKEN + 3, TOKEN + 5, TOKEN + 6]])
             for name in ("lock_force_release", "lock_ask_to_release"):
                 posted = client.post(PAGES[name][0], {"lock": form, "reason": "x"}, follow=True)
                 self.compare(posted.content.decode(), number)
