@@ -175,7 +175,7 @@ def _clear(*arguments: str) -> set[str]:
     """Run the command as a person does; return the keys that it reports."""
     argv = site.module("testproject.manage", "clear_stale_locks", "--json", *arguments)
     output = subprocess.run(argv, check=False, stdout=subprocess.PIPE).stdout
-    return {lock["key"] for lock in json.loads(output)["stale"]}
+    return {lock["key"] for kind in json.loads(output)["kinds"] for lock in kind["stale"]}
 
 
 def _tasks_waiting() -> int:

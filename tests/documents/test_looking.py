@@ -414,7 +414,7 @@ class TestReleaseLock:
         assert len(plain.lock.snapshots()) == 2
 
     def test_of_an_owner(self, plain: Ground, locks: Locks, terminal: list[str]) -> None:
-        """All documents and all named locks, after one question that shows them; with --document-lock, only its."""
+        """All documents and all named locks, after one question that shows them; with --kind, only its."""
         mine, other = stuck(plain, 5, holder="flow 7"), stuck(plain, 5)
         locks.add("k", holders=[entry(owner="flow 7")])
         locks.add("other", holders=[entry()])

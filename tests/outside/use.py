@@ -37,7 +37,7 @@ def use() -> None:
         assert [held.key for held in Lock.objects.held()] == ["pay:5"]
         out = io.StringIO()
         call_command("list_locks", "--json", stdout=out)
-        assert [shown["key"] for shown in json.loads(out.getvalue())["locks"]] == ["pay:5"]
+        assert [shown["key"] for shown in json.loads(out.getvalue())["kinds"][0]["locks"]] == ["pay:5"]
         with ThreadPoolExecutor(1) as somebody:
             busy = somebody.submit(Client().get, "/pay/5/", headers={"accept": "text/html"}).result()
         assert (busy.status_code, int(busy["Retry-After"]) > 0) == (423, True)
