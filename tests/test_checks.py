@@ -135,7 +135,7 @@ class TestDatabase:
         assert "mongo" in str(found[0].hint)
 
     def test_router(self, settings: Settings) -> None:
-        """A missing router is told of: the model would be looked for in SQL."""
+        """The check names a missing router: the model would be looked for in SQL."""
         settings.DATABASE_ROUTERS = []
         assert ids(checks.check_settings(app_configs=None)) == ["W001"]
 
@@ -176,7 +176,7 @@ class TestDeployment:
         ],
     )
     def test_password_in_the_address(self, settings: Settings, host: str, expected: list[str]) -> None:
-        """A password inside HOST is told of, and not repeated."""
+        """The check names a password inside HOST, and does not repeat it."""
         found = self.deploy(settings, host)
         assert ids(found) == expected
         assert PASSWORD not in str(found)
@@ -218,7 +218,7 @@ class TestServer:
         assert checks.check_kinds(app_configs=None, databases=None) == []
 
     def test_wrong_settings_first(self, away: None, settings: Settings) -> None:
-        """A setting that is wrong is told by the other check; nobody is asked."""
+        """The other check reports a wrong setting; the server is not asked."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
         assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
 
@@ -335,7 +335,7 @@ class TestServer:
         assert "indexes not made" in caplog.text
         assert "hunter2" not in caplog.text
 
-    def test_the_facts_are_told(self, locks: Locks, settings: Settings) -> None:
+    def test_the_facts_are_shown(self, locks: Locks, settings: Settings) -> None:
         """`check --deploy` says which server answered, and the versions of all that works together."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
         output = io.StringIO()
@@ -391,7 +391,7 @@ class TestRights:
 
     @pytest.mark.parametrize(("user", "password"), [("full", "wrong"), ("stranger", PASSWORD)])
     def test_not_let_in(self, login: Callable[..., None], user: str, password: str) -> None:
-        """A wrong password is told of, not shown."""
+        """A wrong password is reported, not shown."""
         login(user, password)
         [found] = ask()
         assert ids([found]) == ["E101"]
