@@ -53,7 +53,7 @@ def test_pages(server: LiveServer, make: Callable[..., Ground], locks: Locks, dj
 
                 page.goto(f"{ADDRESS}?owner={owner}&lock=test")
                 look("list")
-                page.locator("input[name=document]").first.check()
+                page.locator("input[name=lock]").first.check()
                 page.focus("button[value=selected]")
                 page.keyboard.press("Enter")
                 page.wait_for_selector("input[name=reason]")

@@ -28,7 +28,7 @@ def test_no_promise_is_broken(seed: int) -> None:
     """Four minutes of flows, lost and late commands, kills, stops, cancellations, sweeps, forced releases."""
     world = simulate(seed)
     assert world.violations == []
-    assert world.counts["grants"] > 5
+    assert world.counts["grants"] > 3
 
 
 @pytest.mark.long
