@@ -42,6 +42,15 @@ def test_a_renewal_after_the_release_leaves_the_end_alone(twin: Twin, way: str, 
     assert kept == released
 
 
+def test_a_release_after_the_end_hands_the_lock_over(twin: Twin) -> None:
+    """P5: nothing is kept of a hold that is over, and the release itself grants the lock to the one that waits."""
+    twin.add("g", replace(HELD, min_hold=0.001))
+    twin.add("next")
+    time.sleep(0.05)
+    assert twin.release("g")
+    assert [holder["grant"] for holder in twin.read()["holders"]] == ["next"]
+
+
 @pytest.mark.parametrize("early", [False, True])
 def test_a_release_without_an_answer_leaves_the_hold_alone(
     here: Here, failpoint: Callable[..., None], early: bool
