@@ -102,7 +102,9 @@ class SimStore:
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         def work(parsed: Parsed) -> Work:
             for key in keys:
-                yield from self._write(key, step, partial(is_there, grants=step.renew), parsed)
+                yield from self._write(key, step, partial(is_there, grants=step.renew), parsed, majority=False)
+            if (newest := self._servers.newest()) is not None:
+                yield newest
             committed = self._servers.committed
             return {key: read_found(committed[key]) for key in keys if key in committed}
 
@@ -189,7 +191,7 @@ class SimStore:
         if self._closed:
             raise LockBackendFailed("the session was closed", key, passing=False)
         assert sender is not None
-        end = kernel.time + timeout
+        end = kernel.now() + timeout
         exchange = Exchange(sender)
         delay = self._delay()
         kernel.at(delay, partial(self._arrive, work, exchange, self._known))
@@ -199,16 +201,16 @@ class SimStore:
             )
         try:
             while not exchange.answers:
-                if kernel.time >= end:
+                if kernel.now() >= end:
                     raise LockBackendFailed("MongoDB did not answer in time", key)
-                kernel.park(end - kernel.time)
+                kernel.park(end - kernel.now())
         finally:
             exchange.sender = None
         answer = exchange.answers[0]
         if isinstance(answer, _NotPrimary):
             # As the driver does: it looks for the primary, and reports the failure.
             self._known = self._servers.named
-            kernel.sleep(min(max(0.0, end - kernel.time), kernel.chance.uniform(0.0, 0.1)))
+            kernel.sleep(min(max(0.0, end - kernel.now()), kernel.chance.uniform(0.0, 0.1)))
             raise LockBackendFailed("MongoDB has no primary that answers", key)
         return answer
 

@@ -17,11 +17,14 @@ from bson.int64 import Int64
 
 from django_mongolock.backends.memory_filters import is_there, reply_of
 from django_mongolock.engine import protocol, rule_in_python
-from django_mongolock.engine.actions import Answer, Apply, WaitResult
+from django_mongolock.engine.actions import Answer, Apply, Granted, WaitResult
+from django_mongolock.engine.document import Terms
 from django_mongolock.engine.grant import Grant, State
+from django_mongolock.engine.lock_grants import LockGrants
 from django_mongolock.engine.protocol import Acquisition
-from django_mongolock.engine.replies import Beat, Found, Reply
+from django_mongolock.engine.replies import Beat, Found, News, Reply
 from django_mongolock.engine.rule_in_python import Moment, _Rule
+from django_mongolock.engine.session import worker_threads
 from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.local_queue import LocalQueue
@@ -29,6 +32,8 @@ from django_mongolock.engine.session.renewals import Renewals
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.waits import Waits
 from django_mongolock.engine.step import Step
+from django_mongolock.exceptions import LockError
+from verify.simulation import kernel
 from verify.simulation.client import SimStore, Work
 from verify.simulation.server import Document, Member, Parsed
 
@@ -106,7 +111,7 @@ def client_clock(patches: Patches) -> None:
     write = SimStore._write
 
     def by_our_clock(self: SimStore, key: str, step: Step, given: Any, parsed: Parsed, **how: Any) -> Work:
-        now = Member(0, 3.0 * (self._process.pid % 5)).time(self._kernel)
+        now = Member(0, 1.0, 3.0 * (self._process.pid % 5)).time(self._kernel)
         parsed.moment = replace(parsed.moment, now=now)
         return write(self, key, step, given, parsed, **how)
 
@@ -308,7 +313,176 @@ def tombstones_ignored(patches: Patches) -> None:
     patches.set(_Rule, "with_new", add)
 
 
+@_defect
+def small_step_back(patches: Patches) -> None:
+    begin = _Rule.__init__
+
+    def init(self: _Rule, step: Step, limits: Any, moment: Moment, document: Document) -> None:
+        begin(self, step, limits, moment, document)
+        self.now = document["written_at"] if self.late else moment.now
+
+    patches.set(_Rule, "__init__", init)
+
+
+@_defect
+def resumed_twice(patches: Patches) -> None:
+    with_new = _Rule.with_new
+
+    def whenever_asked(self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
+        return with_new(self, new, queue, done, resumes=self.step.resumes)
+
+    patches.set(_Rule, "with_new", whenever_asked)
+
+
+@_defect
+def places_kept(patches: Patches) -> None:
+    def live_waiters(self: _Rule) -> Entries:
+        return [e for e in self.document["waiters"] if e["until"] > self.now]
+
+    patches.set(_Rule, "live_waiters", live_waiters)
+
+
+# The clocks
+
+
+@_defect
+def clocks_too_far_apart(patches: Patches) -> None:
+    patches.set(kernel, "DRIFT", 0.2)
+
+
+@_defect
+def no_margin(patches: Patches) -> None:
+    patches.set(Terms, "_margin_of", lambda self, lease: 0.0)
+
+
 # The session
+
+
+@_defect
+def equal_old_token(patches: Patches) -> None:
+    def newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | None]:
+        return newer_before(result, last_token - 1)
+
+    newer_before = protocol._newer
+    patches.set(protocol, "_newer", newer)
+
+
+@_defect
+def handover_to_cancelled(patches: Patches) -> None:
+    reserve = LocalQueue.reserve_handover
+
+    def whoever(self: LocalQueue, grant: Grant) -> Grant | None:
+        cancelled = [each.waiting for each in self.lines.get(grant.line, {}).values() if each.waiting.cancelled]
+        for waiting in cancelled:
+            waiting.cancelled = False
+        try:
+            return reserve(self, grant)
+        finally:
+            for waiting in cancelled:
+                waiting.cancelled = True
+
+    patches.set(LocalQueue, "reserve_handover", whoever)
+
+
+@_defect
+def no_fork_guard(patches: Patches) -> None:
+    patches.set(LockGrants, "is_ours", property(lambda self: self.session is not None))
+
+
+@_defect
+def lost_not_removed(patches: Patches) -> None:
+    def lost(self: Session, grant: Grant, *, noticed: bool = False) -> None:
+        if self.forget(grant):
+            grant.owner_ref = None
+            self.notifications.ended(grant, noticed=noticed)
+            self.notifications.lost(grant)
+
+    patches.set(Session, "lost", lost)
+
+
+@_defect
+def answer_forgotten(patches: Patches) -> None:
+    give_up = LockGrants.give_up
+
+    def forget(self: LockGrants, session: Session, grant: Grant, error: BaseException) -> None:
+        if grant.waiting.answer is not None:
+            grant.waiting.answer, grant.waiting.sent = None, False
+        give_up(self, session, grant, error)
+
+    patches.set(LockGrants, "give_up", forget)
+
+
+@_defect
+def any_token(patches: Patches) -> None:
+    judge = Renewals.judge
+
+    def judge_by_id(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+        if found is not None and grant.state is State.HELD and grant.id in found.holders:
+            mine = replace(found.holders[grant.id], token=grant.token)
+            found = replace(found, holders={**found.holders, grant.id: mine})
+        judge(self, grant, found, number, *times)
+
+    patches.set(Renewals, "judge", judge_by_id)
+
+
+@_defect
+def late_renewal(patches: Patches) -> None:
+    judge = Renewals.judge
+
+    def judge_as_last(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+        sent, length = times
+        beat = None if found is None else found.holders.get(grant.id)
+        if beat is not None and (beat.number, beat.token) == (number, grant.token) and length == grant.length:
+            grant.lease.until = min(grant.lease.until, sent + length)
+        judge(self, grant, found, number, *times)
+
+    patches.set(Renewals, "judge", judge_as_last)
+
+
+@_defect
+def closed_and_held(patches: Patches) -> None:
+    hold = Grant.hold
+
+    def hold_all_the_same(self: Grant, granted: Granted) -> bool:
+        self.state = State.WAITING
+        return hold(self, granted)
+
+    patches.set(Grant, "hold", hold_all_the_same)
+
+
+@_defect
+def first_not_woken(patches: Patches) -> None:
+    patches.set(LocalQueue, "wake_first_of", lambda self, key: None)
+
+
+@_defect
+def one_by_one_at_exit(patches: Patches) -> None:
+    def release(self: Cleanup, held: Sequence[Grant], size: int, end: float) -> None:
+        for grant in held:
+            if self._session.now() < end:
+                action = protocol.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
+                with contextlib.suppress(LockError):
+                    self._commands.send(action, end - self._session.now())
+
+    patches.set(Cleanup, "_have_released", release)
+
+
+@_defect
+def all_threads_for_one_key(patches: Patches) -> None:
+    patches.set(worker_threads, "PER_KEY", 1_000)
+
+
+@_defect
+def stuck_renewed_first(patches: Patches) -> None:
+    def have_renewed(self: Renewals, grants: list[Grant]) -> None:
+        for grant in grants:
+            grant.lease.renewing, grant.lease.once_more = True, False
+        for grant in grants if grants[0].lease.failures else ():
+            self.renew([grant])
+        if not grants[0].lease.failures:
+            self.renew(grants)
+
+    patches.set(Renewals, "_have_renewed", have_renewed)
 
 
 @_defect

@@ -16,6 +16,10 @@ QUEUEING: Final = 0.15
 OWN: Final = 0.3
 #: How often an attempt ends in another manner than by a release.
 OFTEN: Final = 0.1
+#: How often the times of a lock are drawn anew.
+REDRAWN: Final = 0.3
+#: How many locks a thread of a process takes that ends with many.
+MANY: Final = 60
 #: How long a minimum hold is, and how long work under it takes, in seconds: sometimes longer than a renewal.
 HOLDS: Final = (0.02, 0.3, 0.8, 2.5)
 #: Leases that no fault outlasts, in seconds: what is left behind by mistake stands there until it is seen.
@@ -90,6 +94,18 @@ def _down(chance: random.Random) -> SimPlan:
     return SimPlan(("down",), mode, 1, wait, lease, waiter_lease, work=work, manner=manner)
 
 
+def many(chance: random.Random, pid: int, begun: int) -> SimPlan:
+    """Many locks, which its process has when it ends. begun: how many it has asked for before."""
+    keys = tuple(f"many{pid}.{number:03}" for number in range(begun, begun + MANY))
+    return SimPlan(keys, "exclusive", 1, 5.0, chance.choice([1.5, 6.0, LONG]), work=60.0)
+
+
+def _redrawn(chance: random.Random, plan: SimPlan) -> SimPlan:
+    """The same, with a lease, a place in the queue and a minimum hold that have nothing to do with each other."""
+    lease, place = chance.choice([1.0, 1.5, 3.0, 8.0]), chance.choice([0.5, 1.0, 1.5, 3.0, 8.0])
+    return replace(plan, lease=lease, waiter_lease=place, min_hold=chance.choice([0.0, 0.0, 0.0, *HOLDS[:2]]))
+
+
 _PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
     (8, _far),
     (1, _limited),
@@ -113,6 +129,7 @@ def usual(chance: random.Random, queues: bool) -> SimPlan:
     else:
         chosen = line(chance) if queues or chance.random() < QUEUEING else _of_the_fault_runs(chance)
         made = SimPlan(**{field.name: getattr(chosen, field.name) for field in fields(chosen)})
+        made = _redrawn(chance, made) if chance.random() < REDRAWN else made
     if made.manner != "release":
         return made
     manner = "extend" if chance.random() < 0.1 else "release"

@@ -13,10 +13,12 @@ from verify.faults.checker import Violation
 from verify.faults.history import History
 from verify.faults.peers import TIMEOUT, Plan
 from verify.faults.records import Record
+from verify.simulation.constants import lowered
+from verify.simulation.faults import Event, begin
 from verify.simulation.invariants import watched
 from verify.simulation.plans import KEYS, Planner, usual
-from verify.simulation.rules import RULES, VIRTUAL
-from verify.simulation.schedule import Event, begin, schedule
+from verify.simulation.rules import RULES, tolerances
+from verify.simulation.schedule import schedule
 from verify.simulation.shell import replaced
 from verify.simulation.standing import Watch
 from verify.simulation.worker import Worker, start
@@ -61,7 +63,7 @@ def simulate(
     kernel, watch = world.kernel, Watch(world)
     logging.disable(logging.CRITICAL)
     try:
-        with replaced(kernel), watched() as broken_writes:
+        with replaced(kernel, lowered(seed)), watched() as broken_writes:
             for kind in kinds:
                 start(world, kind)
             watch.begin()
@@ -77,7 +79,7 @@ def simulate(
         logging.disable(logging.NOTSET)
     world.records.append({"what": "run", "t": 0.0, "pid": 0, "seed": seed, "timeout": TIMEOUT})
     world.records.append({"what": "start", "t": 0.0, "pid": 100, "group": 100, "kind": "harness"})
-    history = History(sorted(world.records, key=lambda record: float(record["t"])), VIRTUAL)
+    history = History(sorted(world.records, key=lambda record: float(record["t"])), tolerances(kernel.drift))
     violations = [*broken_writes, *(violation for rule in RULES for violation in rule(history))]
     grants = sum(record["what"] == "got" for record in world.records)
     crashes = [f"{strand}: {error!r}" for strand, error in kernel.failures]
@@ -131,4 +133,9 @@ def _try_all(world: World) -> None:
 
     for key in KEYS:
         kernel.spawn(worker.process, lambda key=key: take(key), "last")  # type: ignore[misc]
+    # What a process had that ended with many is looked at only.
+    for key in (key for worker in world.workers for key in worker.bulk):
+        ends = [e["until"] for e in world.servers.documents.get(key, {}).get("holders", ())]
+        left = (max(ends) - world.servers.primary.time(kernel)).total_seconds() if ends else 0.0
+        world.records.append({"what": "free", "t": over + max(0.0, left), "pid": 0, "key": key, "since": over})
     kernel.run(kernel.time + FREEING + 5.0)

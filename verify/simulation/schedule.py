@@ -1,27 +1,13 @@
 """What goes wrong in a simulation, and when: made from the seed, and any part can be left out."""
 
 import random
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from verify.simulation.faults import FAULTS
-from verify.simulation.world import World
+from verify.simulation.faults import FAULTS, Event
 
 #: Seconds at the beginning in which nothing goes wrong, and between the beginnings of two faults at most.
 CALM: Final = 1.0
 MOST_BETWEEN: Final = 6.0
-
-
-@dataclass(frozen=True)
-class Event:
-    """A fault that begins then. seed: what the choices in it come from."""
-
-    name: str
-    at: float
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.at:8.3f} {self.name}"
 
 
 def schedule(seed: int, seconds: float) -> list[Event]:
@@ -44,24 +30,3 @@ def ambiguous(seed: int, seconds: float) -> list[Event]:
         events.append(Event(chance.choice(["lost-answers", "twice"]), at, chance.getrandbits(32)))
     return sorted(events, key=lambda event: event.at)
 
-
-def begin(world: World, event: Event) -> None:
-    """Inject the fault of an event, which is now, and heal it in time."""
-    fault, since = FAULTS[event.name], world.kernel.time
-    steps = fault.inject(world, random.Random(event.seed))
-
-    def go_on() -> None:
-        facts: dict[str, Any] = {}
-        try:
-            pause = next(steps)
-        except StopIteration as end:
-            facts = end.value or {}
-            world.open_faults -= 1
-        else:
-            world.kernel.at(pause, go_on)
-            return
-        marks = {"order": fault.order, "servers": fault.servers, "clocks": fault.clocks}
-        world.fault(event.name, since, world.kernel.time, **marks, **facts)
-
-    world.open_faults += 1
-    go_on()

@@ -28,6 +28,8 @@ Document = dict[str, Any]
 ORIGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 #: How long the majority takes to have a write, in seconds: at least, at most.
 REPLICATION: Final = (0.001, 0.006)
+#: How likely a bell comes to a session for which it is not.
+FOR_ANOTHER: Final = 0.01
 #: How many bells are kept.
 BELLS: Final = 40
 #: How long a command takes on its way in each direction at most, in seconds: one of these in each run.
@@ -36,15 +38,23 @@ DISTANCES: Final = (0.001, 0.001, 0.02)
 
 @dataclass(eq=False)
 class Member:
-    """One server. ahead: by how many seconds its clock is ahead of virtual time."""
+    """One server. rate: how many seconds its clock counts in one. offset: what it showed at the beginning."""
 
     number: int
-    ahead: float = 0.0
+    rate: float = 1.0
+    offset: float = 0.0
 
     def time(self, kernel: Kernel) -> datetime:
         """What its clock shows, in whole milliseconds."""
-        moment = ORIGIN + timedelta(seconds=kernel.time + self.ahead)
-        return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+        return ORIGIN + timedelta(milliseconds=int((kernel.time * self.rate + self.offset) * 1000))
+
+    def ahead(self, kernel: Kernel) -> float:
+        """By how many seconds its clock is ahead of virtual time now."""
+        return kernel.time * (self.rate - 1.0) + self.offset
+
+    def set(self, kernel: Kernel, ahead: float) -> None:
+        """Set its clock."""
+        self.offset += ahead - self.ahead(kernel)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +81,9 @@ class Servers:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.distance = kernel.chance.choice(DISTANCES)
-        self.members = [Member(number) for number in range(3)]
+        self.members = [Member(number, kernel.rate()) for number in range(3)]
+        #: How long the majority takes to have a write, in seconds: at least, at most.
+        self.replication = REPLICATION
         self.primary = self.members[0]
         self.term = 1
         self.documents: dict[str, Document] = {}
@@ -128,7 +140,7 @@ class Servers:
         write = Write(key, after)
         self._pending.append(write)
         if self.has_majority:
-            self.kernel.at(self.kernel.chance.uniform(*REPLICATION), lambda: self._confirm(write))
+            self.kernel.at(self.kernel.chance.uniform(*self.replication), lambda: self._confirm(write))
         return write
 
     def newest(self) -> Write | None:
@@ -226,8 +238,8 @@ class Listening:
         self._delay = kernel.chance.uniform(0.000_5, 0.005)
 
     def hear(self, bell: Bell) -> None:
-        """A bell is on its way, if it is for this session."""
-        if bell.session == self._session:
+        """A bell is on its way, if it is for this session. Some are not, and come all the same."""
+        if bell.session == self._session or self._kernel.chance.random() < FOR_ANOTHER:
             self._kernel.at(self._delay, lambda: self._heard.put(bell))
 
     def __iter__(self) -> Iterator[Bell | None]:
