@@ -9,13 +9,15 @@ from typing import Any, Final
 
 from django_mongolock.backends.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.deadlock import Cycle, cycle_of
+from django_mongolock.engine.fast_path import RELEASE_UNCONTENDED, TAKE_FREE
 from django_mongolock.engine.replies import Bell, Found, Reply, read_found
 from django_mongolock.engine.step import Limits, Step
 from django_mongolock.engine.store import is_heard_here
 from django_mongolock.exceptions import LockBackendFailed
+from verify.simulation.expressions import Document, Pipeline
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
-from verify.simulation.server import ORIGIN, Document, Parsed, Servers, Write
+from verify.simulation.server import ORIGIN, Parsed, Servers, Write
 
 #: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
 RETENTION: Final = 10.0
@@ -75,15 +77,18 @@ class SimStore:
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
         given = partial(is_free, grant=step.ask)
-        reply: Reply | None = self._send(partial(self._write, key, step, given, reply=True), timeout, key)
-        return reply if reply is not None and reply.found else None
+        work = partial(self._write, key, step, given, reply=True, short=TAKE_FREE)
+        reply: Reply = self._send(work, timeout, key)
+        return reply if reply.held else None
 
     def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
         def work(parsed: Parsed) -> Work:
             left = set()
             for key, grant in zip(keys, grants, strict=True):
                 given = partial(is_uncontended, grant=grant)
-                if not (yield from self._write(key, Step(remove=(grant,)), given, parsed, majority=False)):
+                step = Step(remove=(grant,))
+                how: dict[str, Any] = {"majority": False, "short": RELEASE_UNCONTENDED}
+                if not (yield from self._write(key, step, given, parsed, **how)):
                     left.add(key)
             return left
 
@@ -268,14 +273,15 @@ class SimStore:
         *,
         majority: bool = True,
         reply: bool = False,
+        short: Pipeline | None = None,
     ) -> Work:
-        """Write one document; return its `Reply`, or whether it was written."""
+        """Write one document; return its `Reply`, or whether it was written. short: see `Servers.apply`."""
         servers, chance = self._servers, self._kernel.chance
         if chance.random() < self.link.held_up:
             yield chance.uniform(0.0, self.link.held_up_by)
         while key in servers.stuck:
             yield STUCK
-        document, write = servers.apply(parsed, key, step, self.limits, given)
+        document, write = servers.apply(parsed, key, step, self.limits, given, short)
         parsed.has_written |= write is not None
         if majority and (newest := servers.newest()) is not None:
             yield newest  # where nothing was to be written, too: the server waits for all that it has

@@ -33,9 +33,10 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.waits import Waits
 from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockError
-from verify.simulation import kernel
+from verify.simulation import kernel, server
 from verify.simulation.client import SimStore, Work
-from verify.simulation.server import Document, Member, Parsed
+from verify.simulation.expressions import Document
+from verify.simulation.server import Member, Parsed
 
 Entries = list[Document]
 
@@ -77,6 +78,7 @@ def broken(name: str | None) -> Iterator[None]:
     try:
         if name is not None:
             DEFECTS[name](patches)
+            patches.set(server, "CHECKED", 0.0)  # a rule that is not the pipeline any more must break a promise
         yield
     finally:
         patches.undo()
@@ -122,8 +124,8 @@ def client_clock(patches: Patches) -> None:
 def w1_grants(patches: Patches) -> None:
     write = SimStore._write
 
-    def weakly(self: SimStore, *what: Any, majority: bool = True, reply: bool = False) -> Work:
-        return write(self, *what, majority=False, reply=reply)
+    def weakly(self: SimStore, *what: Any, majority: bool = True, **how: Any) -> Work:
+        return write(self, *what, majority=False, **how)
 
     patches.set(SimStore, "_write", weakly)
 
@@ -132,8 +134,8 @@ def w1_grants(patches: Patches) -> None:
 def hand_over_w1(patches: Patches) -> None:
     write = SimStore._write
 
-    def weakly(self: SimStore, key: str, step: Step, *what: Any, majority: bool = True, reply: bool = False) -> Work:
-        return write(self, key, step, *what, majority=majority and not step.given, reply=reply)
+    def weakly(self: SimStore, key: str, step: Step, *what: Any, majority: bool = True, **how: Any) -> Work:
+        return write(self, key, step, *what, majority=majority and not step.given, **how)
 
     patches.set(SimStore, "_write", weakly)
 
@@ -146,6 +148,7 @@ def release_by_key(patches: Patches) -> None:
         holders = self._servers.documents.get(key, {}).get("holders", [])
         if step.remove and step.add is None and not step.tombstone_ttl and given is not None:
             step, given = Step(remove=tuple(e["grant"] for e in holders), force=True), lambda document: True
+            how |= {"short": None}
         return (yield from write(self, key, step, given, *what, **how))
 
     patches.set(SimStore, "_write", whoever)

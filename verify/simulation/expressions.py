@@ -14,7 +14,9 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
+Document = dict[str, Any]
 Variables = dict[str, Any]
+Pipeline = Sequence[RawBSONDocument]
 Expression = Callable[[Variables], Any]
 
 #: What there is where there is no field. It is not stored.
@@ -27,7 +29,7 @@ _TYPES: Final[list[tuple[type | tuple[type, ...], str]]] = [
 ]  # fmt: skip
 
 
-def run(pipeline: Sequence[RawBSONDocument], document: Any, variables: Mapping[str, Any], now: datetime) -> Any:
+def run(pipeline: Pipeline, document: Document, variables: Variables, now: datetime) -> Document:
     """The document as the stages leave it, which are `$set` and `$replaceWith`."""
     for stage in pipeline:
         known = {"NOW": now, "ROOT": document, **variables}
@@ -37,11 +39,12 @@ def run(pipeline: Sequence[RawBSONDocument], document: Any, variables: Mapping[s
     return document
 
 
-def project(fields: RawBSONDocument, document: Any, variables: Mapping[str, Any], now: datetime) -> Any:
+def project(fields: RawBSONDocument, document: Document, variables: Variables, now: datetime) -> Document:
     """What a projection shows of a document, in which 1 stands for a field as it is."""
     known = {"NOW": now, "ROOT": document, **variables}
     shown = {name: f"${name}" if field == 1 else field for name, field in bson.decode(fields.raw).items() if field != 0}
-    return _stored(_compiled(shown)(known))
+    shown_fields: Document = _stored(_compiled(shown)(known))
+    return shown_fields
 
 
 def bound(arguments: Mapping[str, Any]) -> Variables:
@@ -84,7 +87,7 @@ def _compiled(expression: Any) -> Expression:
             return _SPECIAL[name](given) if name in _SPECIAL else _called(_OPERATORS[name], given)
         case dict():
             parts = {name: _compiled(item) for name, item in expression.items()}
-            return lambda known: {name: item(known) for name, item in parts.items()}
+            return lambda known: {name: value for name, item in parts.items() if (value := item(known)) is not MISSING}
     return lambda known: expression
 
 

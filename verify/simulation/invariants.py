@@ -7,7 +7,8 @@ from typing import Any
 
 from django_mongolock.engine.step import Step
 from verify.faults.checker import Violation
-from verify.simulation.server import Document, Parsed, Servers, Write
+from verify.simulation.expressions import Document
+from verify.simulation.server import Parsed, Servers, Write
 
 
 @contextlib.contextmanager

@@ -29,4 +29,3 @@ def ambiguous(seed: int, seconds: float) -> list[Event]:
     while (at := at + chance.uniform(0.0, 3.0)) < seconds:
         events.append(Event(chance.choice(["lost-answers", "twice"]), at, chance.getrandbits(32)))
     return sorted(events, key=lambda event: event.at)
-

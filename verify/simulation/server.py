@@ -11,23 +11,25 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from queue import Empty
-from typing import Any, Final
+from typing import Final
 
 from bson.timestamp import Timestamp
 
 from django_mongolock.backends.memory_filters import NOTHING
 from django_mongolock.engine.replies import Bell
+from django_mongolock.engine.rule import pipeline
 from django_mongolock.engine.rule_in_python import Moment, apply_rule
 from django_mongolock.engine.step import Limits, Step
+from verify.simulation.expressions import Document, Pipeline, bound, run
 from verify.simulation.kernel import Kernel
 from verify.simulation.shell import SimQueue
-
-Document = dict[str, Any]
 
 #: The time of day at the beginning.
 ORIGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 #: How long the majority takes to have a write, in seconds: at least, at most.
 REPLICATION: Final = (0.001, 0.006)
+#: How often the rule in Python is compared with the pipeline that is sent.
+CHECKED: Final = 0.02
 #: How likely a bell comes to a session for which it is not.
 FOR_ANOTHER: Final = 0.01
 #: How many bells are kept.
@@ -75,6 +77,16 @@ class Parsed:
         self.has_written = False
 
 
+def _sent(
+    update: Pipeline, key: str, document: Document | None, step: Step, limits: Limits, moment: Moment
+) -> Document:
+    """The document as a pipeline leaves it that is sent."""
+    known = bound(step.arguments(limits, moment.clock, moment.cluster_time))
+    after = run(update, {"_id": key, **(document or {})}, known, moment.now)
+    del after["_id"]
+    return after
+
+
 class Servers:
     """The replica set. named: the name of the present election. documents: what its primary has."""
 
@@ -118,15 +130,26 @@ class Servers:
         return Parsed(self, named)
 
     def apply(
-        self, parsed: Parsed, key: str, step: Step, limits: Limits, given: Callable[[Document], bool] | None = None
+        self,
+        parsed: Parsed,
+        key: str,
+        step: Step,
+        limits: Limits,
+        given: Callable[[Document], bool] | None = None,
+        short: Pipeline | None = None,
     ) -> tuple[Document | None, Write | None]:
-        """Apply *step* by the moment at which it was parsed, if the document is *given* that."""
-        before = self.documents.get(key)
+        """Apply *step* by the moment at which it was parsed, if the document is *given* that. short: in this form."""
+        before, moment = self.documents.get(key), parsed.moment
         if given is not None and not given(before or NOTHING):
             return None, None
-        after = apply_rule(before, step, limits, parsed.moment)
+        if short is not None:
+            after = _sent(short, key, before, step, limits, moment)
+            return (after, None) if after == before else (after, self.write(key, after))
+        after = apply_rule(before, step, limits, moment)
         if after is None:
             return None, None
+        if self.kernel.chance.random() < CHECKED and after != _sent(pipeline(step), key, before, step, limits, moment):
+            raise AssertionError(f"the rule in Python is not the pipeline: {before} {step} {moment}")
         return after, self.write(key, after)
 
     def write(self, key: str, after: Document | None) -> Write:

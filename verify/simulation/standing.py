@@ -11,7 +11,7 @@ from typing import Any, Final
 from verify.faults.checker import Violation, is_calm, longest_calm
 from verify.faults.history import History
 from verify.faults.records import Record
-from verify.simulation.server import Document
+from verify.simulation.expressions import Document
 from verify.simulation.world import World
 
 #: How often documents are looked at, in seconds.
