@@ -7,13 +7,13 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
 
-from django_mongolock.backends.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
-from django_mongolock.engine.deadlock import Cycle, cycle_of
-from django_mongolock.engine.fast_path import RELEASE_UNCONTENDED, TAKE_FREE
-from django_mongolock.engine.replies import Bell, Found, Reply, read_found
-from django_mongolock.engine.step import Limits, Step
-from django_mongolock.engine.store import is_heard_here
+from django_mongolock.engine.rule.deadlock import Cycle, cycle_of
+from django_mongolock.engine.rule.replies import Bell, Found, Reply, read_found
+from django_mongolock.engine.rule.short_forms import RELEASE_UNCONTENDED, TAKE_FREE
+from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.store.base import is_heard_here
 from django_mongolock.exceptions import LockBackendFailed
+from django_mongolock.testing.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
 from verify.simulation.expressions import Document, Pipeline
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
@@ -281,7 +281,7 @@ class SimStore:
             yield chance.uniform(0.0, self.link.held_up_by)
         while key in servers.stuck:
             yield STUCK
-        document, write = servers.apply(parsed, key, step, self.limits, given, short)
+        document, write = servers.apply(parsed, key, step, self.limits, given, short=short)
         parsed.has_written |= write is not None
         if majority and (newest := servers.newest()) is not None:
             yield newest  # where nothing was to be written, too: the server waits for all that it has

@@ -17,18 +17,18 @@ OFTEN: Final = 0.5
 EACH: Final = 0.3
 
 LOW: Final[dict[str, float]] = {
-    "rule.PURGE_STEP": 2_000,
-    "step.BRIEF_RETENTION": 1_000,
-    "document.MAX_HOLDERS": 3,
-    "document.LEAP": 50,
-    "protocol.TOMBSTONE_TTL": 60_000,
-    "protocol.SLACK": 0.0005,
-    "protocol.DEADLOCK_CHECK_AFTER": 0.1,
-    "protocol.PROMPT": 0.1,
-    "protocol.SHORTEST_POLL": 0.002,
-    "protocol.LONGEST_POLL": 0.05,
-    "protocol.LOCAL_HANDOVER_GRACE": 0.01,
-    "protocol.DEAD_OWNER_CHECK": 0.05,
+    "rule.pipeline.PURGE_STEP": 2_000,
+    "rule.step.BRIEF_RETENTION": 1_000,
+    "rule.document.MAX_HOLDERS": 3,
+    "rule.document.LEAP": 50,
+    "protocol.procedures.TOMBSTONE_TTL": 60_000,
+    "protocol.procedures.SLACK": 0.0005,
+    "protocol.procedures.DEADLOCK_CHECK_AFTER": 0.1,
+    "protocol.procedures.PROMPT": 0.1,
+    "protocol.procedures.SHORTEST_POLL": 0.002,
+    "protocol.procedures.LONGEST_POLL": 0.05,
+    "protocol.procedures.LOCAL_HANDOVER_GRACE": 0.01,
+    "protocol.procedures.DEAD_OWNER_CHECK": 0.05,
     "session.cleanup.TRY_AGAIN_AFTER": 0.1,
     "session.cleanup.AT_EXIT_BATCH": 3,
     "session.cleanup.AT_EXIT_PARTS": 2,
@@ -61,27 +61,27 @@ _REAL_STORE = "no simulated process has a real store: tests/engine/test_bells.py
 _DAMAGE = "it tells damage, which is not simulated: tests/engine/test_damage.py"
 _BY_DESIGN = "what is beyond it is given up by design: below what a run reaches it would only break what it bounds"
 EXEMPT: Final[dict[str, str]] = {
-    "actions.FOREVER": _NAMES,
-    "bells.AWAIT_MS": _REAL_STORE,
-    "bells.COLLECTIONS": _REAL_STORE,
-    "bells.LOOK_EVERY": _REAL_STORE,
-    "bells.RING_TIMEOUT": _REAL_STORE,
-    "bells.SIZE": _REAL_STORE,
-    "capped._EXISTS": _REAL_STORE,
-    "capped._UNAUTHORIZED": _REAL_STORE,
-    "deadlock.MAX_DEPTH": _REAL_STORE,
-    "document.LAST_TOKEN": _DAMAGE,
-    "document.LONGEST_CLAIM": _BY_DESIGN,
-    "document.MAX_ENTRIES": _DAMAGE,
-    "document.MAX_TOMBSTONES": _BY_DESIGN,
-    "document.SAME_TIME": _BY_DESIGN,
-    "document.SCHEMA": _DAMAGE,
-    "document.UNLIMITED": _NAMES,
-    "driver_errors.SHOWN": "it bounds a text",
-    "mongo_store.MAX_IDLE_MS": _REAL_STORE,
-    "mongo_store.MIN_POOL_LIMIT": _REAL_STORE,
-    "options._LONGEST": "it bounds what a caller may ask for",
-    "rule._ZERO": _NAMES,
+    "protocol.actions.FOREVER": _NAMES,
+    "store.bells.AWAIT_MS": _REAL_STORE,
+    "store.bells.COLLECTIONS": _REAL_STORE,
+    "store.bells.LOOK_EVERY": _REAL_STORE,
+    "store.bells.RING_TIMEOUT": _REAL_STORE,
+    "store.bells.SIZE": _REAL_STORE,
+    "store.capped._EXISTS": _REAL_STORE,
+    "store.capped._UNAUTHORIZED": _REAL_STORE,
+    "rule.deadlock.MAX_DEPTH": _REAL_STORE,
+    "rule.document.LAST_TOKEN": _DAMAGE,
+    "rule.document.LONGEST_CLAIM": _BY_DESIGN,
+    "rule.document.MAX_ENTRIES": _DAMAGE,
+    "rule.document.MAX_TOMBSTONES": _BY_DESIGN,
+    "rule.document.SAME_TIME": _BY_DESIGN,
+    "rule.document.SCHEMA": _DAMAGE,
+    "rule.document.UNLIMITED": _NAMES,
+    "store.errors.SHOWN": "it bounds a text",
+    "store.mongo.MAX_IDLE_MS": _REAL_STORE,
+    "store.mongo.MIN_POOL_LIMIT": _REAL_STORE,
+    "rule.options._LONGEST": "it bounds what a caller may ask for",
+    "rule.pipeline._ZERO": _NAMES,
     "session.commands.BULK_LIMIT": _BY_DESIGN,
     "session.releases.MAX_RELEASES": _BY_DESIGN,
     "session.shared.BACKGROUND": _NAMES,
@@ -92,7 +92,7 @@ EXEMPT: Final[dict[str, str]] = {
     "text_checks.MAX_FACT_LENGTH": "it bounds a text",
     "text_checks.MAX_KEY_BYTES": "it bounds a text",
     "text_checks.MAX_TEXT_LENGTH": "it bounds a text",
-    "transaction.COMMIT_LIMIT": "transactions are not simulated: tests/engine/test_transaction.py",
+    "lock.transaction.COMMIT_LIMIT": "transactions are not simulated: tests/engine/test_transaction.py",
 }
 
 
@@ -116,9 +116,9 @@ def lowered(seed: int) -> list[Constant]:
     """The constants that are lower in the run of a seed."""
     chance = random.Random(f"constants {seed}")
     if chance.random() >= OFTEN:
-        chosen = ["rule.PURGE_STEP"]
+        chosen = ["rule.pipeline.PURGE_STEP"]
     else:
-        chosen = [name for name in LOW if chance.random() < EACH or name == "rule.PURGE_STEP"]
+        chosen = [name for name in LOW if chance.random() < EACH or name == "rule.pipeline.PURGE_STEP"]
     return [_lower(name) for name in chosen]
 
 

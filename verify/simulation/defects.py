@@ -15,24 +15,25 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
-from django_mongolock.backends.memory_filters import is_there, reply_of
-from django_mongolock.engine import protocol, rule_in_python
-from django_mongolock.engine.actions import Answer, Apply, Granted, WaitResult
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant, State
-from django_mongolock.engine.lock_grants import LockGrants
-from django_mongolock.engine.protocol import Acquisition
-from django_mongolock.engine.replies import Beat, Found, News, Reply
-from django_mongolock.engine.rule_in_python import Moment, _Rule
+from django_mongolock.engine.lock.grants import LockGrants
+from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.protocol.actions import Answer, Apply, Granted, WaitResult
+from django_mongolock.engine.protocol.procedures import Acquisition
+from django_mongolock.engine.rule import in_python
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.in_python import Moment, _Rule
+from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
+from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import worker_threads
 from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
+from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.local_queue import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.waits import Waits
-from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockError
+from django_mongolock.testing.memory_filters import is_there, reply_of
 from verify.simulation import kernel, server
 from verify.simulation.client import SimStore, Work
 from verify.simulation.expressions import Document
@@ -302,7 +303,7 @@ def minimum_hold_ignored(patches: Patches) -> None:
 
 @_defect
 def counter_token(patches: Patches) -> None:
-    patches.set(rule_in_python, "_since_1970", lambda moment: 0)
+    patches.set(in_python, "_since_1970", lambda moment: 0)
 
 
 @_defect
@@ -366,8 +367,8 @@ def equal_old_token(patches: Patches) -> None:
     def newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | None]:
         return newer_before(result, last_token - 1)
 
-    newer_before = protocol._newer
-    patches.set(protocol, "_newer", newer)
+    newer_before = procedures._newer
+    patches.set(procedures, "_newer", newer)
 
 
 @_defect
@@ -463,7 +464,7 @@ def one_by_one_at_exit(patches: Patches) -> None:
     def release(self: Cleanup, held: Sequence[Grant], size: int, end: float) -> None:
         for grant in held:
             if self._session.now() < end:
-                action = protocol.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
+                action = procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
                 with contextlib.suppress(LockError):
                     self._commands.send(action, end - self._session.now())
 
@@ -541,7 +542,7 @@ def no_deadline(patches: Patches) -> None:
 
 @_defect
 def no_tombstone(patches: Patches) -> None:
-    patches.set(protocol, "TOMBSTONE_TTL", 0)
+    patches.set(procedures, "TOMBSTONE_TTL", 0)
 
 
 @_defect
@@ -675,4 +676,4 @@ def longest_place(patches: Patches) -> None:
 
 @_defect
 def old_bells(patches: Patches) -> None:
-    patches.set(protocol, "_newer", lambda result, last_token: (result.news, result.answer))
+    patches.set(procedures, "_newer", lambda result, last_token: (result.news, result.answer))

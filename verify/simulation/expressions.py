@@ -71,19 +71,14 @@ def _stored(value: Any) -> Any:
 
 def _compiled(expression: Any) -> Expression:
     match expression:
-        case str() if expression.startswith("$$"):
-            name, *path = expression[2:].split(".")
-            return lambda known: _at(known[name], path)
         case str() if expression.startswith("$"):
-            fields = expression[1:].split(".")
-            return lambda known: _at(known["ROOT"], fields)
+            name, *path = expression[2:].split(".") if expression[1] == "$" else ("ROOT", *expression[1:].split("."))
+            return lambda known: _at(known[name], path)
         case list():
             items = [_compiled(item) for item in expression]
             return lambda known: [item(known) for item in items]
         case dict() if len(expression) == 1 and (name := next(iter(expression))).startswith("$"):
             given = expression[name]
-            if name == "$literal":
-                return lambda known: given
             return _SPECIAL[name](given) if name in _SPECIAL else _called(_OPERATORS[name], given)
         case dict():
             parts = {name: _compiled(item) for name, item in expression.items()}
@@ -315,6 +310,7 @@ _SPECIAL: Final[dict[str, Callable[[Any], Expression]]] = {
     "$filter": _filter,
     "$ifNull": _if_null,
     "$let": _let,
+    "$literal": lambda given: lambda known: given,
     "$map": _map,
     "$or": _any,
 }

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from django_mongolock.engine.step import Step
+from django_mongolock.engine.rule.step import Step
 from verify.faults.checker import Violation
 from verify.simulation.expressions import Document
 from verify.simulation.server import Parsed, Servers, Write
@@ -17,9 +17,11 @@ def watched() -> Iterator[list[Violation]]:
     found: list[Violation] = []
     apply = Servers.apply
 
-    def look(self: Servers, parsed: Parsed, key: str, step: Step, *others: Any) -> tuple[Document | None, Write | None]:
+    def look(
+        self: Servers, parsed: Parsed, key: str, step: Step, *others: Any, **how: Any
+    ) -> tuple[Document | None, Write | None]:
         before = self.documents.get(key)
-        after, write = apply(self, parsed, key, step, *others)
+        after, write = apply(self, parsed, key, step, *others, **how)
         if before is not None and after is not None:
             now, broken = self.kernel.time, minimum_holds(before, after, step)
             found.extend(Violation("minimum-hold", now, text) for text in broken)

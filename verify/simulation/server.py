@@ -10,16 +10,17 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from queue import Empty
 from typing import Final
 
 from bson.timestamp import Timestamp
 
-from django_mongolock.backends.memory_filters import NOTHING
-from django_mongolock.engine.replies import Bell
-from django_mongolock.engine.rule import pipeline
-from django_mongolock.engine.rule_in_python import Moment, apply_rule
-from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.rule.in_python import Moment, apply_rule
+from django_mongolock.engine.rule.pipeline import pipeline
+from django_mongolock.engine.rule.replies import Bell
+from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.testing.memory_filters import NOTHING
 from verify.simulation.expressions import Document, Pipeline, bound, run
 from verify.simulation.kernel import Kernel
 from verify.simulation.shell import SimQueue
@@ -77,12 +78,9 @@ class Parsed:
         self.has_written = False
 
 
-def _sent(
-    update: Pipeline, key: str, document: Document | None, step: Step, limits: Limits, moment: Moment
-) -> Document:
+def _sent(update: Pipeline, key: str, document: Document | None, arguments: Document, now: datetime) -> Document:
     """The document as a pipeline leaves it that is sent."""
-    known = bound(step.arguments(limits, moment.clock, moment.cluster_time))
-    after = run(update, {"_id": key, **(document or {})}, known, moment.now)
+    after = run(update, {"_id": key, **(document or {})}, bound(arguments), now)
     del after["_id"]
     return after
 
@@ -136,19 +134,23 @@ class Servers:
         step: Step,
         limits: Limits,
         given: Callable[[Document], bool] | None = None,
+        *,
         short: Pipeline | None = None,
     ) -> tuple[Document | None, Write | None]:
         """Apply *step* by the moment at which it was parsed, if the document is *given* that. short: in this form."""
         before, moment = self.documents.get(key), parsed.moment
+        arguments = partial(step.arguments, limits, moment.clock, moment.cluster_time)
         if given is not None and not given(before or NOTHING):
             return None, None
         if short is not None:
-            after = _sent(short, key, before, step, limits, moment)
+            after = _sent(short, key, before, arguments(), moment.now)
             return (after, None) if after == before else (after, self.write(key, after))
         after = apply_rule(before, step, limits, moment)
         if after is None:
             return None, None
-        if self.kernel.chance.random() < CHECKED and after != _sent(pipeline(step), key, before, step, limits, moment):
+        if self.kernel.chance.random() < CHECKED and after != _sent(
+            pipeline(step), key, before, arguments(), moment.now
+        ):
             raise AssertionError(f"the rule in Python is not the pipeline: {before} {step} {moment}")
         return after, self.write(key, after)
 

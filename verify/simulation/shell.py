@@ -178,7 +178,7 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
 _REAL: Final = {"threading": threading, "random": random, "secrets": secrets, "os": os}
 #: Modules that no simulated session runs.
 _LEFT_OUT: Final = (
-    "mongo_store",
+    "mongo",
     "election",
     "processes",
 )
