@@ -54,7 +54,14 @@ def bound(arguments: Mapping[str, Any]) -> Variables:
 
 @lru_cache
 def _stages(raw: bytes) -> list[tuple[str, Expression]]:
-    return [(name, _compiled(expression)) for name, expression in bson.decode(raw, _DATES).items()]
+    stage = bson.decode(raw, _DATES).items()
+    return [(name, _changes(given) if name == "$set" else _compiled(given)) for name, given in stage]
+
+
+def _changes(fields: Document) -> Expression:
+    """The fields of a `$set`: one that comes out as missing is removed."""
+    parts = {name: _compiled(field) for name, field in fields.items()}
+    return lambda known: {name: part(known) for name, part in parts.items()}
 
 
 _DATES: Final[Any] = bson.CodecOptions(tz_aware=True)
