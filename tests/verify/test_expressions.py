@@ -86,7 +86,7 @@ def test_the_interpreter_does_what_mongodb_does(mongo: MongoClient[Document]) ->
     chance, seen = random.Random(1), 0
     collection = mongo["expressions"]["documents"]
     collection.drop()
-    for seed in range(60):
+    for seed in range(25):
         made = documents(random.Random(seed))
         sound = [next(made) for _ in range(40)]
         several = [*sound, *(damaged(chance, each) for each in sound[::4]), {}]
@@ -104,7 +104,7 @@ def test_the_interpreter_does_what_mongodb_does(mongo: MongoClient[Document]) ->
             for place, stage in enumerate(stages):
                 update = place < len(updates)
                 seen += compare(mongo, several, stage, arguments, None if update else projections[place - len(updates)])
-    assert seen > 20_000
+    assert seen > 8_000
 
 
 def compare(

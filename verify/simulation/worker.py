@@ -83,6 +83,10 @@ class Worker:
         """Whether the strand that runs is the main thread, which a signal may strike at any line."""
         return self.kernel.current is self.process.main
 
+    @property
+    def _can_be_struck(self) -> bool:
+        return self._is_main or self.process.kind == "async"
+
     def close(self) -> None:
         """Close the session in a strand of its own, whatever the others do. A second call does nothing."""
         if self.is_closed:
@@ -126,7 +130,7 @@ class Worker:
             del lock
             self._happened("forget")
             return
-        if plan.manner == "strike" and not self._is_main:  # it was not struck before
+        if plan.manner == "strike" and self.process.kind == "async":  # it was not struck before
             self._strike_within(RELEASING, lock)
         self._give_back(name, lock, strike)
 
@@ -176,9 +180,9 @@ class Worker:
         return True
 
     def _disturb(self, plan: SimPlan, lock: MongoLock) -> LineStrike:
-        """Cancel the wait at any time of the attempt, or strike the strand where it waits then; return what strikes it
-        at a line, as signals do in the main thread."""
-        if plan.manner == "cancel":
+        """Cancel the wait at any time of the attempt, or strike the coroutine where it waits then; return what strikes
+        the strand at a line, as signals do in the main thread. They strike no other thread: so that is cancelled."""
+        if plan.manner == "cancel" or (plan.manner == "strike" and not self._can_be_struck):
             self.kernel.spawn(self.process, partial(self._cancel, lock), "canceller", self.chance.uniform(0, SOON))
         elif plan.manner == "strike" and self._is_main:
             return LineStrike(self.kernel, self.chance.randint(1, LINES))
@@ -253,7 +257,7 @@ class Worker:
         write("ask", id=reader, inner=None, within=None, **terms)
         strikes = self.chance.random() < STRUCK
         strike = LineStrike(self.kernel, self.chance.randint(1, LINES) if strikes and self._is_main else 0)
-        if strikes and not self._is_main:
+        if strikes and self.process.kind == "async":
             self._strike_within(RELEASING, lock)
         try:
             with strike:
