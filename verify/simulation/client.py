@@ -24,8 +24,8 @@ RETENTION: Final = 10.0
 
 
 #: How likely a bell comes again, and by how many seconds later at most.
-RUNG_AGAIN: Final = 0.2
-RUNG_AGAIN_BY: Final = 20.0
+RUNG_AGAIN: Final = 0.4
+RUNG_AGAIN_BY: Final = (1.0, 5.0, 20.0)
 
 
 #: What the server does for a command: it may wait, and yields for how long, or for which write to be with the majority;
@@ -163,7 +163,7 @@ class SimStore:
         if chance.random() >= self.link.lost:
             kernel.at(self._delay(), partial(self._ring, bell))
         if chance.random() < RUNG_AGAIN:
-            kernel.at(self._delay() + chance.uniform(0.0, RUNG_AGAIN_BY), partial(self._ring, bell))
+            kernel.at(self._delay() + chance.uniform(0.0, chance.choice(RUNG_AGAIN_BY)), partial(self._ring, bell))
 
     def _ring(self, bell: Bell) -> None:
         if not self.link.cut:

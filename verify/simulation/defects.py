@@ -106,6 +106,11 @@ def _rows() -> Iterator[Row]:
 ROWS: Final = {row.name: row for row in _rows()}
 
 
+def named(name: str) -> str:
+    """The defect of that name; the first that breaks a row of the failure table of that number. Raises KeyError."""
+    return next((row.name for row in ROWS.values() if name in re.findall(r"F\d+", row.breaks)), name)
+
+
 # The connection
 
 

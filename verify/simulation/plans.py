@@ -30,7 +30,7 @@ NESTED_WAIT: Final = 4.0
 NESTED: Final = ("d0", "d1", "d2")
 
 #: All keys that are asked for.
-KEYS: Final = (*REAL_KEYS, "far0", "far1", "limited", "longer", "heir", "deferred", "down", *NESTED)
+KEYS: Final = (*REAL_KEYS, "far0", "far1", "limited", "longer", "heir", "deferred", "lapsing", "crowd", "down", *NESTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,18 @@ def _deferred(chance: random.Random) -> SimPlan:
     return SimPlan(("deferred",), wait=0.5, work=chance.uniform(0.5, 3.0), manner="defer")
 
 
+def _lapsing(chance: random.Random) -> SimPlan:
+    """A lease that is worked under until it ends by itself, while others wait for it: whose clock says so first?"""
+    return SimPlan(("lapsing",), wait=20.0, lease=6.0, renew=False, work=chance.choice([1.0, 6.5]))
+
+
+def _crowd(chance: random.Random) -> SimPlan:
+    """Readers that stay, writers, and places that a short pause costs."""
+    if chance.random() < 0.3:
+        return SimPlan(("crowd",), "exclusive", 1, 20.0, 8.0, 0.4, work=0.1)
+    return SimPlan(("crowd",), "shared", 2**31 - 1, 20.0, 8.0, chance.choice([0.4, 8.0]), work=chance.uniform(0.5, 4.0))
+
+
 def _down(chance: random.Random) -> SimPlan:
     """An exclusive lock that goes on as a reader, and others that want one of the two."""
     manner = chance.choice(["downgrade", "downgrade", "release"])
@@ -113,6 +125,8 @@ _PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
     (2, _heir),
     (3, _nested),
     (1, _deferred),
+    (2, _lapsing),
+    (3, _crowd),
     (3, _down),
 ]
 

@@ -63,7 +63,7 @@ class World:
     def __init__(self, seed: int, plan: Planner) -> None:
         self.plan = plan
         chance = random.Random(f"world {seed}")
-        self.kernel = Kernel(seed, chance.choice([0.0, kernel.DRIFT]))
+        self.kernel = Kernel(seed, chance.choice([0.0, kernel.DRIFT, kernel.DRIFT]))
         self.receivers_take_time = chance.random() < 0.5
         #: The grant at which a fault aims: its process, and its key.
         self.aim: tuple[int, str] | None = None
