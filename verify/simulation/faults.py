@@ -289,7 +289,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "twice": Fault(_linked(lambda chance: Link(twice=chance.uniform(0.05, 0.5)), 6.0)),
     "kill": Fault(kill, order=False, servers=False),
     "stop": Fault(stop, 3, order=False, servers=False),
-    "close": Fault(close, 1, order=False, servers=False),
+    "close": Fault(close, 3, order=False, servers=False),
     "force": Fault(force, 3, order=False, servers=False),
     "request": Fault(request, 1, order=False, servers=False),
     "clear": Fault(clear, order=False, servers=False),

@@ -53,6 +53,7 @@ class Strand:
         self.ended = False
         self.due = 0  # number of the event that resumes it; others are out of date
         self.strike: BaseException | None = None
+        self.doom: tuple[int, BaseException] | None = None  # what strikes it when it is woken for that time
         self._kernel = kernel
         self._run = run
         self.greenlet = greenlet(self._main, kernel.hub)
@@ -158,8 +159,13 @@ class Kernel:
 
     def wake(self, strand: Strand) -> None:
         """End the wait of a strand."""
-        if not strand.ended:
-            self._resume(strand, self.time)
+        if strand.ended:
+            return
+        if strand.doom is not None:
+            left, error = strand.doom
+            strand.doom = (left - 1, error) if left > 1 else None
+            strand.strike = error if left == 1 else strand.strike
+        self._resume(strand, self.time)
 
     def strike(self, strand: Strand, error: BaseException) -> None:
         """Raise *error* in a strand, where it waits: what a signal handler or a cancellation does."""

@@ -21,6 +21,9 @@ from verify.simulation.world import SimSession, World
 MANY: Final = 4
 #: At which line of the engine, counted from its beginning, an attempt is struck at the latest. Most have fewer.
 LINES: Final = 1_500
+#: How often a coroutine is struck just when something wakes it, and at which of these times at the latest.
+AT_A_WAKE: Final = 0.5
+WAKES: Final = 6
 #: Within how many seconds it is cancelled or struck, or struck while it is released.
 SOON: Final = 0.5
 RELEASING: Final = 0.02
@@ -176,6 +179,8 @@ class Worker:
             raise
         finally:
             self._count(strike)
+            if self.kernel.current is not None:
+                self.kernel.current.doom = None
         self.world.write("got", id=name, tokens=dict(lock.fencing_tokens))
         return True
 
@@ -186,6 +191,9 @@ class Worker:
             self.kernel.spawn(self.process, partial(self._cancel, lock), "canceller", self.chance.uniform(0, SOON))
         elif plan.manner == "strike" and self._is_main:
             return LineStrike(self.kernel, self.chance.randint(1, LINES))
+        elif plan.manner == "strike" and self.chance.random() < AT_A_WAKE:
+            assert self.kernel.current is not None
+            self.kernel.current.doom = self.chance.randint(1, WAKES), Struck()
         elif plan.manner == "strike":
             self._strike_within(SOON, lock)
         return LineStrike(self.kernel, 0)
