@@ -76,12 +76,13 @@ def _count(options: argparse.Namespace) -> bool:
 
 def _search(options: argparse.Namespace) -> bool:
     """Run seed after seed; return whether one broke a promise."""
-    started, runs, grants = time.monotonic(), 0, 0
+    started, runs, grants, counts = time.monotonic(), 0, 0, Counter[str]()
     first = 1 if options.defect or options.seconds <= 60 else random.randrange(10**6)
     seeds = [options.seed] if options.seed is not None else itertools.count(first)
     for seed in seeds:
         outcome = simulate(seed, options.length)
         runs, grants = runs + 1, grants + outcome.grants
+        counts.update(outcome.counts)
         if not outcome.is_good:
             print(
                 f"seed {seed}: {', '.join(sorted(broken_rules(outcome)))}; found in {time.monotonic() - started:.1f} s"
@@ -95,6 +96,7 @@ def _search(options: argparse.Namespace) -> bool:
         f"{runs} runs of {options.length:g} s, {grants} grants, no promise broken, in {took:.1f} s: "
         f"{grants / took:.0f} grants a second, {runs * options.length / took:.0f} times as fast as time goes"
     )
+    print(", ".join(f"{name} {count}" for name, count in counts.items()))
     return False
 
 

@@ -206,11 +206,11 @@ def exit_with_many(world: World, chance: random.Random) -> Steps:
     """A process that holds hundreds of locks ends. Some of their documents may be stuck then, the first one too."""
     worker, servers = start(world, "many"), world.servers
     yield chance.uniform(1.0, 8.0)
-    stuck = [key for key in worker.bulk if chance.random() < 0.03] if chance.random() < 0.5 else []
+    stuck = [key for key in worker.bulk if chance.random() < 0.05] if chance.random() < 0.6 else []
     since = world.kernel.time
     servers.stuck += stuck
-    if chance.random() < 0.3:  # it goes on for a while with them
-        yield chance.uniform(1.0, 6.0)
+    if chance.random() < 0.6:  # it goes on for a while with them
+        yield chance.uniform(1.0, 8.0)
     worker.close()
     yield chance.uniform(3.0, 6.0)
     servers.stuck = [key for key in servers.stuck if key not in stuck]

@@ -11,6 +11,7 @@ from django_mongolock.engine.rule.options import Options
 from django_mongolock.exceptions import LockError
 from verify.faults.checker import Violation
 from verify.faults.history import History
+from verify.faults.opportunities import opportunities
 from verify.faults.peers import TIMEOUT, Plan
 from verify.faults.records import Record
 from verify.simulation.constants import lowered
@@ -36,7 +37,7 @@ FREEING: Final = 30.0
 @dataclass
 class Outcome:
     """What came of a run. steps: how often something happened. crashes: what was raised where nothing catches it.
-    counts: see `World`."""
+    counts: see `World`, and `opportunities`."""
 
     violations: list[Violation]
     records: list[Record] = field(repr=False)
@@ -83,7 +84,8 @@ def simulate(
     violations = [*broken_writes, *(violation for rule in RULES for violation in rule(history))]
     grants = sum(record["what"] == "got" for record in world.records)
     crashes = [f"{strand}: {error!r}" for strand, error in kernel.failures]
-    return Outcome(violations, world.records, world.attempts, grants, kernel.steps, crashes, world.counts)
+    counts = world.counts + opportunities(history)
+    return Outcome(violations, world.records, world.attempts, grants, kernel.steps, crashes, counts)
 
 
 def _end(world: World) -> None:
@@ -92,6 +94,10 @@ def _end(world: World) -> None:
     while world.open_faults:  # they heal themselves
         kernel.run(kernel.time + 0.5)
     kernel.run(kernel.time + AFTERMATH)
+    if world.ends_with_many:
+        begin(world, Event("exit", kernel.time, world.attempts))
+        while world.open_faults:
+            kernel.run(kernel.time + 0.5)
     for worker in world.workers:
         worker.stopping = True
     alive = [worker for worker in world.workers if worker.process.alive]

@@ -13,12 +13,14 @@ from django_mongolock.engine.rule.options import Options
 from django_mongolock.exceptions import LockError, LockLost
 from verify.simulation.client import SimStore
 from verify.simulation.kernel import Process, Strand
-from verify.simulation.plans import SimPlan, many
+from verify.simulation.plans import MANY, SimPlan, many
 from verify.simulation.strikes import LineStrike, Struck
 from verify.simulation.world import SimSession, World
 
-#: Strands of a process that has several.
-MANY: Final = 4
+#: Strands of a process that has several: sometimes more than a small pool has threads.
+STRANDS: Final = (4, 4, 4, 12)
+#: How many locks a process takes that is to end with many. Its other strands do what they always do.
+BULK: Final = 3 * MANY
 #: At which line of the engine, counted from its beginning, an attempt is struck at the latest. Most have fewer.
 LINES: Final = 1_500
 #: How often a coroutine is struck just when something wakes it, and at which of these times at the latest.
@@ -58,7 +60,7 @@ class Worker:
         self.kept: list[Any] = []
         self._names = 0
         world.write("start", process.pid, group=process.pid, kind=process.kind)
-        for _ in range(1 if process.kind == "sync" else MANY):
+        for _ in range(1 if process.kind == "sync" else self.chance.choice(STRANDS)):
             self.strands.append(self.kernel.spawn(process, self._live, process.kind, self.chance.uniform(0, 0.05)))
         process.main = None if process.kind == "async" else self.strands[0]
 
@@ -69,7 +71,7 @@ class Worker:
                 self.kernel.sleep(self.chance.uniform(0.003, 0.025))
 
     def _plan(self) -> SimPlan:
-        if self.process.kind == "many":
+        if self.process.kind == "many" and len(self.bulk) < BULK:
             made = many(self.chance, self.process.pid, len(self.bulk))
             self.bulk += made.keys
             return made

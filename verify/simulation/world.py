@@ -65,6 +65,8 @@ class World:
         chance = random.Random(f"world {seed}")
         self.kernel = Kernel(seed, chance.choice([0.0, kernel.DRIFT, kernel.DRIFT]))
         self.receivers_take_time = chance.random() < 0.5
+        #: Whether a process ends with many locks when all else is healed.
+        self.ends_with_many = chance.random() < 0.25
         #: The grant at which a fault aims: its process, and its key.
         self.aim: tuple[int, str] | None = None
         self.servers = Servers(self.kernel)
