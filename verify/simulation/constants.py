@@ -12,6 +12,8 @@ from typing import Final
 from verify.simulation.mutation import SOURCE
 from verify.simulation.shell import ENGINE, Constant
 
+#: Those that stand in the pipelines, which are made once: there, they are replaced when a server runs one.
+IN_PIPELINES: Final = {"PURGE_STEP", "MAX_HOLDERS", "LEAP"}
 #: How often a run has lower constants, and how often each of them is lower then.
 OFTEN: Final = 0.5
 EACH: Final = 0.3

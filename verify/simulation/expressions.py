@@ -53,6 +53,21 @@ def bound(arguments: Mapping[str, Any]) -> Variables:
 
 
 @lru_cache
+def with_constants(stages: tuple[bytes, ...], constants: tuple[tuple[int, int], ...]) -> Pipeline:
+    """The pipeline with other numbers in place of some."""
+    others = dict(constants)
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: changed(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [changed(item) for item in value]
+        return others.get(value, value) if type(value) is int else value
+
+    return [RawBSONDocument(bson.encode(changed(bson.decode(stage, _DATES)))) for stage in stages]
+
+
+@lru_cache
 def _stages(raw: bytes) -> list[tuple[str, Expression]]:
     stage = bson.decode(raw, _DATES).items()
     return [(name, _changes(given) if name == "$set" else _compiled(given)) for name, given in stage]

@@ -21,7 +21,7 @@ from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import Bell
 from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.testing.memory_filters import NOTHING
-from verify.simulation.expressions import Document, Pipeline, bound, run
+from verify.simulation.expressions import Document, Pipeline, bound, run, with_constants
 from verify.simulation.kernel import Kernel
 from verify.simulation.shell import SimQueue
 
@@ -79,7 +79,7 @@ class Parsed:
 
 
 def _sent(update: Pipeline, key: str, document: Document | None, arguments: Document, now: datetime) -> Document:
-    """The document as a pipeline leaves it that is sent."""
+    """The document as a pipeline leaves it."""
     after = run(update, {"_id": key, **(document or {})}, bound(arguments), now)
     del after["_id"]
     return after
@@ -107,6 +107,8 @@ class Servers:
         #: When each document was last written, in virtual time.
         self.written: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
+        #: What stands in the pipelines, and what is to stand there instead.
+        self.constants: tuple[tuple[int, int], ...] = ()
         self._pending: list[Write] = []
         self._bells: deque[Bell] = deque(maxlen=BELLS)
         self._listening: list[Listening] = []
@@ -143,16 +145,20 @@ class Servers:
         if given is not None and not given(before or NOTHING):
             return None, None
         if short is not None:
-            after = _sent(short, key, before, arguments(), moment.now)
+            after = _sent(self._lowered(short), key, before, arguments(), moment.now)
             return (after, None) if after == before else (after, self.write(key, after))
         after = apply_rule(before, step, limits, moment)
         if after is None:
             return None, None
         if self.kernel.chance.random() < CHECKED and after != _sent(
-            pipeline(step), key, before, arguments(), moment.now
+            self._lowered(pipeline(step)), key, before, arguments(), moment.now
         ):
             raise AssertionError(f"the rule in Python is not the pipeline: {before} {step} {moment}")
         return after, self.write(key, after)
+
+    def _lowered(self, update: Pipeline) -> Pipeline:
+        """The pipeline with the constants of this run."""
+        return with_constants(tuple(stage.raw for stage in update), self.constants)
 
     def write(self, key: str, after: Document | None) -> Write:
         """Write a document, or remove it."""

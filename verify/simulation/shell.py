@@ -179,6 +179,7 @@ _REAL: Final = {"threading": threading, "random": random, "secrets": secrets, "o
 #: Modules that no simulated session runs.
 _LEFT_OUT: Final = (
     "mongo",
+    "pipeline",
     "election",
     "processes",
 )
