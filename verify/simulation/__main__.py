@@ -5,7 +5,6 @@
     python3 dev.py simulate --seconds 3600        an hour of them, from a random seed on
     python3 dev.py simulate --defect NAME         with a defect put back, by its name or the row of the failure table
     python3 dev.py simulate --list                the defects
-    python3 dev.py simulate --count 100000        until so many replies were ambiguous, waits cancelled, callers struck
 
 The first seed that breaks a promise is made as short as it can be, and told. Ends with 1 then, with 0 otherwise.
 """
@@ -19,9 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from verify.simulation.defects import ROWS, broken, named
-from verify.simulation.plans import disturbed
 from verify.simulation.run import Outcome, simulate
-from verify.simulation.schedule import ambiguous
 from verify.simulation.shrink import broken_rules, shrunk, story
 
 
@@ -32,8 +29,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, defect in ROWS.items():
             print(f"{name:<28}{defect.text} ({defect.breaks})")
         return 0
-    if options.count:
-        return int(_count(options))
     with broken(options.defect and named(options.defect)):
         return int(_search(options))
 
@@ -47,31 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=30.0, help="for how many real seconds to go on (30)")
     parser.add_argument("--defect", help="break the engine with this defect first")
     parser.add_argument("--list", action="store_true", help="list the defects")
-    parser.add_argument("--count", type=int, help="see that much of what may go wrong in a caller")
     return parser
-
-
-def _count(options: argparse.Namespace) -> bool:
-    """Run seed after seed, each full of ambiguous replies, cancellations and signals, until there were so many of each.
-
-    Return whether a promise was broken."""
-    counts: Counter[str] = Counter()
-    runs = broken = 0
-    for seed in itertools.count(options.seed or 1):
-        outcome = simulate(seed, options.length, ambiguous(seed, options.length), plan=disturbed)
-        counts.update(outcome.counts)
-        runs, broken = runs + 1, broken + (not outcome.is_good)
-        if not outcome.is_good:
-            print(f"seed {seed}: {', '.join(map(str, outcome.violations[:2]))}{outcome.crashes[:1]}", flush=True)
-        replies = counts["answers lost"] + counts["commands twice"]
-        if runs % 10 == 0 or min(replies, counts["cancellations"], counts["signals"]) >= options.count:
-            print(
-                f"{runs} runs, {broken} of them break a promise: {dict(counts)}, {time.process_time():.0f} s",
-                flush=True,
-            )
-        if min(replies, counts["cancellations"], counts["signals"]) >= options.count:
-            return broken > 0
-    raise AssertionError("there is always another seed")
 
 
 def _search(options: argparse.Namespace) -> bool:

@@ -425,11 +425,11 @@ def answer_forgotten(patches: Patches) -> None:
 def any_token(patches: Patches) -> None:
     judge = Renewals.judge
 
-    def judge_by_id(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+    def judge_by_id(self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float) -> None:
         if found is not None and grant.state is State.HELD and grant.id in found.holders:
             mine = replace(found.holders[grant.id], token=grant.token)
             found = replace(found, holders={**found.holders, grant.id: mine})
-        judge(self, grant, found, number, *times)
+        judge(self, grant, found, number, sent, length)
 
     patches.set(Renewals, "judge", judge_by_id)
 
@@ -438,12 +438,13 @@ def any_token(patches: Patches) -> None:
 def late_renewal(patches: Patches) -> None:
     judge = Renewals.judge
 
-    def judge_as_last(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
-        sent, length = times
+    def judge_as_last(
+        self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+    ) -> None:
         beat = None if found is None else found.holders.get(grant.id)
         if beat is not None and (beat.number, beat.token) == (number, grant.token) and length == grant.length:
             grant.lease.until = min(grant.lease.until, sent + length)
-        judge(self, grant, found, number, *times)
+        judge(self, grant, found, number, sent, length)
 
     patches.set(Renewals, "judge", judge_as_last)
 
@@ -501,7 +502,9 @@ def deadline_from_reply(patches: Patches) -> None:
     def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
         return answer(self, grant_id, reply, self._session.now(), number)
 
-    def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+    def judge_from_now(
+        self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+    ) -> None:
         judge(self, grant, found, number, self._session.now(), grant.length)
 
     patches.set(Commands, "answer", answer_from_now)
@@ -523,8 +526,9 @@ def deadline_from_news(patches: Patches) -> None:
 def place_as_lease(patches: Patches) -> None:
     judge = Renewals.judge
 
-    def judge_as_held(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
-        sent, length = times
+    def judge_as_held(
+        self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+    ) -> None:
         judge(self, grant, found, number, sent, grant.length if grant.state is State.HELD else length)
 
     patches.set(Renewals, "judge", judge_as_held)
@@ -580,35 +584,14 @@ def arrival_forgotten(patches: Patches) -> None:
 def renewal_without_grant(patches: Patches) -> None:
     judge = Renewals.judge
 
-    def judge_by_key(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+    def judge_by_key(
+        self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+    ) -> None:
         if found is not None and grant.state is State.HELD:
             found = replace(found, holders={grant.id: Beat(number, token=grant.token)} if found.holders else {})
-        judge(self, grant, found, number, *times)
+        judge(self, grant, found, number, sent, length)
 
     patches.set(Renewals, "judge", judge_by_key)
-
-
-@_defect
-def end_of_another_clock(patches: Patches) -> None:
-    look, answer = SimStore.read, Commands.answer
-    left: dict[str, float] = {}
-
-    def read(self: SimStore, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
-        reply = look(self, key, grant, timeout, owner)
-        mine = [e for e in self._servers.committed.get(key, {}).get("waiters", ()) if e["grant"] == grant]
-        if not mine or reply.now is None:
-            return reply
-        left[grant] = (mine[0]["until"] - reply.now).total_seconds()
-        return reply
-
-    def believe(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        grant = self._session.registry.grants.get(grant_id)
-        if number == -1 and grant is not None and reply.place is not None and grant_id in left:
-            grant.renewed(sent + min(grant.lease.length, left.pop(grant_id)), self._session.now())
-        return answer(self, grant_id, reply, sent, number)
-
-    patches.set(SimStore, "read", read)
-    patches.set(Commands, "answer", believe)
 
 
 @_defect

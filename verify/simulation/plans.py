@@ -131,12 +131,9 @@ _PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
 ]
 
 
-#: Gives the next attempt. queues: prefer the key where the order can be seen.
-Planner = Callable[[random.Random, bool], SimPlan]
-
-
 def usual(chance: random.Random, queues: bool) -> SimPlan:
-    """Every mode and manner: most attempts end in a release."""
+    """The next attempt, of any mode and manner: most end in a release. queues: prefer the key where the order can be
+    seen."""
     if chance.random() < OWN:
         (make,) = chance.choices([make for _, make in _PLANS], [weight for weight, _ in _PLANS])
         made = make(chance)
@@ -159,10 +156,3 @@ def _of_the_fault_runs(chance: random.Random) -> Plan:
     if chosen.min_hold:
         return replace(chosen, min_hold=chance.choice(HOLDS), work=chance.choice(HOLDS))
     return chosen
-
-
-def disturbed(chance: random.Random, queues: bool) -> SimPlan:
-    """The same, but most attempts are waits that are cancelled, or callers that are struck."""
-    made = usual(chance, queues or chance.random() < 0.5)
-    (manner,) = chance.choices(["cancel", "strike", "release"], [5, 5, 1])
-    return replace(made, wait=made.wait or 5.0, manner=manner)

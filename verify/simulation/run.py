@@ -17,7 +17,7 @@ from verify.faults.records import Record
 from verify.simulation.constants import IN_PIPELINES, lowered
 from verify.simulation.faults import Event, begin
 from verify.simulation.invariants import watched
-from verify.simulation.plans import KEYS, Planner, usual
+from verify.simulation.plans import KEYS
 from verify.simulation.rules import RULES, tolerances
 from verify.simulation.schedule import schedule
 from verify.simulation.shell import replaced
@@ -57,10 +57,9 @@ def simulate(
     seconds: float,
     events: Sequence[Event] | None = None,
     kinds: Sequence[str] = KINDS,
-    plan: Planner = usual,
 ) -> Outcome:
-    """Run the engine for so many virtual seconds, with these faults or those of the seed. plan: what is asked for."""
-    world = World(seed, plan)
+    """Run the engine for so many virtual seconds, with these faults or those of the seed."""
+    world = World(seed)
     kernel, watch = world.kernel, Watch(world)
     logging.disable(logging.CRITICAL)
     try:

@@ -25,11 +25,3 @@ def schedule(seed: int, seconds: float) -> list[Event]:
         (name,) = chance.choices(chosen, weights)
         events.append(Event(name, at, chance.getrandbits(32)))
     return events
-
-
-def ambiguous(seed: int, seconds: float) -> list[Event]:
-    """The schedule of a seed, and all the time answers that are lost and commands that come twice."""
-    chance, at, events = random.Random(f"ambiguous {seed}"), CALM, schedule(seed, seconds)
-    while (at := at + chance.uniform(0.0, 3.0)) < seconds:
-        events.append(Event(chance.choice(["lost-answers", "twice"]), at, chance.getrandbits(32)))
-    return sorted(events, key=lambda event: event.at)

@@ -13,7 +13,7 @@ from django_mongolock.engine.rule.options import Options
 from django_mongolock.exceptions import LockError, LockLost
 from verify.simulation.client import SimStore
 from verify.simulation.kernel import Process, Strand
-from verify.simulation.plans import MANY, SimPlan, many
+from verify.simulation.plans import MANY, SimPlan, many, usual
 from verify.simulation.strikes import LineStrike, Struck
 from verify.simulation.world import SimSession, World
 
@@ -76,7 +76,7 @@ class Worker:
             self.bulk += made.keys
             return made
         queues = self.process.kind == "sync" and self.chance.random() < 0.5
-        return self.world.plan(self.chance, queues)
+        return usual(self.chance, queues)
 
     @property
     def is_running(self) -> bool:

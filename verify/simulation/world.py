@@ -18,7 +18,6 @@ from verify.faults.records import Record
 from verify.simulation import kernel
 from verify.simulation.client import SimStore
 from verify.simulation.kernel import Kernel, Process
-from verify.simulation.plans import Planner
 from verify.simulation.server import Servers
 
 if TYPE_CHECKING:
@@ -55,13 +54,9 @@ class SimSession(Session):
 
 
 class World:
-    """The servers, the processes, and what they write down.
+    """The servers, the processes, and what they write down."""
 
-    plan: what is asked for.
-    """
-
-    def __init__(self, seed: int, plan: Planner) -> None:
-        self.plan = plan
+    def __init__(self, seed: int) -> None:
         chance = random.Random(f"world {seed}")
         self.kernel = Kernel(seed, chance.choice([0.0, kernel.DRIFT, kernel.DRIFT]))
         self.receivers_take_time = chance.random() < 0.5
