@@ -425,11 +425,13 @@ def answer_forgotten(patches: Patches) -> None:
 def any_token(patches: Patches) -> None:
     judge = Renewals.judge
 
-    def judge_by_id(self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float) -> None:
+    def judge_by_id(
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
+    ) -> None:
         if found is not None and grant.state is State.HELD and grant.id in found.holders:
             mine = replace(found.holders[grant.id], token=grant.token)
             found = replace(found, holders={**found.holders, grant.id: mine})
-        judge(self, grant, found, number, sent, length)
+        judge(self, grant, found, number, *times, **named)
 
     patches.set(Renewals, "judge", judge_by_id)
 
@@ -439,12 +441,13 @@ def late_renewal(patches: Patches) -> None:
     judge = Renewals.judge
 
     def judge_as_last(
-        self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
     ) -> None:
+        sent, length = [*times, *named.values()]
         beat = None if found is None else found.holders.get(grant.id)
         if beat is not None and (beat.number, beat.token) == (number, grant.token) and length == grant.length:
             grant.lease.until = min(grant.lease.until, sent + length)
-        judge(self, grant, found, number, sent, length)
+        judge(self, grant, found, number, *times, **named)
 
     patches.set(Renewals, "judge", judge_as_last)
 
@@ -503,7 +506,7 @@ def deadline_from_reply(patches: Patches) -> None:
         return answer(self, grant_id, reply, self._session.now(), number)
 
     def judge_from_now(
-        self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
     ) -> None:
         judge(self, grant, found, number, self._session.now(), grant.length)
 
@@ -527,8 +530,9 @@ def place_as_lease(patches: Patches) -> None:
     judge = Renewals.judge
 
     def judge_as_held(
-        self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
     ) -> None:
+        sent, length = [*times, *named.values()]
         judge(self, grant, found, number, sent, grant.length if grant.state is State.HELD else length)
 
     patches.set(Renewals, "judge", judge_as_held)
@@ -585,11 +589,11 @@ def renewal_without_grant(patches: Patches) -> None:
     judge = Renewals.judge
 
     def judge_by_key(
-        self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
     ) -> None:
         if found is not None and grant.state is State.HELD:
             found = replace(found, holders={grant.id: Beat(number, token=grant.token)} if found.holders else {})
-        judge(self, grant, found, number, sent, length)
+        judge(self, grant, found, number, *times, **named)
 
     patches.set(Renewals, "judge", judge_by_key)
 

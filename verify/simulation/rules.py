@@ -10,8 +10,11 @@ from verify.faults.history import FOREVER, Attempt, History
 from verify.faults.tolerances import Tolerances
 from verify.simulation.standing import nothing_stands
 
-#: As much as commands take where nothing interferes, and what the engine needs by its own times.
+#: As much as commands take where nothing interferes, and what the engine needs by its own times. That a clock was set
+#: back by less than no member has written for, which is up to six seconds, nobody can know: as much may be wrong then
+#: with the arrival of who says how long it has waited.
 VIRTUAL: Final = Tolerances(
+    clock_grace=7.0,
     grace=0.1, calm_arrivals=True, headless=0.2, names_next=frozenset({"LockNotAcquired"}), giving_up=0.1, slack=1.0,
     resumes_the_dead=True, work=9.0, telling=0.5, standstill=10.0,
 )  # fmt: skip
