@@ -20,8 +20,8 @@ from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule import deadlock
 from django_mongolock.engine.rule.document import MAX_ENTRIES, MAX_HOLDERS, UNLIMITED, Terms, find_damage
 from django_mongolock.engine.rule.document import entry as new_entry
-from django_mongolock.engine.rule.pipeline import IS_WHOLE
 from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.rule.validity import IS_WHOLE
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockError, LockNotAcquired
@@ -106,11 +106,10 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
     "deadlock": lambda store: store.deadlock("bad", "g", 5),
     "snapshots": lambda store: list(queries.snapshots(store, {})),
     "deadlocks": lambda store: [str(cycle) for cycle in queries.find_deadlocks(store)],
-    "stale": lambda store: list(operations.find_stale(store, operations.Which())),
-    "clear": lambda store: operations.clear_stale(store, ["bad"], operations.Which()),
+    "stale": lambda store: list(queries.snapshots(store, queries.chosen(operations.STALE))),
+    "clear": lambda store: operations.clear_stale(store, ["bad"]),
     "ask": lambda store: operations.ask_to_release(store, "bad", "somebody"),
     "force": lambda store: operations.force_release(store, "bad", ["secret-grant.1"]),
-    "grants": lambda store: operations.find_grants(store, {"bad": [1]}),
 }
 
 

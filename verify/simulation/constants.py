@@ -83,7 +83,7 @@ EXEMPT: Final[dict[str, str]] = {
     "store.mongo.MAX_IDLE_MS": _REAL_STORE,
     "store.mongo.MIN_POOL_LIMIT": _REAL_STORE,
     "rule.options._LONGEST": "it bounds what a caller may ask for",
-    "rule.pipeline._ZERO": _NAMES,
+    "rule.validity._ZERO": _NAMES,
     "session.commands.BULK_LIMIT": _BY_DESIGN,
     "session.releases.MAX_RELEASES": _BY_DESIGN,
     "session.shared.BACKGROUND": _NAMES,

@@ -17,8 +17,8 @@ from bson.int64 import Int64
 
 from django_mongolock.engine.lock.grants import LockGrants
 from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.protocol.acquisition import Acquisition
 from django_mongolock.engine.protocol.actions import Answer, Apply, Granted, WaitResult
-from django_mongolock.engine.protocol.procedures import Acquisition
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.in_python import Moment, _Rule
@@ -27,10 +27,10 @@ from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import worker_threads
 from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
+from django_mongolock.engine.session.ending import LOST, Ending, How
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.local_queue import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
-from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.waits import Waits
 from django_mongolock.exceptions import LockError
 from django_mongolock.testing.memory_filters import is_there, reply_of
@@ -400,20 +400,22 @@ def no_fork_guard(patches: Patches) -> None:
 
 @_defect
 def lost_not_removed(patches: Patches) -> None:
-    def lost(self: Session, grant: Grant, *, noticed: bool = False) -> None:
-        if self.forget(grant):
-            grant.owner_ref = None
-            self.notifications.ended(grant, noticed=noticed)
-            self.notifications.lost(grant)
+    end = Ending.end
 
-    patches.set(Session, "lost", lost)
+    def report_only(self: Ending, grant: Grant, how: How, **options: Any) -> None:
+        pending = dict(self._cleanup.pending)
+        end(self, grant, how, **options)
+        if how is LOST:
+            self._cleanup.pending = pending
+
+    patches.set(Ending, "end", report_only)
 
 
 @_defect
 def answer_forgotten(patches: Patches) -> None:
     give_up = LockGrants.give_up
 
-    def forget(self: LockGrants, session: Session, grant: Grant, error: BaseException) -> None:
+    def forget(self: LockGrants, session: Any, grant: Grant, error: BaseException) -> None:
         if grant.waiting.answer is not None:
             grant.waiting.answer, grant.waiting.sent = None, False
         give_up(self, session, grant, error)
@@ -560,23 +562,18 @@ def no_tombstone(patches: Patches) -> None:
 
 @_defect
 def unknown_outcome_forgotten(patches: Patches) -> None:
-    def forget(self: Session, grant: Grant) -> None:
-        grant.release()
-        self.forget(grant)
-        grant.owner_ref = None
-
-    patches.set(Session, "abandon", forget)
+    patches.set(Cleanup, "ensure_removed", lambda self, grant, stays=False: None)
 
 
 @_defect
 def taken_and_forgotten(patches: Patches) -> None:
-    lost = Session.lost
+    end = Ending.end
 
-    def lost_without_doubt(self: Session, grant: Grant) -> None:
-        grant.outcome_unknown = False
-        lost(self, grant)
+    def without_doubt(self: Ending, grant: Grant, how: How, **options: Any) -> None:
+        grant.outcome_unknown &= how is not LOST
+        end(self, grant, how, **options)
 
-    patches.set(Session, "lost", lost_without_doubt)
+    patches.set(Ending, "end", without_doubt)
 
 
 @_defect
@@ -631,7 +628,12 @@ def without_limit(patches: Patches) -> None:
 
 @_defect
 def loss_untold(patches: Patches) -> None:
-    patches.set(Session, "lost", lambda self, grant, noticed=False: self.forget(grant))
+    end = Ending.end
+
+    def untold(self: Ending, grant: Grant, how: How, **options: Any) -> None:
+        self.forget(grant) if how is LOST else end(self, grant, how, **options)
+
+    patches.set(Ending, "end", untold)
 
 
 @_defect
