@@ -308,8 +308,8 @@ def test_permits_are_handed_to_those_whom_no_other_command_serves(
 
 def test_nothing_is_handed_to_one_that_was_cancelled(process: Party) -> None:
     """P5: it would be granted for nothing, and removed again, while the others wait."""
-    session, lock = process.session, process.lock()
-    with process.lock() as held:
+    session, lock = process.session, process.lock(CALM)
+    with process.lock(CALM) as held:
         waiter = new_grant(session, lock, object())
         session.queue.join(waiter, trial=False)
         waiter.waiting.cancelled = True

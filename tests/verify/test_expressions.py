@@ -12,7 +12,7 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.document import Mode, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER
@@ -29,8 +29,9 @@ GRANTS = ("a", "b", "c", "d", "e", "f")
 
 def steps(chance: random.Random) -> Step:
     """Any step, also such as no protocol sends."""
+    mode: Mode = chance.choice(["exclusive", "exclusive", "shared", "semaphore"])
     terms = Terms(
-        mode := chance.choice(["exclusive", "exclusive", "shared", "semaphore"]),
+        mode,
         1 if mode == "exclusive" else chance.choice([2, 3]),
         chance.choice([1.0, 20.0]),
         0.3,

@@ -28,7 +28,7 @@ def watched() -> Iterator[list[Violation]]:
             found.extend(Violation("minimum-hold", now, text) for text in broken)
         return after, write
 
-    Servers.apply = look  # type: ignore[method-assign, assignment]
+    Servers.apply = look  # type: ignore[method-assign]
     try:
         yield found
     finally:

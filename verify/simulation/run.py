@@ -92,13 +92,11 @@ def simulate(
 def _end(world: World) -> None:
     """Heal everything, kill a third, let the others end; then try every key."""
     kernel = world.kernel
-    while world.open_faults:  # they heal themselves
-        kernel.run(kernel.time + 0.5)
+    _heal(world)
     kernel.run(kernel.time + AFTERMATH)
     if world.ends_with_many:
         begin(world, Event("exit", kernel.time, world.attempts))
-        while world.open_faults:
-            kernel.run(kernel.time + 0.5)
+        _heal(world)
     for worker in world.workers:
         worker.stopping = True
     alive = [worker for worker in world.workers if worker.process.alive]
@@ -114,6 +112,12 @@ def _end(world: World) -> None:
             world.write("hung", 0, group=worker.process.pid, text=f"{worker.strands}")
         worker.process.alive = False
     world.records.append({"what": "over", "t": kernel.time, "pid": 0})
+
+
+def _heal(world: World) -> None:
+    """Let time pass until all faults have healed themselves."""
+    while world.open_faults:
+        world.kernel.run(world.kernel.time + 0.5)
 
 
 def _wait_for(world: World, workers: Sequence[Worker]) -> None:

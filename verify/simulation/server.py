@@ -145,8 +145,8 @@ class Servers:
         if given is not None and not given(before or NOTHING):
             return None, None
         if short is not None:
-            after = _sent(self._lowered(short), key, before, arguments(), moment.now)
-            return (after, None) if after == before else (after, self.write(key, after))
+            made = _sent(self._lowered(short), key, before, arguments(), moment.now)
+            return (made, None) if made == before else (made, self.write(key, made))
         after = apply_rule(before, step, limits, moment)
         if after is None:
             return None, None
