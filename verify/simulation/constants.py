@@ -60,7 +60,7 @@ LOW: Final[dict[str, float]] = {
 
 _NAMES = "it names something, or stands for none: nothing can reach it"
 _REAL_STORE = "no simulated process has a real store: tests/engine/test_bells.py, tests/engine/test_store.py"
-_DAMAGE = "it tells damage, which is not simulated: tests/engine/test_damage.py"
+_DAMAGE = "it tells damage, which is not simulated: tests/engine/test_hostile.py"
 _BY_DESIGN = "what is beyond it is given up by design: below what a run reaches it would only break what it bounds"
 EXEMPT: Final[dict[str, str]] = {
     "protocol.actions.FOREVER": _NAMES,
@@ -79,12 +79,14 @@ EXEMPT: Final[dict[str, str]] = {
     "rule.document.SAME_TIME": _BY_DESIGN,
     "rule.document.SCHEMA": _DAMAGE,
     "rule.document.UNLIMITED": _NAMES,
+    "store.errors._DUPLICATE_KEY": _NAMES,
     "store.errors.SHOWN": "it bounds a text",
     "store.mongo.MAX_IDLE_MS": _REAL_STORE,
     "store.mongo.MIN_POOL_LIMIT": _REAL_STORE,
     "rule.options._LONGEST": "it bounds what a caller may ask for",
     "rule.validity._ZERO": _NAMES,
     "session.commands.BULK_LIMIT": _BY_DESIGN,
+    "session.errands.MOST_TRIES": "no named lock has errands: they are of document locks and fencing",
     "session.releases.MAX_RELEASES": _BY_DESIGN,
     "session.shared.BACKGROUND": _NAMES,
     "session.shared.RELEASE": _NAMES,
@@ -94,7 +96,7 @@ EXEMPT: Final[dict[str, str]] = {
     "text_checks.MAX_FACT_LENGTH": "it bounds a text",
     "text_checks.MAX_KEY_BYTES": "it bounds a text",
     "text_checks.MAX_TEXT_LENGTH": "it bounds a text",
-    "lock.transaction.COMMIT_LIMIT": "transactions are not simulated: tests/engine/test_transaction.py",
+    "lock.transaction.COMMIT_LIMIT": "transactions are not simulated: tests/engine/test_fence.py",
 }
 
 
