@@ -16,7 +16,7 @@ from verify.simulation.standing import nothing_stands
 VIRTUAL: Final = Tolerances(
     clock_grace=7.0,
     grace=0.1, calm_arrivals=True, headless=0.2, names_next=frozenset({"LockNotAcquired"}), giving_up=0.1, slack=1.0,
-    resumes_the_dead=True, work=9.0, telling=0.5, standstill=10.0,
+    resumes_the_dead=True, work=9.0, telling=3.0, standstill=10.0,
 )  # fmt: skip
 #: The longest lease on a server, in seconds.
 LONGEST: Final = 25.0
