@@ -7,6 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -322,6 +323,20 @@ def test_a_clock_that_is_a_little_behind_is_the_same_clock() -> None:
     """F23: corrected by less than a leap, it judges the times that it wrote, and no lease begins again."""
     (holder,) = after_a_write(-LEAPT.total_seconds() / 2)
     assert holder["until"] == BEGIN + timedelta(milliseconds=holder["server_lease"])
+
+
+def test_the_second_copy_of_a_command_that_resumes_puts_nothing_at_the_head() -> None:
+    """P5: what it is to resume is not there any more, so its grant comes last."""
+    owned = replace(CALM, owner="o")
+    resume = Step(ask="g2", add=entry("g2", "s", owned, {}), remove=("g1",), force=True, resumes=True)
+    asks = [
+        Step(ask=name, add=entry(name, "s", terms, {})) for name, terms in (("g1", owned), ("g3", CALM), ("g4", CALM))
+    ]
+    document = None
+    for step in (*asks, resume, Step(remove=("g2",)), resume):
+        document = apply_rule(document, step, Limits(), Moment(BEGIN))
+    assert document is not None
+    assert [e["grant"] for name in ("holders", "waiters") for e in document[name]] == ["g3", "g4", "g2"]
 
 
 def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease() -> None:

@@ -251,6 +251,17 @@ def test_permits_are_handed_to_those_whom_no_other_command_serves(
     assert first.end().has_it
 
 
+def test_nothing_is_handed_to_one_that_was_cancelled(process: Party) -> None:
+    """P5: it would be granted for nothing, and removed again, while the others wait."""
+    session, lock = process.session, process.lock(CALM)
+    with process.lock(CALM) as held:
+        waiter = new_grant(session, lock, object())
+        session.queue.join(waiter, trial=False)
+        waiter.waiting.cancelled = True
+        assert session.queue.reserve_handover(grant_of(held)) is None
+        session.queue.leave(waiter)
+
+
 def test_a_permit_is_handed_to_one_whose_hand_over_had_no_answer(process: Party) -> None:
     """F158: nothing asks for it until its place is renewed, so the next permit is handed to it."""
     terms = Terms(lease=60, margin=1, mode="semaphore", capacity=2)

@@ -97,6 +97,14 @@ def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Sessi
     assert mine.lost
 
 
+def test_a_renewal_that_finds_another_token_is_a_loss(lock: LockMaker, session: Session) -> None:
+    """P7, F17: it was taken away, and a command of before that was held up on its way has brought it back."""
+    grant = grant_of(mine := lock(terms=CALM).acquire())
+    found = Found(grant.token + 1, {grant.id: Beat(7, token=grant.token + 1)}, {})
+    session.renewals.judge(grant, found, number=7, sent=clock.now(), length=CALM.lease)
+    assert mine.lost
+
+
 def test_a_loss_that_the_holder_meets_is_reported_at_once(lock: LockMaker, take_away: Callable[..., None]) -> None:
     """P7: not only when the lease would have ended."""
     told = threading.Event()

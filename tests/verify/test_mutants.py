@@ -13,7 +13,7 @@ import pytest
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.local_queue import LocalQueue
 from verify.simulation import hunt, mutants, mutation
-from verify.simulation.defects import DEFECTS, ROWS, NothingToBreak, Patches, broken
+from verify.simulation.defects import DEFECTS, ROWS, NothingToBreak, Patches, broken, named
 from verify.simulation.invariants import minimum_holds
 from verify.simulation.mutants import Book, Result, totals
 
@@ -114,6 +114,7 @@ def test_the_table_in_the_docs() -> None:
     """Every defect has its row, and each row is of a defect. A misspelt name, and a patch that finds nothing to patch,
     are errors, and must not pass for a defect that nothing finds."""
     assert set(ROWS) == set(DEFECTS)
+    assert (named("F111"), named("F107"), named("no-margin")) == ("stuck-renewed-first", "old-bells", "no-margin")
     with pytest.raises(KeyError), broken("no-such-defect"):
         pass
     with pytest.raises(NothingToBreak, match="has no nowhere"):

@@ -113,7 +113,11 @@ CASES: dict[str, tuple[list[Record], str]] = {
     "an entry that stays": ([*DROPPED, stood("1.a", 10.0, 11.1)], "stood"),
     "while a fault is in the way": ([*DROPPED, fault(10.0, 11.0), stood("1.a", 10.0, 15.0)], ""),
     "a session that gives back in time": ([*CLOSED, stood("1.a", 10.0, 10.9)], ""),
-    "a session that leaves something": ([*CLOSED, stood("1.a", 10.0, 12.0)], "stood"),
+    "nothing is held after that": (
+        [*CLOSED, {"what": "shut", "t": 10.1, "pid": 1}, see("1.a", 10.0, 1.0), see("1.a", 10.2, 0.0)], ""
+    ),
+    "what is held all the same": ([*CLOSED, {"what": "shut", "t": 10.1, "pid": 1}, see("1.a", 10.2, 1.0)], "closed"),
+    "a session that leaves something": ([*CLOSED, stood("1.a", 10.0, 12.2)], "stood"),
 }  # fmt: skip
 
 

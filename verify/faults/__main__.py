@@ -84,6 +84,7 @@ def _tell(outcome: Outcome, seconds: float) -> None:
         f"{outcome.attempts} attempts, {outcome.grants} grants, {outcome.looks} looks, "
         f"{len(outcome.violations)} violations, {seconds:.0f} s"
     )
+    print("  opportunities:", ", ".join(f"{name} {count}" for name, count in outcome.opportunities.items()))
     for name, why in outcome.skipped.items():
         print(f"  left out: {name}, {why}")
     rules = Counter(violation["rule"] for violation in outcome.violations)

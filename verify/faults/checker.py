@@ -243,7 +243,7 @@ def _grace(history: History, since: float, until: float) -> float:
     """How much later one must have come to be certainly behind. A clock that was set back stands still for a moment."""
     allow = history.allow
     was_set = any(window.meets(since - allow.clock_grace, until) for window in history.clocks)
-    return max(allow.grace, allow.clock_grace) if was_set else allow.grace
+    return (max(allow.grace, allow.clock_grace) if was_set else allow.grace) + allow.drift * (until - since)
 
 
 def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) -> bool:

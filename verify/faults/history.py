@@ -12,8 +12,10 @@ from verify.faults.tolerances import REAL_TIME, Tolerances
 FOREVER = float("inf")
 #: Within how many seconds after a fault was healed there may still be another primary than before.
 AFTERMATH = 5.0
+#: Of how many keys an attempt is described.
+SHOWN = 3
 #: What only the rules of a simulation read.
-_MORE = {"taken", "request", "requested", "extended", "downgraded", "closed", "stood"}
+_MORE = {"taken", "request", "requested", "extended", "downgraded", "closed", "shut", "stood"}
 _EVENTS = {"got", "refused", "see", "forked", "leave", "left", "dropped", "told"}
 
 
@@ -69,8 +71,9 @@ class Attempt:
     told: float | None = None
 
     def __str__(self) -> str:
-        tokens = ", ".join(map(str, self.tokens.values())) or "none"
-        return f"{self.id} ({self.mode} {'+'.join(self.keys)}, token {tokens})"
+        tokens = ", ".join(map(str, list(self.tokens.values())[:SHOWN])) or "none"
+        more = f" and {len(self.keys) - SHOWN} more" if len(self.keys) > SHOWN else ""
+        return f"{self.id} ({self.mode} {'+'.join(self.keys[:SHOWN])}{more}, token {tokens})"
 
     @property
     def answered(self) -> float | None:

@@ -24,6 +24,7 @@ from verify.faults.cluster import RECOVERY, Cluster
 from verify.faults.documents import DOCUMENTS, STALE, OurDocument, at_once, make_documents
 from verify.faults.history import History
 from verify.faults.injections import FAULTS, SKEW, Scene, Skipped
+from verify.faults.opportunities import opportunities
 from verify.faults.peers import COLLECTION, DATABASE, ERRORS, TIMEOUT, Ours, Plan
 from verify.faults.plans import HABITS, LONGEST
 from verify.faults.records import Journal, now, read
@@ -72,6 +73,7 @@ class Outcome:
     looks: int = 0
     slowest: dict[str, float] = field(default_factory=dict)
     violations: list[dict[str, Any]] = field(default_factory=list)
+    opportunities: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
 
@@ -345,6 +347,7 @@ class Run:
         for window, seconds in progress(history):
             outcome.slowest[window.name] = round(max(seconds, outcome.slowest.get(window.name, 0.0)), 2)
         outcome.violations = [describe(history, violation) for violation in check(history)]
+        outcome.opportunities = dict(opportunities(history))
         outcome.skipped = self.skipped
         return outcome
 

@@ -32,6 +32,8 @@ class Tolerances:
     work: how long a holder works at most; it says so to itself.
     telling: within how long a loss is told after the program left the block.
     standstill: the longest time without any grant after everything was healed.
+    drift: by which part of the time two clocks may get apart. stands: for how much longer something may stand in a
+    document for that.
     """
 
     grace: float = 2.0
@@ -51,6 +53,8 @@ class Tolerances:
     work: float = 3.0
     telling: float = 6.0
     standstill: float = 30.0
+    drift: float = 0.0
+    stands: float = 0.0
 
 
 REAL_TIME = Tolerances()

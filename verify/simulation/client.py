@@ -9,21 +9,23 @@ from typing import Any, Final
 
 from django_mongolock.engine.rule.deadlock import Cycle, cycle_of
 from django_mongolock.engine.rule.replies import Bell, Found, Reply, read_found
+from django_mongolock.engine.rule.short_forms import RELEASE_UNCONTENDED, TAKE_FREE
 from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.store.base import is_heard_here
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.testing.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
+from verify.simulation.expressions import Document, Pipeline
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
-from verify.simulation.server import ORIGIN, Document, Parsed, Servers, Write
+from verify.simulation.server import ORIGIN, Parsed, Servers, Write
 
 #: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
 RETENTION: Final = 10.0
 
 
 #: How likely a bell comes again, and by how many seconds later at most.
-RUNG_AGAIN: Final = 0.2
-RUNG_AGAIN_BY: Final = 20.0
+RUNG_AGAIN: Final = 0.4
+RUNG_AGAIN_BY: Final = (1.0, 5.0, 20.0)
 
 
 #: What the server does for a command: it may wait, and yields for how long, or for which write to be with the majority;
@@ -75,15 +77,18 @@ class SimStore:
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
         given = partial(is_free, grant=step.ask)
-        reply: Reply | None = self._send(partial(self._write, key, step, given, reply=True), timeout, key)
-        return reply if reply is not None and reply.found else None
+        work = partial(self._write, key, step, given, reply=True, short=TAKE_FREE)
+        reply: Reply = self._send(work, timeout, key)
+        return reply if reply.held else None
 
     def release_uncontended(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
         def work(parsed: Parsed) -> Work:
             left = set()
             for key, grant in zip(keys, grants, strict=True):
                 given = partial(is_uncontended, grant=grant)
-                if not (yield from self._write(key, Step(remove=(grant,)), given, parsed, majority=False)):
+                step = Step(remove=(grant,))
+                how: dict[str, Any] = {"majority": False, "short": RELEASE_UNCONTENDED}
+                if not (yield from self._write(key, step, given, parsed, **how)):
                     left.add(key)
             return left
 
@@ -102,7 +107,9 @@ class SimStore:
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         def work(parsed: Parsed) -> Work:
             for key in keys:
-                yield from self._write(key, step, partial(is_there, grants=step.renew), parsed)
+                yield from self._write(key, step, partial(is_there, grants=step.renew), parsed, majority=False)
+            if (newest := self._servers.newest()) is not None:
+                yield newest
             committed = self._servers.committed
             return {key: read_found(committed[key]) for key in keys if key in committed}
 
@@ -156,7 +163,7 @@ class SimStore:
         if chance.random() >= self.link.lost:
             kernel.at(self._delay(), partial(self._ring, bell))
         if chance.random() < RUNG_AGAIN:
-            kernel.at(self._delay() + chance.uniform(0.0, RUNG_AGAIN_BY), partial(self._ring, bell))
+            kernel.at(self._delay() + chance.uniform(0.0, chance.choice(RUNG_AGAIN_BY)), partial(self._ring, bell))
 
     def _ring(self, bell: Bell) -> None:
         if not self.link.cut:
@@ -189,7 +196,7 @@ class SimStore:
         if self._closed:
             raise LockBackendFailed("the session was closed", key, passing=False)
         assert sender is not None
-        end = kernel.time + timeout
+        end = kernel.now() + timeout
         exchange = Exchange(sender)
         delay = self._delay()
         kernel.at(delay, partial(self._arrive, work, exchange, self._known))
@@ -199,16 +206,16 @@ class SimStore:
             )
         try:
             while not exchange.answers:
-                if kernel.time >= end:
+                if kernel.now() >= end:
                     raise LockBackendFailed("MongoDB did not answer in time", key)
-                kernel.park(end - kernel.time)
+                kernel.park(end - kernel.now())
         finally:
             exchange.sender = None
         answer = exchange.answers[0]
         if isinstance(answer, _NotPrimary):
             # As the driver does: it looks for the primary, and reports the failure.
             self._known = self._servers.named
-            kernel.sleep(min(max(0.0, end - kernel.time), kernel.chance.uniform(0.0, 0.1)))
+            kernel.sleep(min(max(0.0, end - kernel.now()), kernel.chance.uniform(0.0, 0.1)))
             raise LockBackendFailed("MongoDB has no primary that answers", key)
         return answer
 
@@ -266,14 +273,15 @@ class SimStore:
         *,
         majority: bool = True,
         reply: bool = False,
+        short: Pipeline | None = None,
     ) -> Work:
-        """Write one document; return its `Reply`, or whether it was written."""
+        """Write one document; return its `Reply`, or whether it was written. short: see `Servers.apply`."""
         servers, chance = self._servers, self._kernel.chance
         if chance.random() < self.link.held_up:
             yield chance.uniform(0.0, self.link.held_up_by)
         while key in servers.stuck:
             yield STUCK
-        document, write = servers.apply(parsed, key, step, self.limits, given)
+        document, write = servers.apply(parsed, key, step, self.limits, given, short=short)
         parsed.has_written |= write is not None
         if majority and (newest := servers.newest()) is not None:
             yield newest  # where nothing was to be written, too: the server waits for all that it has

@@ -15,13 +15,16 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
+from django_mongolock.engine.lock.grants import LockGrants
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.protocol.acquisition import Acquisition
-from django_mongolock.engine.protocol.actions import Answer, Apply, WaitResult
+from django_mongolock.engine.protocol.actions import Answer, Apply, Granted, WaitResult
 from django_mongolock.engine.rule import in_python
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.in_python import Moment, _Rule
-from django_mongolock.engine.rule.replies import Beat, Found, Reply
+from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
 from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.session import worker_threads
 from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.ending import LOST, Ending, How
@@ -29,9 +32,12 @@ from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.local_queue import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
 from django_mongolock.engine.session.waits import Waits
+from django_mongolock.exceptions import LockError
 from django_mongolock.testing.memory_filters import is_there, reply_of
+from verify.simulation import kernel, server
 from verify.simulation.client import SimStore, Work
-from verify.simulation.server import Document, Member, Parsed
+from verify.simulation.expressions import Document
+from verify.simulation.server import Member, Parsed
 
 Entries = list[Document]
 
@@ -73,6 +79,7 @@ def broken(name: str | None) -> Iterator[None]:
     try:
         if name is not None:
             DEFECTS[name](patches)
+            patches.set(server, "CHECKED", 0.0)  # a rule that is not the pipeline any more must break a promise
         yield
     finally:
         patches.undo()
@@ -99,6 +106,13 @@ def _rows() -> Iterator[Row]:
 ROWS: Final = {row.name: row for row in _rows()}
 
 
+def named(name: str) -> str:
+    """The defect of that name, or one that breaks the row of that number in the failure table: the first that the
+    simulation finds."""
+    rows = [row for row in ROWS.values() if name in re.findall(r"F\d+", row.breaks)]
+    return min(rows, key=lambda row: row.finder != "simulation").name if rows else name
+
+
 # The connection
 
 
@@ -107,7 +121,7 @@ def client_clock(patches: Patches) -> None:
     write = SimStore._write
 
     def by_our_clock(self: SimStore, key: str, step: Step, given: Any, parsed: Parsed, **how: Any) -> Work:
-        now = Member(0, 3.0 * (self._process.pid % 5)).time(self._kernel)
+        now = Member(0, 1.0, 3.0 * (self._process.pid % 5)).time(self._kernel)
         parsed.moment = replace(parsed.moment, now=now)
         return write(self, key, step, given, parsed, **how)
 
@@ -118,8 +132,8 @@ def client_clock(patches: Patches) -> None:
 def w1_grants(patches: Patches) -> None:
     write = SimStore._write
 
-    def weakly(self: SimStore, *what: Any, majority: bool = True, reply: bool = False) -> Work:
-        return write(self, *what, majority=False, reply=reply)
+    def weakly(self: SimStore, *what: Any, majority: bool = True, **how: Any) -> Work:
+        return write(self, *what, majority=False, **how)
 
     patches.set(SimStore, "_write", weakly)
 
@@ -128,8 +142,8 @@ def w1_grants(patches: Patches) -> None:
 def hand_over_w1(patches: Patches) -> None:
     write = SimStore._write
 
-    def weakly(self: SimStore, key: str, step: Step, *what: Any, majority: bool = True, reply: bool = False) -> Work:
-        return write(self, key, step, *what, majority=majority and not step.given, reply=reply)
+    def weakly(self: SimStore, key: str, step: Step, *what: Any, majority: bool = True, **how: Any) -> Work:
+        return write(self, key, step, *what, majority=majority and not step.given, **how)
 
     patches.set(SimStore, "_write", weakly)
 
@@ -142,6 +156,7 @@ def release_by_key(patches: Patches) -> None:
         holders = self._servers.documents.get(key, {}).get("holders", [])
         if step.remove and step.add is None and not step.tombstone_ttl and given is not None:
             step, given = Step(remove=tuple(e["grant"] for e in holders), force=True), lambda document: True
+            how |= {"short": None}
         return (yield from write(self, key, step, given, *what, **how))
 
     patches.set(SimStore, "_write", whoever)
@@ -309,7 +324,182 @@ def tombstones_ignored(patches: Patches) -> None:
     patches.set(_Rule, "with_new", add)
 
 
+@_defect
+def small_step_back(patches: Patches) -> None:
+    begin = _Rule.__init__
+
+    def init(self: _Rule, step: Step, limits: Any, moment: Moment, document: Document) -> None:
+        begin(self, step, limits, moment, document)
+        self.now = document["written_at"] if self.late else moment.now
+
+    patches.set(_Rule, "__init__", init)
+
+
+@_defect
+def resumed_twice(patches: Patches) -> None:
+    with_new = _Rule.with_new
+
+    def whenever_asked(self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
+        return with_new(self, new, queue, done, resumes=self.step.resumes)
+
+    patches.set(_Rule, "with_new", whenever_asked)
+
+
+@_defect
+def places_kept(patches: Patches) -> None:
+    def live_waiters(self: _Rule) -> Entries:
+        return [e for e in self.document["waiters"] if e["until"] > self.now]
+
+    patches.set(_Rule, "live_waiters", live_waiters)
+
+
+# The clocks
+
+
+@_defect
+def clocks_too_far_apart(patches: Patches) -> None:
+    patches.set(kernel, "DRIFT", 0.2)
+
+
+@_defect
+def no_margin(patches: Patches) -> None:
+    patches.set(Terms, "_margin_of", lambda self, lease: 0.0)
+
+
 # The session
+
+
+@_defect
+def equal_old_token(patches: Patches) -> None:
+    def newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | None]:
+        return newer_before(result, last_token - 1)
+
+    newer_before = procedures._newer
+    patches.set(procedures, "_newer", newer)
+
+
+@_defect
+def handover_to_cancelled(patches: Patches) -> None:
+    reserve = LocalQueue.reserve_handover
+
+    def whoever(self: LocalQueue, grant: Grant) -> Grant | None:
+        cancelled = [each.waiting for each in self.lines.get(grant.line, {}).values() if each.waiting.cancelled]
+        for waiting in cancelled:
+            waiting.cancelled = False
+        try:
+            return reserve(self, grant)
+        finally:
+            for waiting in cancelled:
+                waiting.cancelled = True
+
+    patches.set(LocalQueue, "reserve_handover", whoever)
+
+
+@_defect
+def no_fork_guard(patches: Patches) -> None:
+    patches.set(LockGrants, "is_ours", property(lambda self: self.session is not None))
+
+
+@_defect
+def lost_not_removed(patches: Patches) -> None:
+    end = Ending.end
+
+    def report_only(self: Ending, grant: Grant, how: How, **options: Any) -> None:
+        pending = dict(self._cleanup.pending)
+        end(self, grant, how, **options)
+        if how is LOST:
+            self._cleanup.pending = pending
+
+    patches.set(Ending, "end", report_only)
+
+
+@_defect
+def answer_forgotten(patches: Patches) -> None:
+    give_up = LockGrants.give_up
+
+    def forget(self: LockGrants, session: Any, grant: Grant, error: BaseException) -> None:
+        if grant.waiting.answer is not None:
+            grant.waiting.answer, grant.waiting.sent = None, False
+        give_up(self, session, grant, error)
+
+    patches.set(LockGrants, "give_up", forget)
+
+
+@_defect
+def any_token(patches: Patches) -> None:
+    judge = Renewals.judge
+
+    def judge_by_id(
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
+    ) -> None:
+        if found is not None and grant.state is State.HELD and grant.id in found.holders:
+            mine = replace(found.holders[grant.id], token=grant.token)
+            found = replace(found, holders={**found.holders, grant.id: mine})
+        judge(self, grant, found, number, *times, **named)
+
+    patches.set(Renewals, "judge", judge_by_id)
+
+
+@_defect
+def late_renewal(patches: Patches) -> None:
+    judge = Renewals.judge
+
+    def judge_as_last(
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
+    ) -> None:
+        sent, length = [*times, *named.values()]
+        beat = None if found is None else found.holders.get(grant.id)
+        if beat is not None and (beat.number, beat.token) == (number, grant.token) and length == grant.length:
+            grant.lease.until = min(grant.lease.until, sent + length)
+        judge(self, grant, found, number, *times, **named)
+
+    patches.set(Renewals, "judge", judge_as_last)
+
+
+@_defect
+def closed_and_held(patches: Patches) -> None:
+    hold = Grant.hold
+
+    def hold_all_the_same(self: Grant, granted: Granted) -> bool:
+        self.state = State.WAITING
+        return hold(self, granted)
+
+    patches.set(Grant, "hold", hold_all_the_same)
+
+
+@_defect
+def first_not_woken(patches: Patches) -> None:
+    patches.set(LocalQueue, "wake_first_of", lambda self, key: None)
+
+
+@_defect
+def one_by_one_at_exit(patches: Patches) -> None:
+    def release(self: Cleanup, held: Sequence[Grant], size: int, end: float) -> None:
+        for grant in held:
+            if self._session.now() < end:
+                action = procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
+                with contextlib.suppress(LockError):
+                    self._commands.send(action, end - self._session.now())
+
+    patches.set(Cleanup, "_have_released", release)
+
+
+@_defect
+def all_threads_for_one_key(patches: Patches) -> None:
+    patches.set(worker_threads, "PER_KEY", 1_000)
+
+
+@_defect
+def stuck_renewed_first(patches: Patches) -> None:
+    def have_renewed(self: Renewals, grants: list[Grant]) -> None:
+        for grant in grants:
+            grant.lease.renewing, grant.lease.once_more = True, False
+        for grant in grants if grants[0].lease.failures else ():
+            self.renew([grant])
+        if not grants[0].lease.failures:
+            self.renew(grants)
+
+    patches.set(Renewals, "_have_renewed", have_renewed)
 
 
 @_defect
@@ -319,7 +509,9 @@ def deadline_from_reply(patches: Patches) -> None:
     def answer_from_now(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
         return answer(self, grant_id, reply, self._session.now(), number)
 
-    def judge_from_now(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+    def judge_from_now(
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
+    ) -> None:
         judge(self, grant, found, number, self._session.now(), grant.length)
 
     patches.set(Commands, "answer", answer_from_now)
@@ -341,8 +533,10 @@ def deadline_from_news(patches: Patches) -> None:
 def place_as_lease(patches: Patches) -> None:
     judge = Renewals.judge
 
-    def judge_as_held(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
-        sent, length = times
+    def judge_as_held(
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
+    ) -> None:
+        sent, length = [*times, *named.values()]
         judge(self, grant, found, number, sent, grant.length if grant.state is State.HELD else length)
 
     patches.set(Renewals, "judge", judge_as_held)
@@ -393,35 +587,14 @@ def arrival_forgotten(patches: Patches) -> None:
 def renewal_without_grant(patches: Patches) -> None:
     judge = Renewals.judge
 
-    def judge_by_key(self: Renewals, grant: Grant, found: Found | None, number: int, *times: float) -> None:
+    def judge_by_key(
+        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
+    ) -> None:
         if found is not None and grant.state is State.HELD:
             found = replace(found, holders={grant.id: Beat(number, token=grant.token)} if found.holders else {})
-        judge(self, grant, found, number, *times)
+        judge(self, grant, found, number, *times, **named)
 
     patches.set(Renewals, "judge", judge_by_key)
-
-
-@_defect
-def end_of_another_clock(patches: Patches) -> None:
-    look, answer = SimStore.read, Commands.answer
-    left: dict[str, float] = {}
-
-    def read(self: SimStore, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
-        reply = look(self, key, grant, timeout, owner)
-        mine = [e for e in self._servers.committed.get(key, {}).get("waiters", ()) if e["grant"] == grant]
-        if not mine or reply.now is None:
-            return reply
-        left[grant] = (mine[0]["until"] - reply.now).total_seconds()
-        return reply
-
-    def believe(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        grant = self._session.registry.grants.get(grant_id)
-        if number == -1 and grant is not None and reply.place is not None and grant_id in left:
-            grant.renewed(sent + min(grant.lease.length, left.pop(grant_id)), self._session.now())
-        return answer(self, grant_id, reply, sent, number)
-
-    patches.set(SimStore, "read", read)
-    patches.set(Commands, "answer", believe)
 
 
 @_defect

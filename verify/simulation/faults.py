@@ -10,6 +10,7 @@ from verify.faults.peers import TIMEOUT
 from verify.simulation.client import RETENTION
 from verify.simulation.link import Link
 from verify.simulation.plans import KEYS
+from verify.simulation.server import REPLICATION
 from verify.simulation.worker import Worker, start
 from verify.simulation.world import World
 
@@ -31,15 +32,25 @@ class Fault:
     clocks: bool = False
 
 
+def _alive(world: World) -> list[Worker]:
+    """The processes that may be struck: those of the grant at which a fault aims, if it does."""
+    alive = [worker for worker in world.workers if worker.process.alive and not worker.stopping]
+    return [worker for worker in alive if world.aim is None or worker.process.pid == world.aim[0]]
+
+
 def _some(world: World, chance: random.Random) -> list[Worker]:
     """All processes, or one of them."""
-    alive = [worker for worker in world.workers if worker.process.alive and not worker.stopping]
+    alive = _alive(world)
     return alive if chance.random() < 0.5 or not alive else [chance.choice(alive)]
 
 
 def _one(world: World, chance: random.Random) -> Worker | None:
-    alive = [worker for worker in world.workers if worker.process.alive and not worker.stopping]
+    alive = _alive(world)
     return chance.choice(alive) if alive else None
+
+
+def _keys(world: World, chance: random.Random, most: int) -> list[str]:
+    return chance.sample(KEYS, chance.randint(1, most)) if world.aim is None else [world.aim[1]]
 
 
 # The servers
@@ -50,9 +61,9 @@ def elect(world: World, chance: random.Random) -> Steps:
     servers = world.servers
     member = chance.choice(servers.members)
     if member is not servers.primary and chance.random() < 0.5:
-        member.ahead = chance.uniform(-SKEW, SKEW)
+        member.set(world.kernel, chance.uniform(-SKEW, SKEW))
     if member is not servers.primary:  # a clock that is set forward under a running primary is a named limit
-        member.ahead = max(member.ahead, _lowest(world))
+        member.set(world.kernel, max(member.ahead(world.kernel), _lowest(world)))
     servers.elect(member, chance.randint(0, 3), chance.uniform(0.0, 3.0))
     yield max(0.0, servers.away_until - world.kernel.time)
     return None
@@ -86,10 +97,11 @@ def _lowest(world: World) -> float:
 
 
 def clock_set_back(world: World, chance: random.Random) -> Steps:
-    """The clock of the running primary is set back."""
-    far = FAR_BACK if chance.random() < 0.3 else 2 * SKEW
-    member = world.servers.primary
-    member.ahead = min(member.ahead, max(_lowest(world), member.ahead - chance.uniform(0.5, far)))
+    """The clock of the running primary is set back: by so little that it only stands still, by some seconds, or far."""
+    far = chance.choice([0.9, 0.9, 2 * SKEW, FAR_BACK])
+    member, kernel = world.servers.primary, world.kernel
+    ahead = member.ahead(kernel)
+    member.set(kernel, min(ahead, max(_lowest(world), ahead - chance.uniform(0.05, far))))
     yield 0.0
     return None
 
@@ -103,7 +115,7 @@ def drop_bells(world: World, chance: random.Random) -> Steps:
 
 def stuck(world: World, chance: random.Random) -> Steps:
     """A transaction has written to a document, and stands still."""
-    key = chance.choice(KEYS)
+    (key,) = _keys(world, chance, 1)
     world.servers.stuck.append(key)
     yield chance.uniform(1.0, 20.0)
     world.servers.stuck.remove(key)
@@ -120,8 +132,17 @@ def purge(world: World, chance: random.Random) -> Steps:
         is_old = world.kernel.time - servers.written[key] > RETENTION
         if is_old and document["purge_at"] <= earliest and servers.has_majority:
             servers.write(key, None)
-            world.purged = max(world.purged, world.kernel.time + max(member.ahead for member in servers.members))
+            ahead = max(member.ahead(world.kernel) for member in servers.members)
+            world.purged = max(world.purged, world.kernel.time + ahead)
     yield 0.0
+    return None
+
+
+def slow_storage(world: World, chance: random.Random) -> Steps:
+    """The disks take long: so the majority has a write late."""
+    world.servers.replication = (0.02, chance.uniform(0.1, 1.5))
+    yield chance.uniform(0.5, 5.0)
+    world.servers.replication = REPLICATION
     return None
 
 
@@ -181,9 +202,41 @@ def stop(world: World, chance: random.Random) -> Steps:
     return None
 
 
+def exit_with_many(world: World, chance: random.Random) -> Steps:
+    """A process that holds hundreds of locks ends. Some of their documents may be stuck then, the first one too."""
+    worker, servers = start(world, "many"), world.servers
+    yield chance.uniform(1.0, 8.0)
+    stuck = [key for key in worker.bulk if chance.random() < 0.05] if chance.random() < 0.6 else []
+    since = world.kernel.time
+    servers.stuck += stuck
+    if chance.random() < 0.6:  # it goes on for a while with them
+        yield chance.uniform(1.0, 8.0)
+    worker.close()
+    yield chance.uniform(3.0, 6.0)
+    servers.stuck = [key for key in servers.stuck if key not in stuck]
+    for key in stuck:
+        world.fault("stuck", since, world.kernel.time, order=True, servers=False, key=key)
+    return None
+
+
+def pair(world: World, chance: random.Random) -> Steps:
+    """Two faults strike the same grant, at once or one shortly after the other."""
+    documents = world.servers.documents.items()
+    there = [(e["pid"], key) for key, each in documents for e in (*each["holders"], *each["waiters"])]
+    if not there:
+        return None
+    aim = chance.choice(there)
+    for pause in (0.0, chance.choice([0.0, 0.02, 0.2, 1.0])):
+        yield pause
+        world.aim = aim
+        begin(world, Event(chance.choice(AIMED), world.kernel.time, chance.getrandbits(32)))
+        world.aim = None
+    return None
+
+
 def force(world: World, chance: random.Random) -> Steps:
     """An operator takes some keys from one of their holders each."""
-    for key in chance.sample(KEYS, chance.randint(1, 8)):
+    for key in _keys(world, chance, 8):
         world.by_janitor(partial(_take, world, key))
     yield 0.0
     return None
@@ -200,7 +253,7 @@ def _take(world: World, key: str) -> None:
 
 def request(world: World, chance: random.Random) -> Steps:
     """An operator asks some holders to release their keys."""
-    for key in chance.sample(KEYS, chance.randint(1, 8)):
+    for key in _keys(world, chance, 8):
         world.by_janitor(partial(_ask_for, world, key))
     yield 0.0
     return None
@@ -227,6 +280,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "bells-dropped": Fault(drop_bells),
     "stuck": Fault(stuck, servers=False),
     "purge": Fault(purge, 3, order=False, servers=False),
+    "slow-storage": Fault(slow_storage),
     "cut": Fault(_linked(lambda _: Link(cut=True), 5.0)),
     "slow": Fault(_linked(lambda chance: Link(slow=chance.uniform(0.01, 1.0)), 6.0)),
     "lost-answers": Fault(_linked(lambda chance: Link(lost=chance.uniform(0.05, 0.5)), 6.0)),
@@ -235,8 +289,46 @@ FAULTS: Final[dict[str, Fault]] = {
     "twice": Fault(_linked(lambda chance: Link(twice=chance.uniform(0.05, 0.5)), 6.0)),
     "kill": Fault(kill, order=False, servers=False),
     "stop": Fault(stop, 3, order=False, servers=False),
-    "close": Fault(close, 1, order=False, servers=False),
+    "close": Fault(close, 3, order=False, servers=False),
     "force": Fault(force, 3, order=False, servers=False),
     "request": Fault(request, 1, order=False, servers=False),
     "clear": Fault(clear, order=False, servers=False),
+    "exit": Fault(exit_with_many, 1, order=False, servers=False),
+    "pair": Fault(pair, 5, order=False, servers=False),
 }
+#: What may be one of a pair.
+AIMED: Final = tuple(name for name in FAULTS if name not in ("purge", "clear", "exit", "pair"))
+
+
+@dataclass(frozen=True)
+class Event:
+    """A fault that begins then. seed: what the choices in it come from."""
+
+    name: str
+    at: float
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.at:8.3f} {self.name}"
+
+
+def begin(world: World, event: Event) -> None:
+    """Inject the fault of an event, which is now, and heal it in time."""
+    fault, since = FAULTS[event.name], world.kernel.time
+    steps = fault.inject(world, random.Random(event.seed))
+
+    def go_on() -> None:
+        facts: dict[str, Any] = {}
+        try:
+            pause = next(steps)
+        except StopIteration as end:
+            facts = end.value or {}
+            world.open_faults -= 1
+        else:
+            world.kernel.at(pause, go_on)
+            return
+        marks = {"order": fault.order, "servers": fault.servers, "clocks": fault.clocks}
+        world.fault(event.name, since, world.kernel.time, **marks, **facts)
+
+    world.open_faults += 1
+    go_on()

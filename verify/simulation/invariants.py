@@ -7,7 +7,8 @@ from typing import Any
 
 from django_mongolock.engine.rule.step import Step
 from verify.faults.checker import Violation
-from verify.simulation.server import Document, Parsed, Servers, Write
+from verify.simulation.expressions import Document
+from verify.simulation.server import Parsed, Servers, Write
 
 
 @contextlib.contextmanager
@@ -16,15 +17,18 @@ def watched() -> Iterator[list[Violation]]:
     found: list[Violation] = []
     apply = Servers.apply
 
-    def look(self: Servers, parsed: Parsed, key: str, step: Step, *others: Any) -> tuple[Document | None, Write | None]:
+    def look(
+        self: Servers, parsed: Parsed, key: str, step: Step, *others: Any, **how: Any
+    ) -> tuple[Document | None, Write | None]:
         before = self.documents.get(key)
-        after, write = apply(self, parsed, key, step, *others)
-        if before is not None and after is not None:
+        after, write = apply(self, parsed, key, step, *others, **how)
+        # What is given back in the short form has no minimum hold, or is one of several of which not all were acquired.
+        if before is not None and after is not None and how.get("short") is None:
             now, broken = self.kernel.time, minimum_holds(before, after, step)
             found.extend(Violation("minimum-hold", now, text) for text in broken)
         return after, write
 
-    Servers.apply = look  # type: ignore[method-assign, assignment]
+    Servers.apply = look  # type: ignore[method-assign]
     try:
         yield found
     finally:

@@ -15,6 +15,9 @@ T = TypeVar("T")
 FOREVER: Final = float("inf")
 #: How much later a strand may run than it is due, in seconds: so the order of what is due at once differs by seed.
 JITTER: Final = 0.000_2
+#: By which part of the time the clock of a process or server runs faster or slower than time goes, at most. Two of them
+#: are then just less apart than the least margin of a lease, which is a tenth.
+DRIFT: Final = 0.045
 
 
 class Killed(BaseException):
@@ -22,11 +25,14 @@ class Killed(BaseException):
 
 
 class Process:
-    """What is stopped, and dies, as one. pid: as `os.getpid` gives it to its strands."""
+    """What is stopped, and dies, as one. pid: as `os.getpid` gives it to its strands. rate: how many seconds its clock
+    counts in one. main: the strand that is its main thread."""
 
-    def __init__(self, pid: int, kind: str) -> None:
+    def __init__(self, pid: int, kind: str, rate: float = 1.0) -> None:
         self.pid = pid
         self.kind = kind
+        self.rate = rate
+        self.main: Strand | None = None
         self.alive = True
         self.stopped_until = 0.0
 
@@ -47,6 +53,7 @@ class Strand:
         self.ended = False
         self.due = 0  # number of the event that resumes it; others are out of date
         self.strike: BaseException | None = None
+        self.doom: tuple[int, BaseException] | None = None  # what strikes it when it is woken for that time
         self._kernel = kernel
         self._run = run
         self.greenlet = greenlet(self._main, kernel.hub)
@@ -70,18 +77,20 @@ class Strand:
 
 
 class Kernel:
-    """The virtual clock and what is due. time: seconds since the beginning. chance: all that is left to chance."""
+    """The virtual clock and what is due. time: seconds since the beginning. chance: all that is left to chance. drift:
+    see `DRIFT`."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, drift: float = 0.0) -> None:
         self.hub = getcurrent()
         self.time = 0.0
         self.chance = random.Random(seed)
+        self.drift = drift
         self.failures: list[tuple[Strand, BaseException]] = []
         self.steps = 0
         self.over = False
         self._numbers = itertools.count(1)
         self._pids = itertools.count(101)
-        self._events: list[tuple[float, float, int, Strand | Callable[[], None]]] = []
+        self._events: list[tuple[float, int, Strand | Callable[[], None]]] = []
         self._strands: list[Strand] = []
         self._by_greenlet: dict[greenlet, Strand] = {}
         self.outside = Process(100, "harness")
@@ -89,9 +98,13 @@ class Kernel:
 
     # Processes and strands
 
-    def process(self, kind: str) -> Process:
-        """A new process."""
-        return Process(next(self._pids), kind)
+    def process(self, kind: str, parent: Process | None = None) -> Process:
+        """A new process, on the machine of its *parent*."""
+        return Process(next(self._pids), kind, self.rate() if parent is None else parent.rate)
+
+    def rate(self) -> float:
+        """How fast some clock runs."""
+        return 1.0 + self.chance.uniform(-self.drift, self.drift)
 
     def spawn(self, process: Process, run: Callable[[], object], name: str = "", after: float = 0.0) -> Strand:
         """Start a strand, *after* so many seconds."""
@@ -114,22 +127,24 @@ class Kernel:
     # Waiting
 
     def now(self) -> float:
-        """The virtual time, in seconds."""
-        return self.time
+        """What the clock of the process shows whose strand runs, in seconds."""
+        strand = self.current
+        return self.time if strand is None else self.time * strand.process.rate
 
     def sleep(self, seconds: float) -> None:
-        """Wait in this strand."""
+        """Wait in this strand, by its clock."""
         self.park(seconds)
 
     def park(self, seconds: float = FOREVER) -> None:
-        """Wait until `wake` is called, at most so long. Raises what strikes the strand meanwhile."""
+        """Wait until `wake` is called, at most so long by the clock of the process. Raises what strikes the strand
+        meanwhile."""
         strand = self.current
         if strand is None:
             raise RuntimeError("only a strand can wait")
         self._end_if_gone(strand)
         strand.due = 0
         if seconds != FOREVER:
-            self._resume(strand, self.time + max(0.0, seconds))
+            self._resume(strand, self.time + max(0.0, seconds) / strand.process.rate)
         self.hub.switch()
         self._end_if_gone(strand)
         if strand.strike is not None:
@@ -144,8 +159,13 @@ class Kernel:
 
     def wake(self, strand: Strand) -> None:
         """End the wait of a strand."""
-        if not strand.ended:
-            self._resume(strand, self.time)
+        if strand.ended:
+            return
+        if strand.doom is not None:
+            left, error = strand.doom
+            strand.doom = (left - 1, error) if left > 1 else None
+            strand.strike = error if left == 1 else strand.strike
+        self._resume(strand, self.time)
 
     def strike(self, strand: Strand, error: BaseException) -> None:
         """Raise *error* in a strand, where it waits: what a signal handler or a cancellation does."""
@@ -157,7 +177,7 @@ class Kernel:
     def run(self, until: float) -> None:
         """Let time pass *until* then."""
         while self._events and self._events[0][0] <= until:
-            due, _, number, what = heapq.heappop(self._events)
+            due, number, what = heapq.heappop(self._events)
             self.time = max(self.time, due)
             if not isinstance(what, Strand):
                 what()
@@ -191,5 +211,5 @@ class Kernel:
 
     def _push(self, at: float, what: Strand | Callable[[], None]) -> int:
         number = next(self._numbers)
-        heapq.heappush(self._events, (at + self.chance.uniform(0, JITTER), self.chance.random(), number, what))
+        heapq.heappush(self._events, (at + self.chance.random() * JITTER, number, what))
         return number

@@ -227,13 +227,14 @@ def sample(count: int, seed: int) -> list[Mutant]:
 
 def find_again(book: Book) -> None:
     """Give the known mutants their numbers of today, by their text and the nearest line; drop those that are gone."""
-    known = {name: result for name, result in book.results.items() if name not in ROWS}
+    known = [result for name, result in book.results.items() if name not in ROWS]
     kept = [result for name, result in book.results.items() if name in ROWS]
-    for result in known.values():
-        every = mutation.mutants(result.name.partition(":")[0])
+    every = [mutant for module in MODULES for mutant in mutation.mutants(module)]
+    for result in known:
+        module = result.name.partition(":")[0]
         same = [mutant for mutant in every if (mutant.before, mutant.after) == (result.before, result.after)]
-        if same:
-            mutant = min(same, key=lambda mutant: abs(mutant.line - result.line))
+        if here := [mutant for mutant in same if mutant.module == module] or (same if len(same) == 1 else []):
+            mutant = min(here, key=lambda mutant: abs(mutant.line - result.line))
             kept.append(replace(result, name=mutant.name, line=mutant.line))
         else:
             sys.stdout.write(f"gone: {result.name} {result.before} -> {result.after}\n")

@@ -16,6 +16,10 @@ QUEUEING: Final = 0.15
 OWN: Final = 0.3
 #: How often an attempt ends in another manner than by a release.
 OFTEN: Final = 0.1
+#: How often the times of a lock are drawn anew.
+REDRAWN: Final = 0.3
+#: How many locks a thread of a process takes that ends with many.
+MANY: Final = 60
 #: How long a minimum hold is, and how long work under it takes, in seconds: sometimes longer than a renewal.
 HOLDS: Final = (0.02, 0.3, 0.8, 2.5)
 #: Leases that no fault outlasts, in seconds: what is left behind by mistake stands there until it is seen.
@@ -26,7 +30,7 @@ NESTED_WAIT: Final = 4.0
 NESTED: Final = ("d0", "d1", "d2")
 
 #: All keys that are asked for.
-KEYS: Final = (*REAL_KEYS, "far0", "far1", "limited", "longer", "heir", "deferred", "down", *NESTED)
+KEYS: Final = (*REAL_KEYS, "far0", "far1", "limited", "longer", "heir", "deferred", "lapsing", "crowd", "down", *NESTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,18 @@ def _deferred(chance: random.Random) -> SimPlan:
     return SimPlan(("deferred",), wait=0.5, work=chance.uniform(0.5, 3.0), manner="defer")
 
 
+def _lapsing(chance: random.Random) -> SimPlan:
+    """A lease that is worked under until it ends by itself, while others wait for it: whose clock says so first?"""
+    return SimPlan(("lapsing",), wait=20.0, lease=6.0, renew=False, work=chance.choice([1.0, 6.5]))
+
+
+def _crowd(chance: random.Random) -> SimPlan:
+    """Readers that stay, writers, and places that a short pause costs."""
+    if chance.random() < 0.3:
+        return SimPlan(("crowd",), "exclusive", 1, 20.0, 8.0, 0.4, work=0.1)
+    return SimPlan(("crowd",), "shared", 2**31 - 1, 20.0, 8.0, chance.choice([0.4, 8.0]), work=chance.uniform(0.5, 4.0))
+
+
 def _down(chance: random.Random) -> SimPlan:
     """An exclusive lock that goes on as a reader, and others that want one of the two."""
     manner = chance.choice(["downgrade", "downgrade", "release"])
@@ -90,6 +106,18 @@ def _down(chance: random.Random) -> SimPlan:
     return SimPlan(("down",), mode, 1, wait, lease, waiter_lease, work=work, manner=manner)
 
 
+def many(chance: random.Random, pid: int, begun: int) -> SimPlan:
+    """Many locks, which its process has when it ends. begun: how many it has asked for before."""
+    keys = tuple(f"many{pid}.{number:03}" for number in range(begun, begun + MANY))
+    return SimPlan(keys, "exclusive", 1, 5.0, chance.choice([1.5, 6.0, LONG]), work=60.0)
+
+
+def _redrawn(chance: random.Random, plan: SimPlan) -> SimPlan:
+    """The same, with a lease, a place in the queue and a minimum hold that have nothing to do with each other."""
+    lease, place = chance.choice([1.0, 1.5, 3.0, 8.0]), chance.choice([0.5, 1.0, 1.5, 3.0, 8.0])
+    return replace(plan, lease=lease, waiter_lease=place, min_hold=chance.choice([0.0, 0.0, 0.0, *HOLDS[:2]]))
+
+
 _PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
     (8, _far),
     (1, _limited),
@@ -97,22 +125,22 @@ _PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
     (2, _heir),
     (3, _nested),
     (1, _deferred),
+    (2, _lapsing),
+    (3, _crowd),
     (3, _down),
 ]
 
 
-#: Gives the next attempt. queues: prefer the key where the order can be seen.
-Planner = Callable[[random.Random, bool], SimPlan]
-
-
 def usual(chance: random.Random, queues: bool) -> SimPlan:
-    """Every mode and manner: most attempts end in a release."""
+    """The next attempt, of any mode and manner: most end in a release. queues: prefer the key where the order can be
+    seen."""
     if chance.random() < OWN:
         (make,) = chance.choices([make for _, make in _PLANS], [weight for weight, _ in _PLANS])
         made = make(chance)
     else:
         chosen = line(chance) if queues or chance.random() < QUEUEING else _of_the_fault_runs(chance)
         made = SimPlan(**{field.name: getattr(chosen, field.name) for field in fields(chosen)})
+        made = _redrawn(chance, made) if chance.random() < REDRAWN else made
     if made.manner != "release":
         return made
     manner = "extend" if chance.random() < 0.1 else "release"
@@ -128,10 +156,3 @@ def _of_the_fault_runs(chance: random.Random) -> Plan:
     if chosen.min_hold:
         return replace(chosen, min_hold=chance.choice(HOLDS), work=chance.choice(HOLDS))
     return chosen
-
-
-def disturbed(chance: random.Random, queues: bool) -> SimPlan:
-    """The same, but most attempts are waits that are cancelled, or callers that are struck."""
-    made = usual(chance, queues or chance.random() < 0.5)
-    (manner,) = chance.choices(["cancel", "strike", "release"], [5, 5, 1])
-    return replace(made, wait=made.wait or 5.0, manner=manner)

@@ -1,6 +1,7 @@
 """What only virtual time can judge: rules for the checker that allow next to no delay."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from verify.faults import checker
@@ -9,15 +10,27 @@ from verify.faults.history import FOREVER, Attempt, History
 from verify.faults.tolerances import Tolerances
 from verify.simulation.standing import nothing_stands
 
-#: As much as commands take where nothing interferes, and what the engine needs by its own times.
+#: As much as commands take where nothing interferes, and what the engine needs by its own times. That a clock was set
+#: back by less than no member has written for, which is up to six seconds, nobody can know: as much may be wrong then
+#: with the arrival of who says how long it has waited.
 VIRTUAL: Final = Tolerances(
+    clock_grace=7.0,
     grace=0.1, calm_arrivals=True, headless=0.2, names_next=frozenset({"LockNotAcquired"}), giving_up=0.1, slack=1.0,
-    resumes_the_dead=True, work=9.0, telling=0.5, standstill=10.0,
+    resumes_the_dead=True, work=9.0, telling=3.0, standstill=10.0,
 )  # fmt: skip
+#: The longest lease on a server, in seconds.
+LONGEST: Final = 25.0
 #: How long a round of commands takes at most, in seconds.
 ROUND: Final = 0.2
 #: How long a deadlock may last: a waiter looks for one after a second.
 DEADLOCK: Final = 1.5
+
+
+def tolerances(drift: float) -> Tolerances:
+    """Those for clocks that run faster or slower by that part of the time: who waits for the end of a lease learns of
+    it so much later."""
+    late = 2 * drift * LONGEST
+    return replace(VIRTUAL, drift=2 * drift, slack=VIRTUAL.slack + late, stands=late)
 
 
 def taken_is_lost(history: History) -> Iterator[Violation]:
@@ -135,8 +148,19 @@ def _is_there(history: History, attempt: Attempt, since: float) -> bool:
     return end + history.allow.recovery > since
 
 
+def closed_is_over(history: History) -> Iterator[Violation]:
+    """When its session is closed, a process holds nothing."""
+    shut = {record["pid"]: record["t"] for record in history.more["shut"]}
+    for attempt in history.attempts.values():
+        for look in attempt.samples:
+            if look.held and look.since > shut.get(look.pid, FOREVER):
+                yield Violation("closed", look.since, f"{attempt} is held, and its session was closed before")
+                break
+
+
 MORE_RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     nothing_stands,
+    closed_is_over,
     taken_is_lost,
     holds_have_an_end,
     extensions_last,

@@ -11,12 +11,15 @@ from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.exceptions import LockError
 from verify.faults.checker import Violation
 from verify.faults.history import History
+from verify.faults.opportunities import opportunities
 from verify.faults.peers import TIMEOUT, Plan
 from verify.faults.records import Record
+from verify.simulation.constants import IN_PIPELINES, lowered
+from verify.simulation.faults import Event, begin
 from verify.simulation.invariants import watched
-from verify.simulation.plans import KEYS, Planner, usual
-from verify.simulation.rules import RULES, VIRTUAL
-from verify.simulation.schedule import Event, begin, schedule
+from verify.simulation.plans import KEYS
+from verify.simulation.rules import RULES, tolerances
+from verify.simulation.schedule import schedule
 from verify.simulation.shell import replaced
 from verify.simulation.standing import Watch
 from verify.simulation.worker import Worker, start
@@ -34,7 +37,7 @@ FREEING: Final = 30.0
 @dataclass
 class Outcome:
     """What came of a run. steps: how often something happened. crashes: what was raised where nothing catches it.
-    counts: see `World`."""
+    counts: see `World`, and `opportunities`."""
 
     violations: list[Violation]
     records: list[Record] = field(repr=False)
@@ -54,14 +57,15 @@ def simulate(
     seconds: float,
     events: Sequence[Event] | None = None,
     kinds: Sequence[str] = KINDS,
-    plan: Planner = usual,
 ) -> Outcome:
-    """Run the engine for so many virtual seconds, with these faults or those of the seed. plan: what is asked for."""
-    world = World(seed, plan)
+    """Run the engine for so many virtual seconds, with these faults or those of the seed."""
+    world = World(seed)
     kernel, watch = world.kernel, Watch(world)
     logging.disable(logging.CRITICAL)
     try:
-        with replaced(kernel), watched() as broken_writes:
+        constants = lowered(seed)
+        world.servers.constants = tuple((real, low) for name, real, low in constants if name in IN_PIPELINES)
+        with replaced(kernel, constants), watched() as broken_writes:
             for kind in kinds:
                 start(world, kind)
             watch.begin()
@@ -77,19 +81,22 @@ def simulate(
         logging.disable(logging.NOTSET)
     world.records.append({"what": "run", "t": 0.0, "pid": 0, "seed": seed, "timeout": TIMEOUT})
     world.records.append({"what": "start", "t": 0.0, "pid": 100, "group": 100, "kind": "harness"})
-    history = History(sorted(world.records, key=lambda record: float(record["t"])), VIRTUAL)
+    history = History(sorted(world.records, key=lambda record: float(record["t"])), tolerances(kernel.drift))
     violations = [*broken_writes, *(violation for rule in RULES for violation in rule(history))]
     grants = sum(record["what"] == "got" for record in world.records)
     crashes = [f"{strand}: {error!r}" for strand, error in kernel.failures]
-    return Outcome(violations, world.records, world.attempts, grants, kernel.steps, crashes, world.counts)
+    counts = world.counts + opportunities(history)
+    return Outcome(violations, world.records, world.attempts, grants, kernel.steps, crashes, counts)
 
 
 def _end(world: World) -> None:
     """Heal everything, kill a third, let the others end; then try every key."""
     kernel = world.kernel
-    while world.open_faults:  # they heal themselves
-        kernel.run(kernel.time + 0.5)
+    _heal(world)
     kernel.run(kernel.time + AFTERMATH)
+    if world.ends_with_many:
+        begin(world, Event("exit", kernel.time, world.attempts))
+        _heal(world)
     for worker in world.workers:
         worker.stopping = True
     alive = [worker for worker in world.workers if worker.process.alive]
@@ -105,6 +112,12 @@ def _end(world: World) -> None:
             world.write("hung", 0, group=worker.process.pid, text=f"{worker.strands}")
         worker.process.alive = False
     world.records.append({"what": "over", "t": kernel.time, "pid": 0})
+
+
+def _heal(world: World) -> None:
+    """Let time pass until all faults have healed themselves."""
+    while world.open_faults:
+        world.kernel.run(world.kernel.time + 0.5)
 
 
 def _wait_for(world: World, workers: Sequence[Worker]) -> None:
@@ -131,4 +144,9 @@ def _try_all(world: World) -> None:
 
     for key in KEYS:
         kernel.spawn(worker.process, lambda key=key: take(key), "last")  # type: ignore[misc]
+    # What a process had that ended with many is looked at only.
+    for key in (key for worker in world.workers for key in worker.bulk):
+        ends = [e["until"] for e in world.servers.documents.get(key, {}).get("holders", ())]
+        left = (max(ends) - world.servers.primary.time(kernel)).total_seconds() if ends else 0.0
+        world.records.append({"what": "free", "t": over + max(0.0, left), "pid": 0, "key": key, "since": over})
     kernel.run(kernel.time + FREEING + 5.0)

@@ -1,33 +1,23 @@
 """What goes wrong in a simulation, and when: made from the seed, and any part can be left out."""
 
 import random
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from verify.simulation.faults import FAULTS
-from verify.simulation.world import World
+from verify.simulation.faults import FAULTS, Event
 
 #: Seconds at the beginning in which nothing goes wrong, and between the beginnings of two faults at most.
 CALM: Final = 1.0
 MOST_BETWEEN: Final = 6.0
-
-
-@dataclass(frozen=True)
-class Event:
-    """A fault that begins then. seed: what the choices in it come from."""
-
-    name: str
-    at: float
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.at:8.3f} {self.name}"
+#: What leaves most keys and processes alone, and how often nothing else happens: so nothing else may be felt there.
+LOCAL: Final = ["stuck", "kill", "stop", "close", "force", "request", "clear", "exit", "purge"]
+QUIET: Final = 0.25
 
 
 def schedule(seed: int, seconds: float) -> list[Event]:
     """What goes wrong in a run of so many seconds."""
     chance = random.Random(f"faults {seed}")
-    chosen = sorted(chance.sample(list(FAULTS), chance.randint(3, len(FAULTS))))  # fewer kinds at a time, deeper
+    kinds = LOCAL if chance.random() < QUIET else list(FAULTS)
+    chosen = sorted(chance.sample(kinds, chance.randint(3, len(kinds))))  # fewer kinds at a time, deeper
     weights = [FAULTS[name].weight for name in chosen]
     at, events = CALM, []
     most = chance.uniform(0.5, MOST_BETWEEN)
@@ -35,33 +25,3 @@ def schedule(seed: int, seconds: float) -> list[Event]:
         (name,) = chance.choices(chosen, weights)
         events.append(Event(name, at, chance.getrandbits(32)))
     return events
-
-
-def ambiguous(seed: int, seconds: float) -> list[Event]:
-    """The schedule of a seed, and all the time answers that are lost and commands that come twice."""
-    chance, at, events = random.Random(f"ambiguous {seed}"), CALM, schedule(seed, seconds)
-    while (at := at + chance.uniform(0.0, 3.0)) < seconds:
-        events.append(Event(chance.choice(["lost-answers", "twice"]), at, chance.getrandbits(32)))
-    return sorted(events, key=lambda event: event.at)
-
-
-def begin(world: World, event: Event) -> None:
-    """Inject the fault of an event, which is now, and heal it in time."""
-    fault, since = FAULTS[event.name], world.kernel.time
-    steps = fault.inject(world, random.Random(event.seed))
-
-    def go_on() -> None:
-        facts: dict[str, Any] = {}
-        try:
-            pause = next(steps)
-        except StopIteration as end:
-            facts = end.value or {}
-            world.open_faults -= 1
-        else:
-            world.kernel.at(pause, go_on)
-            return
-        marks = {"order": fault.order, "servers": fault.servers, "clocks": fault.clocks}
-        world.fault(event.name, since, world.kernel.time, **marks, **facts)
-
-    world.open_faults += 1
-    go_on()

@@ -10,24 +10,29 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from queue import Empty
-from typing import Any, Final
+from typing import Final
 
 from bson.timestamp import Timestamp
 
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
+from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import Bell
 from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.testing.memory_filters import NOTHING
+from verify.simulation.expressions import Document, Pipeline, bound, run, with_constants
 from verify.simulation.kernel import Kernel
 from verify.simulation.shell import SimQueue
-
-Document = dict[str, Any]
 
 #: The time of day at the beginning.
 ORIGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 #: How long the majority takes to have a write, in seconds: at least, at most.
 REPLICATION: Final = (0.001, 0.006)
+#: How often the rule in Python is compared with the pipeline that is sent.
+CHECKED: Final = 0.02
+#: How likely a bell comes to a session for which it is not.
+FOR_ANOTHER: Final = 0.01
 #: How many bells are kept.
 BELLS: Final = 40
 #: How long a command takes on its way in each direction at most, in seconds: one of these in each run.
@@ -36,15 +41,23 @@ DISTANCES: Final = (0.001, 0.001, 0.02)
 
 @dataclass(eq=False)
 class Member:
-    """One server. ahead: by how many seconds its clock is ahead of virtual time."""
+    """One server. rate: how many seconds its clock counts in one. offset: what it showed at the beginning."""
 
     number: int
-    ahead: float = 0.0
+    rate: float = 1.0
+    offset: float = 0.0
 
     def time(self, kernel: Kernel) -> datetime:
         """What its clock shows, in whole milliseconds."""
-        moment = ORIGIN + timedelta(seconds=kernel.time + self.ahead)
-        return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+        return ORIGIN + timedelta(milliseconds=int((kernel.time * self.rate + self.offset) * 1000))
+
+    def ahead(self, kernel: Kernel) -> float:
+        """By how many seconds its clock is ahead of virtual time now."""
+        return kernel.time * (self.rate - 1.0) + self.offset
+
+    def set(self, kernel: Kernel, ahead: float) -> None:
+        """Set its clock."""
+        self.offset += ahead - self.ahead(kernel)
 
 
 @dataclass(slots=True, eq=False)
@@ -65,13 +78,22 @@ class Parsed:
         self.has_written = False
 
 
+def _sent(update: Pipeline, key: str, document: Document | None, arguments: Document, now: datetime) -> Document:
+    """The document as a pipeline leaves it."""
+    after = run(update, {"_id": key, **(document or {})}, bound(arguments), now)
+    del after["_id"]
+    return after
+
+
 class Servers:
     """The replica set. named: the name of the present election. documents: what its primary has."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.distance = kernel.chance.choice(DISTANCES)
-        self.members = [Member(number) for number in range(3)]
+        self.members = [Member(number, kernel.rate()) for number in range(3)]
+        #: How long the majority takes to have a write, in seconds: at least, at most.
+        self.replication = REPLICATION
         self.primary = self.members[0]
         self.term = 1
         self.documents: dict[str, Document] = {}
@@ -85,6 +107,8 @@ class Servers:
         #: When each document was last written, in virtual time.
         self.written: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
+        #: What stands in the pipelines, and what is to stand there instead.
+        self.constants: tuple[tuple[int, int], ...] = ()
         self._pending: list[Write] = []
         self._bells: deque[Bell] = deque(maxlen=BELLS)
         self._listening: list[Listening] = []
@@ -106,16 +130,35 @@ class Servers:
         return Parsed(self, named)
 
     def apply(
-        self, parsed: Parsed, key: str, step: Step, limits: Limits, given: Callable[[Document], bool] | None = None
+        self,
+        parsed: Parsed,
+        key: str,
+        step: Step,
+        limits: Limits,
+        given: Callable[[Document], bool] | None = None,
+        *,
+        short: Pipeline | None = None,
     ) -> tuple[Document | None, Write | None]:
-        """Apply *step* by the moment at which it was parsed, if the document is *given* that."""
-        before = self.documents.get(key)
+        """Apply *step* by the moment at which it was parsed, if the document is *given* that. short: in this form."""
+        before, moment = self.documents.get(key), parsed.moment
+        arguments = partial(step.arguments, limits, moment.clock, moment.cluster_time)
         if given is not None and not given(before or NOTHING):
             return None, None
-        after = apply_rule(before, step, limits, parsed.moment)
+        if short is not None:
+            made = _sent(self._lowered(short), key, before, arguments(), moment.now)
+            return (made, None) if made == before else (made, self.write(key, made))
+        after = apply_rule(before, step, limits, moment)
         if after is None:
             return None, None
+        if self.kernel.chance.random() < CHECKED and after != _sent(
+            self._lowered(pipeline(step)), key, before, arguments(), moment.now
+        ):
+            raise AssertionError(f"the rule in Python is not the pipeline: {before} {step} {moment}")
         return after, self.write(key, after)
+
+    def _lowered(self, update: Pipeline) -> Pipeline:
+        """The pipeline with the constants of this run."""
+        return with_constants(tuple(stage.raw for stage in update), self.constants)
 
     def write(self, key: str, after: Document | None) -> Write:
         """Write a document, or remove it."""
@@ -128,7 +171,7 @@ class Servers:
         write = Write(key, after)
         self._pending.append(write)
         if self.has_majority:
-            self.kernel.at(self.kernel.chance.uniform(*REPLICATION), lambda: self._confirm(write))
+            self.kernel.at(self.kernel.chance.uniform(*self.replication), lambda: self._confirm(write))
         return write
 
     def newest(self) -> Write | None:
@@ -226,8 +269,8 @@ class Listening:
         self._delay = kernel.chance.uniform(0.000_5, 0.005)
 
     def hear(self, bell: Bell) -> None:
-        """A bell is on its way, if it is for this session."""
-        if bell.session == self._session:
+        """A bell is on its way, if it is for this session. Some are not, and come all the same."""
+        if bell.session == self._session or self._kernel.chance.random() < FOR_ANOTHER:
             self._kernel.at(self._delay, lambda: self._heard.put(bell))
 
     def __iter__(self) -> Iterator[Bell | None]:

@@ -1,6 +1,7 @@
 """What stands in for threads, queues, wake-ups and random numbers in the engine's modules, while a kernel runs."""
 
 import contextlib
+import functools
 import os
 import random
 import secrets
@@ -8,21 +9,19 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from queue import Empty
 from typing import Any, Final, Generic, TypeVar
 
 from django_mongolock.engine.session import wakeups
-from django_mongolock.exceptions import LockBackendFailed
 from verify.simulation.kernel import FOREVER, Kernel, Killed, Strand
 
 T = TypeVar("T")
 
+#: The name of something in the engine's modules, what stands there, and what is to stand there instead.
+Constant = tuple[str, Any, Any]
+
 ENGINE: Final = "django_mongolock.engine"
-#: `rule.PURGE_STEP` for runs of a minute, in milliseconds.
-PURGE_STEP: Final = 2_000
-#: Seconds that a call which has begun may take longer than it was given: see `worker_calls.OVERTIME`.
-OVERTIME: Final = 1.0
 
 
 class SimQueue(Generic[T]):
@@ -31,25 +30,26 @@ class SimQueue(Generic[T]):
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._items: deque[T] = deque()
-        self._waiting: Strand | None = None
+        self._waiting: list[Strand] = []
 
     def put(self, item: T) -> None:
         """See SimpleQueue.put(). May be called outside of strands, as the garbage collector does."""
         self._items.append(item)
-        if self._waiting is not None:
-            self._kernel.wake(self._waiting)
+        if self._waiting:
+            self._kernel.wake(self._waiting.pop(0))
 
     def get(self, timeout: float | None = None) -> T:
-        end = FOREVER if timeout is None else self._kernel.time + timeout
+        end = FOREVER if timeout is None else self._kernel.now() + timeout
         while not self._items:
-            left = end - self._kernel.time
-            if left <= 0:
+            strand, left = self._kernel.current, end - self._kernel.now()
+            if left <= 0 or strand is None:
                 raise Empty
-            self._waiting = self._kernel.current
+            self._waiting.append(strand)
             try:
                 self._kernel.park(left)
             finally:
-                self._waiting = None
+                if strand in self._waiting:
+                    self._waiting.remove(strand)
         return self._items.popleft()
 
     def get_nowait(self) -> T:
@@ -61,66 +61,45 @@ class SimQueue(Generic[T]):
         return len(self._items)
 
 
-class SimWorkerThreads:
-    """`WorkerThreads` whose threads are strands. Each call is begun at once; the pool itself is tested elsewhere."""
+class SimLock:
+    """A lock of `_thread` for strands, which wait for it."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._closed = False
+        self._is_locked = False
+        self._waiting: list[Strand] = []
 
-    def begin_own(self, key: str | None) -> bool:
-        return True
-
-    def end_own(self, key: str | None) -> None:
-        """See WorkerThreads.end_own()."""
-
-    def submit(self, call: Callable[[], object], **how: object) -> bool:
-        if self._closed or self._kernel.current is None:
-            return False
-        self._kernel.spawn(self._kernel.current.process, call, "worker")
-        return True
-
-    def call(self, call: Callable[[float], T], timeout: float | None = None, **how: object) -> T:
-        """See WorkerThreads.call(). What strikes the caller does not strike the command, which goes on."""
-        kernel, caller, outcome = self._kernel, self._kernel.current, _Outcome[T]()
-        assert caller is not None
-        left = FOREVER if timeout is None else timeout
-
-        def make() -> None:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """See threading.Lock.acquire()."""
+        end = FOREVER if timeout < 0 else self._kernel.now() + timeout
+        while self._is_locked:
+            strand, left = self._kernel.current, end - self._kernel.now()
+            if not blocking or left <= 0 or strand is None:
+                return False
+            self._waiting.append(strand)
             try:
-                outcome.result = call(left)
-            except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-                outcome.errors.append(error)
-            outcome.done = True
-            if outcome.is_awaited:
-                kernel.wake(caller)
+                self._kernel.park(left)
+            finally:
+                self._waiting.remove(strand)
+        self._is_locked = True
+        return True
 
-        kernel.spawn(caller.process, make, "sender")
-        try:
-            end = kernel.time + left + OVERTIME
-            while not outcome.done:
-                if kernel.time >= end:
-                    raise LockBackendFailed("MongoDB did not answer in time")
-                kernel.park(end - kernel.time)
-        finally:
-            outcome.is_awaited = False
-        if outcome.errors:
-            raise outcome.errors.pop()
-        return outcome.result
+    def release(self) -> None:
+        """See threading.Lock.release()."""
+        if not self._is_locked:
+            raise RuntimeError("release unlocked lock")
+        self._is_locked = False
+        if self._waiting:
+            self._kernel.wake(self._waiting[0])
 
-    def close(self) -> None:
-        self._closed = True
+    def locked(self) -> bool:
+        return self._is_locked
 
+    def __enter__(self) -> None:
+        self.acquire()
 
-class _Outcome(Generic[T]):
-    """What came of a call."""
-
-    result: T
-
-    def __init__(self) -> None:
-        self.errors: list[Exception] = []
-        self.done = False
-        self.is_awaited = True
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class _Thread:
@@ -161,11 +140,17 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
     def thread(target: Callable[[], object], name: str = "", daemon: bool = True) -> _Thread:
         return _Thread(kernel, target, name)
 
+    def start_new_thread(target: Callable[..., object], arguments: tuple[object, ...]) -> None:
+        _Thread(kernel, functools.partial(target, *arguments), "worker").start()
+
+    fake_thread = types.SimpleNamespace(
+        allocate_lock=lambda: SimLock(kernel), start_new_thread=start_new_thread, LockType=SimLock
+    )
     fake_threading = types.SimpleNamespace(
         Lock=threading.Lock,
         Thread=thread,
         current_thread=lambda: kernel.current,
-        main_thread=lambda: None,
+        main_thread=lambda: kernel.current and kernel.current.process.main,
         TIMEOUT_MAX=threading.TIMEOUT_MAX,
     )
 
@@ -180,12 +165,11 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
         "log_exception": log_exception,
         "time": types.SimpleNamespace(sleep=kernel.sleep, monotonic=kernel.now),
         "SimpleQueue": lambda: SimQueue[Any](kernel),
-        "WorkerThreads": lambda *sizes, **how: SimWorkerThreads(kernel),
+        "_thread": fake_thread,
         "random": kernel.chance,
         "secrets": types.SimpleNamespace(token_hex=lambda size: f"{kernel.chance.getrandbits(8 * size):0{2 * size}x}"),
         "os": types.SimpleNamespace(getpid=lambda: kernel.pid),
         "current_worker": lambda: kernel.current,
-        "PURGE_STEP": PURGE_STEP,
         "_has_ended": lambda worker: isinstance(worker, Strand) and worker.ended,
     }
 
@@ -195,24 +179,25 @@ _REAL: Final = {"threading": threading, "random": random, "secrets": secrets, "o
 #: Modules that no simulated session runs.
 _LEFT_OUT: Final = (
     "mongo",
+    "pipeline",
     "election",
-    "worker_threads",
-    "worker_calls",
     "processes",
 )
 
 
 @contextlib.contextmanager
-def replaced(kernel: Kernel) -> Iterator[None]:
-    """Have the engine run on *kernel* instead of on threads."""
-    stand_ins, before = _stand_ins(kernel), []
+def replaced(kernel: Kernel, constants: Iterable[Constant] = ()) -> Iterator[None]:
+    """Have the engine run on *kernel* instead of on threads, with other *constants*."""
+    before: list[tuple[Any, str, object]] = []
+    stand_ins: list[Constant] = [(name, _REAL.get(name), value) for name, value in _stand_ins(kernel).items()]
+    stand_ins += constants
     wait, wake = wakeups.Wakeup.wait, wakeups.Wakeup.wake
     for name, module in list(sys.modules.items()):
         if not name.startswith(ENGINE) or name.rpartition(".")[2] in _LEFT_OUT:
             continue
-        for attribute, stand_in in stand_ins.items():
+        for attribute, real, stand_in in stand_ins:
             present = module.__dict__.get(attribute)
-            if present is not None and _REAL.get(attribute, present) is present:
+            if present is not None and (real is None or real is present):
                 before.append((module, attribute, present))
                 setattr(module, attribute, stand_in)
     wakeups.Wakeup.wait = lambda self, seconds: _wait(kernel, self, seconds)  # type: ignore[method-assign]

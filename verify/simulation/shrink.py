@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from verify.faults.checker import Violation
+from verify.simulation.faults import Event
 from verify.simulation.run import KINDS, Outcome, simulate
-from verify.simulation.schedule import Event, schedule
+from verify.simulation.schedule import schedule
 
 T = TypeVar("T")
 

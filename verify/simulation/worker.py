@@ -13,17 +13,24 @@ from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.exceptions import LockError, LockLost
 from verify.simulation.client import SimStore
 from verify.simulation.kernel import Process, Strand
-from verify.simulation.plans import SimPlan
+from verify.simulation.plans import MANY, SimPlan, many, usual
 from verify.simulation.strikes import LineStrike, Struck
 from verify.simulation.world import SimSession, World
 
-#: Strands of a process that has several.
-MANY: Final = 4
+#: Strands of a process that has several: sometimes more than a small pool has threads.
+STRANDS: Final = (4, 4, 4, 12)
+#: How many locks a process takes that is to end with many. Its other strands do what they always do.
+BULK: Final = 3 * MANY
 #: At which line of the engine, counted from its beginning, an attempt is struck at the latest. Most have fewer.
 LINES: Final = 1_500
+#: How often a coroutine is struck just when something wakes it, and at which of these times at the latest.
+AT_A_WAKE: Final = 0.5
+WAKES: Final = 6
 #: Within how many seconds it is cancelled or struck, or struck while it is released.
 SOON: Final = 0.5
 RELEASING: Final = 0.02
+#: How long a callback takes at most, in seconds.
+CALLBACK: Final = 2.0
 #: How often it is struck while it becomes a reader.
 STRUCK: Final = 0.3
 
@@ -45,15 +52,17 @@ class Worker:
         self.chance = random.Random(world.chance.random())
         self.stopping = self.is_closed = False
         self.store = SimStore(world.kernel, world.servers, process)
-        in_main = process.kind in ("sync", "async")
-        self.session = SimSession(self.store, world, process, in_main_thread=in_main)
+        self.session = SimSession(self.store, world, process)
         self.session.pid = process.pid
         self.strands: list[Strand] = []
+        #: What a process that is to end with many locks has asked for.
+        self.bulk: list[str] = []
         self.kept: list[Any] = []
         self._names = 0
         world.write("start", process.pid, group=process.pid, kind=process.kind)
-        for _ in range(1 if process.kind == "sync" else MANY):
+        for _ in range(1 if process.kind == "sync" else self.chance.choice(STRANDS)):
             self.strands.append(self.kernel.spawn(process, self._live, process.kind, self.chance.uniform(0, 0.05)))
+        process.main = None if process.kind == "async" else self.strands[0]
 
     def _live(self) -> None:
         while not self.stopping:
@@ -62,22 +71,38 @@ class Worker:
                 self.kernel.sleep(self.chance.uniform(0.003, 0.025))
 
     def _plan(self) -> SimPlan:
+        if self.process.kind == "many" and len(self.bulk) < BULK:
+            made = many(self.chance, self.process.pid, len(self.bulk))
+            self.bulk += made.keys
+            return made
         queues = self.process.kind == "sync" and self.chance.random() < 0.5
-        return self.world.plan(self.chance, queues)
+        return usual(self.chance, queues)
 
     @property
     def is_running(self) -> bool:
         """Whether it is alive, and something goes on in it."""
         return self.process.alive and not all(strand.ended for strand in self.strands)
 
+    @property
+    def _is_main(self) -> bool:
+        """Whether the strand that runs is the main thread, which a signal may strike at any line."""
+        return self.kernel.current is self.process.main
+
+    @property
+    def _can_be_struck(self) -> bool:
+        return self._is_main or self.process.kind == "async"
+
     def close(self) -> None:
-        """Close the session in a strand of its own, whatever the others do."""
+        """Close the session in a strand of its own, whatever the others do. A second call does nothing."""
+        if self.is_closed:
+            return
         self.stopping = self.is_closed = True
 
         def run() -> None:
             self.world.write("closed", self.process.pid)
             self.world.write("end", self.process.pid)
             self.session.close()
+            self.world.write("shut", self.process.pid)
 
         self.strands.append(self.kernel.spawn(self.process, run, "closer"))
 
@@ -90,7 +115,7 @@ class Worker:
         name = f"{self.process}-{self._names}"
         names = [name]
         lock = self._new_lock(names, plan)
-        self.world.write("ask", id=name, inner=inner, within=within, **plan.facts())
+        self.world.write("ask", id=name, inner=inner, within=within, **self._facts(plan))
         strike = self._disturb(plan, lock)
         if not self._acquire(name, lock, strike):
             return
@@ -110,19 +135,35 @@ class Worker:
             del lock
             self._happened("forget")
             return
-        if plan.manner == "strike" and self.process.kind != "sync":  # it was not struck before
+        if plan.manner == "strike" and self.process.kind == "async":  # it was not struck before
             self._strike_within(RELEASING, lock)
         self._give_back(name, lock, strike)
 
+    def _facts(self, plan: SimPlan) -> dict[str, Any]:
+        """What the checker needs to know of a plan, in virtual time: at least, what the caller's clock counts; at most,
+        what a server's may."""
+        facts = plan.facts()
+        for name in ("wait", "lease", "max_hold"):
+            if facts.get(name) is not None:
+                facts[name] /= self.process.rate
+        return facts | {"server_lease": facts["server_lease"] / (1.0 - self.kernel.drift)}
+
+    def _called(self, what: str, names: list[str]) -> None:
+        """A callback, which takes its time."""
+        for name in names:
+            self.world.write(what, self.process.pid, id=name)
+        if self.world.receivers_take_time:
+            self.kernel.sleep(self.chance.uniform(0.0, CALLBACK))
+
     def _new_lock(self, names: list[str], plan: SimPlan) -> MongoLock:
-        write, pid = self.world.write, self.process.pid
+        pid = self.process.pid
         options = LockOptions(
             wait=plan.wait,
             reentrant=plan.reentrant,
             auto_renew=plan.renew,
             max_hold=plan.max_hold,
-            on_lost=lambda _: [write("told", pid, id=name) for name in names],
-            on_release_requested=lambda _: [write("requested", pid, id=name) for name in names],
+            on_lost=lambda _: self._called("told", names),
+            on_release_requested=lambda _: self._called("requested", names),
         )
         # The label is in the document: so it is seen there whose entry stands for how long.
         return MongoLock(lambda: self.session, plan.keys, plan.terms, options, lambda: {"pid": pid, "label": names[-1]})
@@ -139,16 +180,21 @@ class Worker:
             raise
         finally:
             self._count(strike)
+            if self.kernel.current is not None:
+                self.kernel.current.doom = None
         self.world.write("got", id=name, tokens=dict(lock.fencing_tokens))
         return True
 
     def _disturb(self, plan: SimPlan, lock: MongoLock) -> LineStrike:
-        """Cancel the wait at any time of the attempt, or strike the strand where it waits then; return what strikes it
-        at a line, as signals do in the main thread."""
-        if plan.manner == "cancel":
+        """Cancel the wait at any time of the attempt, or strike the coroutine where it waits then; return what strikes
+        the strand at a line, as signals do in the main thread. They strike no other thread: so that is cancelled."""
+        if plan.manner == "cancel" or (plan.manner == "strike" and not self._can_be_struck):
             self.kernel.spawn(self.process, partial(self._cancel, lock), "canceller", self.chance.uniform(0, SOON))
-        elif plan.manner == "strike" and self.process.kind == "sync":
+        elif plan.manner == "strike" and self._is_main:
             return LineStrike(self.kernel, self.chance.randint(1, LINES))
+        elif plan.manner == "strike" and self.chance.random() < AT_A_WAKE:
+            assert self.kernel.current is not None
+            self.kernel.current.doom = self.chance.randint(1, WAKES), Struck()
         elif plan.manner == "strike":
             self._strike_within(SOON, lock)
         return LineStrike(self.kernel, 0)
@@ -181,7 +227,7 @@ class Worker:
         """Write down what the lock says of itself."""
         now = self.kernel.time
         held, left = lock.held, lock.remaining
-        self.world.write("see", u=now, id=name, held=held, left=left)
+        self.world.write("see", u=now, id=name, held=held, left=left / self.process.rate)
         return held
 
     def _work(self, name: str, lock: MongoLock, plan: SimPlan) -> bool:
@@ -197,14 +243,15 @@ class Worker:
                 self._extend(name, lock, plan)
             if self.kernel.time >= end:
                 break
-            self.kernel.sleep(self.chance.uniform(0.01, 0.1))
+            self.kernel.sleep(self.chance.uniform(0.02, 0.15) * len(plan.keys))
         return held
 
     def _extend(self, name: str, lock: MongoLock, plan: SimPlan) -> None:
         since = self.kernel.time
         with contextlib.suppress(LockError):
             lock.extend(plan.extension)
-            self.world.write("extended", since=since, id=name, lease=max(plan.lease, plan.extension or 0.0))
+            lease = max(plan.lease, plan.extension or 0.0) / self.process.rate
+            self.world.write("extended", since=since, id=name, lease=lease)
 
     def _downgrade(self, names: list[str], lock: MongoLock, plan: SimPlan) -> bool:
         """Let it go on as a reader, an attempt with a name of its own, which is added to *names*; return whether it
@@ -213,13 +260,13 @@ class Worker:
         The reader has an owner of its own, too: whoever has one is in no queue.
         """
         write, before, reader = self.world.write, names[-1], f"{names[-1]}-reader"
-        terms = plan.facts() | {"mode": "shared", "owner": reader, "wait": None}
+        terms = self._facts(plan) | {"mode": "shared", "owner": reader, "wait": None}
         write("leave", id=before)
         names.append(reader)
         write("ask", id=reader, inner=None, within=None, **terms)
-        strikes, is_sync = self.chance.random() < STRUCK, self.process.kind == "sync"
-        strike = LineStrike(self.kernel, self.chance.randint(1, LINES) if strikes and is_sync else 0)
-        if strikes and not is_sync:
+        strikes = self.chance.random() < STRUCK
+        strike = LineStrike(self.kernel, self.chance.randint(1, LINES) if strikes and self._is_main else 0)
+        if strikes and self.process.kind == "async":
             self._strike_within(RELEASING, lock)
         try:
             with strike:
@@ -241,7 +288,7 @@ class Worker:
 
     def _fork(self, name: str, lock: MongoLock) -> None:
         """Fork a child that leaves the block of its parent. It sees the parent's memory, not a copy of it."""
-        child = self.kernel.process("child")
+        child = self.kernel.process("child", self.process)
         self.world.write("forked", id=name)
         self.world.write("start", child.pid, group=self.process.pid, kind="child")
 

@@ -3,36 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django_mongolock.engine.protocol import runner
 from django_mongolock.engine.protocol.actions import Protocol
 from django_mongolock.engine.protocol.processes import Fate
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from verify.faults.peers import TIMEOUT
 from verify.faults.records import Record
+from verify.simulation import kernel
 from verify.simulation.client import SimStore
 from verify.simulation.kernel import Kernel, Process
-from verify.simulation.plans import Planner
 from verify.simulation.server import Servers
 
 if TYPE_CHECKING:
     from verify.simulation.worker import Worker
 
 
-class SimSession(Session):
-    """The session of a simulated process. in_main_thread: its commands are sent by its worker threads."""
+#: How long a receiver of a lock's signals takes, in seconds, at most: in the thread of who asks, and of a loss.
+RECEIVER, RECEIVER_OF_LOSS = 0.03, 1.0
 
-    def __init__(self, store: SimStore, world: World, process: Process, *, in_main_thread: bool) -> None:
-        super().__init__(store, command_timeout=TIMEOUT, now=world.kernel.now)
+
+class SimSession(Session):
+    """The session of a simulated process. Each of its strands is a coroutine if that is of the kind "async"."""
+
+    def __init__(self, store: SimStore, world: World, process: Process) -> None:
+        kernel = world.kernel
+        super().__init__(store, TIMEOUT, self._observe, lambda: kernel.time * process.rate)
         self.world = world
         self.process = process
-        self.in_main_thread = in_main_thread
 
     def run(self, steps: Protocol[Any]) -> Any:
-        return runner.run(steps, self.commands.call if self.in_main_thread else self.commands.perform)
+        return runner.run(steps, self.commands.call) if self.process.kind == "async" else super().run(steps)
+
+    def _observe(self, event: str, grant: Grant) -> None:
+        """Receivers take their time."""
+        if self.world.receivers_take_time and self.world.kernel.current is not None:
+            most = RECEIVER_OF_LOSS if event == "lost" else RECEIVER
+            self.world.kernel.sleep(self.world.chance.uniform(0.0, most))
 
     def name_process(self) -> str:
         return str(self.process.pid)
@@ -42,14 +54,16 @@ class SimSession(Session):
 
 
 class World:
-    """The servers, the processes, and what they write down.
+    """The servers, the processes, and what they write down."""
 
-    plan: what is asked for.
-    """
-
-    def __init__(self, seed: int, plan: Planner) -> None:
-        self.plan = plan
-        self.kernel = Kernel(seed)
+    def __init__(self, seed: int) -> None:
+        chance = random.Random(f"world {seed}")
+        self.kernel = Kernel(seed, chance.choice([0.0, kernel.DRIFT, kernel.DRIFT]))
+        self.receivers_take_time = chance.random() < 0.5
+        #: Whether a process ends with many locks when all else is healed.
+        self.ends_with_many = chance.random() < 0.25
+        #: The grant at which a fault aims: its process, and its key.
+        self.aim: tuple[int, str] | None = None
         self.servers = Servers(self.kernel)
         self.chance = self.kernel.chance
         self.records: list[Record] = []

@@ -1,0 +1,140 @@
+"""The constants of the engine, each so low in some runs that it is reached: a threshold, a limit, the size of a pool.
+
+A test lists what the engine has: each is lowered here, or left alone for a reason.
+"""
+
+import ast
+import importlib
+import random
+from collections.abc import Iterator
+from typing import Final
+
+from verify.simulation.mutation import SOURCE
+from verify.simulation.shell import ENGINE, Constant
+
+#: Those that stand in the pipelines, which are made once: there, they are replaced when a server runs one.
+IN_PIPELINES: Final = {"PURGE_STEP", "MAX_HOLDERS", "LEAP"}
+#: How often a run has lower constants, and how often each of them is lower then.
+OFTEN: Final = 0.5
+EACH: Final = 0.3
+
+LOW: Final[dict[str, float]] = {
+    "rule.pipeline.PURGE_STEP": 2_000,
+    "rule.step.BRIEF_RETENTION": 1_000,
+    "rule.document.MAX_HOLDERS": 3,
+    "rule.document.LEAP": 50,
+    "protocol.procedures.TOMBSTONE_TTL": 60_000,
+    "protocol.procedures.SLACK": 0.0005,
+    "protocol.procedures.DEADLOCK_CHECK_AFTER": 0.1,
+    "protocol.procedures.PROMPT": 0.1,
+    "protocol.procedures.SHORTEST_POLL": 0.002,
+    "protocol.procedures.LONGEST_POLL": 0.05,
+    "protocol.procedures.LOCAL_HANDOVER_GRACE": 0.01,
+    "protocol.procedures.DEAD_OWNER_CHECK": 0.05,
+    "session.cleanup.TRY_AGAIN_AFTER": 0.1,
+    "session.cleanup.AT_EXIT_BATCH": 3,
+    "session.cleanup.AT_EXIT_PARTS": 2,
+    "session.commands.JUST_CAME": 0.005,
+    "session.commands.SHORTEST_COMMAND": 0.02,
+    "session.listener.LINGER": 0.05,
+    "session.listener.SILENCE": 1.2,
+    "session.listener.RETRY_FIRST": 0.1,
+    "session.listener.RETRY_LAST": 0.5,
+    "session.notifications.CALLBACK_THREADS": 1,
+    "session.notifications.MOST_CALLBACKS": 8,
+    "session.releases.LOOK_EVERY": 0.1,
+    "session.releases.REMEMBERED_FOR": 15.0,
+    "session.releases.MAX_KEYS": 2,
+    "session.releases.NO_GUESS_FOR": 1,
+    "session.renewals.RENEWAL_BATCH": 2,
+    "session.renewals.SHORTEST_RENEWAL": 0.05,
+    "session.renewals.SECOND_RENEWAL": 0.1,
+    "session.shared.SENDING_THREADS": 8,
+    "session.shared.MOST_THREADS": 16,
+    "session.waits.LONGEST_HANDOVER": 0.1,
+    "session.worker_calls.OVERTIME": 0.1,
+    "session.worker_calls.LEAST": 0.005,
+    "session.worker_threads.PER_KEY": 1,
+    "session.worker_threads.SLOW": 0.05,
+}
+
+_NAMES = "it names something, or stands for none: nothing can reach it"
+_REAL_STORE = "no simulated process has a real store: tests/engine/test_bells.py, tests/engine/test_store.py"
+_DAMAGE = "it tells damage, which is not simulated: tests/engine/test_hostile.py"
+_BY_DESIGN = "what is beyond it is given up by design: below what a run reaches it would only break what it bounds"
+EXEMPT: Final[dict[str, str]] = {
+    "protocol.actions.FOREVER": _NAMES,
+    "store.bells.AWAIT_MS": _REAL_STORE,
+    "store.bells.COLLECTIONS": _REAL_STORE,
+    "store.bells.LOOK_EVERY": _REAL_STORE,
+    "store.bells.RING_TIMEOUT": _REAL_STORE,
+    "store.bells.SIZE": _REAL_STORE,
+    "store.capped._EXISTS": _REAL_STORE,
+    "store.capped._UNAUTHORIZED": _REAL_STORE,
+    "rule.deadlock.MAX_DEPTH": _REAL_STORE,
+    "rule.document.LAST_TOKEN": _DAMAGE,
+    "rule.document.LONGEST_CLAIM": _BY_DESIGN,
+    "rule.document.MAX_ENTRIES": _DAMAGE,
+    "rule.document.MAX_TOMBSTONES": _BY_DESIGN,
+    "rule.document.SAME_TIME": _BY_DESIGN,
+    "rule.document.SCHEMA": _DAMAGE,
+    "rule.document.UNLIMITED": _NAMES,
+    "store.errors._DUPLICATE_KEY": _NAMES,
+    "store.errors.SHOWN": "it bounds a text",
+    "store.mongo.MAX_IDLE_MS": _REAL_STORE,
+    "store.mongo.MIN_POOL_LIMIT": _REAL_STORE,
+    "rule.options._LONGEST": "it bounds what a caller may ask for",
+    "rule.validity._ZERO": _NAMES,
+    "session.commands.BULK_LIMIT": _BY_DESIGN,
+    "session.errands.MOST_TRIES": "no named lock has errands: they are of document locks and fencing",
+    "session.releases.MAX_RELEASES": _BY_DESIGN,
+    "session.shared.BACKGROUND": _NAMES,
+    "session.shared.RELEASE": _NAMES,
+    "session.shared.RENEWAL": _NAMES,
+    "session.shared.REQUEST": _NAMES,
+    "session.shared.SHARES": "the sizes that they are parts of are lowered",
+    "text_checks.MAX_FACT_LENGTH": "it bounds a text",
+    "text_checks.MAX_KEY_BYTES": "it bounds a text",
+    "text_checks.MAX_TEXT_LENGTH": "it bounds a text",
+    "lock.transaction.COMMIT_LIMIT": "transactions are not simulated: tests/engine/test_fence.py",
+}
+
+
+def constants() -> Iterator[str]:
+    """The numbers that the engine's modules define by a name in capitals, each with its module."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        values = vars(importlib.import_module(f"{ENGINE}.{module}"))
+        for node in ast.parse(path.read_text()).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None) or ast.Pass()]
+            names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
+            yield from (f"{module}.{name}" for name in names if name.isupper() and _is_number(values[name]))
+
+
+def _is_number(value: object) -> bool:
+    items = value if isinstance(value, tuple) else (value,)
+    return bool(items) and all(isinstance(item, int | float) for item in items)
+
+
+def lowered(seed: int) -> list[Constant]:
+    """The constants that are lower in the run of a seed."""
+    chance = random.Random(f"constants {seed}")
+    if chance.random() >= OFTEN:
+        chosen = ["rule.pipeline.PURGE_STEP"]
+    else:
+        chosen = [name for name in LOW if chance.random() < EACH or name == "rule.pipeline.PURGE_STEP"]
+    return [_lower(name) for name in chosen]
+
+
+def _value(name: str) -> float:
+    module, _, attribute = name.rpartition(".")
+    value: float = getattr(importlib.import_module(f"{ENGINE}.{module}"), attribute)
+    return value
+
+
+#: What stands in the engine as it is, whatever a defect puts there.
+VALUES: Final = {name: _value(name) for name in LOW}
+
+
+def _lower(name: str) -> Constant:
+    return name.rpartition(".")[2], VALUES[name], LOW[name]

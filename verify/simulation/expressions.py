@@ -1,0 +1,338 @@
+"""A small interpreter of the aggregation operators that the engine's pipelines use: what is sent is what it runs.
+
+It knows no rule. A test compares it with MongoDB, on documents and steps at random, damaged ones too; and it checks the
+rule in Python and carries out the short forms while simulations run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import Any, Final
+
+import bson
+from bson.int64 import Int64
+from bson.raw_bson import RawBSONDocument
+from bson.timestamp import Timestamp
+
+Document = dict[str, Any]
+Variables = dict[str, Any]
+Pipeline = Sequence[RawBSONDocument]
+Expression = Callable[[Variables], Any]
+
+#: What there is where there is no field. It is not stored.
+MISSING: Final = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
+_MILLISECOND: Final = timedelta(milliseconds=1)
+#: The types of values, in the order in which MongoDB sorts them, with their names.
+_TYPES: Final[list[tuple[type | tuple[type, ...], str]]] = [
+    (type(MISSING), "missing"), (type(None), "null"), ((int, float), "number"), (str, "string"), (dict, "object"),
+    (list, "array"), (bool, "bool"), (datetime, "date"), (Timestamp, "timestamp"),
+]  # fmt: skip
+
+
+def run(pipeline: Pipeline, document: Document, variables: Variables, now: datetime) -> Document:
+    """The document as the stages leave it, which are `$set` and `$replaceWith`."""
+    for stage in pipeline:
+        known = {"NOW": now, "ROOT": document, **variables}
+        ((name, made),) = _stages(stage.raw)
+        after = made(known)
+        document = _stored({**document, **after} if name == "$set" else after)
+    return document
+
+
+def project(fields: RawBSONDocument, document: Document, variables: Variables, now: datetime) -> Document:
+    """What a projection shows of a document, in which 1 stands for a field as it is."""
+    known = {"NOW": now, "ROOT": document, **variables}
+    shown = {name: f"${name}" if field == 1 else field for name, field in bson.decode(fields.raw).items() if field != 0}
+    shown_fields: Document = _stored(_compiled(shown)(known))
+    return shown_fields
+
+
+def bound(arguments: Mapping[str, Any]) -> Variables:
+    """The variables of a command's `let`."""
+    return {name: _compiled(value)({}) for name, value in arguments.items()}
+
+
+@lru_cache
+def with_constants(stages: tuple[bytes, ...], constants: tuple[tuple[int, int], ...]) -> Pipeline:
+    """The pipeline with other numbers in place of some."""
+    others = dict(constants)
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: changed(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [changed(item) for item in value]
+        return others.get(value, value) if type(value) is int else value
+
+    return [RawBSONDocument(bson.encode(changed(bson.decode(stage, _DATES)))) for stage in stages]
+
+
+@lru_cache
+def _stages(raw: bytes) -> list[tuple[str, Expression]]:
+    stage = bson.decode(raw, _DATES).items()
+    return [(name, _changes(given) if name == "$set" else _compiled(given)) for name, given in stage]
+
+
+def _changes(fields: Document) -> Expression:
+    """The fields of a `$set`: one that comes out as missing is removed."""
+    parts = {name: _compiled(field) for name, field in fields.items()}
+    return lambda known: {name: part(known) for name, part in parts.items()}
+
+
+_DATES: Final[Any] = bson.CodecOptions(tz_aware=True)
+
+
+def _stored(value: Any) -> Any:
+    """What is stored of a value: no field that is missing, and null in its place in an array."""
+    if isinstance(value, dict):
+        return {name: _stored(item) for name, item in value.items() if item is not MISSING}
+    if isinstance(value, list):
+        return [None if item is MISSING else _stored(item) for item in value]
+    return value
+
+
+def _compiled(expression: Any) -> Expression:
+    match expression:
+        case str() if expression.startswith("$"):
+            name, *path = expression[2:].split(".") if expression[1] == "$" else ("ROOT", *expression[1:].split("."))
+            return lambda known: _at(known[name], path)
+        case list():
+            items = [_compiled(item) for item in expression]
+            return lambda known: [item(known) for item in items]
+        case dict() if len(expression) == 1 and (name := next(iter(expression))).startswith("$"):
+            given = expression[name]
+            return _SPECIAL[name](given) if name in _SPECIAL else _called(_OPERATORS[name], given)
+        case dict():
+            parts = {name: _compiled(item) for name, item in expression.items()}
+            return lambda known: {name: value for name, item in parts.items() if (value := item(known)) is not MISSING}
+    return lambda known: expression
+
+
+def _called(operator: Callable[..., Any], given: Any) -> Expression:
+    """An operator with its arguments: what is no list is the only one."""
+    arguments = [_compiled(item) for item in (given if isinstance(given, list) else [given])]
+    return lambda known: operator(*(argument(known) for argument in arguments))
+
+
+def _at(value: Any, path: Sequence[str]) -> Any:
+    """What is at a path: in an array, of each of its objects that has something there."""
+    for place, name in enumerate(path):
+        if isinstance(value, list):
+            found = [_at(item, path[place:]) for item in value if isinstance(item, dict | list)]
+            return [item for item in found if item is not MISSING]
+        value = value.get(name, MISSING) if isinstance(value, dict) else MISSING
+    return value
+
+
+# Values
+
+
+def _kind(value: Any) -> int:
+    if isinstance(value, bool):
+        return 6
+    return next(place for place, (types, _) in enumerate(_TYPES) if isinstance(value, types))
+
+
+def _order(value: Any) -> Any:
+    """A key by which values are compared as MongoDB does it, of all types."""
+    kind = _kind(value)
+    match value:
+        case dict():
+            return kind, [(_kind(item), name, _order(item)) for name, item in value.items()]
+        case list():
+            return kind, [_order(item) for item in value]
+    return (kind,) if kind < 2 else (kind, value)
+
+
+def _is_true(value: Any) -> bool:
+    return value is not MISSING and value is not None and value is not False and (_kind(value) != 2 or value != 0)
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or value is MISSING
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, Int64):
+        return "long"
+    if isinstance(value, float):
+        return "double"
+    return "int" if _kind(value) == 2 else _TYPES[_kind(value)][1]
+
+
+def _add(*values: Any) -> Any:
+    if any(map(_is_null, values)):
+        return None
+    numbers = [value for value in values if not isinstance(value, datetime)]
+    total = _sum(*numbers)
+    moments = [value for value in values if isinstance(value, datetime)]
+    return moments[0] + int(total) * _MILLISECOND if moments else total
+
+
+def _sum(*values: Any) -> Any:
+    numbers = [item for item in _items(values) if _kind(item) == 2]
+    return Int64(sum(numbers)) if any(isinstance(item, Int64) for item in numbers) else sum(numbers)
+
+
+def _subtract(one: Any, other: Any) -> Any:
+    if _is_null(one) or _is_null(other):
+        return None
+    if isinstance(one, datetime):
+        return Int64((one - other) // _MILLISECOND) if isinstance(other, datetime) else one - int(other) * _MILLISECOND
+    return _sum(one, -other if not isinstance(other, Int64) else Int64(-other))
+
+
+def _items(values: Sequence[Any]) -> Sequence[Any]:
+    """What is to be counted: the items of an array that stands alone."""
+    return values[0] if len(values) == 1 and isinstance(values[0], list) else values
+
+
+def _extreme(choose: Callable[..., Any]) -> Callable[..., Any]:
+    def of(*values: Any) -> Any:
+        return choose((item for item in _items(values) if not _is_null(item)), key=_order, default=None)
+
+    return of
+
+
+def _merged(*values: Any) -> Any:
+    made: dict[str, Any] = {}
+    for value in _items(values):
+        made |= {} if _is_null(value) else {name: item for name, item in value.items() if item is not MISSING}
+    return made
+
+
+def _concatenated(*values: Any) -> Any:
+    return None if any(map(_is_null, values)) else [item for value in values for item in value]
+
+
+def _element(items: Any, place: int) -> Any:
+    if _is_null(items):
+        return None
+    return items[place] if -len(items) <= place < len(items) else MISSING
+
+
+def _slice(items: Any, *limits: int) -> Any:
+    if _is_null(items):
+        return None
+    if len(limits) == 1:
+        return items[: limits[0]] if limits[0] >= 0 else items[limits[0] :]
+    return items[limits[0] : limits[0] + limits[1]]
+
+
+def _is_in(value: Any, items: Any) -> bool:
+    return any(_order(value) == _order(item) for item in items)
+
+
+def _index(items: Any, value: Any) -> Any:
+    if _is_null(items):
+        return None
+    return next((place for place, item in enumerate(items) if _order(item) == _order(value)), -1)
+
+
+def _set(one: Any, other: Any, *, keep: bool) -> Any:
+    if _is_null(one) or _is_null(other):
+        return None
+    return [item for place, item in enumerate(one) if _is_in(item, other) is keep and not _is_in(item, one[:place])]
+
+
+def _to_long(value: Any) -> Any:
+    return None if _is_null(value) else Int64(value.timestamp() * 1000 + 0.5 if isinstance(value, datetime) else value)
+
+
+_OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "$add": _add,
+    "$allElementsTrue": lambda items: all(map(_is_true, items)),
+    "$arrayElemAt": _element,
+    "$concatArrays": _concatenated,
+    "$eq": lambda one, other: _order(one) == _order(other),
+    "$first": lambda items: _element(items, 0),
+    "$gt": lambda one, other: _order(one) > _order(other),
+    "$gte": lambda one, other: _order(one) >= _order(other),
+    "$in": _is_in,
+    "$indexOfArray": _index,
+    "$last": lambda items: _element(items, -1),
+    "$lt": lambda one, other: _order(one) < _order(other),
+    "$lte": lambda one, other: _order(one) <= _order(other),
+    "$max": _extreme(max),
+    "$mergeObjects": _merged,
+    "$min": _extreme(min),
+    "$ne": lambda one, other: _order(one) != _order(other),
+    "$not": lambda value: not _is_true(value),
+    "$range": lambda start, end: list(range(start, end)),
+    "$setDifference": lambda one, other: _set(one, other, keep=False),
+    "$setIntersection": lambda one, other: _set(one, other, keep=True),
+    "$size": len,
+    "$slice": _slice,
+    "$subtract": _subtract,
+    "$sum": _sum,
+    "$toLong": _to_long,
+    "$type": _type,
+}
+
+
+# What is evaluated only where it is needed, or once for each item
+
+
+def _all(given: Any) -> Expression:
+    parts = [_compiled(item) for item in given]
+    return lambda known: all(_is_true(part(known)) for part in parts)
+
+
+def _any(given: Any) -> Expression:
+    parts = [_compiled(item) for item in given]
+    return lambda known: any(_is_true(part(known)) for part in parts)
+
+
+def _if(given: Any) -> Expression:
+    condition, then, otherwise = map(_compiled, given)
+    return lambda known: then(known) if _is_true(condition(known)) else otherwise(known)
+
+
+def _if_null(given: Any) -> Expression:
+    *parts, last = map(_compiled, given)
+
+    def first(known: Variables) -> Any:
+        for part in parts:
+            if not _is_null(value := part(known)):
+                return value
+        return last(known)
+
+    return first
+
+
+def _let(given: Any) -> Expression:
+    variables = {name: _compiled(value) for name, value in given["vars"].items()}
+    inside = _compiled(given["in"])
+    return lambda known: inside(known | {name: value(known) for name, value in variables.items()})
+
+
+def _map(given: Any) -> Expression:
+    items, name, each = _compiled(given["input"]), given.get("as", "this"), _compiled(given["in"])
+
+    def mapped(known: Variables) -> Any:
+        found = items(known)
+        return None if _is_null(found) else [each({**known, name: item}) for item in found]
+
+    return mapped
+
+
+def _filter(given: Any) -> Expression:
+    items, name, condition = _compiled(given["input"]), given.get("as", "this"), _compiled(given["cond"])
+
+    def filtered(known: Variables) -> Any:
+        found = items(known)
+        return None if _is_null(found) else [item for item in found if _is_true(condition({**known, name: item}))]
+
+    return filtered
+
+
+_SPECIAL: Final[dict[str, Callable[[Any], Expression]]] = {
+    "$and": _all,
+    "$cond": _if,
+    "$filter": _filter,
+    "$ifNull": _if_null,
+    "$let": _let,
+    "$literal": lambda given: lambda known: given,
+    "$map": _map,
+    "$or": _any,
+}
