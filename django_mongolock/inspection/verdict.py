@@ -1,0 +1,166 @@
+"""One verdict for each lock: how it is, and what happens if nobody does anything. All pages and commands say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Final
+
+from django.utils.translation import gettext_lazy as _
+
+from ..context import CLAIMED
+from .display import ago, duration, time_left
+from .snapshot import LockSnapshot, Party, State
+
+#: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
+SILENT_AFTER: Final = 0.4
+#: A hold is slow beyond so many times what is usual, and hangs beyond so many; but not before so many seconds.
+SLOW: Final = (2.0, 5.0)
+HANGS: Final = (10.0, 60.0)
+
+
+class Verdict(StrEnum):
+    """works: renewed in time. slow: held for longer than is usual. asked: somebody asked for its release. hangs:
+    renewed in time, but held far longer than is usual, or still held a whole lease after it was asked. silent: not
+    renewed in time. dead: its lease is over. kept: released before its minimum hold was over."""
+
+    WORKS = "works"
+    SLOW = "slow"
+    ASKED = "asked"
+    HANGS = "hangs"
+    SILENT = "silent"
+    DEAD = "dead"
+    KEPT = "kept"
+
+
+_TEXTS: Final = {
+    "works": _("Works: renewed %(heard)s. The holder keeps it until its work is done."),
+    "works, waited for": _(
+        "Works: renewed %(heard)s. The holder keeps it until its work is done. If that takes too long, ask for a "
+        "release."
+    ),
+    "claimed": _("Claimed: no process renews it. If you do nothing: free in %(left)s, unless it is taken up again."),
+    "slow": _(
+        "Slow: usually held for at most %(usual)s. Renewed %(heard)s: the holder keeps it until its work is done. If "
+        "that takes too long, ask for a release."
+    ),
+    "asked": _(
+        "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: the holder decides, and keeps it until then."
+    ),
+    "hangs": _(
+        "Hangs: usually held for at most %(usual)s. Renewed %(heard)s: it may never get free by itself. Ask for a "
+        "release, then force it."
+    ),
+    "hangs, asked": _(
+        "Hangs: asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: it may never get free by itself. Force "
+        "the release."
+    ),
+    "silent": _(
+        "Silent: its holder was last heard of %(heard)s. If you do nothing: free in %(left)s, unless the holder comes "
+        "back."
+    ),
+    "silent, waited for": _(
+        "Silent: its holder was last heard of %(heard)s. If you do nothing: the first waiter gets it in %(left)s, "
+        "unless the holder comes back."
+    ),
+    "dead": _(
+        "Dead: its lease has %(left)s, without a release. If you do nothing: the next process that asks gets it."
+    ),
+    "dead, waited for": _(
+        "Dead: its lease has %(left)s, without a release. If you do nothing: the first waiter gets it."
+    ),
+    "kept": _("Its work is done. If you do nothing: free in %(left)s."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A lock with its verdict; None for a free or a damaged one. usual: for how many seconds such locks are held, None
+    if that is not known. heard: when its holder last renewed it, or got it."""
+
+    lock: LockSnapshot
+    verdict: Verdict | None
+    usual: float | None = None
+    heard: datetime | None = None
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Whether somebody waits, or the hold is unusual: then a page offers to force the release."""
+        calm = (None, Verdict.WORKS, Verdict.KEPT, Verdict.DEAD)
+        return self.verdict not in calm or (self.lock.state is State.HELD and self.lock.waiting > 0)
+
+    @property
+    def lives(self) -> bool:
+        """Whether its holder's process renews it."""
+        return self.verdict in (Verdict.WORKS, Verdict.SLOW, Verdict.ASKED, Verdict.HANGS)
+
+    @property
+    def text(self) -> str:
+        """The verdict in two or three sentences."""
+        if self.verdict is None:
+            return ""
+        lock, asked = self.lock, _asked(self.lock)
+        facts = {
+            "left": time_left(lock.expires_at, lock.now),
+            "heard": ago(self.heard or lock.now, lock.now),
+            "usual": duration(self.usual or 0.0),
+            "who": asked and asked.release_requested_by,
+            "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
+        }
+        return _TEXTS[self._case] % facts
+
+    @property
+    def _case(self) -> str:
+        name, lock = str(self.verdict), self.lock
+        if self.verdict is Verdict.HANGS and _asked(lock):
+            return f"{name}, asked"
+        if self.verdict is Verdict.WORKS and _is_claimed(lock):
+            return "claimed"
+        return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name
+
+
+def judge(lock: LockSnapshot, usual: float | None = None) -> Judged:
+    """Judge a lock by what its document says, and by how long such locks are usually held."""
+    heard = max((at for each in lock.holders if (at := _heard(each, lock.now))), default=None)
+    return Judged(lock, _verdict(lock, usual, heard), usual, heard)
+
+
+def _heard(holder: Party, now: datetime) -> datetime | None:
+    """When the server last heard of this holder. A renewal sets the end a whole lease later; one that came from the
+    queue keeps the end of its place there, but its grant was a renewal too."""
+    if holder.released:
+        return None
+    span = holder.server_lease
+    renewed = holder.until - timedelta(milliseconds=span) if holder.until and span is not None else None
+    return min(now, max((at for at in (renewed, holder.acquired_at) if at), default=now))
+
+
+def _verdict(lock: LockSnapshot, usual: float | None, heard: datetime | None) -> Verdict | None:
+    if lock.state is not State.HELD:
+        return {State.STALE: Verdict.DEAD, State.KEPT: Verdict.KEPT}.get(lock.state)
+    lease = max((each.lease or 0 for each in lock.holders), default=0) / 1_000
+    if not _is_claimed(lock) and heard and _seconds(lock, heard) > lease * SILENT_AFTER:
+        return Verdict.SILENT
+    asked = _asked(lock)
+    if asked is not None:
+        since = asked.release_requested_at
+        return Verdict.HANGS if since and _seconds(lock, since) > lease else Verdict.ASKED
+    held = _seconds(lock, lock.since or lock.now)
+    for verdict, (times, least) in ((Verdict.HANGS, HANGS), (Verdict.SLOW, SLOW)):
+        if usual is not None and held > max(times * usual, least):
+            return verdict
+    return Verdict.WORKS
+
+
+def _is_claimed(lock: LockSnapshot) -> bool:
+    """No process renews it: somebody keeps it by a token."""
+    return any(holder.host == CLAIMED for holder in lock.holders)
+
+
+def _asked(lock: LockSnapshot) -> Party | None:
+    return next((holder for holder in lock.holders if holder.release_requested_by), None)
+
+
+def _seconds(lock: LockSnapshot, since: datetime) -> float:
+    return (lock.now - since).total_seconds()
