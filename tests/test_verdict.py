@@ -49,26 +49,26 @@ def judged(holders: list[dict[str, Any]], waiters: int, usual: float | None) -> 
 ASKED = {"release_requested_by": "anna, in the admin"}
 CASES: dict[str, tuple[list[dict[str, Any]], int, float | None, Verdict | None, str]] = {
     "free": ([], 0, None, None, ""),
-    "renewed": ([holder(heard=3)], 0, None, Verdict.WORKS, "Works: renewed 3.0 s ago. "),
+    "renewed": ([holder(heard=3)], 0, None, Verdict.WORKS, "Renewed 3.0 s ago. "),
     "renewed, and waited for": (
         [holder(heard=3, held=500)], 1, None, Verdict.WORKS,
-        ("Works: renewed 3.0 s ago. The holder keeps it until its work is done. "
+        ("Renewed 3.0 s ago. The holder keeps it until its work is done. "
          "If that takes too long, ask for a release."),
     ),
-    "just granted from the queue": ([holder(heard=2, until=ago(-8))], 0, None, Verdict.WORKS, "Works: renewed 2.0"),
-    "as long as is usual": ([holder(heard=3, held=19)], 0, 10.0, Verdict.WORKS, "Works"),
-    "short holds are not judged": ([holder(heard=3, held=4)], 0, 0.01, Verdict.WORKS, "Works"),
+    "just granted from the queue": ([holder(heard=2, until=ago(-8))], 0, None, Verdict.WORKS, "Renewed 2.0"),
+    "as long as is usual": ([holder(heard=3, held=19)], 0, 10.0, Verdict.WORKS, "Renewed"),
+    "short holds are not judged": ([holder(heard=3, held=4)], 0, 0.01, Verdict.WORKS, "Renewed"),
     "twice what is usual": (
         [holder(heard=3, held=21)], 0, 10.0, Verdict.SLOW,
-        ("Slow: usually held for at most 10 s. Renewed 3.0 s ago: the holder keeps it until its work is done. "
+        ("Usually held for at most 10 s. Renewed 3.0 s ago: the holder keeps it until its work is done. "
          "If that takes too long, ask for a release."),
     ),
     "ten times what is usual": (
         [holder(heard=3, held=101)], 1, 10.0, Verdict.HANGS,
-        ("Hangs: usually held for at most 10 s. Renewed 3.0 s ago: it may never get free by itself. "
+        ("Usually held for at most 10 s. Renewed 3.0 s ago: it may never get free by itself. "
          "Ask for a release, then force it."),
     ),
-    "not yet a minute": ([holder(heard=3, held=59)], 0, 0.1, Verdict.SLOW, "Slow: usually held for at most 0.1 s."),
+    "not yet a minute": ([holder(heard=3, held=59)], 0, 0.1, Verdict.SLOW, "Usually held for at most 0.1 s."),
     "asked": (
         [holder(heard=3, held=9, **ASKED, release_requested_at=ago(4))], 0, None, Verdict.ASKED,
         ("Asked to release it 4.0 s ago, by anna, in the admin. "
@@ -76,38 +76,38 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, float | None, Verdict | None, 
     ),
     "asked a lease ago": (
         [holder(heard=3, held=90, **ASKED, release_requested_at=ago(31))], 1, None, Verdict.HANGS,
-        ("Hangs: asked to release it 31 s ago, by anna, in the admin. "
+        ("Asked to release it 31 s ago, by anna, in the admin. "
          "Renewed 3.0 s ago: it may never get free by itself. Force the release."),
     ),
     "not renewed in time": (
         [holder(heard=13, held=90)], 0, None, Verdict.SILENT,
-        "Silent: its holder was last heard of 13 s ago. If you do nothing: free in 20 s, unless the holder comes back.",
+        "Its holder was last heard of 13 s ago. If you do nothing: free in 20 s, unless the holder comes back.",
     ),
     "not renewed in time, and waited for": (
         [holder(heard=13)], 2, 1.0, Verdict.SILENT,
-        ("Silent: its holder was last heard of 13 s ago. "
+        ("Its holder was last heard of 13 s ago. "
          "If you do nothing: the first waiter gets it in 20 s, unless the holder comes back."),
     ),
-    "not renewed, and asked": ([holder(heard=13, **ASKED)], 0, None, Verdict.SILENT, "Silent"),
-    "renewed a little late": ([holder(heard=11)], 0, None, Verdict.WORKS, "Works: renewed 11 s ago."),
-    "one of two is renewed": ([holder(heard=25), holder(heard=2)], 0, None, Verdict.WORKS, "Works: renewed 2.0"),
+    "not renewed, and asked": ([holder(heard=13, **ASKED)], 0, None, Verdict.SILENT, "Its holder was last heard of"),
+    "renewed a little late": ([holder(heard=11)], 0, None, Verdict.WORKS, "Renewed 11 s ago."),
+    "one of two is renewed": ([holder(heard=25), holder(heard=2)], 0, None, Verdict.WORKS, "Renewed 2.0"),
     "a claim": (
         [holder(heard=20, host=CLAIMED)], 0, None, Verdict.WORKS,
-        "Claimed: no process renews it. If you do nothing: free in 13 s, unless it is taken up again.",
+        "No process renews it. If you do nothing: free in 13 s, unless it is taken up again.",
     ),
-    "a browser tab": ([holder(heard=20, host=BROWSER)], 0, None, Verdict.SILENT, "Silent"),
+    "a browser tab": ([holder(heard=20, host=BROWSER)], 0, None, Verdict.SILENT, "Its holder was last heard of"),
     "its lease is over": (
         [holder(heard=40)], 0, None, Verdict.DEAD,
-        ("Dead: its lease has ended 7.0 s ago, without a release. "
+        ("Its lease ended 7.0 s ago, without a release. "
          "If you do nothing: the next process that asks gets it."),
     ),
     "its lease is over, and waited for": (
         [holder(heard=40)], 1, None, Verdict.DEAD,
-        "Dead: its lease has ended 7.0 s ago, without a release. If you do nothing: the first waiter gets it.",
+        "Its lease ended 7.0 s ago, without a release. If you do nothing: the first waiter gets it.",
     ),
     "kept": (
         [holder(heard=3, released=ago(3))], 0, None, Verdict.KEPT,
-        "Its work is done. If you do nothing: free in 30 s.",
+        "Its work is done, and the job does not run again before. If you do nothing: free in 30 s.",
     ),
 }  # fmt: skip
 
@@ -121,7 +121,7 @@ def test_the_table(
     assert found.verdict is verdict
     assert found.text.startswith(text)
     assert found.lives == (verdict in (Verdict.WORKS, Verdict.SLOW, Verdict.ASKED, Verdict.HANGS))
-    if found.lives and "Claimed" not in text:
+    if found.lives and "No process" not in text:
         assert "If you do nothing" not in found.text
 
 

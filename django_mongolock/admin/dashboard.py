@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from ..inspection.monitoring import PERMISSION
 from ..inspection.overview import Overview
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import Alarm, Problem, Status, current_status
+from ..inspection.verdict import Verdict
 from . import graph, lanes
 from .lock_actions import LockActions
 
@@ -40,25 +40,27 @@ def view(admin: LockActions, request: HttpRequest) -> HttpResponse:
 
 
 def facts(status: Status) -> dict[str, Any]:
-    """The context of the templates."""
+    """The context of the templates. What is stale needs no person: it is listed last, and is no problem here."""
     locks = status.locks
     candidates = _candidates(locks)
     history = lanes.read_history(list(candidates))
     return {
         "locks": locks,
         "server": status.server,
-        "problems": [(problem, TEXTS[problem.alarm](problem)) for problem in status.problems],
+        "problems": [
+            (problem, TEXTS[problem.alarm](problem)) for problem in status.problems if problem.alarm is not Alarm.STALE
+        ],
+        "judged": status.judged,
+        "unusual": [each for each in status.judged if each.verdict in _UNUSUAL],
         "recent": lanes.draw(candidates.values(), locks.now, history),
-        "keeps_history": bool(history),
-        "queues": [(lock, lock.queue[0]) for lock in locks.waited_for if lock.queue],
         "graph": graph.draw(locks.waited_for),
         "bars": _bars(locks.contended),
-        "totals": json.dumps({lock.key: [lock.acquisitions, lock.contended, lock.waited_ms] for lock in locks.shown}),
-        "at": locks.now.timestamp(),
-        "documents": status.documents,
+        "documents": [each for each in status.documents if each.held or each.stale or each.damaged or each.error],
     }
 
 
+#: What is worth a look, and no problem yet.
+_UNUSUAL: Final = (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)
 #: Each problem, and what to do about it, in a sentence or two.
 TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
     Alarm.SERVER: lambda problem: _("MongoDB cannot be used: %s.") % problem.about,
@@ -79,17 +81,17 @@ TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
         )
         % {"count": problem.amount, "key": problem.about}
     ),
+    Alarm.HANGS: lambda problem: (
+        ngettext(
+            "“%(key)s” hangs: its process lives, and does not release it.",
+            "%(count)d locks hang, such as “%(key)s”: their processes live, and do not release them.",
+            int(problem.amount),
+        )
+        % {"count": problem.amount, "key": problem.about}
+    ),
     Alarm.LONG_WAIT: lambda problem: (
         _("A waiter has been waiting for “%(key)s” for %(time)s.")
         % {"key": problem.about, "time": display.duration(problem.amount)}
-    ),
-    Alarm.STALE: lambda problem: (
-        ngettext(
-            "%d lock is stale: its holder has died or hangs. The next process that asks gets the lock.",
-            "%d locks are stale: their holders have died or hang. The next process that asks gets the lock.",
-            int(problem.amount),
-        )
-        % problem.amount
     ),
     Alarm.STALE_DOCUMENTS: lambda problem: (
         ngettext(
@@ -122,8 +124,16 @@ def _candidates(locks: Overview) -> dict[str, LockSnapshot]:
     return {lock.key: lock for lock in found}
 
 
-def _bars(contended: tuple[LockSnapshot, ...]) -> list[tuple[LockSnapshot, str, float]]:
-    """Each lock with the width of its bar, and the mean wait in seconds."""
+def _bars(contended: tuple[LockSnapshot, ...]) -> list[tuple[LockSnapshot, str, float, float]]:
+    """Each lock with the width of its bar, and the mean and the longest wait in seconds."""
     counted = [lock for lock in contended if lock.contended > 0]
     most = max((lock.contended for lock in counted), default=1)
-    return [(lock, f"{100 * lock.contended / most:.2f}%", lock.waited_ms / lock.contended / 1000) for lock in counted]
+    return [
+        (
+            lock,
+            f"{100 * lock.contended / most:.2f}%",
+            lock.waited_ms / lock.contended / 1000,
+            lock.longest_wait_ms / 1000,
+        )
+        for lock in counted
+    ]

@@ -70,7 +70,12 @@ class Overview:
     @property
     def shown(self) -> tuple[LockSnapshot, ...]:
         """Every lock of the lists, once."""
-        lists = (self.waited_for, self.longest_held, self.left_behind, self.contended, self.recent)
+        return tuple({lock.key: lock for lock in (*self.present, *self.contended, *self.recent)}.values())
+
+    @property
+    def present(self) -> tuple[LockSnapshot, ...]:
+        """What has waiters, then what is held longest, then what is stale: every lock once."""
+        lists = (self.waited_for, self.longest_held, self.left_behind)
         return tuple({lock.key: lock for locks in lists for lock in locks}.values())
 
     @property

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..context import CLAIMED
-from .display import ago, duration, time_left
+from ..engine.mongo_store import MongoStore
+from .display import ago, badge, duration, time_left
+from .event_queries import kind_of, usual_holds
 from .snapshot import LockSnapshot, Party, State
 
 #: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
@@ -34,43 +38,47 @@ class Verdict(StrEnum):
     KEPT = "kept"
 
 
+#: A verdict is shown by word and by shape; colour only comes on top.
+WORDS: Final = {
+    Verdict.WORKS: ("●", _("works")),
+    Verdict.SLOW: ("◑", _("slow")),
+    Verdict.ASKED: ("?", _("asked to release")),
+    Verdict.HANGS: ("▲", _("hangs")),
+    Verdict.SILENT: ("◌", _("silent")),
+    Verdict.DEAD: ("◐", _("dead")),
+    Verdict.KEPT: ("◇", _("kept")),
+}
 _TEXTS: Final = {
-    "works": _("Works: renewed %(heard)s. The holder keeps it until its work is done."),
+    "works": _("Renewed %(heard)s. The holder keeps it until its work is done."),
     "works, waited for": _(
-        "Works: renewed %(heard)s. The holder keeps it until its work is done. If that takes too long, ask for a "
-        "release."
+        "Renewed %(heard)s. The holder keeps it until its work is done. If that takes too long, ask for a release."
     ),
-    "claimed": _("Claimed: no process renews it. If you do nothing: free in %(left)s, unless it is taken up again."),
+    "claimed": _("No process renews it. If you do nothing: free in %(left)s, unless it is taken up again."),
     "slow": _(
-        "Slow: usually held for at most %(usual)s. Renewed %(heard)s: the holder keeps it until its work is done. If "
+        "Usually held for at most %(usual)s. Renewed %(heard)s: the holder keeps it until its work is done. If "
         "that takes too long, ask for a release."
     ),
     "asked": _(
         "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: the holder decides, and keeps it until then."
     ),
     "hangs": _(
-        "Hangs: usually held for at most %(usual)s. Renewed %(heard)s: it may never get free by itself. Ask for a "
+        "Usually held for at most %(usual)s. Renewed %(heard)s: it may never get free by itself. Ask for a "
         "release, then force it."
     ),
     "hangs, asked": _(
-        "Hangs: asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: it may never get free by itself. Force "
+        "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: it may never get free by itself. Force "
         "the release."
     ),
     "silent": _(
-        "Silent: its holder was last heard of %(heard)s. If you do nothing: free in %(left)s, unless the holder comes "
-        "back."
+        "Its holder was last heard of %(heard)s. If you do nothing: free in %(left)s, unless the holder comes back."
     ),
     "silent, waited for": _(
-        "Silent: its holder was last heard of %(heard)s. If you do nothing: the first waiter gets it in %(left)s, "
+        "Its holder was last heard of %(heard)s. If you do nothing: the first waiter gets it in %(left)s, "
         "unless the holder comes back."
     ),
-    "dead": _(
-        "Dead: its lease has %(left)s, without a release. If you do nothing: the next process that asks gets it."
-    ),
-    "dead, waited for": _(
-        "Dead: its lease has %(left)s, without a release. If you do nothing: the first waiter gets it."
-    ),
-    "kept": _("Its work is done. If you do nothing: free in %(left)s."),
+    "dead": _("Its lease ended %(ended)s, without a release. If you do nothing: the next process that asks gets it."),
+    "dead, waited for": _("Its lease ended %(ended)s, without a release. If you do nothing: the first waiter gets it."),
+    "kept": _("Its work is done, and the job does not run again before. If you do nothing: free in %(left)s."),
 }
 
 
@@ -103,6 +111,7 @@ class Judged:
         lock, asked = self.lock, _asked(self.lock)
         facts = {
             "left": time_left(lock.expires_at, lock.now),
+            "ended": ago(lock.expires_at or lock.now, lock.now),
             "heard": ago(self.heard or lock.now, lock.now),
             "usual": duration(self.usual or 0.0),
             "who": asked and asked.release_requested_by,
@@ -118,6 +127,17 @@ class Judged:
         if self.verdict is Verdict.WORKS and _is_claimed(lock):
             return "claimed"
         return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name
+
+
+def verdict_badge(verdict: Verdict | None) -> SafeString | str:
+    """The verdict, as HTML."""
+    return badge(f"mongolock-state mongolock-{verdict}", *WORDS[verdict]) if verdict else ""
+
+
+def judge_all(store: MongoStore, locks: Sequence[LockSnapshot], timeout: float = 5.0) -> list[Judged]:
+    """Judge these locks, with what the history says is usual for keys of their kinds."""
+    usual = usual_holds(store, [lock.key for lock in locks], timeout)
+    return [judge(lock, usual.get(kind_of(str(lock.key)))) for lock in locks]
 
 
 def judge(lock: LockSnapshot, usual: float | None = None) -> Judged:
