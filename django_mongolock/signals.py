@@ -22,9 +22,9 @@ from typing import Any, Final
 
 from django.dispatch import Signal
 
-from .engine.grant import Grant
-from .engine.lock import MongoLock
+from .engine.lock.lock import MongoLock
 from .engine.logs import log_exception
+from .engine.session.grant import Grant
 
 lock_contended: Final = Signal()
 lock_acquired: Final = Signal()

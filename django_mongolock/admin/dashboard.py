@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
+from django.views.generic import RedirectView
 
 from ..inspection import display
 from ..inspection.monitoring import PERMISSION
@@ -16,27 +19,42 @@ from ..inspection.overview import Overview
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import Alarm, Problem, Status, current_status
 from ..inspection.verdict import Verdict
+from ..models import LockDashboard
 from . import graph, lanes
 from .lock_actions import LockActions
+from .pages import Pages
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
 
 
-def view(admin: LockActions, request: HttpRequest) -> HttpResponse:
+@admin.register(LockDashboard)
+class LockDashboardAdmin(Pages):
+    """A line in the admin's index, for everybody who may view locks."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm("django_mongolock.view_lock")
+
+    def get_urls(self) -> list[URLPattern]:
+        """One address, which leads to the dashboard."""
+        view = RedirectView.as_view(pattern_name="admin:django_mongolock_lock_dashboard")
+        return [path("", self.admin_site.admin_view(view), name="django_mongolock_lockdashboard_changelist")]
+
+
+def view(lock_admin: LockActions, request: HttpRequest) -> HttpResponse:
     """The page; with ``?part=live`` only what a refresh replaces."""
-    if not admin.has_view_permission(request) or request.method not in ("GET", "HEAD"):
+    if not lock_admin.has_view_permission(request) or request.method not in ("GET", "HEAD"):
         raise PermissionDenied
     name = "dashboard_live" if request.GET.get("part") == "live" else "dashboard"
     context = {
         "title": _("Lock dashboard"),
         "every": REFRESH_SECONDS,
         "may_read_status": request.user.has_perm(PERMISSION),
-        "may_ask": admin.has_ask_release_permission(request),
-        "may_force": admin.has_force_release_permission(request),
+        "may_ask": lock_admin.has_ask_release_permission(request),
+        "may_force": lock_admin.has_force_release_permission(request),
         **facts(current_status()),
     }
-    return admin.page(request, name, context)
+    return lock_admin.page(request, name, context)
 
 
 def facts(status: Status) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from math import ceil
 from typing import Any, Final
 
 from ..backends.history import Happened
-from ..engine.driver_errors import bounded
-from ..engine.mongo_store import MongoStore
+from ..engine.store.errors import bounded
+from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from .patterns import starting
 

@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..context import CLAIMED
-from ..engine.mongo_store import MongoStore
+from ..engine.store.mongo import MongoStore
 from .display import ago, badge, duration, time_left
 from .event_queries import kind_of, usual_holds
 from .snapshot import LockSnapshot, Party, State

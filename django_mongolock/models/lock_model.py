@@ -241,3 +241,12 @@ class Lock(ReadOnlyModel):
 
     def _grants(self, chosen: Callable[[Party], bool]) -> list[str]:
         return [holder.grant for holder in self.holders if holder.grant and chosen(holder)]
+
+
+class LockDashboard(Lock):
+    """The line of the dashboard in the admin's index: it leads there with one click, and has no objects of its own."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = verbose_name_plural = _("lock dashboard")
