@@ -51,7 +51,9 @@ def monitor() -> Client:
 
 
 def section(response: Any, name: str) -> str:
-    found = re.search(rf'<(section|ul|details|p)[^>]*id="{name}".*?</\1>(?!</li>)', response.content.decode(), re.DOTALL)
+    found = re.search(
+        rf'<(section|ul|details|p)[^>]*id="{name}".*?</\1>(?!</li>)', response.content.decode(), re.DOTALL
+    )
     assert found, name
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", found[0])))
 
@@ -104,7 +106,9 @@ class TestPage:
         for word in ("2 held", "2 waiting, for 1 lock", "1 stale"):
             assert word in tiles
         present = section(response, "now")
-        order = r"order:5 nightly web-1 · pid 4001 · MainThread · task shop.export · user anna 4\d s 2, for 3\d s : till "
+        order = (
+            r"order:5 nightly web-1 · pid 4001 · MainThread · task shop.export · user anna 4\d s 2, for 3\d s : till "
+        )
         assert re.search(order, present)
         assert re.search(r"catalog unknown and 4 more web-2 · pid 4002 · MainThread 1 min \d s – ● works", present)
         assert re.search(r"left:behind .* ◐ dead Its lease ended 1 min", present)
