@@ -25,6 +25,7 @@ VARIABLE: Final = "MONGOLOCK_MUTANT"
 #: The modules that are changed, all that decide something and that a simulation runs; and of one, only this class.
 MODULES: Final = (
     "protocol.procedures",
+    "protocol.acquisition",
     "rule.in_python",
     "session.grant",
     "lock.grants",
@@ -34,6 +35,7 @@ MODULES: Final = (
         for name in (
             "cleanup",
             "commands",
+            "ending",
             "grant_registry",
             "heartbeat",
             "local_queue",
