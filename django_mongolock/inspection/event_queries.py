@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from math import ceil
 from typing import Any, Final
@@ -12,7 +12,6 @@ from ..backends.history import Happened
 from ..engine.store.errors import bounded
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
-from .patterns import starting
 
 Document = dict[str, Any]
 
@@ -55,32 +54,28 @@ def kind_of(key: str) -> str:
     return key[: key.rindex(":") + 1] if ":" in key else key
 
 
-def usual_holds(store: MongoStore, keys: Iterable[Any], timeout: float = 5.0) -> dict[str, float]:
-    """Return for how many seconds keys of these kinds are usually held, by kind: nine of ten of the latest holds took
-    no longer. A kind of which the history knows too few is left out; without a history, or the right to read it, all.
+def usual_holds(store: MongoStore, timeout: float = 5.0) -> dict[str, float]:
+    """Return for how many seconds keys are usually held, by their kind: nine of ten of the latest holds took no longer.
+
+    A kind of which the history knows too few is left out; without a history, or the right to read it, all are.
     """
-    kinds = {kind_of(key) for key in keys if isinstance(key, str)}
-    if store.history is None or not kinds:
+    if store.history is None:
         return {}
-    of_these = [{"key": starting(kind).query()["_id"] if kind.endswith(":") else {"$eq": kind}} for kind in kinds]
     stages: list[Document] = [
         {"$sort": {"at": -1, "_id": -1}},
         {"$limit": EXAMINED},
-        {"$match": {"event": Happened.RELEASED.value, "held_ms": {"$gte": 0}, "$or": of_these}},
+        {"$match": {"event": Happened.RELEASED.value, "held_ms": {"$gte": 0}, "key": {"$type": "string"}}},
         {"$project": {"_id": 0, "key": 1, "held_ms": 1}},
     ]
     holds = defaultdict(list)
     try:
         with _bounded(store, timeout):
-            for event in store.events.aggregate(stages):
+            for event in store.events.aggregate(stages, batchSize=EXAMINED):
                 holds[kind_of(event["key"])].append(event["held_ms"] / 1_000)
     except LockBackendFailed:  # the locks were read: what can be said without it is said
         return {}
-    return {
-        kind: sorted(seconds)[ceil(MOST * len(seconds)) - 1]
-        for kind, seconds in holds.items()
-        if len(seconds) >= ENOUGH
-    }
+    known = {kind: sorted(seconds) for kind, seconds in holds.items() if len(seconds) >= ENOUGH}
+    return {kind: seconds[ceil(MOST * len(seconds)) - 1] for kind, seconds in known.items()}
 
 
 def _bounded(store: MongoStore, timeout: float) -> AbstractContextManager[None]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
@@ -119,6 +119,15 @@ class Judged:
         }
         return _TEXTS[self._case] % facts
 
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "verdict": self.verdict,
+            "verdict_text": self.text,
+            "renewed_seconds_ago": round(_seconds(self.lock, self.heard), 3) if self.heard else None,
+            "usual_seconds": self.usual,
+        }
+
     @property
     def _case(self) -> str:
         name, lock = str(self.verdict), self.lock
@@ -134,10 +143,10 @@ def verdict_badge(verdict: Verdict | None) -> SafeString | str:
     return badge(f"mongolock-state mongolock-{verdict}", *WORDS[verdict]) if verdict else ""
 
 
-def judge_all(store: MongoStore, locks: Sequence[LockSnapshot], timeout: float = 5.0) -> list[Judged]:
+def judge_all(store: MongoStore, locks: Iterable[LockSnapshot], timeout: float = 5.0) -> Iterator[Judged]:
     """Judge these locks, with what the history says is usual for keys of their kinds."""
-    usual = usual_holds(store, [lock.key for lock in locks], timeout)
-    return [judge(lock, usual.get(kind_of(str(lock.key)))) for lock in locks]
+    usual = usual_holds(store, timeout)
+    return (judge(lock, usual.get(kind_of(str(lock.key)))) for lock in locks)
 
 
 def judge(lock: LockSnapshot, usual: float | None = None) -> Judged:
