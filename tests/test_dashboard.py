@@ -24,7 +24,7 @@ from pytest_django import Settings
 from django_mongolock.admin import graph, lanes
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.store import bells
-from django_mongolock.inspection import overview, overview_pipelines
+from django_mongolock.inspection import operations, overview, overview_pipelines
 from django_mongolock.inspection.monitoring import lock_status
 from django_mongolock.inspection.server_facts import _known
 from django_mongolock.inspection.status import Alarm
@@ -124,6 +124,32 @@ class TestPage:
         assert [each.lock.key for each in response.context["judged"]][-2:] == ["older", "left:behind"]
         assert re.search(r'<tr data-key="older" class="mongolock-dead">', response.content.decode())
         assert "leases that ended without a release 1" in text_of(admin.get(f"{LIST}older/change/"))
+
+    def test_a_request_is_shown(self, admin: Client, locks: Locks, settings: Settings) -> None:
+        """F149: after a request the page of the lock says so, who asked and when, without a history."""
+        with held_elsewhere("asked"):
+            store = mongo_store()
+            assert operations.ask_to_release(store, "asked", "anna, in the admin: we deploy at 3") == 1
+            said = text_of(admin.get(f"{LIST}asked/change/"))
+        assert re.search(
+            r"\? asked to release Asked to release it \d\.\d s ago, by anna, in the admin: we deploy", said
+        )
+
+    def test_names_and_zones(self, admin: Client, settings: Settings) -> None:
+        """F150: two filters never both say "All"; a moment has its time zone."""
+        settings.TIME_ZONE = "Asia/Tokyo"
+        said = text_of(admin.get(LIST))
+        assert said.count(" All modes ") == said.count(" All states ") == 1
+        assert not re.search(r" All [^sm]", said)
+        assert re.search(r"As of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST", text_of(admin.get(PAGE)))
+
+    def test_a_button_where_it_helps(self, locks: Locks) -> None:
+        """F150: a red button stands where somebody waits or the hold is unusual, and on the page of the lock."""
+        client = browser("view_lock", "force_release_lock")
+        row = re.compile(r'<tr data-key="([^"]*)" class="mongolock-\w+">(.*?)</tr>', re.DOTALL)
+        found = {key: "mongolock-danger" in text for key, text in row.findall(client.get(PAGE).content.decode())}
+        assert found == {"order:5": True, "catalog": False, "left:behind": False}
+        assert "force-release/?key=catalog" in client.get(f"{LIST}catalog/change/").content.decode()
 
     def test_what_is_empty_is_not_there(self, admin: Client, locks: Locks) -> None:
         """F150: no section says that it has nothing to say."""

@@ -48,10 +48,14 @@ class LockRow(Row):
     def cells(self) -> dict[str, object]:
         """See Row.cells()."""
         lock = self.lock
-        cells = Row.cells(self) | {"WAITING": lock.waiting, "TOKEN": max(lock.tokens, default=lock.token or "-")}
-        if self.state is State.HELD and self.judged.verdict:
-            cells["STATE"] = WORDS[self.judged.verdict][1]
-        return cells | {"VERDICT": self.judged.text or "-"}
+        token = max(lock.tokens, default=lock.token or "-")
+        return {**Row.cells(self), "WAITING": lock.waiting, "TOKEN": token}
+
+    @property
+    def note(self) -> str:
+        """See Row.note."""
+        verdict = self.judged.verdict
+        return f"{self.key}: {WORDS[verdict][1]}. {self.judged.text}" if verdict and self.judged.needs_a_look else ""
 
     def facts(self) -> dict[str, Any]:
         """See Row.facts()."""
