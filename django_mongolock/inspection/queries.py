@@ -33,13 +33,6 @@ MAX_LOCKS_FOR_DEADLOCKS: Final = 1_000
 ENTRY_BYTES: Final = 12_000
 #: The same of the name of a thread or task.
 WORKER_BYTES: Final = 200
-#: All holders have released the lock, which is only kept for a minimum hold: it is not held, nor stale when that ends.
-RELEASED: Final[Document] = {
-    "holders": {
-        "$elemMatch": {"released": {"$type": "date"}},
-        "$not": {"$elemMatch": {"released": {"$not": {"$type": "date"}}}},
-    }
-}
 
 
 def array(field: str) -> Document:
@@ -52,7 +45,7 @@ QUEUE: Final[Document] = {"$filter": {"input": array("waiters"), "as": "e", "con
 #: An expression for since when the first of the `$$queue` has waited.
 FIRST: Final[Document] = {"$min": "$$queue.since"}
 _IS_RELEASED: Final[Document] = {"$eq": [{"$type": "$$this.released"}, "date"]}
-#: `RELEASED` as an expression.
+#: All holders have released the lock, which is only kept for a minimum hold: it is not held, nor stale when that ends.
 WAS_RELEASED: Final[Document] = {
     "$and": [
         {"$ne": [array("holders"), []]},
@@ -74,20 +67,21 @@ def in_state(state: str, over: float = 0.0) -> Document:
 
     A waiter gets a lock soon after its lease ends: so a lock that has been stale for long is not waited for.
     """
-    runs: Document = {**LEASED, "$expr": {"$gt": ["$expires_at", "$$NOW"]}}
-    ended: Document = {**LEASED, "$expr": {"$lte": ["$expires_at", {"$subtract": ["$$NOW", round(over * 1000)]}]}}
-    recent = {"$gt": ["$expires_at", {"$subtract": ["$$NOW", _DEAD_WAITERS_GONE]}]}
-    return {
-        "all": {},
-        "leased": LEASED,
-        "free": {"expires_at": None},
-        "damaged": {"$expr": {"$not": [IS_WHOLE]}},
-        "held": {**runs, "$nor": [RELEASED]},
-        "kept": {**runs, **RELEASED},
-        "stale": {**ended, "$nor": [RELEASED]},
-        # Most queues are empty, which is decided at once.
-        "waited": {**LEASED, "$expr": {"$and": [recent, {"$ne": ["$waiters", []]}, {"$ne": [QUEUE, []]}]}},
-    }[state]
+    runs: Document = {"$gt": ["$expires_at", "$$NOW"]}
+    ended: Document = {"$lte": ["$expires_at", {"$subtract": ["$$NOW", round(over * 1000)]}]}
+    recent: Document = {"$gt": ["$expires_at", {"$subtract": ["$$NOW", _DEAD_WAITERS_GONE]}]}
+    at_work: Document = {"$not": [WAS_RELEASED]}
+    # Most queues are empty, which is decided at once.
+    conditions: dict[str, list[Document]] = {
+        "held": [runs, at_work],
+        "kept": [runs, WAS_RELEASED],
+        "stale": [ended, at_work],
+        "waited": [recent, {"$ne": ["$waiters", []]}, {"$ne": [QUEUE, []]}],
+    }
+    if state in conditions:
+        return {**LEASED, "$expr": {"$and": conditions[state]}}
+    damaged: Document = {"$expr": {"$not": [IS_WHOLE]}}
+    return {"all": {}, "leased": LEASED, "free": {"expires_at": None}, "damaged": damaged}[state]
 
 
 def chosen(choice: Choice) -> Document:

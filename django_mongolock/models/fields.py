@@ -55,7 +55,7 @@ class Number(BigIntegerField):
         return read_number(value)
 
 
-class Moment(DateTimeField):
+class ServerTime(DateTimeField):
     """A moment according to the server's clock, or None. Aware; with USE_TZ = False in local time."""
 
     def get_internal_type(self) -> str:

@@ -19,7 +19,7 @@ from ..inspection.snapshot import LockSnapshot, Party
 from ..inspection.verdict import Judged
 from ..signals import lock_forced, send
 from .entry import Entry
-from .fields import Moment, Number, Parties
+from .fields import Number, Parties, ServerTime
 from .read_only import Condition, ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
 
 
@@ -124,8 +124,8 @@ class Lock(ReadOnlyModel):
     holders = Parties(Entry, verbose_name=_("holders"))
     waiters = Parties(Entry, verbose_name=_("waiters"))
     token = Number(_("last fencing token"))
-    expires_at = Moment(_("lease ends"), null=True, help_text=_("the end of its last lease; empty if it is free"))
-    purge_at = Moment(_("kept until"), help_text=_("when the document may be deleted if nothing uses it"))
+    expires_at = ServerTime(_("lease ends"), null=True, help_text=_("the end of its last lease; empty if it is free"))
+    purge_at = ServerTime(_("kept until"), help_text=_("when the document may be deleted if nothing uses it"))
     acquisitions = Number(_("acquisitions"))
     contended = Number(_("contended"), help_text=_("acquisitions after a wait"))
     expired = Number(_("expired"), help_text=_("leases that ended without a release"))

@@ -86,9 +86,11 @@ class Command(LockCommand):
             types = ", ".join(type(row.key).__name__ for row in rows)
             text = f"several {kind.title} have the id {options['lock']} ({types}): use force_release()"
             raise CommandError(text)
-        if (token := options["token"]) is not None and not (rows := kind.again([(rows[0].key, [token])])):
+        if (token := options["token"]) is None:
+            return [(kind, rows)]
+        if not (again := kind.again([(rows[0].key, [token])])):
             raise CommandError(f"{ids[0]!r} is not held with fencing token {token} now", returncode=FREE)
-        return [(kind, rows)]
+        return [(kind, again)]
 
     def _of_owner(self, options: dict[str, Any]) -> Found:
         """All that an owner has. Raises CommandError for an owner who has nothing."""
