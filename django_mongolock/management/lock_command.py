@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from textwrap import fill
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -176,8 +177,8 @@ def write_table(stdout: OutputWrapper, rows: Iterable[Row], *, wide: bool = True
         block += ([printable(cells[title]) for title in titles] for cells in lines)
         widths = widths or _widths(block, wide=wide)
         _write_block(stdout, block, widths, wide=wide)
-    for note in notes[:NOTES]:
-        stdout.write(printable(note))
+    for note in map(printable, notes[:NOTES]):
+        stdout.write(note if wide else fill(note, FITS, subsequent_indent="  "))
 
 
 def _widths(block: list[list[str]], *, wide: bool) -> list[int]:
