@@ -567,6 +567,14 @@ class TestDrawing:
         assert unknown(PAGE, "recent") == pytest.approx([50], abs=2)
         assert unknown(f"{LIST}k/change/", "hour") == pytest.approx([98], abs=1)
 
+    def test_a_deadlock_that_is_over(self, told: Collection[dict[str, Any]], admin: Client) -> None:
+        """Who gave up of late is said at the top."""
+        told.insert_one({"key": "k", "event": "deadlock", "at": now() - timedelta(seconds=9), "label": "van"})
+        told.insert_one({"key": "k", "event": "deadlock", "at": now() - timedelta(minutes=6), "label": "cart"})
+        said = section(admin.get(PAGE), "look")
+        assert re.search(r"A deadlock ended \d+(\.\d)? s ago: van gave up waiting for k", said)
+        assert "cart" not in said
+
     def test_no_events(self, told: Collection[dict[str, Any]], admin: Client, locks: Locks) -> None:
         """F148: that a lock has no events is one fact, and nothing is said of why."""
         locks.held("quiet")

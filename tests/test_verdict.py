@@ -91,6 +91,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, float | None, Verdict | None, 
     "not renewed, and asked": ([holder(heard=13, **ASKED)], 0, None, Verdict.SILENT, "Its holder was last heard of"),
     "renewed a little late": ([holder(heard=11)], 0, None, Verdict.WORKS, "Renewed 11 s ago."),
     "one of two is renewed": ([holder(heard=25), holder(heard=2)], 0, None, Verdict.WORKS, "Renewed 2.0"),
+    "a lease without end": ([holder(heard=3, server_lease=Int64(2**62))], 0, None, Verdict.WORKS, "Renewed 3.0 s ago."),
     "a claim": (
         [holder(heard=20, host=CLAIMED)], 0, None, Verdict.WORKS,
         "No process renews it. If you do nothing: free in 13 s, unless it is taken up again.",

@@ -70,6 +70,7 @@ def facts(status: Status) -> dict[str, Any]:
         ],
         "judged": status.judged,
         "unusual": [each for each in status.judged if each.verdict in _UNUSUAL],
+        "gave_up": lanes.deadlocks(history, locks.now),
         "recent": lanes.draw(candidates.values(), locks.now, history),
         "graph": graph.draw(locks.waited_for),
         "bars": _bars(locks.contended),

@@ -129,6 +129,12 @@ def read_history(keys: Sequence[str]) -> History:
     return History(found, next(map(_at, first), None))
 
 
+def deadlocks(history: History, now: datetime) -> list[LockEvent]:
+    """Who gave up of late, since it was in a deadlock."""
+    events = (event for found in history.events.values() for event in found if event.event == Happened.DEADLOCK)
+    return [event for event in events if (at := _at(event)) and at >= now - RECENT]
+
+
 def _told(found: Iterable[Stretch]) -> list[Stretch]:
     return [stretch for stretch in found if stretch.kind != "unknown"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -160,9 +161,11 @@ def _heard(holder: Party, now: datetime) -> datetime | None:
     queue keeps the end of its place there, but its grant was a renewal too."""
     if holder.released:
         return None
-    span = holder.server_lease
-    renewed = holder.until - timedelta(milliseconds=span) if holder.until and span is not None else None
-    return min(now, max((at for at in (renewed, holder.acquired_at) if at), default=now))
+    known = [holder.acquired_at] if holder.acquired_at else []
+    if holder.until and holder.server_lease is not None:
+        with suppress(OverflowError):  # a document may hold any number
+            known.append(holder.until - timedelta(milliseconds=holder.server_lease))
+    return min(now, max(known, default=now))
 
 
 def _verdict(lock: LockSnapshot, usual: float | None, heard: datetime | None) -> Verdict | None:
