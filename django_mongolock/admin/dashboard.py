@@ -73,7 +73,11 @@ def facts(status: Status) -> dict[str, Any]:
         "gave_up": lanes.deadlocks(history, locks.now),
         "recent": lanes.draw(candidates.values(), locks.now, history),
         "graph": graph.draw(locks.waited_for),
-        "bars": _bars(locks.contended),
+        "contended": [
+            (lock, lock.waited_ms / lock.contended / 1_000, lock.longest_wait_ms / 1_000)
+            for lock in locks.contended
+            if lock.contended > 0
+        ],
         "documents": [each for each in status.documents if each.held or each.stale or each.damaged or each.error],
     }
 
@@ -141,18 +145,3 @@ def _candidates(locks: Overview) -> dict[str, LockSnapshot]:
     """The locks that may get a lane, by key."""
     found = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
     return {lock.key: lock for lock in found}
-
-
-def _bars(contended: tuple[LockSnapshot, ...]) -> list[tuple[LockSnapshot, str, float, float]]:
-    """Each lock with the width of its bar, and the mean and the longest wait in seconds."""
-    counted = [lock for lock in contended if lock.contended > 0]
-    most = max((lock.contended for lock in counted), default=1)
-    return [
-        (
-            lock,
-            f"{100 * lock.contended / most:.2f}%",
-            lock.waited_ms / lock.contended / 1000,
-            lock.longest_wait_ms / 1000,
-        )
-        for lock in counted
-    ]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from .kinds import Counts
 from .named_locks import counts_of, party_as_json, row_of
-from .overview import Overview, Process
+from .overview import Overview
 from .server_facts import ServerFacts
 from .snapshot import COUNTERS, LockSnapshot
 from .status import Status
@@ -55,8 +54,6 @@ def _overview(found: Overview, judged: Iterable[Judged]) -> Json:
         "stale": [rows[lock.key] for lock in found.left_behind],
         "contended": [_contended(lock) for lock in found.contended],
         "deadlocks": [{"keys": cycle.keys, "cycle": str(cycle)} for cycle in found.deadlocks],
-        "processes": [_process(process, found.now) for process in found.processes],
-        "more_processes": found.more_processes,
     }
 
 
@@ -92,11 +89,6 @@ def _counts(counts: Counts) -> Json:
         "more": counts.more,
         "error": counts.error or None,
     }
-
-
-def _process(process: Process, now: datetime) -> Json:
-    ago = _ago(process.renewed_at, now)
-    return asdict(process) | {"renewed_at": _moment(process.renewed_at), "renewed_seconds_ago": ago}
 
 
 def _moment(value: datetime | None) -> str | None:
