@@ -19,7 +19,7 @@ from ..inspection.overview import Overview
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import Alarm, Problem, Status, current_status
 from ..inspection.verdict import Verdict
-from ..models import LockDashboard
+from ..models.lock_model import LockDashboard
 from . import graph, lanes
 from .lock_actions import LockActions
 from .pages import Pages

@@ -3,6 +3,6 @@
 from ..inspection.snapshot import LockSnapshot, Party
 from .entry import Entry
 from .lock_event import LockEvent
-from .lock_model import Lock, LockDashboard, LockQuerySet
+from .lock_model import Lock, LockQuerySet
 
-__all__ = ["Entry", "Lock", "LockDashboard", "LockEvent", "LockQuerySet", "LockSnapshot", "Party"]
+__all__ = ["Entry", "Lock", "LockEvent", "LockQuerySet", "LockSnapshot", "Party"]
