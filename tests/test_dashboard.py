@@ -29,6 +29,7 @@ from django_mongolock.inspection.server_facts import _known
 from django_mongolock.inspection.status import Alarm
 from tests.support.lock_documents import TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.support.looking import held_elsewhere
 from tests.test_admin import LIST, browser, text_of
 
 pytestmark = WITH_MONGO
