@@ -55,11 +55,6 @@ class Shot:
     shared: bool = False
 
 
-def let_it_count(page: Page) -> None:
-    """Wait for some refreshes, so that the page has counted grants."""
-    page.wait_for_function("document.querySelectorAll('#mongolock-pulse rect').length >= 8", timeout=90_000)
-
-
 def click(selector: str) -> Callable[[Page], object]:
     """Click on something."""
     return lambda page: page.click(selector)
@@ -67,7 +62,7 @@ def click(selector: str) -> Callable[[Page], object]:
 
 SHOTS = [
     Shot("dashboard", f"{LOCKS}dashboard/", height=1040),
-    Shot("dashboard-recent", f"{LOCKS}dashboard/", of="#recent", before=let_it_count),
+    Shot("dashboard-recent", f"{LOCKS}dashboard/", of="#recent"),
     Shot("dashboard-narrow", f"{LOCKS}dashboard/", width=NARROW, height=780),
     Shot("locks", LOCKS, height=620),
     Shot("lock", f"{LOCKS}report_3Anightly/change/", height=820),

@@ -99,7 +99,7 @@ class TestList:
         """Everything about a held lock is in its row; no grant and no session is."""
         response = admin.get(LIST)
         text = text_of(response)
-        for word in ("order:5", "● held", "catalog"):
+        for word in ("order:5", "● works", "catalog"):
             assert word in text
         (who,) = re.findall(r"nightly .*?id 7d0", text)
         assert (
@@ -253,13 +253,13 @@ class TestKept:
         assert rows(response) == ["once"]
         for text in (text_of(response), text_of(admin.get(page_of("once")))):
             assert "◇ kept" in text
-            assert re.search(r"bill done 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d on web-1", text)
+            assert re.search(r"bill done 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC on web-1", text)
             assert "4002" not in text
         assert re.search(r"once ◇ kept bill .* held for – lease left 2 h", text_of(response))
         assert "kept until" in text
         assert "Ask to release" not in text
         assert "The lock is free" not in text
-        assert re.search(r"both ● held reads and 1 more web-1 · pid 4005", text_of(admin.get(LIST)))
+        assert re.search(r"both ● works reads and 1 more web-1 · pid 4005", text_of(admin.get(LIST)))
 
     def test_the_job_runs_again(self, admin: Client, locks: Locks) -> None:
         """To free it asks just that, and a request for its release finds no holder."""
@@ -506,7 +506,7 @@ class TestDamage:
             locks.add(name, [entry(2)], [waiter(3)], change=change)
         listed = admin.get(f"{LIST}?state=all")
         assert rows(listed) == sorted([*DAMAGE, "good"])
-        assert "● held" in text_of(listed)
+        assert "● works" in text_of(listed)
         for name, (_, word) in DAMAGE.items():
             for text in (text_of(listed), text_of(admin.get(page_of(name)))):
                 assert "▲ damaged" in text

@@ -8,6 +8,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..inspection import display
+from ..inspection.verdict import verdict_badge
 from ..models import Lock
 from .listing import Computed
 
@@ -19,7 +20,11 @@ class Columns:
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
-        return display.state_badge(lock.row.state)
+        """The verdict; in words too, where a lock needs a look."""
+        judged = lock.row.judged
+        shown = verdict_badge(judged.verdict) or display.state_badge(lock.row.state)
+        text = format_html("<br><small>{}</small>", judged.text) if judged.needs_a_look else ""
+        return format_html('<span title="{}">{}</span>{}', judged.text, shown, text)
 
     @admin.display(description=_("holder"))
     def who(self, lock: Lock) -> SafeString | str:

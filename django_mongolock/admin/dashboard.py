@@ -2,63 +2,88 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any, Final
 
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
+from django.views.generic import RedirectView
 
 from ..inspection import display
 from ..inspection.monitoring import PERMISSION
 from ..inspection.overview import Overview
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import Alarm, Problem, Status, current_status
+from ..inspection.verdict import Verdict
+from ..models.lock_model import LockDashboard
 from . import graph, lanes
 from .lock_actions import LockActions
+from .pages import Pages
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
 
 
-def view(admin: LockActions, request: HttpRequest) -> HttpResponse:
+@admin.register(LockDashboard)
+class LockDashboardAdmin(Pages):
+    """A line in the admin's index, for everybody who may view locks."""
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm("django_mongolock.view_lock")
+
+    def get_urls(self) -> list[URLPattern]:
+        """One address, which leads to the dashboard."""
+        view = RedirectView.as_view(pattern_name="admin:django_mongolock_lock_dashboard")
+        return [path("", self.admin_site.admin_view(view), name="django_mongolock_lockdashboard_changelist")]
+
+
+def view(lock_admin: LockActions, request: HttpRequest) -> HttpResponse:
     """The page; with ``?part=live`` only what a refresh replaces."""
-    if not admin.has_view_permission(request) or request.method not in ("GET", "HEAD"):
+    if not lock_admin.has_view_permission(request) or request.method not in ("GET", "HEAD"):
         raise PermissionDenied
     name = "dashboard_live" if request.GET.get("part") == "live" else "dashboard"
     context = {
         "title": _("Lock dashboard"),
         "every": REFRESH_SECONDS,
         "may_read_status": request.user.has_perm(PERMISSION),
-        "may_ask": admin.has_ask_release_permission(request),
-        "may_force": admin.has_force_release_permission(request),
+        "may_ask": lock_admin.has_ask_release_permission(request),
+        "may_force": lock_admin.has_force_release_permission(request),
         **facts(current_status()),
     }
-    return admin.page(request, name, context)
+    return lock_admin.page(request, name, context)
 
 
 def facts(status: Status) -> dict[str, Any]:
-    """The context of the templates."""
+    """The context of the templates. What is stale needs no person: it is listed last, and is no problem here."""
     locks = status.locks
     candidates = _candidates(locks)
     history = lanes.read_history(list(candidates))
     return {
         "locks": locks,
         "server": status.server,
-        "problems": [(problem, TEXTS[problem.alarm](problem)) for problem in status.problems],
+        "problems": [
+            (problem, TEXTS[problem.alarm](problem)) for problem in status.problems if problem.alarm is not Alarm.STALE
+        ],
+        "judged": status.judged,
+        "unusual": [each for each in status.judged if each.verdict in _UNUSUAL],
+        "gave_up": lanes.deadlocks(history, locks.now),
         "recent": lanes.draw(candidates.values(), locks.now, history),
-        "keeps_history": bool(history),
-        "queues": [(lock, lock.queue[0]) for lock in locks.waited_for if lock.queue],
         "graph": graph.draw(locks.waited_for),
-        "bars": _bars(locks.contended),
-        "totals": json.dumps({lock.key: [lock.acquisitions, lock.contended, lock.waited_ms] for lock in locks.shown}),
-        "at": locks.now.timestamp(),
-        "documents": status.documents,
+        "contended": [
+            (lock, lock.waited_ms / lock.contended / 1_000, lock.longest_wait_ms / 1_000)
+            for lock in locks.contended
+            if lock.contended > 0
+        ],
+        "documents": [each for each in status.documents if each.held or each.stale or each.damaged or each.error],
     }
 
 
+#: What is worth a look, and no problem yet.
+_UNUSUAL: Final = (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)
 #: Each problem, and what to do about it, in a sentence or two.
 TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
     Alarm.SERVER: lambda problem: _("MongoDB cannot be used: %s.") % problem.about,
@@ -79,17 +104,17 @@ TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
         )
         % {"count": problem.amount, "key": problem.about}
     ),
+    Alarm.HANGS: lambda problem: (
+        ngettext(
+            "“%(key)s” hangs: its process lives, and does not release it.",
+            "%(count)d locks hang, such as “%(key)s”: their processes live, and do not release them.",
+            int(problem.amount),
+        )
+        % {"count": problem.amount, "key": problem.about}
+    ),
     Alarm.LONG_WAIT: lambda problem: (
         _("A waiter has been waiting for “%(key)s” for %(time)s.")
         % {"key": problem.about, "time": display.duration(problem.amount)}
-    ),
-    Alarm.STALE: lambda problem: (
-        ngettext(
-            "%d lock is stale: its holder has died or hangs. The next process that asks gets the lock.",
-            "%d locks are stale: their holders have died or hang. The next process that asks gets the lock.",
-            int(problem.amount),
-        )
-        % problem.amount
     ),
     Alarm.STALE_DOCUMENTS: lambda problem: (
         ngettext(
@@ -120,10 +145,3 @@ def _candidates(locks: Overview) -> dict[str, LockSnapshot]:
     """The locks that may get a lane, by key."""
     found = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
     return {lock.key: lock for lock in found}
-
-
-def _bars(contended: tuple[LockSnapshot, ...]) -> list[tuple[LockSnapshot, str, float]]:
-    """Each lock with the width of its bar, and the mean wait in seconds."""
-    counted = [lock for lock in contended if lock.contended > 0]
-    most = max((lock.contended for lock in counted), default=1)
-    return [(lock, f"{100 * lock.contended / most:.2f}%", lock.waited_ms / lock.contended / 1000) for lock in counted]

@@ -107,9 +107,9 @@ class _Draft:
 
 
 def draw(waited_for: Iterable[LockSnapshot]) -> Graph | None:
-    """Draw the locks that have waiters; None if there are none."""
+    """Draw the locks that have waiters; None if no holder of these waits itself: a table says as much."""
     draft = _Draft(lock for lock in waited_for if lock.queue)
-    if not draft.texts:
+    if not {a for a, _ in draft.edges if a.startswith("w:")} & {b for _, b in draft.edges}:
         return None
     nodes = _nodes(draft)
     edges = [Edge(kind, (a, b) in draft.back, _path(nodes[a], nodes[b])) for (a, b), kind in draft.edges.items()]

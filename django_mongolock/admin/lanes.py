@@ -7,7 +7,7 @@ history, where one is kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -41,7 +41,8 @@ _ENDS: Final = {Happened.RELEASED.value: "hold", Happened.LOST.value: "lost"}
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """An activity from one moment to another. kind: "hold", "stale", "lost", "wait"; or "grant", without a length."""
+    """An activity from one moment to another. kind: "hold", "stale", "lost", "wait", "unknown"; or "grant", without a
+    length."""
 
     kind: str
     start: datetime
@@ -68,58 +69,79 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The lanes, the time that they cover, and the labels below them: position and text. capped: the history has more
-    than is drawn."""
+    """The lanes, the time that they cover, and the labels below them: position and text."""
 
     lanes: list[Lane]
     span: timedelta
     ticks: list[tuple[str, str]]
-    capped: bool = False
 
     @property
     def minutes(self) -> int:
         return self.span // timedelta(minutes=1)
 
 
-def draw(
-    candidates: Iterable[LockSnapshot], now: datetime, history: Mapping[str, Sequence[LockEvent]] | None = None
-) -> Picture:
-    """Draw those of these locks that had the longest waits, and then the longest holds. history: the events by key."""
-    history = history or {}
-    known = [(lock, list(stretches(lock, history.get(lock.key, ())))) for lock in candidates]
-    recent = [(lock, found) for lock, found in known if any(stretch.end >= now - RECENT for stretch in found)]
+@dataclass(frozen=True, slots=True)
+class History:
+    """Events by key, the latest first, and since when they are complete: None where there are none. problem: why they
+    cannot be read; empty otherwise."""
+
+    events: Mapping[str, Sequence[LockEvent]] = field(default_factory=dict)
+    since: datetime | None = None
+    problem: str = ""
+
+
+def draw(candidates: Iterable[LockSnapshot], now: datetime, history: History = History()) -> Picture:
+    """Draw those of these locks that had the longest waits, and then the longest holds."""
+    known = [(lock, list(stretches(lock, history.events.get(lock.key, ())))) for lock in candidates]
+    recent = [(lock, found) for lock, found in known if any(each.end >= now - RECENT for each in _told(found))]
     chosen = sorted(recent, key=lambda each: _weight(each[1], now), reverse=True)[:MAX_LANES]
-    span = _span([stretch for lock, found in chosen if lock.state is not State.STALE for stretch in found], now)
-    drawn = (_lane(lock.key, found, now, span, _text(lock)) for lock, found in chosen)
-    capped = sum(map(len, history.values())) == MAX_EVENTS
-    return Picture([lane for lane in drawn if lane.marks], span, _ticks(span), capped)
+    span = _span([each for lock, found in chosen if lock.state is not State.STALE for each in _told(found)], now)
+    drawn = (
+        _lane(lock.key, _text(lock), _with_unknown(found, history, now - span), now, span) for lock, found in chosen
+    )
+    return Picture([lane for lane in drawn if lane.marks], span, _ticks(span))
 
 
-def draw_hour(lock: LockSnapshot, events: Sequence[LockEvent]) -> Picture | None:
+def draw_hour(lock: LockSnapshot, history: History) -> Picture | None:
     """Draw the last hour of one lock from its history; None if nothing happened in it."""
-    late = [event for event in events if (at := _at(event)) and at >= lock.now - HOUR]
-    lane = _lane(lock.key, stretches(lock, late), lock.now, HOUR, _sum(late))
-    return Picture([lane], HOUR, _ticks(HOUR), len(late) == MAX_EVENTS) if lane.marks and late else None
+    late = [event for event in history.events.get(lock.key, ()) if (at := _at(event)) and at >= lock.now - HOUR]
+    if not late:
+        return None
+    found = _with_unknown(list(stretches(lock, late)), history, lock.now - HOUR)
+    lane = _lane(lock.key, _sum(late), found, lock.now, HOUR)
+    return Picture([lane], HOUR, _ticks(HOUR))
 
 
-def read_history(keys: Sequence[str]) -> dict[str, list[LockEvent]]:
-    """The latest events of these locks by key; none where no history is kept or this user may not read it."""
+def read_history(keys: Sequence[str]) -> History:
+    """The latest events of these locks; none where no history is kept."""
     settings = get_settings()
     if mongo_store().history is None or not keys:
-        return {}
-    queryset = LockEvent.objects.using(settings.DATABASE).filter(key__in=keys)
-    found: dict[str, list[LockEvent]] = {}
+        return History()
+    events = LockEvent.objects.using(settings.DATABASE)
     try:
-        for event in queryset.recent(MAX_EVENTS, timeout=settings.COMMAND_TIMEOUT):
-            found.setdefault(event.key, []).append(event)
-    except LockBackendFailed:  # the documents of the locks were read: the picture has what they say
-        return {}
-    return found
+        read = events.filter(key__in=keys).recent(MAX_EVENTS, timeout=settings.COMMAND_TIMEOUT)
+        first = read[-1:] if len(read) == MAX_EVENTS else events.order_by("at", "id").recent(1)
+    except LockBackendFailed as error:  # such as a right that is missing: the locks themselves were read
+        return History(problem=error.problem)
+    found: dict[str, list[LockEvent]] = {}
+    for event in read:
+        found.setdefault(event.key, []).append(event)
+    return History(found, next(map(_at, first), None))
+
+
+def deadlocks(history: History, now: datetime) -> list[LockEvent]:
+    """Who gave up of late, since it was in a deadlock."""
+    events = (event for found in history.events.values() for event in found if event.event == Happened.DEADLOCK)
+    return [event for event in events if (at := _at(event)) and at >= now - RECENT]
+
+
+def _told(found: Iterable[Stretch]) -> list[Stretch]:
+    return [stretch for stretch in found if stretch.kind != "unknown"]
 
 
 def _weight(found: list[Stretch], now: datetime) -> tuple[timedelta, timedelta, datetime]:
     """How long it was waited for and held, of the time that can be drawn; and when it was granted."""
-    lengths = dict.fromkeys(("wait", "hold", "stale", "lost", "grant"), timedelta())
+    lengths = dict.fromkeys(("wait", "hold", "stale", "lost", "grant", "unknown"), timedelta())
     for stretch in found:
         lengths[stretch.kind] += max(stretch.end - max(stretch.start, now - RECENT), timedelta())
     return (
@@ -137,9 +159,15 @@ def _span(found: list[Stretch], now: datetime) -> timedelta:
     return next((span for span in SPANS if since >= now - span), RECENT)
 
 
-def _lane(key: str, found: Iterable[Stretch], now: datetime, span: timedelta, text: str) -> Lane:
+def _lane(key: str, text: str, found: Iterable[Stretch], now: datetime, span: timedelta) -> Lane:
     drawn = (_mark(stretch, now, span) for stretch in found)
     return Lane(key, tuple(mark for mark in drawn if mark is not None), text)
+
+
+def _with_unknown(found: list[Stretch], history: History, begin: datetime) -> list[Stretch]:
+    """These, and the time of which neither they nor the history tell anything."""
+    known = min([stretch.start for stretch in found] + ([history.since] if history.since else []))
+    return [Stretch("unknown", begin, known), *found] if known > begin else found
 
 
 def stretches(lock: LockSnapshot, events: Sequence[LockEvent] = ()) -> Iterator[Stretch]:
@@ -147,7 +175,7 @@ def stretches(lock: LockSnapshot, events: Sequence[LockEvent] = ()) -> Iterator[
     if since := [waiter.since for waiter in lock.queue if waiter.since]:
         yield Stretch("wait", min(since), lock.now)
     if events:
-        yield from _told(events, {holder.token for holder in lock.holders})
+        yield from _past_holds(events, {holder.token for holder in lock.holders})
     elif lock.last is not None:
         yield from _past(lock.last, lock)
     for holder in lock.holders:
@@ -159,16 +187,15 @@ def stretches(lock: LockSnapshot, events: Sequence[LockEvent] = ()) -> Iterator[
 
 def _past(last: Party, lock: LockSnapshot) -> Iterator[Stretch]:
     """The previous holder. Its hold has a known end only if the next holder had waited for it."""
-    if last.acquired_at is None:
-        return
-    yield from _grant(last)
     end = lock.since
-    waited = any(holder.acquired_at == end != holder.since for holder in lock.holders)
-    if end is not None and waited and last.acquired_at < end:
-        yield Stretch("hold", last.acquired_at, end)
+    if last.acquired_at is None or last.acquired_at > (end or lock.now):
+        return
+    waited = end and any(holder.acquired_at == end != holder.since for holder in lock.holders)
+    yield Stretch("hold" if waited else "unknown", last.acquired_at, end or lock.now)
+    yield from _grant(last)
 
 
-def _told(events: Sequence[LockEvent], present: set[int | None]) -> Iterator[Stretch]:
+def _past_holds(events: Sequence[LockEvent], present: set[int | None]) -> Iterator[Stretch]:
     """What the history says: an event has the length of what it ends. The *present* holders are drawn by themselves."""
     for event in events:
         if (at := _at(event)) is None:
@@ -208,9 +235,9 @@ def _mark(stretch: Stretch, now: datetime, span: timedelta) -> Mark | None:
 
 def _ticks(span: timedelta) -> list[tuple[str, str]]:
     """The positions and texts of three or four moments."""
-    parts = 5 if span == RECENT else 4
+    parts, seconds = 5 if span == RECENT else 4, span.total_seconds()
     return [
-        (f"{100 * part / parts:.1f}%", f"−{display.duration((span * (parts - part) / parts).total_seconds())}")
+        (f"{100 * part / parts:.1f}%", f"−{display.duration(seconds * (parts - part) / parts).removesuffix(' 0 s')}")
         for part in range(1, parts)
     ]
 

@@ -24,6 +24,7 @@ from ..engine.rule.deadlock import Cycle
 from ..engine.text_checks import check_text
 from ..inspection.patterns import KeyMatch, glob, starting
 from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
+from ..inspection.verdict import judge_all
 from ..models import Lock, LockQuerySet
 from ..models.read_only import Condition
 
@@ -71,7 +72,7 @@ class StateFilter(admin.SimpleListFilter):
             ("kept", _("Kept")),
             ("stale", _("Stale")),
             ("free", _("Free")),
-            ("all", _("All")),
+            ("all", _("All states")),
         ]
 
     def value(self) -> str:
@@ -97,6 +98,11 @@ class ModeFilter(admin.SimpleListFilter):
 
     def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:
         return [("exclusive", _("Exclusive")), ("shared", _("Shared")), ("semaphore", _("Semaphore"))]
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        """A name of its own for "All", which the other filter has too."""
+        every, *others = super().choices(changelist)
+        yield from [{**every, "display": _("All modes")}, *others]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Lock]) -> QuerySet[Lock]:
         if self.value() not in dict(self.lookup_choices):
@@ -240,4 +246,5 @@ class LockChangeList(BoundedChangeList):
         queryset: Any = self.queryset
         bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
-        return [Lock.from_snapshot(snapshot, queryset.db) for snapshot in found]
+        judged = judge_all(mongo_store(queryset.db), found, timeout)
+        return [Lock.from_snapshot(each.lock, queryset.db, each) for each in judged]

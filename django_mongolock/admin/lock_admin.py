@@ -21,14 +21,14 @@ from django.utils.translation import gettext_lazy
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.kinds import other_kinds
 from ..inspection.monitoring import lock_status
 from ..inspection.patterns import starting
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot, State
-from ..models import Lock, LockEvent
+from ..inspection.verdict import judge_all
+from ..models import Lock
 from . import dashboard, lanes, other_locks
 from .columns import Columns
 from .listing import Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
@@ -139,6 +139,7 @@ class LockAdmin(Columns, LockActions):
         context = {
             "title": key,
             "lock": lock,
+            "each": next(judge_all(mongo_store(), [lock], get_settings().COMMAND_TIMEOUT)),
             "facts": display.counters(lock),
             "quoted": display.quote_key(key),
             "may_ask": self.has_ask_release_permission(request),
@@ -175,16 +176,14 @@ class LockAdmin(Columns, LockActions):
 
     def _history(self, request: HttpRequest, lock: LockSnapshot) -> dict[str, Any]:
         """The latest events of the lock and a picture of its last hour, if the history is kept."""
-        if mongo_store().history is None:
-            return {"keeps_history": False}
-        settings = get_settings()
-        queryset: Any = LockEvent.objects.using(settings.DATABASE).filter(key=lock.key)
-        facts = {"keeps_history": True, "may_view_events": request.user.has_perm("django_mongolock.view_lockevent")}
-        try:
-            events = queryset.recent(lanes.MAX_EVENTS, timeout=settings.COMMAND_TIMEOUT)
-        except LockBackendFailed as error:  # such as a right that is missing: the lock itself was read
-            return {**facts, "problem": error.problem}
-        return {**facts, "events": events[:EVENTS], "hour": lanes.draw_hour(lock, events)}
+        history = lanes.read_history([lock.key])
+        return {
+            "keeps_history": mongo_store().history is not None,
+            "may_view_events": request.user.has_perm("django_mongolock.view_lockevent"),
+            "problem": history.problem,
+            "events": history.events.get(lock.key, ())[:EVENTS],
+            "hour": lanes.draw_hour(lock, history),
+        }
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

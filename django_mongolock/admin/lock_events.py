@@ -11,7 +11,6 @@ from django.db.models import QuerySet
 from django.db.models.expressions import Combinable
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -67,7 +66,7 @@ class LockEventChangeList(BoundedChangeList):
 class LockEventAdmin(Pages):
     """Read only, with the permission ``django_mongolock.view_lockevent``."""
 
-    list_display = ("when", "key_link", "what", "who", "where", "fencing_token", "details")
+    list_display = ("when", "key_link", "what", "who", "fencing_token", "details")
     list_filter = (EventFilter,)
     search_fields = ("key",)
     search_help_text = gettext_lazy(
@@ -129,11 +128,7 @@ class LockEventAdmin(Pages):
 
     @admin.display(description=gettext_lazy("who"))
     def who(self, event: LockEvent) -> SafeString:
-        return format_html("<bdi>{}</bdi>", display.who(event.party))
-
-    @admin.display(description=gettext_lazy("where"))
-    def where(self, event: LockEvent) -> SafeString:
-        return format_html("<bdi>{}</bdi>", display.details(event.party))
+        return display.in_a_line(f"{display.who(event.party)} · {display.details(event.party)}")
 
     @admin.display(description=gettext_lazy("token"))
     def fencing_token(self, event: LockEvent) -> SafeString:
@@ -141,4 +136,4 @@ class LockEventAdmin(Pages):
 
     @admin.display(description=gettext_lazy("details"))
     def details(self, event: LockEvent) -> SafeString:
-        return format_html("<bdi>{}</bdi>", event.details)
+        return display.in_a_line(event.details)

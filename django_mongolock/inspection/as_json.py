@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
 from .kinds import Counts
 from .named_locks import counts_of, party_as_json, row_of
-from .overview import Overview, Process
+from .overview import Overview
 from .server_facts import ServerFacts
 from .snapshot import COUNTERS, LockSnapshot
 from .status import Status
+from .verdict import Judged
 
 Json = dict[str, Any]
 
@@ -21,7 +21,12 @@ def status_as_json(status: Status) -> Json:
     """The locks, their server, and the problems."""
     problems = [problem_as_json(each.alarm, each.amount, each.about) for each in status.problems]
     kinds = [_counts(counts) for counts in (counts_of(status.locks), *status.documents)]
-    return {"problems": problems, **_overview(status.locks), "kinds": kinds, "server": _server(status.server)}
+    return {
+        "problems": problems,
+        **_overview(status.locks, status.judged),
+        "kinds": kinds,
+        "server": _server(status.server),
+    }
 
 
 def problem_as_json(alarm: str, amount: float, about: str) -> Json:
@@ -29,7 +34,8 @@ def problem_as_json(alarm: str, amount: float, about: str) -> Json:
     return {"alarm": alarm, "amount": round(amount, 3), "about": about}
 
 
-def _overview(found: Overview) -> Json:
+def _overview(found: Overview, judged: Iterable[Judged]) -> Json:
+    rows = {each.lock.key: row_of(each.lock, each).as_json() for each in judged}
     return {
         "now": found.now.isoformat(),
         "counts": {
@@ -43,13 +49,11 @@ def _overview(found: Overview) -> Json:
             "looked_at": found.looked_at,
         },
         "longest_wait_seconds": round(found.longest_wait, 3),
-        "held": _locks(found.longest_held),
-        "waited_for": [row_of(lock).as_json() | {"waiters": _queue(lock)} for lock in found.waited_for],
-        "stale": _locks(found.left_behind),
+        "held": [rows[lock.key] for lock in found.longest_held],
+        "waited_for": [rows[lock.key] | {"waiters": _queue(lock)} for lock in found.waited_for],
+        "stale": [rows[lock.key] for lock in found.left_behind],
         "contended": [_contended(lock) for lock in found.contended],
         "deadlocks": [{"keys": cycle.keys, "cycle": str(cycle)} for cycle in found.deadlocks],
-        "processes": [_process(process, found.now) for process in found.processes],
-        "more_processes": found.more_processes,
     }
 
 
@@ -62,10 +66,6 @@ def _server(found: ServerFacts) -> Json:
         "bells": not found.bells,
         "problem": found.problem or None,
     }
-
-
-def _locks(locks: Iterable[LockSnapshot]) -> list[Json]:
-    return [row_of(lock).as_json() for lock in locks]
 
 
 def _queue(lock: LockSnapshot) -> list[Json]:
@@ -89,11 +89,6 @@ def _counts(counts: Counts) -> Json:
         "more": counts.more,
         "error": counts.error or None,
     }
-
-
-def _process(process: Process, now: datetime) -> Json:
-    ago = _ago(process.renewed_at, now)
-    return asdict(process) | {"renewed_at": _moment(process.renewed_at), "renewed_seconds_ago": ago}
 
 
 def _moment(value: datetime | None) -> str | None:

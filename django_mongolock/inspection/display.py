@@ -44,7 +44,7 @@ _DOTS: Final = {".": "_2E", "..": "_2E_2E"}
 def state_badge(state: State) -> SafeString:
     """The state of a lock, as HTML."""
     shape, word = STATES[state]
-    return _badge(f"mongolock-state mongolock-{state.value}", shape, word)
+    return badge(f"mongolock-state mongolock-{state.value}", shape, word)
 
 
 def event_badge(event: str | None) -> SafeString:
@@ -53,10 +53,11 @@ def event_badge(event: str | None) -> SafeString:
     if known is None:
         return format_html("{}", event or "?")
     shape, word = EVENTS[known]
-    return _badge(f"mongolock-event mongolock-event-{known.value}", shape, word)
+    return badge(f"mongolock-event mongolock-event-{known.value}", shape, word)
 
 
-def _badge(css: str, shape: str, word: object) -> SafeString:
+def badge(css: str, shape: str, word: object) -> SafeString:
+    """A word with its shape, as HTML."""
     return format_html('<span class="{}"><span aria-hidden="true">{}</span> {}</span>', css, shape, word)
 
 
@@ -102,6 +103,11 @@ def holder(name: str | None, place: str, damage: str = "") -> SafeString | str:
     return damage or (format_html(html, name, place) if name else "–")
 
 
+def in_a_line(text: str) -> SafeString:
+    """A text as HTML, cut where the line ends; the whole of it is a hint."""
+    return format_html('<span class="mongolock-who" title="{0}"><bdi>{0}</bdi></span>', text)
+
+
 def others(lock: LockSnapshot) -> str:
     """How many holders there are beside the first, and how many of the permits of a semaphore are in use."""
     more = lock.holding - 1
@@ -114,25 +120,11 @@ def _share(used: int, permits: int) -> str:
     return _("%(used)d of %(permits)d permits") % {"used": used, "permits": permits}
 
 
-def outlook(lock: LockSnapshot) -> str:
-    """What will happen to a lock by itself; empty if it is free."""
-    left = time_left(lock.expires_at, lock.now)
-    if lock.state is State.KEPT:
-        return _("If you do nothing: free in %s.") % left
-    if lock.state is State.HELD and lock.waiting:
-        return _("If you do nothing: the first waiter gets it in %s, unless its holder renews the lease.") % left
-    if lock.state is State.HELD:
-        return _("If you do nothing: free in %s, unless its holder renews the lease.") % left
-    if lock.state is State.STALE:
-        return _("If you do nothing: the next process that asks gets it.")
-    return ""
-
-
-def look_at_process(lock: LockSnapshot) -> tuple[str, str] | None:
-    """The host of the first holder, and a command for there that shows what the process does; None without one."""
-    for holder in lock.holders if lock.state in (State.HELD, State.STALE) else ():
+def look_at_process(lock: LockSnapshot) -> tuple[str, str, str] | None:
+    """The host of the first holder, who it is, and a command for there that shows what it does; None without one."""
+    for holder in lock.holders:
         if holder.pid is not None and not holder.released and holder.host not in (BROWSER, CLAIMED):
-            return holder.host or "?", f"py-spy dump --pid {holder.pid}"
+            return holder.host or "?", who(holder), f"py-spy dump --pid {holder.pid}"
     return None
 
 
@@ -163,8 +155,8 @@ def milliseconds(value: float) -> str:
 
 
 def moment(value: datetime) -> str:
-    """Date and time to the second, in the current time zone."""
-    return f"{timezone.localtime(value) if timezone.is_aware(value) else value:%Y-%m-%d %H:%M:%S}"
+    """Date and time to the second, in the current time zone, with its name."""
+    return f"{timezone.localtime(value) if timezone.is_aware(value) else value:%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 
 def ago(value: datetime, now: datetime) -> str:
@@ -212,7 +204,7 @@ def counters(lock: LockSnapshot) -> list[tuple[str, str]]:
         (_("longest wait"), duration(lock.longest_wait_ms / 1000) if lock.longest_wait_ms else "–"),
         (_("mean time held"), duration(lock.held_ms / ended / 1000) if ended > 0 else "–"),
         (_("longest time held"), duration(lock.longest_hold_ms / 1000) if lock.longest_hold_ms else "–"),
-        (_("leases that ended without a release"), str(lock.expired)),
+        (_("leases that ended without a release"), str(lock.expired + (lock.state is State.STALE))),
         (_("last fencing token"), str(lock.token or "?")),
         (_("document kept until"), moment(lock.purge_at) if lock.purge_at else "?"),
     ]

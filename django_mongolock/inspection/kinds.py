@@ -42,6 +42,11 @@ class Row:
         """What tells its holders from later ones, as a form carries it."""
         return self.holder
 
+    @property
+    def note(self) -> str:
+        """What is said of it below the table; empty if it needs no look."""
+        return ""
+
     def cells(self) -> dict[str, object]:
         """Its line in the table of a command, by the titles of the columns."""
         return {

@@ -25,6 +25,7 @@ from .queries import chosen
 from .server_facts import inspect_server
 from .server_rules import server_rules
 from .snapshot import LockSnapshot, Party, State
+from .verdict import WORDS, Judged, judge, judge_all
 
 #: How many holders of a lock a row has; how many of those that are taken from their holders.
 HOLDERS: Final = 10
@@ -34,9 +35,10 @@ _FACTS: Final = ("label", "place", "user", "owner", "host", "pid", "thread", "mo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRow(Row):
-    """A named lock as a row, with all that was read of it."""
+    """A named lock as a row, with all that was read of it, and its verdict."""
 
     lock: LockSnapshot
+    judged: Judged
 
     @property
     def seal(self) -> list[int]:
@@ -49,6 +51,12 @@ class LockRow(Row):
         token = max(lock.tokens, default=lock.token or "-")
         return {**Row.cells(self), "WAITING": lock.waiting, "TOKEN": token}
 
+    @property
+    def note(self) -> str:
+        """See Row.note."""
+        verdict = self.judged.verdict
+        return f"{self.key}: {WORDS[verdict][1]}. {self.judged.text}" if verdict and self.judged.needs_a_look else ""
+
     def facts(self) -> dict[str, Any]:
         """See Row.facts()."""
         lock = self.lock
@@ -59,11 +67,15 @@ class LockRow(Row):
             "waiting": lock.waiting,
             "token": lock.token,
             "ends": lock.expires_at.isoformat() if lock.expires_at else None,
+            **self.judged.as_json(),
         }
 
 
-def row_of(lock: LockSnapshot) -> LockRow:
-    """Return the row of a lock. One that is only kept is not held."""
+def row_of(lock: LockSnapshot, judged: Judged | None = None) -> LockRow:
+    """Return the row of a lock. One that is only kept is not held.
+
+    judged: the lock with its verdict, if it was judged with what is usual.
+    """
     first = min(lock.holders, key=lambda holder: bool(holder.released), default=None)
     since = None if lock.state is State.KEPT else lock.since
     return LockRow(
@@ -76,6 +88,7 @@ def row_of(lock: LockSnapshot) -> LockRow:
         left=lock.left,
         damage=lock.damage or "",
         lock=lock,
+        judged=judged or judge(lock),
     )
 
 
@@ -117,7 +130,7 @@ class NamedLocks:
         holders = HOLDERS if choice.owner is None else MOST_HOLDERS
         query = chosen(self._ours(choice))
         found = queries.snapshots(self.store, query, {order: 1}, limit=limit, holders=holders, owner=choice.owner)
-        return map(row_of, found)
+        return (row_of(each.lock, each) for each in judge_all(self.store, found))
 
     def again(self, shown: Sequence[tuple[Any, Any]]) -> list[LockRow]:
         settings, wanted = get_settings(), dict[str, set[int]]()

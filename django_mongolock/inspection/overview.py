@@ -5,33 +5,15 @@ One command, each part of it on an index, returns the few locks to be shown and 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from ..engine.rule.deadlock import Cycle
 from ..engine.store.mongo import MongoStore
-from .overview_pipelines import KEYS_SHOWN, MAX_COUNTED, MAX_HELD_EXAMINED, SHOWN, overview_pipeline
+from .overview_pipelines import MAX_COUNTED, MAX_HELD_EXAMINED, overview_pipeline
 from .patterns import EVERY_KEY, KeyMatch
 from .queries import find_deadlocks
-from .snapshot import Document, LockSnapshot, State, read_date, read_number, read_snapshot, read_text
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process, and how many locks it holds and waits for. renewed_at: when it last renewed any of these.
-
-    keys: the first few that it holds. silent: all its leases have ended; it died, or hangs.
-    """
-
-    host: str | None
-    pid: int | None
-    holds: int
-    waits: int
-    keys: tuple[str, ...]
-    renewed_at: datetime | None
-    silent: bool
+from .snapshot import Document, LockSnapshot, State, read_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +22,8 @@ class Overview:
 
     held, kept, waited, stale: how many locks are held, are only kept, have waiters, are stale. waiting: how many wait.
     capped: even more are held or kept. unsound: the keys of damaged ones among the held locks looked at. longest_held,
-    waited_for, left_behind (stale), contended, recent: the first few locks of each list. processes, more_processes: the
-    first few, and the number of the others. looked_at: the number of held locks that processes are based on.
+    waited_for, left_behind (stale), contended, recent: the first few locks of each list. looked_at: the number of held
+    locks that were examined for damage.
     """
 
     now: datetime
@@ -58,8 +40,6 @@ class Overview:
     left_behind: tuple[LockSnapshot, ...] = ()
     contended: tuple[LockSnapshot, ...] = ()
     recent: tuple[LockSnapshot, ...] = ()
-    processes: tuple[Process, ...] = ()
-    more_processes: int = 0
     deadlocks: tuple[Cycle, ...] = field(default=())
 
     @property
@@ -70,7 +50,12 @@ class Overview:
     @property
     def shown(self) -> tuple[LockSnapshot, ...]:
         """Every lock of the lists, once."""
-        lists = (self.waited_for, self.longest_held, self.left_behind, self.contended, self.recent)
+        return tuple({lock.key: lock for lock in (*self.present, *self.contended, *self.recent)}.values())
+
+    @property
+    def present(self) -> tuple[LockSnapshot, ...]:
+        """What has waiters, then what is held longest, then what is stale: every lock once."""
+        lists = (self.waited_for, self.longest_held, self.left_behind)
         return tuple({lock.key: lock for locks in lists for lock in locks}.values())
 
     @property
@@ -97,7 +82,6 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
     }
     kept = _sum(held, "kept")
     at_work = _sum(held, "n") - kept
-    processes = _processes([*held["processes"], *stale["processes"]], waits["processes"], held["now"])
     return Overview(
         now=held["now"],
         held=min(at_work, MAX_COUNTED),
@@ -108,8 +92,6 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
         waited=_sum(waits, "waited"),
         waiting=_sum(waits, "waiting"),
         stale=_sum(stale, "n"),
-        processes=tuple(processes[:SHOWN]),
-        more_processes=len(processes[SHOWN:]),
         deadlocks=tuple(find_deadlocks(store, match, timeout)) if waits["entangled"] else (),
         # A key that is no text belongs to no lock.
         **{
@@ -127,29 +109,3 @@ def _sum(found: Document, name: str) -> int:
 def _ask(store: MongoStore, pipeline: list[Document], timeout: float) -> list[Document]:
     with store.bounded(timeout):
         return list(store.latest.aggregate(pipeline))
-
-
-def _processes(holds: Iterable[Document], waits: Iterable[Document], now: datetime) -> list[Process]:
-    """Each process once; the one whose last renewal is longest ago comes first."""
-    rows: dict[str, tuple[list[Document], list[Document]]] = defaultdict(lambda: ([], []))
-    for row in holds:
-        rows[row["_id"]][0].append(row)
-    for row in waits:
-        rows[row["_id"]][1].append(row)
-    found = [_process(holding, waiting, now) for holding, waiting in rows.values()]
-    return sorted(found, key=lambda process: (process.renewed_at or now, process.host or "", process.pid or 0))
-
-
-def _process(holds: list[Document], waits: list[Document], now: datetime) -> Process:
-    rows = [*holds, *waits]
-    ends = [end for row in rows if (end := read_date(row["until"]))]
-    keys = [key for row in holds for key in row["keys"] if isinstance(key, str)]
-    return Process(
-        host=read_text(rows[0].get("host")),
-        pid=read_number(rows[0].get("pid")),
-        holds=sum(row["count"] for row in holds),
-        waits=sum(row["count"] for row in waits),
-        keys=tuple(keys[:KEYS_SHOWN]),
-        renewed_at=max((beat for row in rows if (beat := read_date(row["beat"]))), default=None),
-        silent=bool(ends) and max(ends) <= now,
-    )

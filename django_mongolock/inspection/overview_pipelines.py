@@ -8,17 +8,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from ..context import BROWSER, CLAIMED
 from ..engine.rule.deadlock import EARLIEST_END
 from ..engine.rule.validity import IS_WHOLE
 from .patterns import KeyMatch
-from .queries import ENTRY_BYTES, QUEUE, WAS_RELEASED, array, first, projection, waiting
+from .queries import QUEUE, WAS_RELEASED, array, first, projection, waiting
 
 Document = dict[str, Any]
 
 #: Locks are counted up to this number.
 MAX_COUNTED: Final = 10_000
-#: How many held locks are examined for processes, and for damage.
+#: How many held locks are examined for damage.
 MAX_HELD_EXAMINED: Final = 1_000
 #: How many of the locks that were used last are examined.
 MAX_RECENT_EXAMINED: Final = 500
@@ -28,9 +27,6 @@ SHOWN: Final = 10
 PARTIES: Final = 10
 #: How far back the recent activity goes.
 RECENT: Final = timedelta(minutes=5)
-#: How many keys of a process are shown, and how many processes are examined.
-KEYS_SHOWN: Final = 3
-MAX_PROCESSES: Final = 1_000
 
 
 def overview_pipeline(collection: str, match: KeyMatch) -> list[Document]:
@@ -64,7 +60,6 @@ def _held(match: KeyMatch) -> list[Document]:
                     since,
                     *_first({"since": 1}),
                 ],
-                "processes": [at_work, {"$limit": MAX_HELD_EXAMINED}, *_sessions("holders", "server_lease")],
                 "damaged": [{"$limit": MAX_HELD_EXAMINED}, few, {"$match": damaged}, {"$project": {"_id": 1}}],
                 "sums": [
                     {"$group": {"_id": None, "n": {"$sum": 1}, "kept": {"$sum": {"$cond": ["$kept", 1, 0]}}}},
@@ -85,7 +80,6 @@ def _stale(match: KeyMatch) -> list[Document]:
         {
             "$facet": {
                 "latest": _first({"expires_at": -1}),
-                "processes": _sessions("holders", "server_lease"),
                 "sums": [{"$count": "n"}],
             }
         },
@@ -101,7 +95,6 @@ def _waits(match: KeyMatch) -> list[Document]:
         {
             "$facet": {
                 "longest": [{"$addFields": {"asked": {"$min": "$live.since"}}}, *_first({"asked": 1})],
-                "processes": _sessions("live", "waiter_lease"),
                 "entangled": _ENTANGLED,
                 "sums": [{"$group": _QUEUES}],
             }
@@ -133,50 +126,6 @@ def _contended(match: KeyMatch) -> list[Document]:
 def _first(order: Document) -> list[Document]:
     """The first in this order."""
     return [{"$sort": {**order, "_id": 1}}, {"$limit": SHOWN}, *projection(PARTIES, PARTIES)]
-
-
-def _moment(field: str) -> Document:
-    return {"$cond": [{"$eq": [{"$type": f"${field}"}, "date"]}, f"${field}", None]}
-
-
-def _sessions(field: str, lease: str) -> list[Document]:
-    """The processes among holders or waiters. A renewal sets the end of an entry to a whole *lease* later, and so tells
-    when it was. An entry that came from the queue keeps the end of its place there, but its grant was a renewal too.
-    """
-    until, granted = _moment(f"{field}.until"), _moment(f"{field}.acquired_at")
-    renewed: Document = {
-        "$cond": [{"$isNumber": f"${field}.{lease}"}, {"$subtract": [until, f"${field}.{lease}"]}, None]
-    }
-    known: Document = {"$ifNull": [{"$max": [renewed, granted]}, None]}
-    beat: Document = {"$cond": [{"$gt": [known, "$$NOW"]}, "$$NOW", known]}
-    counts = {"$and": [field == "live", {"$isNumber": f"${field}.behind"}]}
-    behind: Document = {"$cond": [counts, f"${field}.behind", 0]}
-    return [
-        {"$project": {field: 1}},
-        {"$unwind": f"${field}"},
-        {
-            "$match": {
-                # No process has an edit lock, a claim, or a lock that it has released.
-                f"{field}.host": {"$nin": [BROWSER, CLAIMED]},
-                f"{field}.released": {"$not": {"$type": "date"}},
-                "$expr": {"$lte": [{"$bsonSize": {"entry": f"${field}"}}, ENTRY_BYTES]},
-            }
-        },
-        {
-            "$group": {
-                "_id": f"${field}.session",
-                "host": {"$first": f"${field}.host"},
-                "pid": {"$first": f"${field}.pid"},
-                "count": {"$sum": {"$add": [1, behind]}},
-                "keys": {"$firstN": {"n": KEYS_SHOWN, "input": "$_id"}},
-                "beat": {"$max": beat},
-                "until": {"$max": until},
-            }
-        },
-        {"$match": {"_id": {"$type": "string"}}},
-        {"$sort": {"beat": 1, "_id": 1}},
-        {"$limit": MAX_PROCESSES},
-    ]
 
 
 _GATHER: Final[Document] = {"$group": {"_id": None, "locks": {"$push": "$$ROOT"}}}

@@ -33,9 +33,10 @@ class Party:
     """A holder or a waiter, or the process that an event of the history is about; None for what is not known.
 
     grant: its id, for `operations.force_release`. session, worker: names for its process, and for its thread or task,
-    the same wherever that holds or waits. These three are not shown. released: when, if the lock is only kept. lease:
-    milliseconds. behind: how many more of its process wait behind this waiter, which stands for them in the queue.
-    more_permits: how many it takes beyond one.
+    the same wherever that holds or waits. These three are not shown. released: when, if the lock is only kept. lease,
+    server_lease: milliseconds. release_requested_by, release_requested_at: who asks for its release, since when.
+    behind: how many more of its process wait behind this waiter, which stands for them in the queue. more_permits: how
+    many it takes beyond one.
     """
 
     grant: str | None = field(default=None, repr=False)
@@ -51,11 +52,14 @@ class Party:
     thread: str | None = None
     worker: str | None = None
     lease: int | None = None
+    server_lease: int | None = None
     token: int | None = None
     since: datetime | None = None
     acquired_at: datetime | None = None
     released: datetime | None = None
     until: datetime | None = None
+    release_requested_by: str | None = None
+    release_requested_at: datetime | None = None
     behind: int = 0
     more_permits: int = 0
 
@@ -184,11 +188,23 @@ def _is_document(value: object) -> bool:
 
 
 COUNTERS: Final = ("acquisitions", "contended", "expired", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms")
-_TEXTS: Final = ("grant", "session", "mode", "owner", "label", "place", "user", "host", "thread", "worker")
+_TEXTS: Final = (
+    "grant",
+    "session",
+    "mode",
+    "owner",
+    "label",
+    "place",
+    "user",
+    "host",
+    "thread",
+    "worker",
+    "release_requested_by",
+)
 _READERS: Final[dict[str, Callable[[object], Any]]] = {
     **dict.fromkeys(_TEXTS, read_text),
-    **dict.fromkeys(("capacity", "pid", "lease", "token"), read_number),
-    **dict.fromkeys(("since", "acquired_at", "released", "until"), read_date),
+    **dict.fromkeys(("capacity", "pid", "lease", "server_lease", "token"), read_number),
+    **dict.fromkeys(("since", "acquired_at", "released", "until", "release_requested_at"), read_date),
     **dict.fromkeys(("behind", "more_permits"), _count),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -14,6 +14,7 @@ from .kinds import Counts, count_all, other_kinds
 from .overview import Overview, overview
 from .patterns import starting
 from .server_facts import ServerFacts, known_server
+from .verdict import Judged, Verdict, judge_all
 
 #: A wait of more than so many seconds is a problem.
 LONG_WAIT: Final = 60.0
@@ -25,6 +26,7 @@ class Alarm(StrEnum):
     SERVER = "server"
     DEADLOCK = "deadlock"
     DAMAGED = "damaged"
+    HANGS = "hangs"
     LONG_WAIT = "long_wait"
     STALE = "stale"
     STALE_DOCUMENTS = "stale_documents"
@@ -46,16 +48,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Status:
-    """The locks, their server, and the documents that have locks of their own."""
+    """The locks, their server, and the documents that have locks of their own. judged: the present locks."""
 
     locks: Overview
     server: ServerFacts
     documents: tuple[Counts, ...] = ()
+    judged: Sequence[Judged] = ()
 
     @cached_property
     def problems(self) -> list[Problem]:
         """The problems, the most urgent first."""
-        return [*_of_locks(self.locks), *_of_documents(self.documents), *_of_server(self.server)]
+        return [*_of_locks(self.locks, self.judged), *_of_documents(self.documents), *_of_server(self.server)]
 
 
 def current_status() -> Status:
@@ -63,14 +66,17 @@ def current_status() -> Status:
     settings = get_settings()
     store = mongo_store()
     locks = overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT)
-    return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), count_all(other_kinds()))
+    judged = tuple(judge_all(store, locks.present, settings.COMMAND_TIMEOUT))
+    return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), count_all(other_kinds()), judged)
 
 
-def _of_locks(locks: Overview) -> Iterator[Problem]:
+def _of_locks(locks: Overview, judged: Sequence[Judged]) -> Iterator[Problem]:
     if locks.deadlocks:
         yield Problem(Alarm.DEADLOCK, len(locks.deadlocks))
     if locks.damaged:
         yield Problem(Alarm.DAMAGED, len(locks.damaged), locks.damaged[0])
+    if hanging := [each.lock.key for each in judged if each.verdict is Verdict.HANGS]:
+        yield Problem(Alarm.HANGS, len(hanging), hanging[0])
     if locks.longest_wait > LONG_WAIT:
         # The order may have changed since the locks were chosen.
         longest = max(locks.waited_for, key=lambda lock: lock.longest_wait or 0.0)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
+from textwrap import fill
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
@@ -158,19 +159,26 @@ def whole_number(least: int, most: int = 10**9) -> Callable[[str], int]:
 #: The width of a table that is not wide: longer texts are cut. In a wide one, a longer text moves the rest of its row.
 FITS: Final = 100
 MAX_WIDTH: Final = 120
+#: How many locks a table says more of, below it.
+NOTES: Final = 20
 
 
 def write_table(stdout: OutputWrapper, rows: Iterable[Row], *, wide: bool = True) -> None:
     """Write rows of one kind in columns that are as wide as the first thousand rows need: the others are not read
-    before. wide: with the token, and no text is cut."""
+    before. Below them, what is said of the first that need a look. wide: with the token, and no text is cut."""
     rows = iter(rows)
     titles: list[str] = []
     widths: list[int] = []
-    while some := [row.cells() for row in islice(rows, 1_000)]:
-        block = [] if titles else [titles := [title for title in some[0] if wide or title != "TOKEN"]]
-        block += ([printable(cells[title]) for title in titles] for cells in some)
+    notes: list[str] = []
+    while some := list(islice(rows, 1_000)):
+        lines = [row.cells() for row in some]
+        notes += [row.note for row in some if row.note]
+        block = [] if titles else [titles := [title for title in lines[0] if wide or title != "TOKEN"]]
+        block += ([printable(cells[title]) for title in titles] for cells in lines)
         widths = widths or _widths(block, wide=wide)
         _write_block(stdout, block, widths, wide=wide)
+    for note in map(printable, notes[:NOTES]):
+        stdout.write(note if wide else fill(note, FITS, subsequent_indent="  "))
 
 
 def _widths(block: list[list[str]], *, wide: bool) -> list[int]:

@@ -149,6 +149,19 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="LockDashboard",
+            fields=[],
+            options={
+                "verbose_name": "lock dashboard",
+                "verbose_name_plural": "lock dashboard",
+                "proxy": True,
+                "default_permissions": (),
+                "indexes": [],
+                "constraints": [],
+            },
+            bases=("django_mongolock.lock",),
+        ),
+        migrations.CreateModel(
             name="LockEvent",
             fields=[
                 ("mode", django_mongolock.models.fields.Text(max_length=16, null=True, verbose_name="mode")),

@@ -16,6 +16,7 @@ from ..inspection import operations, queries
 from ..inspection.named_locks import LockRow, row_of
 from ..inspection.patterns import KeyMatch
 from ..inspection.snapshot import LockSnapshot, Party
+from ..inspection.verdict import Judged
 from ..signals import lock_forced, send
 from .entry import Entry
 from .fields import Number, Parties, ServerTime
@@ -165,10 +166,10 @@ class Lock(ReadOnlyModel):
         return sum(1 + waiter.behind for waiter in self.waiters)
 
     @classmethod
-    def from_snapshot(cls, snapshot: LockSnapshot, using: str) -> Lock:
+    def from_snapshot(cls, snapshot: LockSnapshot, using: str, judged: Judged | None = None) -> Lock:
         """The lock of *snapshot*, with its key and no other field."""
         lock: Lock = cls.from_db(using, ["key"], [snapshot.key])
-        lock.row = row_of(snapshot)
+        lock.row = row_of(snapshot, judged)
         return lock
 
     def force_release(
@@ -197,3 +198,12 @@ class Lock(ReadOnlyModel):
 
     def _grants(self, chosen: Callable[[Party], bool]) -> list[str]:
         return [holder.grant for holder in self.holders if holder.grant and chosen(holder)]
+
+
+class LockDashboard(Lock):
+    """The line of the dashboard in the admin's index: it leads there with one click, and has no objects of its own."""
+
+    class Meta:
+        proxy = True
+        default_permissions = ()
+        verbose_name = verbose_name_plural = _("lock dashboard")

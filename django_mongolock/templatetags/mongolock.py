@@ -9,12 +9,12 @@ from django import template
 from ..inspection import display
 from ..inspection.named_locks import row_of
 from ..inspection.snapshot import LockSnapshot, Party
+from ..inspection.verdict import verdict_badge
 
 register = template.Library()
 for function in (
     display.who,
     display.details,
-    display.outlook,
     display.look_at_process,
     display.where,
     display.mode,
@@ -26,6 +26,7 @@ for function in (
     display.time_ago,
     display.time_since,
     display.time_left,
+    verdict_badge,
 ):
     register.filter(function.__name__, function)
 

@@ -82,7 +82,7 @@ class _Rule:
         step, document = self.step, self.document
         live_holders, live_waiters = self.live_holders(), self.live_waiters()
         kept = self.renewed(self.without_removed(live_holders), "server_lease")
-        asked = {"release_requested_by": step.requested_by}
+        asked = {"release_requested_by": step.requested_by, "release_requested_at": self.now}
         kept = [{**e, **asked} if e["grant"] in step.request_release_of else e for e in kept]
         queue = [e for e in live_waiters if e["grant"] not in step.remove]
         queue = self.renewed(queue, "waiter_lease")

@@ -308,7 +308,7 @@ def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
         kept, queue = _renewed(kept, "server_lease"), _renewed(queue, "waiter_lease", "behind" in parts)
     if "request_release_of" in parts:
         is_meant = {"$in": ["$$e.grant", "$$c.request_release_of"]}
-        asked = merge("$$e", {"release_requested_by": "$$c.requested_by"})
+        asked = merge("$$e", {"release_requested_by": "$$c.requested_by", "release_requested_at": "$$now"})
         kept = for_each(kept, {"$cond": [is_meant, asked, "$$e"]})
     waiting: Expression = {"$slice": ["$$queued", "$$grant_count", MAX_ENTRIES + 1]}
     stages: list[dict[str, Expression]] = [

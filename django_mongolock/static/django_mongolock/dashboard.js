@@ -8,7 +8,7 @@
   const said = document.getElementById("mongolock-said");
   const refreshing = document.getElementById("mongolock-refreshing");
   const pause = document.getElementById("mongolock-pause");
-  const LONGEST = 60000, BARS = 60;
+  const LONGEST = 60000;
   let paused = false, timer = 0, delay = words.every * 1000, asking = null;
 
   // Makes the tree equal to the new one. Nodes are identified by what they are about: so the link that has the focus
@@ -21,9 +21,8 @@
       if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
       return;
     }
-    if (old.hasAttribute("data-keep")) return;
     for (const { name: attribute } of [...old.attributes]) {
-      if (!fresh.hasAttribute(attribute)) old.removeAttribute(attribute);
+      if (!fresh.hasAttribute(attribute) && attribute !== "open") old.removeAttribute(attribute);
     }
     for (const { name: attribute, value } of fresh.attributes) {
       if (old.getAttribute(attribute) !== value) old.setAttribute(attribute, value);
@@ -96,7 +95,6 @@
       if (answer.type === "opaqueredirect" || answer.status === 403) return show("out");
       if (!answer.ok) throw new Error(String(answer.status));
       replace(await answer.text());
-      sample();
       delay = words.every * 1000;
       show(paused ? "paused" : "live");
     } catch {
@@ -114,57 +112,6 @@
     if (!paused && !document.hidden && control.dataset.state !== "out") timer = setTimeout(refresh, delay);
   }
 
-  // Counts the grants between two refreshes, of the locks that both of them show.
-  const bars = [];
-  const sum = { grants: 0, waits: 0, waited: 0 };
-  let last = null;
-
-  function sample() {
-    const totals = JSON.parse(document.getElementById("mongolock-state").dataset.totals);
-    if (last) {
-      const bar = { grants: 0, waits: 0 };
-      for (const [key, [grants, waits, waited]] of Object.entries(totals)) {
-        const then = Object.hasOwn(last, key) ? last[key] : null;
-        if (!then || grants < then[0]) continue;
-        bar.grants += grants - then[0];
-        bar.waits += waits - then[1];
-        sum.waited += waited - then[2];
-      }
-      sum.grants += bar.grants;
-      sum.waits += bar.waits;
-      bars.push(bar);
-      if (bars.length > BARS) bars.shift();
-      draw();
-    }
-    last = totals;
-  }
-
-  function draw() {
-    const pulse = document.getElementById("mongolock-pulse");
-    if (!pulse) return;
-    const svg = pulse.querySelector("svg"), most = Math.max(1, ...bars.map((bar) => bar.grants)), high = 50;
-    const make = (tag, attributes) => {
-      const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
-      for (const [attribute, value] of Object.entries(attributes)) node.setAttribute(attribute, value);
-      return node;
-    };
-    const top = make("text", { x: 0, y: 10 });
-    top.textContent = pulse.dataset.most.replace("{count}", most);
-    const drawn = bars.flatMap((bar, number) => {
-      const x = `${((BARS - bars.length + number) / BARS) * 100}%`, width = `${80 / BARS}%`;
-      const waits = (Math.min(bar.waits, bar.grants) / most) * high, once = (bar.grants / most) * high - waits;
-      return [
-        make("rect", { class: "mongolock-mark-hold", x, width, y: 68 - once, height: once }),
-        make("rect", { class: "mongolock-mark-stale", x, width, y: 68 - once - waits, height: waits }),
-      ];
-    });
-    svg.replaceChildren(top, ...drawn);
-    const mean = sum.waits ? (sum.waited / sum.waits / 1000).toFixed(1) : "0";
-    pulse.querySelector(".mongolock-pulse-text").textContent = pulse.dataset.text
-      .replace("{grants}", sum.grants).replace("{waits}", sum.waits).replace("{seconds}", mean);
-    pulse.hidden = false;
-  }
-
   pause.addEventListener("click", () => {
     paused = !paused;
     show(paused ? "paused" : "live");
@@ -177,7 +124,6 @@
   });
   document.addEventListener("visibilitychange", () => (document.hidden || paused ? plan() : refresh()));
   pause.hidden = false;
-  sample();
   show("live");
   plan();
 })();

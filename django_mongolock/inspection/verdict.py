@@ -1,0 +1,198 @@
+"""One verdict for each lock: how it is, and what happens if nobody does anything. All pages and commands say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext_lazy as _
+
+from ..context import CLAIMED
+from ..engine.store.mongo import MongoStore
+from .display import ago, badge, duration, time_left
+from .event_queries import kind_of, usual_holds
+from .snapshot import LockSnapshot, Party, State
+
+#: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
+SILENT_AFTER: Final = 0.4
+#: A hold is slow beyond so many times what is usual, and hangs beyond so many; but not before so many seconds.
+SLOW: Final = (2.0, 5.0)
+HANGS: Final = (10.0, 60.0)
+
+
+class Verdict(StrEnum):
+    """works: renewed in time. slow: held for longer than is usual. asked: somebody asked for its release. hangs:
+    renewed in time, but held far longer than is usual, or still held a whole lease after it was asked. silent: not
+    renewed in time. dead: its lease is over. kept: released before its minimum hold was over."""
+
+    WORKS = "works"
+    SLOW = "slow"
+    ASKED = "asked"
+    HANGS = "hangs"
+    SILENT = "silent"
+    DEAD = "dead"
+    KEPT = "kept"
+
+
+#: A verdict is shown by word and by shape; colour only comes on top.
+WORDS: Final = {
+    Verdict.WORKS: ("●", _("works")),
+    Verdict.SLOW: ("◑", _("slow")),
+    Verdict.ASKED: ("?", _("asked to release")),
+    Verdict.HANGS: ("▲", _("hangs")),
+    Verdict.SILENT: ("◌", _("silent")),
+    Verdict.DEAD: ("◐", _("dead")),
+    Verdict.KEPT: ("◇", _("kept")),
+}
+_TEXTS: Final = {
+    "works": _("Renewed %(heard)s. The holder keeps it until its work is done."),
+    "works, waited for": _(
+        "Renewed %(heard)s. The holder keeps it until its work is done. If that takes too long, ask for a release."
+    ),
+    "claimed": _("No process renews it. If you do nothing: free in %(left)s, unless it is taken up again."),
+    "slow": _(
+        "Usually held for at most %(usual)s. Renewed %(heard)s: the holder keeps it until its work is done. If "
+        "that takes too long, ask for a release."
+    ),
+    "asked": _(
+        "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: the holder decides, and keeps it until then."
+    ),
+    "hangs": _(
+        "Usually held for at most %(usual)s. Renewed %(heard)s: it may never get free by itself. Ask for a "
+        "release, then force it."
+    ),
+    "hangs, asked": _(
+        "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: it may never get free by itself. Force "
+        "the release."
+    ),
+    "silent": _(
+        "Its holder was last heard of %(heard)s. If you do nothing: free in %(left)s, unless the holder comes back."
+    ),
+    "silent, waited for": _(
+        "Its holder was last heard of %(heard)s. If you do nothing: the first waiter gets it in %(left)s, "
+        "unless the holder comes back."
+    ),
+    "dead": _("Its lease ended %(ended)s, without a release. If you do nothing: the next process that asks gets it."),
+    "dead, waited for": _("Its lease ended %(ended)s, without a release. If you do nothing: the first waiter gets it."),
+    "kept": _("Its work is done, and the job does not run again before. If you do nothing: free in %(left)s."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A lock with its verdict; None for a free or a damaged one. usual: for how many seconds such locks are held, None
+    if that is not known. heard: when its holder last renewed it, or got it."""
+
+    lock: LockSnapshot
+    verdict: Verdict | None
+    usual: float | None = None
+    heard: datetime | None = None
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Whether somebody waits, or the hold is unusual: then a page offers to force the release."""
+        calm = (None, Verdict.WORKS, Verdict.KEPT, Verdict.DEAD)
+        return self.verdict not in calm or (self.lock.state is State.HELD and self.lock.waiting > 0)
+
+    @property
+    def lives(self) -> bool:
+        """Whether its holder's process renews it."""
+        return self.verdict in (Verdict.WORKS, Verdict.SLOW, Verdict.ASKED, Verdict.HANGS)
+
+    @property
+    def text(self) -> str:
+        """The verdict in two or three sentences."""
+        if self.verdict is None:
+            return ""
+        lock, asked = self.lock, _asked(self.lock)
+        facts = {
+            "left": time_left(lock.expires_at, lock.now),
+            "ended": ago(lock.expires_at or lock.now, lock.now),
+            "heard": ago(self.heard or lock.now, lock.now),
+            "usual": duration(self.usual or 0.0),
+            "who": asked and asked.release_requested_by,
+            "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
+        }
+        return _TEXTS[self._case] % facts
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "verdict": self.verdict,
+            "verdict_text": self.text,
+            "renewed_seconds_ago": round(_seconds(self.lock, self.heard), 3) if self.heard else None,
+            "usual_seconds": self.usual,
+        }
+
+    @property
+    def _case(self) -> str:
+        name, lock = str(self.verdict), self.lock
+        if self.verdict is Verdict.HANGS and _asked(lock):
+            return f"{name}, asked"
+        if self.verdict is Verdict.WORKS and _is_claimed(lock):
+            return "claimed"
+        return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name
+
+
+def verdict_badge(verdict: Verdict | None) -> SafeString | str:
+    """The verdict, as HTML."""
+    return badge(f"mongolock-state mongolock-{verdict}", *WORDS[verdict]) if verdict else ""
+
+
+def judge_all(store: MongoStore, locks: Iterable[LockSnapshot], timeout: float = 5.0) -> Iterator[Judged]:
+    """Judge these locks, with what the history says is usual for keys of their kinds."""
+    usual = usual_holds(store, timeout)
+    return (judge(lock, usual.get(kind_of(str(lock.key)))) for lock in locks)
+
+
+def judge(lock: LockSnapshot, usual: float | None = None) -> Judged:
+    """Judge a lock by what its document says, and by how long such locks are usually held."""
+    heard = max((at for each in lock.holders if (at := _heard(each, lock.now))), default=None)
+    return Judged(lock, _verdict(lock, usual, heard), usual, heard)
+
+
+def _heard(holder: Party, now: datetime) -> datetime | None:
+    """When the server last heard of this holder. A renewal sets the end a whole lease later; one that came from the
+    queue keeps the end of its place there, but its grant was a renewal too."""
+    if holder.released:
+        return None
+    known = [holder.acquired_at] if holder.acquired_at else []
+    if holder.until and holder.server_lease is not None:
+        with suppress(OverflowError):  # a document may hold any number
+            known.append(holder.until - timedelta(milliseconds=holder.server_lease))
+    return min(now, max(known, default=now))
+
+
+def _verdict(lock: LockSnapshot, usual: float | None, heard: datetime | None) -> Verdict | None:
+    if lock.state is not State.HELD:
+        return {State.STALE: Verdict.DEAD, State.KEPT: Verdict.KEPT}.get(lock.state)
+    lease = max((each.lease or 0 for each in lock.holders), default=0) / 1_000
+    if not _is_claimed(lock) and heard and _seconds(lock, heard) > lease * SILENT_AFTER:
+        return Verdict.SILENT
+    asked = _asked(lock)
+    if asked is not None:
+        since = asked.release_requested_at
+        return Verdict.HANGS if since and _seconds(lock, since) > lease else Verdict.ASKED
+    held = _seconds(lock, lock.since or lock.now)
+    for verdict, (times, least) in ((Verdict.HANGS, HANGS), (Verdict.SLOW, SLOW)):
+        if usual is not None and held > max(times * usual, least):
+            return verdict
+    return Verdict.WORKS
+
+
+def _is_claimed(lock: LockSnapshot) -> bool:
+    """No process renews it: somebody keeps it by a token."""
+    return any(holder.host == CLAIMED for holder in lock.holders)
+
+
+def _asked(lock: LockSnapshot) -> Party | None:
+    return next((holder for holder in lock.holders if holder.release_requested_by), None)
+
+
+def _seconds(lock: LockSnapshot, since: datetime) -> float:
+    return (lock.now - since).total_seconds()

@@ -1,0 +1,162 @@
+"""The one verdict of a lock: how it is, since when nothing was heard, and what happens if nobody does anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from bson.int64 import Int64
+from pymongo.collection import Collection
+from pytest_django import Settings
+
+from django_mongolock.backends.base import mongo_store
+from django_mongolock.context import BROWSER, CLAIMED
+from django_mongolock.inspection.event_queries import kind_of, usual_holds
+from django_mongolock.inspection.snapshot import read_snapshot
+from django_mongolock.inspection.verdict import Judged, Verdict, judge
+from tests.support.lock_documents import Locks, document, entry, now, waiter
+from tests.support.lock_fixtures import WITH_MONGO
+
+NOW = now()
+SERVER_LEASE = 33.0
+
+
+def ago(seconds: float) -> datetime:
+    return NOW - timedelta(seconds=seconds)
+
+
+def holder(*, heard: float, held: float = 0.0, **facts: Any) -> dict[str, Any]:
+    """A holder with a lease of half a minute that was renewed *heard* seconds ago."""
+    granted = ago(max(heard, held))
+    return entry(1, **{"until": ago(heard - SERVER_LEASE), "since": granted, "acquired_at": granted, **facts})
+
+
+def judged(holders: list[dict[str, Any]], waiters: int, usual: float | None) -> Judged:
+    found = document("order:5", holders, [waiter(number) for number in range(waiters)])
+    read = {
+        "now": NOW,
+        "whole": True,
+        "released": any(each.get("released") for each in holders),
+        "holding": len(holders),
+        "more_permits": 0,
+        "queue": {"waiting": waiters},
+    }
+    return judge(read_snapshot({**found, **read}), usual)
+
+
+ASKED = {"release_requested_by": "anna, in the admin"}
+CASES: dict[str, tuple[list[dict[str, Any]], int, float | None, Verdict | None, str]] = {
+    "free": ([], 0, None, None, ""),
+    "renewed": ([holder(heard=3)], 0, None, Verdict.WORKS, "Renewed 3.0 s ago. "),
+    "renewed, and waited for": (
+        [holder(heard=3, held=500)], 1, None, Verdict.WORKS,
+        ("Renewed 3.0 s ago. The holder keeps it until its work is done. "
+         "If that takes too long, ask for a release."),
+    ),
+    "just granted from the queue": ([holder(heard=2, until=ago(-8))], 0, None, Verdict.WORKS, "Renewed 2.0"),
+    "as long as is usual": ([holder(heard=3, held=19)], 0, 10.0, Verdict.WORKS, "Renewed"),
+    "short holds are not judged": ([holder(heard=3, held=4)], 0, 0.01, Verdict.WORKS, "Renewed"),
+    "twice what is usual": (
+        [holder(heard=3, held=21)], 0, 10.0, Verdict.SLOW,
+        ("Usually held for at most 10 s. Renewed 3.0 s ago: the holder keeps it until its work is done. "
+         "If that takes too long, ask for a release."),
+    ),
+    "ten times what is usual": (
+        [holder(heard=3, held=101)], 1, 10.0, Verdict.HANGS,
+        ("Usually held for at most 10 s. Renewed 3.0 s ago: it may never get free by itself. "
+         "Ask for a release, then force it."),
+    ),
+    "not yet a minute": ([holder(heard=3, held=59)], 0, 0.1, Verdict.SLOW, "Usually held for at most 0.1 s."),
+    "asked": (
+        [holder(heard=3, held=9, **ASKED, release_requested_at=ago(4))], 0, None, Verdict.ASKED,
+        ("Asked to release it 4.0 s ago, by anna, in the admin. "
+         "Renewed 3.0 s ago: the holder decides, and keeps it until then."),
+    ),
+    "asked a lease ago": (
+        [holder(heard=3, held=90, **ASKED, release_requested_at=ago(31))], 1, None, Verdict.HANGS,
+        ("Asked to release it 31 s ago, by anna, in the admin. "
+         "Renewed 3.0 s ago: it may never get free by itself. Force the release."),
+    ),
+    "not renewed in time": (
+        [holder(heard=13, held=90)], 0, None, Verdict.SILENT,
+        "Its holder was last heard of 13 s ago. If you do nothing: free in 20 s, unless the holder comes back.",
+    ),
+    "not renewed in time, and waited for": (
+        [holder(heard=13)], 2, 1.0, Verdict.SILENT,
+        ("Its holder was last heard of 13 s ago. "
+         "If you do nothing: the first waiter gets it in 20 s, unless the holder comes back."),
+    ),
+    "not renewed, and asked": ([holder(heard=13, **ASKED)], 0, None, Verdict.SILENT, "Its holder was last heard of"),
+    "renewed a little late": ([holder(heard=11)], 0, None, Verdict.WORKS, "Renewed 11 s ago."),
+    "one of two is renewed": ([holder(heard=25), holder(heard=2)], 0, None, Verdict.WORKS, "Renewed 2.0"),
+    "a lease without end": ([holder(heard=3, server_lease=Int64(2**62))], 0, None, Verdict.WORKS, "Renewed 3.0 s ago."),
+    "a claim": (
+        [holder(heard=20, host=CLAIMED)], 0, None, Verdict.WORKS,
+        "No process renews it. If you do nothing: free in 13 s, unless it is taken up again.",
+    ),
+    "a browser tab": ([holder(heard=20, host=BROWSER)], 0, None, Verdict.SILENT, "Its holder was last heard of"),
+    "its lease is over": (
+        [holder(heard=40)], 0, None, Verdict.DEAD,
+        ("Its lease ended 7.0 s ago, without a release. "
+         "If you do nothing: the next process that asks gets it."),
+    ),
+    "its lease is over, and waited for": (
+        [holder(heard=40)], 1, None, Verdict.DEAD,
+        "Its lease ended 7.0 s ago, without a release. If you do nothing: the first waiter gets it.",
+    ),
+    "kept": (
+        [holder(heard=3, released=ago(3))], 0, None, Verdict.KEPT,
+        "Its work is done, and the job does not run again before. If you do nothing: free in 30 s.",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("holders", "waiters", "usual", "verdict", "text"), CASES.values(), ids=list(CASES))
+def test_the_table(
+    holders: list[dict[str, Any]], waiters: int, usual: float | None, verdict: Verdict | None, text: str
+) -> None:
+    """F147: one of six; and "if you do nothing" only where the lock gets free by itself."""
+    found = judged(holders, waiters, usual)
+    assert found.verdict is verdict
+    assert found.text.startswith(text)
+    assert found.lives == (verdict in (Verdict.WORKS, Verdict.SLOW, Verdict.ASKED, Verdict.HANGS))
+    if found.lives and "No process" not in text:
+        assert "If you do nothing" not in found.text
+
+
+KINDS = {"order:5": "order:", "shop.order:7": "shop.order:", "a:b:c": "a:b:", "tickets": "tickets", ":": ":"}
+
+
+@pytest.mark.parametrize(("key", "kind"), KINDS.items())
+def test_kind_of_a_key(key: str, kind: str) -> None:
+    """Keys that differ in their last part only are of one kind."""
+    assert kind_of(key) == kind
+
+
+class TestUsual:
+    """What is usual comes from the history, and from nothing else."""
+
+    pytestmark = WITH_MONGO
+
+    @pytest.fixture
+    def events(self, locks: Locks, settings: Settings) -> Iterator[Collection[dict[str, Any]]]:
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+        events = mongo_store().events
+        events.drop()
+        yield events
+        events.drop()
+
+    def test_nine_of_ten(self, events: Collection[dict[str, Any]]) -> None:
+        """Of each kind the time that nine of ten releases did not exceed; of a kind with ten of them."""
+        for number in range(1, 11):
+            event = {"event": "released", "at": now(), "held_ms": Int64(number * 1_000)}
+            events.insert_many([{**event, "key": f"order:{number}"}, {**event, "key": "tickets"}])
+            events.insert_one({**event, "key": "order:1", "event": "lost", "held_ms": Int64(10**9)})
+        events.insert_one({"key": "few:1", "event": "released", "at": now(), "held_ms": Int64(5)})
+        assert usual_holds(mongo_store()) == {"order:": 9, "tickets": 9}
+
+    def test_without_a_history(self, locks: Locks) -> None:
+        """Nothing is said to be usual."""
+        assert usual_holds(mongo_store()) == {}
