@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from math import ceil
 from typing import Any, Final
 
-from ..backends.history import Happened
 from ..engine.store.errors import bounded
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
+from .happened import Happened
 
 Document = dict[str, Any]
 
