@@ -45,6 +45,7 @@ class Skipped:
         return False
 
 
+#: What a skipped call returns. It is false.
 SKIPPED: Final = Skipped()
 
 

@@ -212,7 +212,7 @@ def test_names_of_tasks() -> None:
 
 
 def test_values_and_keys() -> None:
-    """What docs/howto/untrusted-keys.md says of equal values and equal texts."""
+    """What docs/howto/locks.md says of equal values and equal texts."""
 
     def keys(*values: object) -> int:
         return len({str(lock_key("x:{a}", a=value)) for value in values})
