@@ -16,11 +16,11 @@ from pathlib import Path
 
 from pymongo import MongoClient
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import Options
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from testproject.servers import ReplicaSet
 
 ROUNDS, BULK, SINGLE = 5, 4_000, 300

@@ -1,74 +1,57 @@
-"""Named locks shared by all processes of a Django project, kept in the MongoDB that it already runs."""
+"""Named locks shared by all processes of a Django project, kept in the MongoDB that it already runs.
 
-from .claims import Claim, claim
-from .decorator.locked_command import LockedCommand
-from .decorator.mongo_locked import SKIPPED, mongo_locked
-from .decorator.once_per import once_per
-from .engine.lock import MongoLock
-from .exceptions import (
-    DocumentChanged,
-    DocumentDamaged,
-    DocumentHeld,
-    DocumentLockLost,
-    DocumentNotFound,
-    DocumentRefused,
-    LockBackendFailed,
-    LockCancelled,
-    LockDeadlock,
-    LockDocumentDamaged,
-    LockError,
-    LockKeyInvalid,
-    LockLost,
-    LockMisused,
-    LockNotAcquired,
-    LockQueueFull,
-    LockReentry,
-    LockTransactionAborted,
-    StaleToken,
-    VersionConflict,
-)
-from .fencing import afenced_update, fenced_update
-from .info import alock_info, lock_info
-from .keys import lock_key
-from .leaders import leader
-from .locks import mongo_lock, mongo_semaphore
+These are the names that most projects need. All others are in the module of their topic, such as
+`django_mongolock.exceptions` or `django_mongolock.leaders`. Each is imported when it is first used (PEP 562).
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .decorator.mongo_locked import SKIPPED, mongo_locked
+    from .decorator.once_per import once_per
+    from .exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
+    from .info import lock_info
+    from .locks import mongo_lock, mongo_semaphore
 
 __version__ = "0.1.0"
 
+#: In which module each name is.
+_MODULES = {
+    "SKIPPED": "decorator.mongo_locked",
+    "LockBackendFailed": "exceptions",
+    "LockError": "exceptions",
+    "LockLost": "exceptions",
+    "LockNotAcquired": "exceptions",
+    "lock_info": "info",
+    "mongo_lock": "locks",
+    "mongo_locked": "decorator.mongo_locked",
+    "mongo_semaphore": "locks",
+    "once_per": "decorator.once_per",
+}
+
 __all__ = [
     "SKIPPED",
-    "Claim",
-    "DocumentChanged",
-    "DocumentDamaged",
-    "DocumentHeld",
-    "DocumentLockLost",
-    "DocumentNotFound",
-    "DocumentRefused",
     "LockBackendFailed",
-    "LockCancelled",
-    "LockDeadlock",
-    "LockDocumentDamaged",
     "LockError",
-    "LockKeyInvalid",
     "LockLost",
-    "LockMisused",
     "LockNotAcquired",
-    "LockQueueFull",
-    "LockReentry",
-    "LockTransactionAborted",
-    "LockedCommand",
-    "MongoLock",
-    "StaleToken",
-    "VersionConflict",
-    "afenced_update",
-    "alock_info",
-    "claim",
-    "fenced_update",
-    "leader",
     "lock_info",
-    "lock_key",
     "mongo_lock",
     "mongo_locked",
     "mongo_semaphore",
     "once_per",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `__all__` when it is used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """The names of this module, imported or not."""
+    return sorted({*globals(), *__all__})

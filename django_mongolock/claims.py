@@ -17,14 +17,15 @@ from django.http import HttpRequest
 from .backends.base import get_backend
 from .conf import get_settings
 from .context import CLAIMED, holder_facts
-from .engine import clock, detached
-from .engine.actions import Answer, Apply, Protocol, Read
-from .engine.document import Terms, entry, milliseconds
-from .engine.options import check_seconds
-from .engine.processes import CLAIM
-from .engine.replies import Reply
+from .engine import clock
+from .engine.lock import detached
+from .engine.protocol.actions import Answer, Apply, Protocol, Read
+from .engine.protocol.processes import CLAIM
+from .engine.rule.document import Terms, entry, milliseconds
+from .engine.rule.options import check_seconds
+from .engine.rule.replies import Reply
+from .engine.rule.step import Step
 from .engine.session.session import Session
-from .engine.step import Step
 from .engine.text_checks import check_fact, check_key, tidy_fact
 from .exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
 from .keys import as_key

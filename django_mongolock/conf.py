@@ -15,14 +15,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from .engine.options import as_seconds, check_seconds, check_wait
+from .engine.rule.options import as_seconds, check_seconds, check_wait
 from .engine.text_checks import check_key
 
 NAME: Final = "MONGOLOCK"
 #: The ENGINE of a MongoDB in DATABASES.
 ENGINE: Final = "django_mongodb_backend"
 #: The backend for tests, which needs no database.
-MEMORY: Final = "django_mongolock.backends.memory.MemoryLockBackend"
+MEMORY: Final = "django_mongolock.testing.memory.MemoryLockBackend"
 #: One of these stands at the end of a prefix, and between the fields of a key template.
 SEPARATORS: Final = ":/|,;#="
 

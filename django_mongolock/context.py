@@ -23,9 +23,9 @@ from django.utils.functional import LazyObject
 from django.utils.http import escape_leading_slashes
 
 from .conf import get_settings
-from .engine.document import Terms
-from .engine.options import Seconds, as_seconds
-from .engine.processes import this_process
+from .engine.protocol.processes import this_process
+from .engine.rule.document import Terms
+from .engine.rule.options import Seconds, as_seconds
 from .engine.text_checks import tidy_fact
 
 logger = logging.getLogger("django_mongolock")

@@ -30,7 +30,7 @@ from .backends.field_paths import (
     literal,
 )
 from .backends.places import Source, make_source
-from .engine.lock import MongoLock
+from .engine.lock.lock import MongoLock
 from .engine.session.per_process import PerProcess
 from .exceptions import DocumentDamaged, StaleToken
 

@@ -9,14 +9,15 @@ from typing import Any, Final
 from asgiref.sync import sync_to_async
 
 from .backends.base import get_backend, mongo_store
-from .backends.memory_server import MemoryStore
 from .conf import get_settings
-from .engine.document import weight
+from .engine.rule.document import weight
 from .engine.text_checks import check_key
 from .inspection.queries import snapshots
 from .inspection.snapshot import LockSnapshot, read_snapshot
 from .keys import as_key
 from .locks import Key
+
+__all__ = ["alock_info", "lock_info"]
 
 #: How many holders and waiters are read.
 SHOWN: Final = 100
@@ -31,10 +32,9 @@ def lock_info(key: Key, *, using: str | None = None) -> LockSnapshot:
     """
     name: Any = as_key(key)
     settings = get_settings()
-    stored, store = check_key(name, settings.KEY_PREFIX), get_backend(using).session().store
-    if isinstance(store, MemoryStore):
-        store.read(stored, "", settings.COMMAND_TIMEOUT)  # raises, as a MongoDB that does not answer
-        return _read(stored, store.server.documents.get(stored), store.server.time)
+    stored = check_key(name, settings.KEY_PREFIX)
+    if (here := get_backend(using).read_here(stored)) is not None:
+        return _read(stored, *here)
     found = snapshots(
         mongo_store(using), {"_id": {"$eq": stored}}, limit=1, holders=SHOWN, waiters=SHOWN,
         timeout=settings.COMMAND_TIMEOUT,

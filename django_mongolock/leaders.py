@@ -13,12 +13,12 @@ from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
 
 from asgiref.sync import iscoroutinefunction
 
-from .engine.lock import MongoLock
-from .engine.options import Seconds
+from .engine.lock.lock import MongoLock
+from .engine.rule.options import Seconds
 from .exceptions import LockLost, LockMisused
 from .locks import Key, check_options, make_lock
 
-__all__ = ["AsyncTerm", "Leader", "Term"]
+__all__ = ["AsyncTerm", "Leader", "Term", "leader"]
 
 T = TypeVar("T")
 AnyTerm = TypeVar("AnyTerm", bound="BaseTerm")

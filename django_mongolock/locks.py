@@ -18,9 +18,10 @@ from .backends.base import get_backend
 from .backends.transactions import RELEASES, PendingRelease, Release, open_transactions, warn_of_open
 from .conf import get_settings
 from .context import holder_facts
-from .engine.document import MAX_HOLDERS, UNLIMITED, Mode, Terms
-from .engine.lock import MongoLock
-from .engine.options import (
+from .engine.lock.lock import MongoLock
+from .engine.lock.transaction import Atomic
+from .engine.rule.document import MAX_HOLDERS, UNLIMITED, Mode, Terms
+from .engine.rule.options import (
     UNSET,
     Options,
     Seconds,
@@ -33,8 +34,9 @@ from .engine.options import (
 )
 from .engine.session.session import Session
 from .engine.text_checks import check_fact, check_key
-from .engine.transaction import Atomic
 from .keys import as_key, template_of, unexpected
+
+__all__ = ["MongoLock", "mongo_lock", "mongo_semaphore"]
 
 Key = str | Model
 #: The modes to choose from; a semaphore has a function of its own.

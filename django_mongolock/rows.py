@@ -10,8 +10,8 @@ from django.db import models, router
 from django.db.models import Model
 from django.db.models.query import ModelIterable
 
-from .engine.lock import MongoLock
-from .engine.options import UNSET, Seconds, Unset
+from .engine.lock.lock import MongoLock
+from .engine.rule.options import UNSET, Seconds, Unset
 from .exceptions import LockMisused
 from .keys import LockKey, model_key, row_key, row_template
 from .locks import LockOptions, mongo_lock

@@ -22,9 +22,9 @@ from typing import Any, Final
 
 from django.dispatch import Signal
 
-from .engine.grant import Grant
-from .engine.lock import MongoLock
+from .engine.lock.lock import MongoLock
 from .engine.logs import log_exception
+from .engine.session.grant import Grant
 
 #: Another holder has the lock: a wait begins, or a single attempt has failed. `reason` is the holder. The arguments of
 #: this and the next five: `key`, `template`, `mode`, `using`, `token`, `waited`, `held`, `contended`, `reason`.

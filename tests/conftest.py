@@ -9,7 +9,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from django_mongolock.pytest_plugin import mongolock  # as the installed plugin has it
+from django_mongolock.testing.pytest_plugin import mongolock  # as the installed plugin has it
 from tests.support import DATABASE
 from tests.support.lock_fixtures import away, commands, connect, face, in_thread, locks
 from tests.support.packages import packages

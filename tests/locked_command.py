@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_mongolock import LockedCommand
+from django_mongolock.decorator.locked_command import LockedCommand
 
 
 class Command(LockedCommand):

@@ -15,18 +15,11 @@ from django.db import connections
 from django.db.models import F
 from django_mongodb_backend import transaction as mongo_transaction
 
-from django_mongolock import (
-    LockLost,
-    LockMisused,
-    LockTransactionAborted,
-    MongoLock,
-    StaleToken,
-    afenced_update,
-    fenced_update,
-    mongo_lock,
-)
-from django_mongolock.engine.transaction import Atomic
-from django_mongolock.fencing import FencingTokenField
+from django_mongolock import LockLost, mongo_lock
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.lock.transaction import Atomic
+from django_mongolock.exceptions import LockMisused, LockTransactionAborted, StaleToken
+from django_mongolock.fencing import FencingTokenField, afenced_update, fenced_update
 from testproject.shop.models import Ad, Order
 from tests.support.grants import own
 from tests.support.lock_fixtures import WITH_MONGO

@@ -26,8 +26,8 @@ from django_mongolock import checks, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import declare, undeclare
-from django_mongolock.engine import bells
-from django_mongolock.engine.indexes import ensure_indexes
+from django_mongolock.engine.store import bells
+from django_mongolock.engine.store.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.idempotency import idempotent
 from django_mongolock.models import Lock

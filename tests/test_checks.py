@@ -20,8 +20,8 @@ from pytest_django import Settings
 from django_mongolock import checks, mongo_lock
 from django_mongolock.checks.server import server_rules
 from django_mongolock.conf import VALUES, LockSettings
-from django_mongolock.engine import bells
-from django_mongolock.engine.indexes import ensure_indexes
+from django_mongolock.engine.store import bells
+from django_mongolock.engine.store.indexes import ensure_indexes
 from django_mongolock.inspection import server_facts
 from django_mongolock.inspection.server_facts import ServerFacts
 from django_mongolock.versions import checks as version_checks

@@ -23,8 +23,10 @@ from django.urls import path
 from django.utils import timezone
 from pytest_django import Settings
 
-from django_mongolock import Claim, LockBackendFailed, LockLost, LockMisused, LockNotAcquired, claim, mongo_lock
+from django_mongolock import LockBackendFailed, LockLost, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.claims import Claim, claim
+from django_mongolock.exceptions import LockMisused
 from django_mongolock.models import Lock
 from django_mongolock.owners import release_owner, session_owner
 from django_mongolock.testing import override_locks

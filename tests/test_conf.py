@@ -17,7 +17,7 @@ from pytest_django import Settings
 
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.conf import LockSettings, get_settings
-from django_mongolock.engine.document import Terms
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.management.migrate import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter

@@ -15,7 +15,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from pymongo import MongoClient
 
-from django_mongolock import containers, mongo_lock
+from django_mongolock import mongo_lock
+from django_mongolock.testing import containers
 from testproject.servers import Mongod
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.programs import python

@@ -32,16 +32,9 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_mongolock import (
-    SKIPPED,
-    LockBackendFailed,
-    LockError,
-    LockNotAcquired,
-    LockReentry,
-    mongo_lock,
-    mongo_locked,
-)
+from django_mongolock import SKIPPED, LockBackendFailed, LockError, LockNotAcquired, mongo_lock, mongo_locked
 from django_mongolock.contrib.queues import aretry_in_django, retry_in_django
+from django_mongolock.exceptions import LockReentry
 from tests.support.looking import held_elsewhere, holders, new_key
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "reference/decorator.md"

@@ -23,7 +23,7 @@ from pytest_django import Settings
 
 from django_mongolock.admin import graph, lanes
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.engine import bells
+from django_mongolock.engine.store import bells
 from django_mongolock.inspection import overview, overview_pipelines
 from django_mongolock.inspection.monitoring import lock_status
 from django_mongolock.inspection.server_facts import _known

@@ -15,14 +15,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from django_mongolock import (
-    SKIPPED,
-    LockKeyInvalid,
-    LockNotAcquired,
-    LockReentry,
-    mongo_lock,
-    mongo_locked,
-)
+from django_mongolock import SKIPPED, LockNotAcquired, mongo_lock, mongo_locked
+from django_mongolock.exceptions import LockKeyInvalid, LockReentry
 from testproject.shop.models import Order
 from tests.support.looking import held_elsewhere, holder, holders
 

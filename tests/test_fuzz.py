@@ -20,11 +20,13 @@ from django.core.management import CommandError, call_command
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from django_mongolock import lock_key, mongo_lock, mongo_semaphore
-from django_mongolock.engine import deadlock, document, replies, text_checks
+from django_mongolock import mongo_lock, mongo_semaphore
+from django_mongolock.engine import text_checks
+from django_mongolock.engine.rule import deadlock, document, replies
 from django_mongolock.exceptions import LockDocumentDamaged
 from django_mongolock.inspection import snapshot
 from django_mongolock.inspection.patterns import glob
+from django_mongolock.keys import lock_key
 from django_mongolock.locks import LockOptions
 from django_mongolock.models import Lock
 from tests.support.lock_documents import DAMAGE, Locks, entry, waiter

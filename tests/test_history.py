@@ -15,11 +15,12 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pytest_django import Settings
 
-from django_mongolock import LockBackendFailed, LockDeadlock, mongo_lock
+from django_mongolock import LockBackendFailed, mongo_lock
 from django_mongolock.backends import history
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.backends.history import MAX_NOTES, WRITE_BATCH, Happened, History
 from django_mongolock.checks import check_server, check_settings
+from django_mongolock.exceptions import LockDeadlock
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.testing import override_locks
 from tests.support.lock_documents import Document, Locks

@@ -40,13 +40,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_mongolock import SKIPPED, LockLost, LockMisused, LockNotAcquired, mongo_lock
+from django_mongolock import SKIPPED, LockLost, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
-from django_mongolock.backends.memory_server import MemoryResults, MemoryStore
-from django_mongolock.exceptions import LockBackendFailed
+from django_mongolock.exceptions import LockBackendFailed, LockMisused
 from django_mongolock.idempotency import idempotent
 from django_mongolock.idempotency.results import MARGIN, Results, results_beside
 from django_mongolock.testing import override_locks
+from django_mongolock.testing.memory_server import MemoryResults, MemoryStore
 from tests.support.looking import new_key
 from tests.support.row_files import Rows, row_file
 from tests.support.waiting import eventually
@@ -475,7 +475,7 @@ class TestFencing:
     @pytest.mark.parametrize("kind", ["sync", "async"])
     def test_overtaken(self, key: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """It does not learn of it: another has run, and the server refuses the write of the first."""
-        monkeypatch.setattr("django_mongolock.engine.lock_state.LockState.ensure_held", lambda self: None)
+        monkeypatch.setattr("django_mongolock.engine.lock.state.LockState.ensure_held", lambda self: None)
 
         def run(request: HttpRequest) -> HttpResponse:
             if (times := do(key)) == 1:

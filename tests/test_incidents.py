@@ -16,8 +16,9 @@ from django.core.management import CommandError
 from django.test import Client
 from pytest_django import Settings
 
-from django_mongolock import LockDeadlock, mongo_lock
+from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends
+from django_mongolock.exceptions import LockDeadlock
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.signals import lock_forced, lock_release_requested
 from tests.support.lock_documents import TOKEN, Locks, entry, waiter

@@ -18,20 +18,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 from prometheus_client import CollectorRegistry
 
-from django_mongolock import (
-    SKIPPED,
-    LockLost,
-    LockNotAcquired,
-    VersionConflict,
-    lock_key,
-    mongo_lock,
-    mongo_locked,
-    mongo_semaphore,
-    signals,
-)
+from django_mongolock import SKIPPED, LockLost, LockNotAcquired, mongo_lock, mongo_locked, mongo_semaphore, signals
 from django_mongolock.contrib.metrics import INSTRUMENTS, MOST_TEMPLATES
 from django_mongolock.contrib.opentelemetry import LockSpans, OpenTelemetryMetrics
 from django_mongolock.contrib.prometheus import PrometheusMetrics
+from django_mongolock.exceptions import VersionConflict
+from django_mongolock.keys import lock_key
 from django_mongolock.testing import MemoryLocks
 from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.checking import lost_race
@@ -236,7 +228,7 @@ class TestActivation:
     def run(self, app: str, code: str, tmp_path: Path) -> str:
         (tmp_path / "chosen.py").write_text(
             f"SECRET_KEY = 'x'\nINSTALLED_APPS = ['django_mongolock', '{app}']\n"
-            "MONGOLOCK = {'BACKEND': 'django_mongolock.backends.memory.MemoryLockBackend'}\n"
+            "MONGOLOCK = {'BACKEND': 'django_mongolock.testing.memory.MemoryLockBackend'}\n"
         )
         (tmp_path / "code.py").write_text(
             f"import django; django.setup()\nfrom django_mongolock import mongo_lock\n{code}"

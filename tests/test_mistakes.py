@@ -27,25 +27,18 @@ from pymongo.synchronous.settings import TopologySettings
 from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
 from pytest_django import Settings
 
-from django_mongolock import (
-    LockBackendFailed,
-    LockedCommand,
-    LockMisused,
-    LockNotAcquired,
-    MongoLock,
-    fenced_update,
-    mongo_lock,
-    mongo_locked,
-    mongo_semaphore,
-    once_per,
-)
+from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked, mongo_semaphore, once_per
 from django_mongolock.backends.base import close_backends
 from django_mongolock.checks import check_settings, check_shared_locks
 from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
+from django_mongolock.decorator.locked_command import LockedCommand
 from django_mongolock.documents.admin import DocumentLockAdminMixin
-from django_mongolock.engine.driver_errors import whereabouts
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.store.errors import whereabouts
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
+from django_mongolock.exceptions import LockMisused
+from django_mongolock.fencing import fenced_update
 from django_mongolock.inspection.queries import ping
 from django_mongolock.models import Lock, LockEvent
 from django_mongolock.router import MongoLockRouter

@@ -18,8 +18,9 @@ from django.core.management import call_command
 from django.db import NotSupportedError, connections, models
 from django.utils import timezone
 
-from django_mongolock import LockDocumentDamaged, LockLost, mongo_lock
-from django_mongolock.engine.document import find_damage
+from django_mongolock import LockLost, mongo_lock
+from django_mongolock.engine.rule.document import find_damage
+from django_mongolock.exceptions import LockDocumentDamaged
 from django_mongolock.inspection.snapshot import State
 from django_mongolock.models import Entry, Lock, LockQuerySet, Party
 from tests.support.lock_documents import DAMAGE, TOKEN, Document, Locks, entry, now, waiter

@@ -10,24 +10,15 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import (
-    SKIPPED,
-    LockLost,
-    LockMisused,
-    LockNotAcquired,
-    LockReentry,
-    MongoLock,
-    lock_info,
-    mongo_lock,
-    mongo_locked,
-    mongo_semaphore,
-)
+from django_mongolock import SKIPPED, LockLost, LockNotAcquired, lock_info, mongo_lock, mongo_locked, mongo_semaphore
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.backends.memory_server import MemoryServer, MemoryStore
-from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.step import Limits, Step
-from django_mongolock.engine.store import Store
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.store.base import Store
+from django_mongolock.exceptions import LockMisused, LockReentry
 from django_mongolock.models import Lock
+from django_mongolock.testing.memory_server import MemoryServer, MemoryStore
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import holders, in_another_thread, new_key
 from tests.support.waiting import eventually

@@ -16,8 +16,10 @@ from django.db import connections
 from django.test import SimpleTestCase
 from pytest_django import Settings
 
-from django_mongolock import LockNotAcquired, LockReentry, MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock import LockNotAcquired, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import close_backends, mongo_store
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.exceptions import LockReentry
 from django_mongolock.signals import lock_acquired, lock_released
 from testproject.shop.models import Ad, Order, Seller
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key

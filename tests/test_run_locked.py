@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from django_mongolock import LockLost, LockReentry, mongo_lock
+from django_mongolock import LockLost, mongo_lock
 from django_mongolock.decorator.locked_command import BUSY, LOST, UNAVAILABLE
+from django_mongolock.exceptions import LockReentry
 from django_mongolock.management.commands.run_locked import Command as RunLocked
 from django_mongolock.models import Lock
 from tests.locked_command import Command, Patient

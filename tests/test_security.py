@@ -19,11 +19,12 @@ from django.test import Client, RequestFactory
 from pymongo.errors import PyMongoError
 from pytest_django import Settings
 
-from django_mongolock import lock_key, mongo_lock, mongo_locked
+from django_mongolock import mongo_lock, mongo_locked
 from django_mongolock.backends.base import get_backend
 from django_mongolock.engine.text_checks import check_key, check_text
 from django_mongolock.exceptions import LockBackendFailed, LockError
 from django_mongolock.inspection.patterns import glob
+from django_mongolock.keys import lock_key
 from django_mongolock.models import Lock
 from tests.security import surfaces
 from tests.security.surfaces import ACTIONS, COMMANDS

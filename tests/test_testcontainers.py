@@ -12,11 +12,11 @@ import docker
 import pytest
 from testcontainers.core.config import ConnectionMode, testcontainers_config
 
-from django_mongolock.containers import replica_set
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.options import Options
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
+from django_mongolock.testing.containers import replica_set
 from testproject.servers import Docker, mongod_path
 from tests import parts
 

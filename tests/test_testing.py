@@ -20,24 +20,15 @@ from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, SimpleTestCase
 
-from django_mongolock import (
-    LockBackendFailed,
-    LockError,
-    LockLost,
-    LockMisused,
-    LockNotAcquired,
-    MongoLock,
-    lock_key,
-    mongo_lock,
-    mongo_locked,
-    signals,
-)
-from django_mongolock.backends import memory_server
+from django_mongolock import LockBackendFailed, LockError, LockLost, LockNotAcquired, mongo_lock, mongo_locked, signals
 from django_mongolock.backends.base import get_backend
 from django_mongolock.backends.mongo import MongoBackend
 from django_mongolock.checks import opt_in
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.exceptions import LockMisused
+from django_mongolock.keys import lock_key
 from django_mongolock.models import Lock
-from django_mongolock.testing import LockTestMixin, MemoryLocks, override_locks
+from django_mongolock.testing import LockTestMixin, MemoryLocks, memory_server, override_locks
 from testproject.shop.models import Order
 from tests.support.waiting import eventually
 
@@ -215,7 +206,7 @@ def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pyt
                 pass
         """
     )
-    plugins = [] if has_plugin() else ["-p", "django_mongolock.pytest_plugin"]
+    plugins = [] if has_plugin() else ["-p", "django_mongolock.testing.pytest_plugin"]
     result = pytester.runpytest_subprocess(*plugins)
     result.assert_outcomes(passed=2, errors=1)
     result.stdout.fnmatch_lines(["*AssertionError: the test has left locks behind: *'b' is still held*"])
@@ -223,7 +214,7 @@ def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pyt
 
 def has_plugin() -> bool:
     """Whether pytest finds the plugin by itself."""
-    return any(point.value == "django_mongolock.pytest_plugin" for point in entry_points(group="pytest11"))
+    return any(point.value == "django_mongolock.testing.pytest_plugin" for point in entry_points(group="pytest11"))
 
 
 class TestHold:
@@ -386,7 +377,7 @@ class TestAssertions:
 class TestBackend:
     @pytest.fixture
     def chosen(self, settings: Any) -> None:
-        settings.MONGOLOCK = {"BACKEND": "django_mongolock.backends.memory.MemoryLockBackend"}
+        settings.MONGOLOCK = {"BACKEND": "django_mongolock.testing.memory.MemoryLockBackend"}
 
     def test_needs_nothing_else(self, chosen: None) -> None:
         with mongo_lock("a", using="any"):

@@ -21,7 +21,8 @@ from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
 
 from bench import rates
-from django_mongolock import LockError, VersionConflict
+from django_mongolock import LockError
+from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions import VersionField
 from django_mongolock.versions.checking import all_or_nothing
 from testproject.servers import Mongod

@@ -14,7 +14,7 @@ from django.db import DatabaseError, OperationalError, connections
 from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
-from django_mongolock import VersionConflict
+from django_mongolock.exceptions import VersionConflict
 from django_mongolock.signals import conflict_retried
 from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.checking import all_or_nothing

@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 
-from django_mongolock import VersionConflict
+from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
 from django_mongolock.versions.checking import all_or_nothing
 from tests.versioned.databases import db, home, postgres

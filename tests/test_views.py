@@ -26,8 +26,9 @@ from rest_framework.decorators import api_view
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from django_mongolock import LockBackendFailed, LockNotAcquired, LockReentry, mongo_lock, mongo_locked
+from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked
 from django_mongolock.decorator.contention import find_request, response
+from django_mongolock.exceptions import LockReentry
 from django_mongolock.signals import lock_released
 from tests.support.looking import held_elsewhere, holders
 from tests.support.row_files import Rows, row_file

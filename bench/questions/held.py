@@ -14,10 +14,10 @@ from bench.ours import ALIAS
 from bench.workers import State, workers
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine import clock
-from django_mongolock.engine.actions import Granted
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol.actions import Granted
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import Options
 from django_mongolock.engine.session.session import Session
 from tests.support.grants import new_grant
 

@@ -20,8 +20,8 @@ from django.utils.translation import gettext_lazy as _
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..engine.deadlock import Cycle
-from ..engine.mongo_store import MongoStore
+from ..engine.rule.deadlock import Cycle
+from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_text
 from ..inspection.patterns import KeyMatch, glob, starting
 from ..inspection.queries import ORDERS, Bounds, count, find_deadlocks, ping

@@ -11,7 +11,7 @@ from django.core.exceptions import BadRequest
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..engine.mongo_store import MongoStore
+from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_text, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..inspection import operations

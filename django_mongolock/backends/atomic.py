@@ -11,8 +11,8 @@ from django.db import connections
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
-from ..engine.lock import MongoLock
-from ..engine.transaction import Atomic, kept_in_mongodb
+from ..engine.lock.lock import MongoLock
+from ..engine.lock.transaction import Atomic, kept_in_mongodb
 from ..exceptions import LockMisused
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Final, Generic, TypeVar
 
 from django.apps import apps
@@ -14,11 +16,11 @@ from django.db.utils import load_backend
 from django.utils.module_loading import import_string
 
 from ..conf import LockSettings, get_settings
-from ..engine.document import milliseconds
-from ..engine.mongo_store import MongoStore
+from ..engine.rule.document import milliseconds
+from ..engine.rule.step import Limits
 from ..engine.session.per_process import Sessions
 from ..engine.session.session import Session
-from ..engine.step import Limits
+from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 
 S = TypeVar("S", bound=Session)
@@ -42,6 +44,10 @@ class Backend(ABC, Generic[S]):
     def session(self) -> S:
         """Return the session of this process."""
         return self._sessions.current()
+
+    def read_here(self, key: str) -> tuple[Mapping[str, object] | None, datetime] | None:
+        """The document of *key*, and the time, if the locks are kept in this process; None if they are in MongoDB."""
+        return None
 
     def close(self) -> None:
         """Release what this process holds, and disconnect."""

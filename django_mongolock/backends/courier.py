@@ -21,11 +21,12 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from ..engine import clock, runner
-from ..engine.driver_errors import bounded
+from ..engine import clock
 from ..engine.logs import DEBUG, log, log_exception
+from ..engine.protocol import runner
 from ..engine.session.per_process import PerProcess
 from ..engine.session.worker_threads import WorkerThreads
+from ..engine.store.errors import bounded
 from ..exceptions import LockBackendFailed, LockMisused
 from .field_paths import Document
 

@@ -24,10 +24,10 @@ from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
 from ..engine import clock
-from ..engine.capped import make_capped
-from ..engine.grant import Grant
 from ..engine.logs import WARNING, log, log_exception
+from ..engine.session.grant import Grant
 from ..engine.session.worker_threads import WorkerThreads
+from ..engine.store.capped import make_capped
 
 Document = dict[str, Any]
 

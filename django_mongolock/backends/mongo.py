@@ -9,10 +9,10 @@ from django.db import connections
 from django.utils.connection import ConnectionDoesNotExist
 
 from ..conf import ENGINE, LockSettings
-from ..engine.grant import Grant
-from ..engine.mongo_store import MongoStore, StoreConfig
+from ..engine.session.grant import Grant
 from ..engine.session.notifications import Observer
 from ..engine.session.session import Session
+from ..engine.store.mongo import MongoStore, StoreConfig
 from ..signals import signal_sender
 from .base import Backend
 from .history import History

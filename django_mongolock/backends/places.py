@@ -18,7 +18,7 @@ from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
 from ..conf import LockSettings, get_settings
-from ..engine.mongo_store import MongoStore
+from ..engine.store.mongo import MongoStore
 from .base import get_backend
 from .courier import Courier
 from .field_paths import Document, get_path, set_path

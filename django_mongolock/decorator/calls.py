@@ -13,7 +13,7 @@ from django.http import HttpRequest
 
 from ..conf import get_settings
 from ..context import is_redelivered, running_celery_task, serving, task_owner
-from ..engine.lock import MongoLock
+from ..engine.lock.lock import MongoLock
 from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 from ..keys import KeyTemplate, LockKey, call_arguments
 from ..locks import mongo_lock, mongo_semaphore

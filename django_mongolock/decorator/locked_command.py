@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, Literal, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
-from ..engine.lock import MongoLock
+from ..engine.lock.lock import MongoLock
 from ..exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from ..keys import KeyTemplate
 from ..locks import LockOptions, check_options, mongo_lock

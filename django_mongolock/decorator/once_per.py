@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import Any, Final, Never, TypeVar
 
 from ..context import redelivery_wait, running_celery_task
-from ..engine.commit_hooks import out_of_commit_hook
-from ..engine.lock import MongoLock
-from ..engine.options import Seconds
+from ..engine.lock.commit_hooks import out_of_commit_hook
+from ..engine.lock.lock import MongoLock
+from ..engine.rule.options import Seconds
 from ..keys import KeyTemplate, LockKey, unexpected
 from .calls import Arguments, Keywords, LockedCall, Plan
 from .mongo_locked import decorate

@@ -12,7 +12,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
-from ..engine.lock import MongoLock
+from ..engine.lock.lock import MongoLock
 from ..locks import DjangoLock
 
 #: How long closing a response waits for its stream to clean up, in seconds.

@@ -12,7 +12,7 @@ from ..backends.courier import Command, Courier, Steps, send
 from ..backends.field_paths import Document
 from ..backends.places import Source
 from ..engine.logs import WARNING, log
-from ..engine.processes import fate
+from ..engine.protocol.processes import fate
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, DocumentRefused, LockError
 from .commands import Refusal, Written, read_one, read_some, write_many, write_one
 from .rules import Rules

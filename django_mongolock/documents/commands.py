@@ -12,7 +12,7 @@ from pymongo.errors import BulkWriteError, OperationFailure, WriteConcernError
 
 from ..backends.courier import Command
 from ..backends.field_paths import Document
-from ..engine.driver_errors import is_refusal
+from ..engine.store.errors import is_refusal
 from .rules import Fields
 from .updates import Statement
 

@@ -13,7 +13,7 @@ from ..backends.courier import Steps
 from ..backends.field_paths import meets
 from ..backends.places import make_source
 from ..engine import clock
-from ..engine.options import Seconds, check_wait
+from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
 from . import acquiring, sweep
 from .acquiring import Context

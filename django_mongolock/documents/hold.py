@@ -16,7 +16,7 @@ from ..backends.courier import Pause, Steps, send
 from ..backends.field_paths import Document, check_version
 from ..backends.places import Source
 from ..engine import clock
-from ..engine.options import Seconds
+from ..engine.rule.options import Seconds
 from ..engine.text_checks import tidy_fact
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, LockMisused
 from .acquiring import Attempt, Context, acquire

@@ -10,7 +10,7 @@ from django.db.models import CharField, DateTimeField, Field, TextField
 
 from ..backends.field_paths import check_changes, check_path, meets
 from ..backends.places import Source
-from ..engine.options import Seconds, as_seconds, check_seconds
+from ..engine.rule.options import Seconds, as_seconds, check_seconds
 from ..engine.text_checks import MAX_FACT_LENGTH, check_fact, check_text
 from ..versions.checking import is_version_field
 

@@ -15,7 +15,7 @@ from typing import Any
 from bson.int64 import Int64
 
 from ..backends.field_paths import Document, has, is_type, is_version, literal, version_of
-from ..engine.processes import this_process
+from ..engine.protocol.processes import this_process
 from .rules import Fields, Rules
 
 

@@ -19,12 +19,12 @@ from django.utils.crypto import salted_hmac
 from ..claims import Detached
 from ..conf import get_settings
 from ..context import BROWSER
-from ..engine import detached
-from ..engine.actions import Protocol
-from ..engine.document import Terms, entry, milliseconds
+from ..engine.lock import detached
 from ..engine.logs import INFO, log
-from ..engine.replies import Reply
-from ..engine.step import Step
+from ..engine.protocol.actions import Protocol
+from ..engine.rule.document import Terms, entry, milliseconds
+from ..engine.rule.replies import Reply
+from ..engine.rule.step import Step
 from ..engine.text_checks import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key

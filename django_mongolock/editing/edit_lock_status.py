@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from ..claims import Belief
-from ..engine.replies import Reply
+from ..engine.rule.replies import Reply
 from ..engine.text_checks import tidy_fact
 from ..exceptions import printable
 

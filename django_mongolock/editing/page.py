@@ -19,7 +19,18 @@ from ..exceptions import VersionConflict
 from ..inspection import display
 from ..versions.checking import all_or_nothing
 from ..versions.retry import is_conflict, open_transaction
-from ..versions.seal import Fields, Pages, Shown, changed, is_unchanged, name_of, say_changed, seal, show_stored, unseal
+from ..versions.seal import (
+    Fields,
+    Pages,
+    Shown,
+    changed,
+    is_unchanged,
+    name_of,
+    say_changed,
+    seal,
+    show_stored,
+    unseal,
+)
 from . import texts
 from .edit_lock import EditLock, edit_key
 from .edit_lock_status import EditLockStatus

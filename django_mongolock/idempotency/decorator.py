@@ -25,12 +25,12 @@ from ..decorator.atomic_requests import atomic, deferred_aliases, first_after_co
 from ..decorator.calls import Arguments, Keywords, LockedCall, Plan
 from ..decorator.contention import SKIPPED, Refusal, RequestRefused, Unlocked, candidates, find_request, resolve
 from ..decorator.mongo_locked import decorate
-from ..engine import runner
-from ..engine.commit_hooks import out_of_commit_hook
-from ..engine.lock import MongoLock
+from ..engine.lock.commit_hooks import out_of_commit_hook
+from ..engine.lock.lock import MongoLock
 from ..engine.logs import WARNING, log
-from ..engine.mongo_store import MongoStore
-from ..engine.options import Seconds, as_seconds, check_flag, check_seconds
+from ..engine.protocol import runner
+from ..engine.rule.options import Seconds, as_seconds, check_flag, check_seconds
+from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..keys import KeyTemplate, LockKey, call_arguments, unexpected

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..backends.history import Happened
 from ..context import BROWSER, CLAIMED
-from ..engine.document import UNLIMITED
+from ..engine.rule.document import UNLIMITED
 from .snapshot import LockSnapshot, Party, State
 
 #: A state or an event is shown by word and by shape; colour only comes on top.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from ..engine.driver_errors import bounded
-from ..engine.mongo_store import MongoStore
+from ..engine.store.errors import bounded
+from ..engine.store.mongo import MongoStore
 
 Document = dict[str, Any]
 

@@ -16,14 +16,14 @@ from bson import Int64
 from pymongo import ReturnDocument
 
 from ..backends.history import FACTS, Happened
-from ..engine.election import CLOCK, CLUSTER_TIME
-from ..engine.indexes import purged
 from ..engine.logs import INFO, log
-from ..engine.mongo_store import MongoStore
-from ..engine.processes import CLAIM, fate
-from ..engine.replies import Bell
-from ..engine.rule import IS_WHOLE, pipeline
-from ..engine.step import Step
+from ..engine.protocol.processes import CLAIM, fate
+from ..engine.rule.pipeline import IS_WHOLE, pipeline
+from ..engine.rule.replies import Bell
+from ..engine.rule.step import Step
+from ..engine.store.election import CLOCK, CLUSTER_TIME
+from ..engine.store.indexes import purged
+from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from .patterns import EVERY_KEY, KeyMatch

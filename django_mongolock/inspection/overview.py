@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from ..engine.deadlock import Cycle
-from ..engine.mongo_store import MongoStore
+from ..engine.rule.deadlock import Cycle
+from ..engine.store.mongo import MongoStore
 from .overview_pipelines import KEYS_SHOWN, MAX_COUNTED, MAX_HELD_EXAMINED, SHOWN, overview_pipeline
 from .patterns import EVERY_KEY, KeyMatch
 from .queries import find_deadlocks

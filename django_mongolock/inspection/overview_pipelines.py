@@ -9,8 +9,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from ..context import BROWSER, CLAIMED
-from ..engine.deadlock import EARLIEST_END
-from ..engine.rule import IS_WHOLE
+from ..engine.rule.deadlock import EARLIEST_END
+from ..engine.rule.pipeline import IS_WHOLE
 from .patterns import KeyMatch
 from .queries import ENTRY_BYTES, QUEUE, RELEASED, WAS_RELEASED, array, first, projection, waiting
 

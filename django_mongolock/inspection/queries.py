@@ -11,11 +11,11 @@ import pymongo
 from pymongo.errors import PyMongoError
 
 from ..engine import clock
-from ..engine.deadlock import EARLIEST_END, Cycle, cycles
-from ..engine.document import DOCUMENT_FIELDS
-from ..engine.driver_errors import bare, is_out_of_reach, translate
-from ..engine.mongo_store import MongoStore
-from ..engine.rule import IS_WHOLE
+from ..engine.rule.deadlock import EARLIEST_END, Cycle, cycles
+from ..engine.rule.document import DOCUMENT_FIELDS
+from ..engine.rule.pipeline import IS_WHOLE
+from ..engine.store.errors import bare, is_out_of_reach, translate
+from ..engine.store.mongo import MongoStore
 from .patterns import EVERY_KEY, KeyMatch
 from .snapshot import LockSnapshot, read_snapshot
 

@@ -13,10 +13,11 @@ import pymongo
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
-from ..engine import capped, clock
-from ..engine.driver_errors import translate
-from ..engine.indexes import PURGE, missing_indexes, purged
-from ..engine.mongo_store import MongoStore
+from ..engine import clock
+from ..engine.store import capped
+from ..engine.store.errors import translate
+from ..engine.store.indexes import PURGE, missing_indexes, purged
+from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from .queries import ping
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
 
-from ..engine.document import find_damage
+from ..engine.rule.document import find_damage
 
 Document = dict[str, Any]
 

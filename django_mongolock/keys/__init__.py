@@ -11,3 +11,5 @@ from .templates import call_arguments as call_arguments
 from .templates import lock_key as lock_key
 from .templates import unexpected as unexpected
 from .values import escape as escape
+
+__all__ = ["lock_key"]

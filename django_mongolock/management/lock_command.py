@@ -15,7 +15,7 @@ from django.core.management.base import CommandError, CommandParser, OutputWrapp
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..engine.mongo_store import MongoStore
+from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
 from ..exceptions import LockError, printable
 from ..inspection import display

@@ -13,8 +13,8 @@ from ..backends import history
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
-from ..engine import bells
-from ..engine.indexes import PURGE, ensure_indexes, purged
+from ..engine.store import bells
+from ..engine.store.indexes import PURGE, ensure_indexes, purged
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
 

@@ -13,15 +13,7 @@ from typing import Any, Final
 from django.db import DatabaseError, router
 from django.db.models import Model, QuerySet
 
-from .checking import (
-    conflict,
-    find_version,
-    is_version,
-    lost_race,
-    raising_versions,
-    version_field,
-    version_read,
-)
+from .checking import conflict, find_version, is_version, lost_race, raising_versions, version_field, version_read
 from .passing import is_overtaken
 
 

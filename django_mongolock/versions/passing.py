@@ -8,7 +8,7 @@ from typing import Any, Final
 from django.db import DatabaseError, connections
 from pymongo.errors import PyMongoError
 
-from ..engine.transaction import TRANSIENT
+from ..engine.lock.transaction import TRANSIENT
 
 #: Another transaction changed what this one has read. PostgreSQL (serialization failure); MariaDB (record has changed
 #: since last read); MongoDB (WriteConflict); SQLite in WAL mode.

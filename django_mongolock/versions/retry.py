@@ -17,8 +17,8 @@ from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from .. import signals
-from ..engine.commit_hooks import out_of_commit_hook
-from ..engine.options import Seconds, as_seconds
+from ..engine.lock.commit_hooks import out_of_commit_hook
+from ..engine.rule.options import Seconds, as_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
 from .passing import end_failed_commits, is_passing
 

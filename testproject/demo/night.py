@@ -43,7 +43,8 @@ def crowd(label: str, key: str, count: str) -> None:
 def cross(label: str, first: str, second: str) -> None:
     """Take two locks, again and again, until a holder is asked to release. Another program takes them the other way
     round: they would wait for each other without end, and one of them gets LockDeadlock."""
-    from django_mongolock import LockDeadlock, mongo_lock
+    from django_mongolock import mongo_lock
+    from django_mongolock.exceptions import LockDeadlock
 
     asked = threading.Event()
     while not asked.wait(random.uniform(0.1, 0.5)):

@@ -15,8 +15,9 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_postrun, worker_init
 
-from django_mongolock import LockError, MongoLock, mongo_lock, mongo_locked, once_per
+from django_mongolock import LockError, mongo_lock, mongo_locked, once_per
 from django_mongolock.contrib.celery import OnceTask, retry_current_task
+from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.idempotency import idempotent
 from tests.celery.records import DIRECTORY, Story, listen, note, work
 from tests.support.looking import holders

@@ -22,8 +22,8 @@ from django_mongolock.context import RETURNED
 from django_mongolock.contrib.celery import retry_task
 from django_mongolock.contrib.celery.retry_task import Note, retry_current_task
 from django_mongolock.decorator import contention
-from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.step import Step
+from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.step import Step
 from tests.celery.running import OtherRun, in_task
 from tests.support.looking import held_elsewhere, holder, holders
 

@@ -16,10 +16,11 @@ from celery import Celery, chain, group, shared_task, states
 from celery.signals import task_postrun, task_prerun, task_revoked
 from kombu.exceptions import OperationalError
 
-from django_mongolock import MongoLock, mongo_lock
+from django_mongolock import mongo_lock
 from django_mongolock.contrib.celery import OnceTask, enqueue, enqueue_once
 from django_mongolock.contrib.celery.enqueue import HEADER, call_key, once_key
-from django_mongolock.engine.detached import Parked
+from django_mongolock.engine.lock.detached import Parked
+from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
 from tests.celery.running import in_task
 from tests.support.forking import FORKS, in_child

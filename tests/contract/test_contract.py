@@ -8,19 +8,9 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import (
-    LockCancelled,
-    LockDeadlock,
-    LockLost,
-    LockMisused,
-    LockNotAcquired,
-    LockQueueFull,
-    LockReentry,
-    MongoLock,
-    mongo_lock,
-    mongo_semaphore,
-    signals,
-)
+from django_mongolock import LockLost, LockNotAcquired, mongo_lock, mongo_semaphore, signals
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.exceptions import LockCancelled, LockDeadlock, LockMisused, LockQueueFull, LockReentry
 from tests.contract.conftest import Elsewhere, World
 from tests.engine.faces import Face
 from tests.support.grants import own

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import LockBackendFailed, LockLost, LockMisused, LockReentry, MongoLock, lock_info, mongo_lock
-from django_mongolock.engine.replies import Reply
-from django_mongolock.engine.step import Step
+from django_mongolock import LockBackendFailed, LockLost, lock_info, mongo_lock
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.replies import Reply
+from django_mongolock.engine.rule.step import Step
+from django_mongolock.exceptions import LockMisused, LockReentry
 from django_mongolock.inspection.snapshot import State
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World

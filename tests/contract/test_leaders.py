@@ -14,12 +14,13 @@ from typing import Any, cast
 
 import pytest
 
-from django_mongolock import LockLost, LockMisused, LockNotAcquired, leader, lock_info, mongo_lock
+from django_mongolock import LockLost, LockNotAcquired, lock_info, mongo_lock
 from django_mongolock.backends.base import get_backend
 from django_mongolock.conf import get_settings
-from django_mongolock.engine.replies import Bell
-from django_mongolock.engine.step import Step
-from django_mongolock.leaders import AsyncTerm, BaseTerm, Term
+from django_mongolock.engine.rule.replies import Bell
+from django_mongolock.engine.rule.step import Step
+from django_mongolock.exceptions import LockMisused
+from django_mongolock.leaders import AsyncTerm, BaseTerm, Term, leader
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
 from tests.support.looking import new_key

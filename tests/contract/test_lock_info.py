@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from django_mongolock import LockBackendFailed, alock_info, lock_info, mongo_lock
+from django_mongolock import LockBackendFailed, lock_info, mongo_lock
+from django_mongolock.info import alock_info
 from django_mongolock.models import LockSnapshot
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World

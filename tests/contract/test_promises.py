@@ -15,11 +15,12 @@ from bson.int64 import Int64
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from django_mongolock import LockLost, LockNotAcquired, MongoLock, mongo_lock
+from django_mongolock import LockLost, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.step import Step
-from django_mongolock.engine.store import Store
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.store.base import Store
 from tests.contract.conftest import Elsewhere, MemoryWorld, World
 from tests.engine.faces import Face
 from tests.support.forking import FORKS, in_child

@@ -227,8 +227,8 @@ def test_the_tests_of_the_docs(tmp_path: Path) -> None:
         if not block.startswith(of_mongodb):
             (tmp_path / block.partition("\n")[0].removeprefix("# ")).write_text(block)
     (tmp_path / "settings.py").write_text(SETTINGS)
-    installed = any(point.value == "django_mongolock.pytest_plugin" for point in entry_points(group="pytest11"))
-    plugin = [] if installed else ["-p", "django_mongolock.pytest_plugin"]
+    installed = any(point.value == "django_mongolock.testing.pytest_plugin" for point in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "django_mongolock.testing.pytest_plugin"]
     runs = {
         "7 passed": ["pytest", "-q", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider", *plugin],
         "Ran 2 tests": ["django", "test", "test_with_unittest"],

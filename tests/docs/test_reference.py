@@ -22,7 +22,7 @@ from django.template import engines
 
 from django_mongolock import conf, locks, signals
 from django_mongolock.backends import history
-from django_mongolock.engine.indexes import INDEXES
+from django_mongolock.engine.store.indexes import INDEXES
 from django_mongolock.models import Lock, LockEvent
 from tests.docs import tables, words
 from tests.docs.pages import ROOT, pages
@@ -123,7 +123,7 @@ def test_what_signals_send() -> None:
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in tables.TABLES}))
 def test_tables_are_current(page: str) -> None:
-    """F151: options, errors, signals, settings and names can be read on the repository's pages, and are those of the code."""
+    """F151: options, errors, signals, settings and names can be read in the repository, as the code has them."""
     text = section(page)
     assert tables.with_tables(page, text) == text, f"run `python3 dev.py docs --write`: docs/{page} is not current"
 

@@ -13,25 +13,24 @@ from typing import Any
 import pytest
 from bson import Code, Int64
 
-from django_mongolock import (
+from django_mongolock import LockError, LockNotAcquired
+from django_mongolock.engine import clock
+from django_mongolock.exceptions import (
     DocumentChanged,
     DocumentDamaged,
     DocumentHeld,
     DocumentLockLost,
     DocumentNotFound,
     DocumentRefused,
-    LockError,
     LockMisused,
-    LockNotAcquired,
     StaleToken,
 )
-from django_mongolock.engine import clock
 from tests.documents.conftest import Document, Ground
 from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
 #: What makes the name of a process that has ended.
-NAME = "from django_mongolock.engine.processes import this_process; print(this_process())"
+NAME = "from django_mongolock.engine.protocol.processes import this_process; print(this_process())"
 
 
 @pytest.fixture(scope="module")

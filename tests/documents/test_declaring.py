@@ -149,7 +149,7 @@ def test_names_of_a_model() -> None:
 
 def test_another_backend(make: Callable[..., Ground], settings: Settings) -> None:
     """The documents are in MongoDB, wherever the named locks are kept."""
-    settings.MONGOLOCK = {**settings.MONGOLOCK, "BACKEND": "django_mongolock.backends.memory.MemoryLockBackend"}
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "BACKEND": "django_mongolock.testing.memory.MemoryLockBackend"}
     ground = make(Advert)
     with ground.lock.hold((ground.add(1), 1), "exporting", final="exported") as held:
         pass

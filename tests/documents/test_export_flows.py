@@ -21,7 +21,7 @@ from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from django_mongolock.documents.updates import process_of
-from django_mongolock.engine.processes import fate
+from django_mongolock.engine.protocol.processes import fate
 from testproject.external import views
 from testproject.external.models import Call, ShownAd
 from testproject.mongo import database

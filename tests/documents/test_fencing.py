@@ -10,9 +10,10 @@ import pytest
 from bson import Int64, ObjectId
 from pymongo.collection import Collection
 
-from django_mongolock import DocumentDamaged, StaleToken, afenced_update, fenced_update, mongo_lock
+from django_mongolock import mongo_lock
 from django_mongolock.backends.courier import Courier
-from django_mongolock.fencing import _writer
+from django_mongolock.exceptions import DocumentDamaged, StaleToken
+from django_mongolock.fencing import _writer, afenced_update, fenced_update
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document
 from tests.support.lock_fixtures import WITH_MONGO

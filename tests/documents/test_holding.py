@@ -11,7 +11,9 @@ import pytest
 from bson import Int64
 from django.db import transaction
 
-from django_mongolock import (
+from django_mongolock.backends import transactions
+from django_mongolock.engine import clock
+from django_mongolock.exceptions import (
     DocumentChanged,
     DocumentDamaged,
     DocumentHeld,
@@ -20,8 +22,6 @@ from django_mongolock import (
     DocumentRefused,
     LockMisused,
 )
-from django_mongolock.backends import transactions
-from django_mongolock.engine import clock
 from tests.documents.conftest import Ground
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually

@@ -17,11 +17,12 @@ import pytest
 from pymongo import MongoClient, helpers_shared
 from pymongo.errors import OperationFailure
 
-from django_mongolock import DocumentChanged, DocumentHeld, DocumentLockLost, LockBackendFailed, LockMisused
+from django_mongolock import LockBackendFailed
 from django_mongolock.backends import courier
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.acquiring import acquire
 from django_mongolock.documents.commands import refusal_of
+from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentLockLost, LockMisused
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground
 from tests.support.forking import FORKS, in_child
 from tests.support.lock_fixtures import NOBODY, WITH_MONGO

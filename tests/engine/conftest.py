@@ -11,11 +11,11 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import Options
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from tests.engine.parties import Parties, Party
 from tests.engine.twins import CALM, Twin, in_memory, in_mongodb
 from tests.engine.waiters import InThread, Waiter

@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import Self
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.lock.lock import MongoLock
 
 #: Seconds between two looks.
 STEP = 0.0005

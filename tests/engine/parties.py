@@ -3,12 +3,12 @@
 import uuid
 from typing import Any
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import Options
+from django_mongolock.engine.rule.step import Limits
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.step import Limits
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
 

@@ -18,15 +18,15 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.backends.memory_server import MemoryServer, MemorySession, MemoryStore
-from django_mongolock.engine.document import UNLIMITED, Terms
-from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import UNLIMITED, Terms
+from django_mongolock.engine.rule.step import Limits
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.step import Limits
 from django_mongolock.exceptions import LockNotAcquired
 from django_mongolock.inspection.as_json import as_json
 from django_mongolock.inspection.overview import overview
 from django_mongolock.models import Lock
+from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.twins import CALM
 from tests.engine.waiters import InThread

@@ -11,15 +11,16 @@ import pytest
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from django_mongolock.engine import bells, clock
-from django_mongolock.engine.capped import stays_open
-from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.replies import Bell, News
+from django_mongolock.engine import clock
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.replies import Bell, News
+from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import listener
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.step import Step
+from django_mongolock.engine.store import bells
+from django_mongolock.engine.store.capped import stays_open
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspection import operations
 from testproject.servers import Mongod

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.document import Terms
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.exceptions import LockError
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.parties import Parties, Party

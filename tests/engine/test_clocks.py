@@ -9,9 +9,9 @@ from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.election import ClockEncoder
-from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.store.election import ClockEncoder
 from testproject.servers import Mongod, ReplicaSet
 from tests import parts
 from tests.engine.conftest import Document, store_of

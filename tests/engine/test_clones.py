@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pymongo.collection import Collection
 
-from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.session.session import Session
 from tests.engine.conftest import Document, Here, make_lock
 from tests.engine.faces import Face

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from pymongo.collection import Collection
 
-from django_mongolock.engine import clock, protocol
-from django_mongolock.engine.deadlock import cycles
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant
+from django_mongolock.engine import clock
+from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.rule.deadlock import cycles
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
 from tests.engine.conftest import QUICK, Document, Here, LockMaker, make_lock, store_of
@@ -32,7 +33,7 @@ HEAVY = replace(OF_THREE, weight=2)
 @pytest.fixture(autouse=True)
 def suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a deadlock suspected after 0.2 s, so that a test need not wait for it."""
-    monkeypatch.setattr(protocol, "DEADLOCK_CHECK_AFTER", 0.2)
+    monkeypatch.setattr(procedures, "DEADLOCK_CHECK_AFTER", 0.2)
 
 
 def queue_is(entries: Entries, key: str, length: int) -> bool:
@@ -147,7 +148,7 @@ def test_who_has_to_be_in_a_cycle(
 @pytest.mark.long
 def test_cycles_are_listed_once_for_the_admin(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45: `cycles` finds each deadlock once, whoever is asked, and none among those who merely wait."""
-    monkeypatch.setattr(protocol, "DEADLOCK_CHECK_AFTER", 1.5)
+    monkeypatch.setattr(procedures, "DEADLOCK_CHECK_AFTER", 1.5)
     parties = ring(here.in_thread, [here.lock, here.other], here.entries)
     bystander = here.waiter(here.lock("key0", wait=20))
     assert eventually(lambda: len(here.entries("key0")) == 3)

@@ -10,7 +10,7 @@ from bson.int64 import Int64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_mongolock.engine.document import (
+from django_mongolock.engine.rule.document import (
     DOCUMENT_FIELDS,
     LAST_TOKEN,
     Terms,
@@ -20,7 +20,7 @@ from django_mongolock.engine.document import (
     is_holder,
     is_waiter,
 )
-from django_mongolock.engine.replies import read_reply
+from django_mongolock.engine.rule.replies import read_reply
 from django_mongolock.engine.text_checks import MAX_FACT_LENGTH, MAX_KEY_BYTES, check_fact, check_key, tidy_fact
 from django_mongolock.exceptions import LockDocumentDamaged
 from tests.support import lock_documents as made

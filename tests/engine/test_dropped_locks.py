@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.exceptions import LockError, LockReentry
 from tests.engine.conftest import Here
 from tests.engine.twins import CALM

@@ -13,14 +13,14 @@ from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.document import entry as new_entry
-from django_mongolock.engine.indexes import ensure_indexes
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.document import entry as new_entry
+from django_mongolock.engine.rule.options import Options
+from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.step import Step
+from django_mongolock.engine.store.indexes import ensure_indexes
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.conftest import Document, make_lock

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine import fast_path
-from django_mongolock.engine.actions import Apply
+from django_mongolock.engine.protocol.actions import Apply
+from django_mongolock.engine.rule import short_forms
+from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.releases import (
     LOOK_EVERY,
     MAX_KEYS,
@@ -20,7 +21,6 @@ from django_mongolock.engine.session.releases import (
     Releases,
     UnconfirmedRelease,
 )
-from django_mongolock.engine.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockNotAcquired
 from tests.engine.conftest import Document, Here, LockMaker, store_of
 from tests.support.lock_fixtures import Commands
@@ -38,7 +38,7 @@ def sent(commands: Commands) -> list[str]:
     for document in commands.sent:
         update = document.get("update") if "findAndModify" in document else document.get("updates", [{}])[0].get("u")
         if update is not None:
-            forms.append(next((name for name in NAMES if getattr(fast_path, name) == update), "whole"))
+            forms.append(next((name for name in NAMES if getattr(short_forms, name) == update), "whole"))
     commands.clear()
     return forms
 

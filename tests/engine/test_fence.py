@@ -13,12 +13,12 @@ from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern,
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine import transaction
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock import transaction
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import Options
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockTransactionAborted
 from testproject.servers import Mongod, ReplicaSet
 from tests.support.grants import grant_of

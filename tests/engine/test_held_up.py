@@ -12,7 +12,7 @@ import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.document import Terms
+from django_mongolock.engine.rule.document import Terms
 from tests.engine.conftest import Document
 from tests.engine.overlap import Watch
 from tests.engine.parties import Parties

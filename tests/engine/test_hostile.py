@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
-from django_mongolock.engine import deadlock, protocol
-from django_mongolock.engine.document import MAX_ENTRIES, MAX_HOLDERS, UNLIMITED, Terms, find_damage
-from django_mongolock.engine.document import entry as new_entry
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.rule import IS_WHOLE
+from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.rule import deadlock
+from django_mongolock.engine.rule.document import MAX_ENTRIES, MAX_HOLDERS, UNLIMITED, Terms, find_damage
+from django_mongolock.engine.rule.document import entry as new_entry
+from django_mongolock.engine.rule.pipeline import IS_WHOLE
+from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.step import Step
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged, LockError, LockNotAcquired
 from django_mongolock.inspection import operations, queries
 from tests.engine.conftest import Document, LockMaker, make_lock
@@ -216,7 +217,7 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
     started = time.monotonic()
     with pytest.raises(LockDocumentDamaged, match="30000 holders and waiters"):
         make_lock(session, "bad", terms=Terms(mode="shared", capacity=UNLIMITED), wait=3).acquire()
-    for action in (protocol.releasing("bad", many[0]["grant"]), protocol.removal_for_good("bad", "g")):
+    for action in (procedures.releasing("bad", many[0]["grant"]), procedures.removal_for_good("bad", "g")):
         with contextlib.suppress(LockError):
             session.commands.call(action)
     assert [seen.damage for seen in queries.snapshots(world.store, {"_id": "bad"})] != [None]

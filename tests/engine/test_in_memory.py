@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from django_mongolock.backends.memory_server import MemoryServer, MemorySession, MemoryStore
-from django_mongolock.engine import rule_in_python
-from django_mongolock.engine.actions import Apply
-from django_mongolock.engine.document import LEAP, Terms, entry
-from django_mongolock.engine.grant import Grant
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.protocol import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
-from django_mongolock.engine.replies import Found, Reply
-from django_mongolock.engine.rule_in_python import Moment, apply_rule
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol.actions import Apply
+from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
+from django_mongolock.engine.rule import in_python
+from django_mongolock.engine.rule.document import LEAP, Terms, entry
+from django_mongolock.engine.rule.in_python import Moment, apply_rule
+from django_mongolock.engine.rule.replies import Found, Reply
+from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
-from django_mongolock.engine.step import Limits, Step
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
+from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.twins import CALM
 from tests.engine.waiters import InThread, Waiter
@@ -364,7 +364,7 @@ def test_a_queue_is_as_long_as_it_may_be(server: MemoryServer) -> None:
 
 def test_a_document_has_no_more_holders_than_it_may(server: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """F13: however many permits there are: the others wait."""
-    monkeypatch.setattr(rule_in_python, "MAX_HOLDERS", 2)
+    monkeypatch.setattr(in_python, "MAX_HOLDERS", 2)
     store = MemoryStore(server, Limits())
     shared = Terms("shared", 2**31 - 1, lease=60, margin=1, waiter_lease=60)
     for number in range(4):

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.exceptions import LockError
 from testproject.servers import Mongod, ReplicaSet
 from tests.engine.overlap import Watch

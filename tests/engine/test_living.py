@@ -18,13 +18,13 @@ from bson import Int64
 
 from django_mongolock import mongo_lock
 from django_mongolock.engine import clock
-from django_mongolock.engine.detached import Parked, park_held
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant, State
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore
+from django_mongolock.engine.lock.detached import Parked, park_held
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.notifications import MOST_CALLBACKS
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockLost, LockNotAcquired
 from tests.engine.conftest import QUICK, Document, Here, LockMaker, Timer, make_lock, renewed, store_of
 from tests.engine.processes import processes
@@ -191,7 +191,7 @@ def _hold(session: Session, lock: MongoLock) -> list[Grant]:
     """Make the session believe that it holds the key of *lock*."""
     from datetime import UTC
 
-    from django_mongolock.engine.actions import Granted
+    from django_mongolock.engine.protocol.actions import Granted
 
     grant = new_grant(session, lock, threading.current_thread())
     session.registry.grants[grant.id] = grant

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import Options
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import (
     LockBackendFailed,

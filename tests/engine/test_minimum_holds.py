@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
 from tests.engine.conftest import Here, LockMaker
 from tests.engine.twins import Twin
 from tests.support.waiting import eventually

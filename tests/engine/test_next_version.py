@@ -13,9 +13,9 @@ import pytest
 from bson import Timestamp
 from bson.int64 import Int64
 
-from django_mongolock.engine.document import DOCUMENT_FIELDS, HOLDER_FIELDS, UNLIMITED, WAITER_FIELDS, find_damage
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import DOCUMENT_FIELDS, HOLDER_FIELDS, UNLIMITED, WAITER_FIELDS, find_damage
+from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockDocumentDamaged
 from tests.engine.conftest import Document, LockMaker
 from tests.engine.twins import CALM, Twin

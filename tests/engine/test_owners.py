@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from pymongo.collection import Collection
 
-from django_mongolock.engine import clock, processes
-from django_mongolock.engine.document import Terms
+from django_mongolock.engine import clock
+from django_mongolock.engine.protocol import processes
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.exceptions import LockNotAcquired
 from tests.engine.conftest import Here, LockMaker
 from tests.engine.faces import Face
@@ -116,7 +117,7 @@ def test_the_name_of_a_process() -> None:
 @linux
 def test_a_process_whose_parent_has_not_asked_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed child of a container's first process may stay in the list for ever: it runs no more."""
-    code = "from django_mongolock.engine.processes import *; print(this_process(), flush=True); input()"
+    code = "from django_mongolock.engine.protocol.processes import *; print(this_process(), flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         name = child.stdout.readline().decode().strip()

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine import protocol
-from django_mongolock.engine.actions import (
+from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.protocol.actions import (
     FOREVER,
     Answer,
     Apply,
@@ -21,12 +21,12 @@ from django_mongolock.engine.actions import (
     Turn,
     WaitResult,
 )
-from django_mongolock.engine.deadlock import Cycle, Wait
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.processes import Fate
-from django_mongolock.engine.protocol import Acquisition, PollSchedule
-from django_mongolock.engine.replies import Former, News, Reply
-from django_mongolock.engine.step import Step
+from django_mongolock.engine.protocol.procedures import Acquisition, PollSchedule
+from django_mongolock.engine.protocol.processes import Fate
+from django_mongolock.engine.rule.deadlock import Cycle, Wait
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.replies import Former, News, Reply
+from django_mongolock.engine.rule.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
 
 NOW = datetime.now(UTC)
@@ -47,7 +47,7 @@ class Play:
     def __init__(self, wait: float | None, acquisition: Acquisition = ACQUISITION) -> None:
         self.now = 100.0
         deadline = FOREVER if wait is None else self.now + wait
-        self.steps = protocol.acquire(acquisition, deadline, self.now, trial=wait == 0)
+        self.steps = procedures.acquire(acquisition, deadline, self.now, trial=wait == 0)
         self.action: Any = next(self.steps)
         self.result: Any = None
 
@@ -132,7 +132,7 @@ def test_a_refusal_says_for_how_long_the_lock_is_held_and_how_many_wait() -> Non
 
 def test_a_last_try_after_a_wait_in_line_tells_the_whole_wait() -> None:
     """What is refused has waited since it was asked for, also if it came back late; the last command is no wait."""
-    steps = protocol.acquire(ACQUISITION, 105.0, 105.4, since=100.0, trial=True)
+    steps = procedures.acquire(ACQUISITION, 105.0, 105.4, since=100.0, trial=True)
     next(steps)
     with pytest.raises(LockNotAcquired) as refusal:
         steps.send(Answer(GONE, 105.4, 105.9))
@@ -196,14 +196,14 @@ def test_the_last_trial_may_still_grant() -> None:
 
 def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
     """F44: many waiters do not make a storm of commands: pauses grow with time and with the place in the queue."""
-    monkeypatch.setattr("django_mongolock.engine.protocol.random.uniform", lambda low, high: high)
-    assert PollSchedule(0).poll(0) == protocol.SHORTEST_POLL
+    monkeypatch.setattr("django_mongolock.engine.protocol.procedures.random.uniform", lambda low, high: high)
+    assert PollSchedule(0).poll(0) == procedures.SHORTEST_POLL
     assert PollSchedule(0).poll(1) == 2 * PollSchedule(0).poll(0)
-    assert PollSchedule(0).poll(1_000_000) == protocol.LONGEST_POLL
+    assert PollSchedule(0).poll(1_000_000) == procedures.LONGEST_POLL
     schedule = PollSchedule(0)
     polls = [schedule.poll(0) for _ in range(40)]
     assert polls == sorted(polls)
-    assert polls[-1] == protocol.LONGEST_POLL
+    assert polls[-1] == procedures.LONGEST_POLL
     assert schedule.poll(0) > schedule.poll(1)
 
 
@@ -213,7 +213,7 @@ def test_the_head_does_not_sleep_past_the_holders_end() -> None:
     for _ in range(40):
         play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, first_end=0.003))
         if isinstance(play.action, Pause) and play.now > 100.1:
-            assert play.action.timer <= 0.003 + protocol.SLACK
+            assert play.action.timer <= 0.003 + procedures.SLACK
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
@@ -297,16 +297,16 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
 
 def test_who_was_alone_tries_the_short_release_first() -> None:
     """P8: one command where nobody else wants the key; the whole rule where somebody has come."""
-    steps = protocol.release("k", "g", uncontended=True)
+    steps = procedures.release("k", "g", uncontended=True)
     assert next(steps) == ReleaseUncontended(("k",), ("g",))
     with pytest.raises(StopIteration) as end:
         steps.send(set())
     assert end.value.value == (True, None)
-    steps = protocol.release("k", "g", uncontended=True)
+    steps = procedures.release("k", "g", uncontended=True)
     next(steps)
     assert steps.send({"k"}) == Apply("k", Step(remove=("g",), force=True, given="g"))
-    assert next(protocol.release("k", "g", uncontended=True, leave_tombstone=True)) == Apply(
-        "k", Step(remove=("g",), force=True, tombstone_ttl=protocol.TOMBSTONE_TTL, given="g")
+    assert next(procedures.release("k", "g", uncontended=True, leave_tombstone=True)) == Apply(
+        "k", Step(remove=("g",), force=True, tombstone_ttl=procedures.TOMBSTONE_TTL, given="g")
     )
 
 
@@ -330,14 +330,14 @@ def test_uncontended_is_who_was_granted_an_exclusive_lock_with_nobody_behind(
 
 def test_release_extend_and_removal_for_good_are_one_command_each() -> None:
     """P8: and the removal for good leaves a tombstone, by force."""
-    assert next(protocol.release("k", "g")) == Apply("k", Step(remove=("g",), force=True, given="g"))
-    extension: Any = next(protocol.extend("k", "g", 1000, 1100))
+    assert next(procedures.release("k", "g")) == Apply("k", Step(remove=("g",), force=True, given="g"))
+    extension: Any = next(procedures.extend("k", "g", 1000, 1100))
     assert (extension.step.renew, extension.step.lease, extension.step.server_lease) == (("g",), 1000, 1100)
-    removal = protocol.removal_for_good("k", "g")
+    removal = procedures.removal_for_good("k", "g")
     assert (removal.step.remove, removal.step.force, removal.step.tombstone_ttl) == (
         ("g",),
         True,
-        protocol.TOMBSTONE_TTL,
+        procedures.TOMBSTONE_TTL,
     )
 
 
@@ -411,7 +411,7 @@ def test_who_does_not_renew_takes_a_whole_lease() -> None:
 def test_while_somebody_listens_there_is_nothing_to_poll() -> None:
     """P8: only the head of the queue wakes by itself, when the lease of the holder ends; others at their deadline."""
     play = Play(wait=60)
-    assert play.answer(QUEUED).timer == pytest.approx(9 + protocol.SLACK)
+    assert play.answer(QUEUED).timer == pytest.approx(9 + procedures.SLACK)
     play = Play(wait=60)
     assert play.answer(replace(QUEUED, place=3)).timer == pytest.approx(60, abs=0.1)
     play = Play(wait=None)
@@ -446,7 +446,7 @@ def test_only_who_holds_a_lock_looks_for_a_deadlock_and_only_the_youngest_dies(f
     play.answer(replace(QUEUED, place=3))
     while not isinstance(play.action, FindDeadlock):
         play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, place=3))
-    assert play.now == pytest.approx(100 + protocol.DEADLOCK_CHECK_AFTER, abs=0.2)
+    assert play.now == pytest.approx(100 + procedures.DEADLOCK_CHECK_AFTER, abs=0.2)
     action: Any = play._send(found)
     if dies:
         assert action.step.remove == ("g",)
@@ -463,7 +463,7 @@ def test_who_waits_for_a_while_sleeps_until_it_looks_for_a_deadlock() -> None:
     """F45, F44: and neither looks before, nor asks without a pause."""
     play = Play(60, replace(ACQUISITION, nested=True))
     action = play.answer(replace(QUEUED, place=3))
-    assert action.timer == pytest.approx(protocol.DEADLOCK_CHECK_AFTER, abs=0.1)
+    assert action.timer == pytest.approx(procedures.DEADLOCK_CHECK_AFTER, abs=0.1)
 
 
 def test_each_look_for_a_deadlock_is_twice_as_far_from_the_one_before() -> None:
@@ -478,7 +478,7 @@ class InLine(Play):
     def __init__(self, turn: Turn, wait: float | None = 60) -> None:
         self.now = 100.0
         deadline = FOREVER if wait is None else self.now + wait
-        self.steps = protocol.wait_in_line(ACQUISITION, turn, deadline, self.now)  # type: ignore[assignment]
+        self.steps = procedures.wait_in_line(ACQUISITION, turn, deadline, self.now)  # type: ignore[assignment]
         self.action = next(self.steps)
         self.result = None
 
@@ -495,10 +495,10 @@ def test_who_is_behind_waits_without_a_command() -> None:
 def test_who_is_next_waits_a_moment_for_the_hand_over() -> None:
     """And then queues in the document, where everybody sees it."""
     play = InLine("next")
-    assert play.action.timer == pytest.approx(protocol.LOCAL_HANDOVER_GRACE)
+    assert play.action.timer == pytest.approx(procedures.LOCAL_HANDOVER_GRACE)
     action = play.hear(turn="next", after=0.1)
-    assert action.timer == pytest.approx(protocol.LOCAL_HANDOVER_GRACE - 0.1)
-    play.hear(turn="next", after=protocol.LOCAL_HANDOVER_GRACE)
+    assert action.timer == pytest.approx(procedures.LOCAL_HANDOVER_GRACE - 0.1)
+    play.hear(turn="next", after=procedures.LOCAL_HANDOVER_GRACE)
     assert isinstance(play.result, WaitResult)
     play = InLine("next")
     play.hear(answer=Answer(WHOLE, 1, 2))
@@ -531,7 +531,7 @@ def test_an_answer_to_a_hand_over_comes_before_all_else(turn: Turn, heard: dict[
 
 def test_a_hand_over_is_one_command_for_two() -> None:
     """P8: remove mine, add the next; and if mine was not there any more, nothing at all."""
-    steps = protocol.release("k", "giver", ACQUISITION)
+    steps = procedures.release("k", "giver", ACQUISITION)
     action: Any = next(steps)
     assert (action.step.remove, action.step.given, action.step.add) == (("giver",), "giver", ACQUISITION.entry)
     with pytest.raises(StopIteration) as end:
@@ -562,7 +562,7 @@ def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) ->
     """F49: it looks again and again only where it would see the process go."""
     play = Play(100, OWNED)
     play.answer(replace(QUEUED, former=FORMER), former=fate)
-    assert (play.action.timer == protocol.DEAD_OWNER_CHECK) == (fate == "alive")
+    assert (play.action.timer == procedures.DEAD_OWNER_CHECK) == (fate == "alive")
     play.pause()
     assert play.action == Read("k", "g", "o")
     play.answer(replace(QUEUED, former=FORMER), former="gone")
@@ -571,7 +571,7 @@ def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) ->
 
 def test_what_leaves_the_queue_does_so_although_the_next_one_was_not_queued() -> None:
     """P6: the command for the next one of its line got no answer; that one asks for itself."""
-    steps = protocol.leave(ACQUISITION)
+    steps = procedures.leave(ACQUISITION)
     assert isinstance(next(steps), QueueNext)
     action = steps.throw(LockBackendFailed("no answer", "k"))
     assert isinstance(action, Apply)
@@ -580,7 +580,7 @@ def test_what_leaves_the_queue_does_so_although_the_next_one_was_not_queued() ->
 
 def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
     """P6: another grant of its line has sent a command for it meanwhile, and holds the lock for it."""
-    steps = protocol.acquire(ACQUISITION, 10.0, 0.0)
+    steps = procedures.acquire(ACQUISITION, 10.0, 0.0)
     next(steps)
     failed = LockBackendFailed("no answer", "k")
     failed.passing = True

@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 from bson.int64 import Int64
 
-from django_mongolock.engine.document import MAX_ENTRIES, UNLIMITED, Terms
-from django_mongolock.engine.mongo_store import MongoStore
-from django_mongolock.engine.protocol import TOMBSTONE_TTL
-from django_mongolock.engine.step import BRIEF_RETENTION, Limits, Step
-from django_mongolock.engine.store import Store
+from django_mongolock.engine.protocol.procedures import TOMBSTONE_TTL
+from django_mongolock.engine.rule.document import MAX_ENTRIES, UNLIMITED, Terms
+from django_mongolock.engine.rule.step import BRIEF_RETENTION, Limits, Step
+from django_mongolock.engine.store.base import Store
+from django_mongolock.engine.store.mongo import MongoStore
 from tests.engine.conftest import Document, LockMaker
 from tests.engine.twins import CALM, TIMEOUT, Twin
 

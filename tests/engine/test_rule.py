@@ -20,16 +20,16 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.backends.memory_filters import reply_of
-from django_mongolock.backends.memory_server import MemoryServer, MemoryStore
-from django_mongolock.engine.document import LONGEST_CLAIM, UNLIMITED, Mode, Terms, entry, find_damage
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.replies import Reply
-from django_mongolock.engine.rule import pipeline
-from django_mongolock.engine.rule_in_python import Moment, _Rule, apply_rule
-from django_mongolock.engine.step import Limits, Step
-from django_mongolock.engine.store import Store
+from django_mongolock.engine.rule.document import LONGEST_CLAIM, UNLIMITED, Mode, Terms, entry, find_damage
+from django_mongolock.engine.rule.in_python import Moment, _Rule, apply_rule
+from django_mongolock.engine.rule.pipeline import pipeline
+from django_mongolock.engine.rule.replies import Reply
+from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.store.base import Store
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
+from django_mongolock.testing.memory_filters import reply_of
+from django_mongolock.testing.memory_server import MemoryServer, MemoryStore
 from tests.engine.conftest import Here
 from tests.support.lock_documents import document as lock_document
 from tests.support.lock_documents import entry as lock_entry

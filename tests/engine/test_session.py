@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 from pymongo.collection import Collection
 
-from django_mongolock.backends.memory_server import MemoryServer, MemorySession, MemoryStore
 from django_mongolock.engine import clock
-from django_mongolock.engine.actions import Granted
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.grant import Grant, OwnerRef, State
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.replies import Beat, Found, Reply
+from django_mongolock.engine.protocol.actions import Granted
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.replies import Beat, Found, Reply
+from django_mongolock.engine.rule.step import Limits
 from django_mongolock.engine.session import heartbeat as keeping
+from django_mongolock.engine.session.grant import Grant, OwnerRef, State
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.step import Limits
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
+from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import QUICK, Document, Here, LockMaker, Timer, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes

@@ -19,10 +19,10 @@ from typing import Any, Self
 import pytest
 from pymongo.collection import Collection
 
-from django_mongolock.engine import protocol
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.replies import Reply
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.replies import Reply
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from django_mongolock.signals import signal_sender
@@ -307,7 +307,7 @@ def test_a_hand_over_whose_giver_was_struck(here: Here, monkeypatch: pytest.Monk
     assert given is not None
     given.waiting.wake()
     assert looked.wait(20)
-    assert here.session.run(protocol.release("k", grant_of(mine).id, given.acquisition))[0]
+    assert here.session.run(procedures.release("k", grant_of(mine).id, given.acquisition))[0]
     assert eventually(lambda: waiter.done, 20)
     waiter.end().let_go()
     assert waiter.error is None

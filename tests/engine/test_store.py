@@ -10,9 +10,9 @@ import pytest
 from pymongo import MongoClient
 from pymongo.synchronous.database import Database
 
-from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.step import Step
+from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed
 from tests.engine.conftest import Document, Here, LockMaker, make_lock
 from tests.engine.twins import CALM

@@ -17,12 +17,14 @@ import pytest
 from pymongo.collection import Collection
 from pymongo.errors import AutoReconnect
 
-from django_mongolock.engine import bells, clock, protocol
-from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
+from django_mongolock.engine import clock
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.store import bells
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired, LockQueueFull
 from tests.engine.conftest import QUICK, Document, Here, LockMaker, make_lock
 from tests.engine.processes import processes
@@ -61,7 +63,7 @@ def nothing_left(*sessions: Session) -> bool:
 @pytest.fixture
 def local_handover(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is next in line stays there until the lock is handed over, however long the test takes for that."""
-    monkeypatch.setattr(protocol, "LOCAL_HANDOVER_GRACE", 600.0)
+    monkeypatch.setattr(procedures, "LOCAL_HANDOVER_GRACE", 600.0)
 
 
 # News

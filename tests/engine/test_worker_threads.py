@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine.actions import Answer
-from django_mongolock.engine.replies import Reply
+from django_mongolock.engine.protocol.actions import Answer
+from django_mongolock.engine.rule.replies import Reply
 from django_mongolock.engine.session import worker_calls, worker_threads
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed

@@ -5,12 +5,12 @@ from typing import Any
 
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.backends.memory_server import MemoryServer, MemoryStore
-from django_mongolock.engine.document import Terms, entry
-from django_mongolock.engine.mongo_store import MongoStore
-from django_mongolock.engine.replies import Reply
-from django_mongolock.engine.step import Limits, Step
-from django_mongolock.engine.store import Store
+from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.replies import Reply
+from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.store.base import Store
+from django_mongolock.engine.store.mongo import MongoStore
+from django_mongolock.testing.memory_server import MemoryServer, MemoryStore
 
 Document = dict[str, Any]
 

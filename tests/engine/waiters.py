@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Self
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.lock import MongoLock
+from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockError
 
 InThread = Callable[..., threading.Thread]

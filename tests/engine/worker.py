@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from django_mongolock.engine.document import Terms
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.mongo_store import MongoStore, StoreConfig
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.options import Options
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
 from tests.support import DATABASE
 from tests.support.waiting import eventually

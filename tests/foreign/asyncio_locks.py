@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock import mongo_lock, mongo_semaphore
+from django_mongolock.engine.lock.lock import MongoLock
 from tests.support.looking import new_key
 
 #: The longest time until all have gone on, in seconds.

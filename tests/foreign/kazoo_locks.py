@@ -14,7 +14,9 @@ from typing import Any, Final
 
 import pytest
 
-from django_mongolock import LockCancelled, LockNotAcquired, LockReentry, MongoLock
+from django_mongolock import LockNotAcquired
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.exceptions import LockCancelled, LockReentry
 
 from .processes import Process, forget, labels
 

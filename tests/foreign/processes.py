@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from django_mongolock import MongoLock, mongo_lock, mongo_semaphore
+from django_mongolock import mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import get_backend, mongo_store
-from django_mongolock.backends.memory import MemoryLockBackend
+from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.session.session import Session
+from django_mongolock.testing.memory import MemoryLockBackend
 from tests.support import looking
 
 _sessions: list[Session] = []

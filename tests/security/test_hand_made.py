@@ -22,13 +22,14 @@ from hypothesis import strategies as st
 from pymongo import MongoClient
 from pytest_django import Settings
 
-from django_mongolock import lock_key, mongo_lock
+from django_mongolock import mongo_lock
 from django_mongolock.context import own_address
 from django_mongolock.contrib.celery.enqueue import call_key
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.document_lock import undeclare
 from django_mongolock.environment import address_problem, database_from_url
 from django_mongolock.exceptions import DocumentRefused
+from django_mongolock.keys import lock_key
 from django_mongolock.versions.seal import digest
 from testproject.shop.models import Order
 from tests.editing.staff import fields_of, staff

@@ -24,10 +24,10 @@ from pytest_django import Settings
 from rest_framework.decorators import api_view
 from rest_framework.viewsets import ViewSet
 
-from django_mongolock import LockKeyInvalid, LockNotAcquired, lock_key, mongo_lock, mongo_locked, once_per
+from django_mongolock import LockNotAcquired, mongo_lock, mongo_locked, once_per
 from django_mongolock.checks.views import check_views
-from django_mongolock.exceptions import LockBackendFailed
-from django_mongolock.keys import KeyTemplate
+from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
+from django_mongolock.keys import KeyTemplate, lock_key
 from testproject.shop.models import Order
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import held_elsewhere

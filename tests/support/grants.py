@@ -1,8 +1,8 @@
 """What stands behind a lock object: its grants, as the engine knows them."""
 
-from django_mongolock.engine.grant import Grant
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.lock_grants import LockGrants
+from django_mongolock.engine.lock.grants import LockGrants
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.session import Session
 
 

@@ -8,8 +8,8 @@ from bson.int64 import Int64
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from django_mongolock.engine.document import DOCUMENT_FIELDS, HOLDER_FIELDS, SCHEMA
-from django_mongolock.engine.indexes import ensure_indexes
+from django_mongolock.engine.rule.document import DOCUMENT_FIELDS, HOLDER_FIELDS, SCHEMA
+from django_mongolock.engine.store.indexes import ensure_indexes
 
 Document = dict[str, Any]
 TOKEN = 1_763_676_000_000

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from django_mongolock import LockNotAcquired, MongoLock, mongo_lock
+from django_mongolock import LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.engine.lock.lock import MongoLock
 
 
 def new_key(kind: str = "test") -> str:

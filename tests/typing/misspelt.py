@@ -6,7 +6,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import ClassVar
 
-from django_mongolock import LockedCommand, mongo_lock, mongo_locked, mongo_semaphore, once_per
+from django_mongolock import mongo_lock, mongo_locked, mongo_semaphore, once_per
+from django_mongolock.decorator.locked_command import LockedCommand
 from django_mongolock.documents import DocumentLock
 from django_mongolock.idempotency import idempotent
 from django_mongolock.locks import LockOptions

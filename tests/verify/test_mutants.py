@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.local_queue import LocalQueue
-from django_mongolock.engine.step import Step
 from verify.simulation import hunt, mutants, mutation
 from verify.simulation.defects import DEFECTS, ROWS, NothingToBreak, Patches, broken
 from verify.simulation.invariants import minimum_holds
@@ -51,7 +51,7 @@ def test_a_mutant_is_what_is_imported(unimported: str) -> None:
 def test_a_mutant_of_a_module_that_is_imported_is_refused() -> None:
     """Otherwise the whole engine would pass for the broken one."""
     with pytest.raises(RuntimeError, match="is imported already"):
-        mutation.install("grant:0")
+        mutation.install("session.grant:0")
 
 
 @pytest.mark.parametrize("name", ["grant", "grant:99999", "grant:-1", "nothing:0", ""])

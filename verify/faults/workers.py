@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from django_mongolock.engine.mongo_store import MongoStore
+from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockLost
 from django_mongolock.inspection.operations import Which, clear_stale, force_release
 from verify.faults.documents import OurDocument, at_once

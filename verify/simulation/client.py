@@ -7,12 +7,12 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
 
-from django_mongolock.backends.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
-from django_mongolock.engine.deadlock import Cycle, cycle_of
-from django_mongolock.engine.replies import Bell, Found, Reply, read_found
-from django_mongolock.engine.step import Limits, Step
-from django_mongolock.engine.store import is_heard_here
+from django_mongolock.engine.rule.deadlock import Cycle, cycle_of
+from django_mongolock.engine.rule.replies import Bell, Found, Reply, read_found
+from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.store.base import is_heard_here
 from django_mongolock.exceptions import LockBackendFailed
+from django_mongolock.testing.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
 from verify.simulation.server import ORIGIN, Document, Parsed, Servers, Write

@@ -15,20 +15,21 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
-from django_mongolock.backends.memory_filters import is_there, reply_of
-from django_mongolock.engine import protocol, rule_in_python
-from django_mongolock.engine.actions import Answer, Apply, WaitResult
-from django_mongolock.engine.grant import Grant, State
-from django_mongolock.engine.protocol import Acquisition
-from django_mongolock.engine.replies import Beat, Found, Reply
-from django_mongolock.engine.rule_in_python import Moment, _Rule
+from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.protocol.actions import Answer, Apply, WaitResult
+from django_mongolock.engine.protocol.procedures import Acquisition
+from django_mongolock.engine.rule import in_python
+from django_mongolock.engine.rule.in_python import Moment, _Rule
+from django_mongolock.engine.rule.replies import Beat, Found, Reply
+from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
+from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.local_queue import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.waits import Waits
-from django_mongolock.engine.step import Step
+from django_mongolock.testing.memory_filters import is_there, reply_of
 from verify.simulation.client import SimStore, Work
 from verify.simulation.server import Document, Member, Parsed
 
@@ -294,7 +295,7 @@ def minimum_hold_ignored(patches: Patches) -> None:
 
 @_defect
 def counter_token(patches: Patches) -> None:
-    patches.set(rule_in_python, "_since_1970", lambda moment: 0)
+    patches.set(in_python, "_since_1970", lambda moment: 0)
 
 
 @_defect
@@ -364,7 +365,7 @@ def no_deadline(patches: Patches) -> None:
 
 @_defect
 def no_tombstone(patches: Patches) -> None:
-    patches.set(protocol, "TOMBSTONE_TTL", 0)
+    patches.set(procedures, "TOMBSTONE_TTL", 0)
 
 
 @_defect
@@ -498,4 +499,4 @@ def longest_place(patches: Patches) -> None:
 
 @_defect
 def old_bells(patches: Patches) -> None:
-    patches.set(protocol, "_newer", lambda result, last_token: (result.news, result.answer))
+    patches.set(procedures, "_newer", lambda result, last_token: (result.news, result.answer))

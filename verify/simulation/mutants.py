@@ -1,9 +1,9 @@
 """Break the engine in one place at a time, and see what finds it: the simulation, or else the tests next to it.
 
     python -m verify.simulation.mutants --sample 100             # what is known already is not run again
-    python -m verify.simulation.mutants grant:12 protocol:3      # these
+    python -m verify.simulation.mutants session.grant:12 protocol.procedures:3      # these
     python -m verify.simulation.mutants --defects                # the named defects
-    python -m verify.simulation.mutants --list grant             # all mutants of a module
+    python -m verify.simulation.mutants --list session.grant             # all mutants of a module
     python -m verify.simulation.mutants --find-again             # the known ones, after the engine has changed
     python -m verify.simulation.mutants --fresh 60 --seed 29     # a new sample of the whole engine, short tests only
 
@@ -40,11 +40,11 @@ TRIES: Final = 6
 OVERTIME: Final = 600.0
 #: Which tests touch a module, the quick and likely ones first. Those in memory touch all, and come before them.
 TOUCHED_BY: Final = {
-    "protocol": ("protocol", "session", "waiting", "deadlock", "owners"),
-    "rule_in_python": ("minimum_holds", "owners", "rule"),
-    "grant": ("session", "locks", "living", "waiting", "fence"),
-    "lock_grants": ("locks", "session", "async", "minimum_holds", "owners", "waiting"),
-    "document": ("document", "locks", "session"),
+    "protocol.procedures": ("protocol", "session", "waiting", "deadlock", "owners"),
+    "rule.in_python": ("minimum_holds", "owners", "rule"),
+    "session.grant": ("session", "locks", "living", "waiting", "fence"),
+    "lock.grants": ("locks", "session", "async", "minimum_holds", "owners", "waiting"),
+    "rule.document": ("document", "locks", "session"),
     "session.cleanup": ("fast_path", "session", "store", "retention"),
     "session.commands": ("fast_path", "session", "store", "waiting"),
     "session.grant_registry": ("session", "locks", "living"),

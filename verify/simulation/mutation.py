@@ -24,11 +24,11 @@ SOURCE: Final = Path(__file__).parents[2] / "django_mongolock" / "engine"
 VARIABLE: Final = "MONGOLOCK_MUTANT"
 #: The modules that are changed, all that decide something and that a simulation runs; and of one, only this class.
 MODULES: Final = (
-    "protocol",
-    "rule_in_python",
-    "grant",
-    "lock_grants",
-    "document",
+    "protocol.procedures",
+    "rule.in_python",
+    "session.grant",
+    "lock.grants",
+    "rule.document",
     *(
         f"session.{name}"
         for name in (
@@ -45,7 +45,7 @@ MODULES: Final = (
         )
     ),
 )
-ONLY: Final = {"document": "Terms"}
+ONLY: Final = {"rule.document": "Terms"}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from django_mongolock.engine.document import Mode
+from django_mongolock.engine.rule.document import Mode
 from verify.faults.peers import MARGIN, Plan
 from verify.faults.plans import KEYS as REAL_KEYS
 from verify.faults.plans import choose, line

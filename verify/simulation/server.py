@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from django_mongolock.backends.memory_filters import NOTHING
-from django_mongolock.engine.replies import Bell
-from django_mongolock.engine.rule_in_python import Moment, apply_rule
-from django_mongolock.engine.step import Limits, Step
+from django_mongolock.engine.rule.in_python import Moment, apply_rule
+from django_mongolock.engine.rule.replies import Bell
+from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.testing.memory_filters import NOTHING
 from verify.simulation.kernel import Kernel
 from verify.simulation.shell import SimQueue
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from django_mongolock.engine.lock import MongoLock
-from django_mongolock.engine.options import Options
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.options import Options
 from django_mongolock.exceptions import LockError, LockLost
 from verify.simulation.client import SimStore
 from verify.simulation.kernel import Process, Strand

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django_mongolock.engine import runner
-from django_mongolock.engine.actions import Protocol
-from django_mongolock.engine.processes import Fate
+from django_mongolock.engine.protocol import runner
+from django_mongolock.engine.protocol.actions import Protocol
+from django_mongolock.engine.protocol.processes import Fate
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from verify.faults.peers import TIMEOUT

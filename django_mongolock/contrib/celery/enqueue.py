@@ -24,14 +24,14 @@ from celery.utils import uuid
 from ...backends.base import get_backend
 from ...conf import get_settings
 from ...context import holder_facts, redelivery_wait, running_celery_task
-from ...engine import detached
-from ...engine.detached import Parked
-from ...engine.document import Terms
-from ...engine.lock import MongoLock
+from ...engine.lock import detached
+from ...engine.lock.detached import Parked
+from ...engine.lock.lock import MongoLock
 from ...engine.logs import WARNING, log
-from ...engine.options import Seconds, check_seconds
-from ...engine.processes import NO_PROCESS
-from ...engine.replies import Reply
+from ...engine.protocol.processes import NO_PROCESS
+from ...engine.rule.document import Terms
+from ...engine.rule.options import Seconds, check_seconds
+from ...engine.rule.replies import Reply
 from ...engine.text_checks import check_key, tidy_fact
 from ...exceptions import LockBackendFailed, LockError
 from ...keys import KeyTemplate, LockKey, as_key, call_arguments, escape

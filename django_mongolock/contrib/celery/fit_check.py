@@ -12,7 +12,7 @@ from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 
 from ...conf import get_settings
-from ...engine.document import Terms
+from ...engine.rule.document import Terms
 
 #: The brokers that deliver a message again which is not acknowledged in time, and their visibility timeouts in seconds.
 BROKERS: Final = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}

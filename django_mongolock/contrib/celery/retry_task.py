@@ -21,8 +21,8 @@ from ...backends.base import get_backend
 from ...conf import get_settings
 from ...context import RETURNED, task_owner, task_run
 from ...engine.logs import INFO, WARNING, log
-from ...engine.mongo_store import MongoStore
-from ...engine.processes import fate
+from ...engine.protocol.processes import fate
+from ...engine.store.mongo import MongoStore
 from ...exceptions import LockBackendFailed, LockError, LockNotAcquired
 
 #: Attributes of the request of a running task: the note that it came with; whether a locked call of it runs, and what

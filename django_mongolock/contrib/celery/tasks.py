@@ -7,7 +7,7 @@ from celery import shared_task
 from ...backends.base import mongo_store
 from ...conf import get_settings
 from ...decorator.mongo_locked import mongo_locked
-from ...engine.options import Seconds, as_seconds
+from ...engine.rule.options import Seconds, as_seconds
 from ...inspection import operations
 from ...inspection.patterns import starting
 from ...signals import send, stale_locks_cleared

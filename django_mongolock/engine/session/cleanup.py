@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...exceptions import LockError
-from .. import protocol
-from ..actions import FOREVER, Apply
-from ..grant import Grant
 from ..logs import DEBUG, WARNING, log
+from ..protocol import procedures
+from ..protocol.actions import FOREVER, Apply
 from .commands import Commands
+from .grant import Grant
 from .shared import BACKGROUND, RELEASE, Shared
 
 #: How long to wait before a grant is removed again where that failed, in seconds.
@@ -50,8 +50,8 @@ class Cleanup:
 
     def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
         """Remove it, whatever became of the commands that were sent for it. stays: see `protocol.removal_for_good`."""
-        give_up = self._session.now() + grant.terms.server_lease + protocol.TOMBSTONE_TTL / 1000
-        self._add(grant.id, protocol.removal_for_good(grant.key, grant.id, stays=stays), give_up)
+        give_up = self._session.now() + grant.terms.server_lease + procedures.TOMBSTONE_TTL / 1000
+        self._add(grant.id, procedures.removal_for_good(grant.key, grant.id, stays=stays), give_up)
         self._session.heartbeat.see_to(self._session.now())
 
     def next_due(self) -> float:
@@ -78,7 +78,7 @@ class Cleanup:
         now = self._session.now()
         for release in self._commands.releases.undone(self._session.store.primary(), now):
             log(DEBUG, "released again after a failover", key=release.again.key)
-            self._add(release.again.step.remove[0], release.again, now + protocol.TOMBSTONE_TTL / 1000)
+            self._add(release.again.step.remove[0], release.again, now + procedures.TOMBSTONE_TTL / 1000)
 
     def remove(self, grant_id: str) -> None:
         """Try once to have a grant removed."""
@@ -116,7 +116,7 @@ class Cleanup:
         """Have grants released by other threads, *size* of them in one command."""
         if size == 1:
             for grant in held:
-                self._add(grant.id, protocol.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0), end)
+                self._add(grant.id, procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0), end)
             return
         for start in range(0, len(held), size):
             self._unfinished.append(None)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ...exceptions import LockBackendFailed, LockError, LockMisused
-from ..actions import (
+from ..logs import DEBUG, log
+from ..protocol.actions import (
     FOREVER,
     Action,
     Answer,
@@ -21,12 +22,11 @@ from ..actions import (
     Read,
     ReleaseUncontended,
 )
-from ..document import milliseconds
-from ..grant import Grant, State
-from ..logs import DEBUG, log
-from ..protocol import releasing
-from ..replies import Reply
-from ..step import Step
+from ..protocol.procedures import releasing
+from ..rule.document import milliseconds
+from ..rule.replies import Reply
+from ..rule.step import Step
+from .grant import Grant, State
 from .releases import FreeKeys, Releases, UnconfirmedRelease
 from .shared import RELEASE, REQUEST, Shared
 from .waits import Waits

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from ..grant import Grant, LineKey
+from .grant import Grant, LineKey
 from .heartbeat import Heartbeat
 
 _NONE: Final[Mapping[str, Grant]] = MappingProxyType({})

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from ..actions import FOREVER
-from ..grant import OwnerRef
 from ..logs import log_exception
+from ..protocol.actions import FOREVER
+from .grant import OwnerRef
 from .worker_threads import WorkerThreads
 
 

@@ -14,8 +14,8 @@ from pymongo.errors import PyMongoError
 from ...exceptions import LockBackendFailed
 from .. import clock
 from ..logs import DEBUG, WARNING, log
-from ..replies import Bell
-from ..store import Store
+from ..rule.replies import Bell
+from ..store.base import Store
 
 #: How long it listens after the last wait has ended, in seconds: the next one may come soon.
 LINGER: Final = 2.0

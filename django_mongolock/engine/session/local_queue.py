@@ -10,8 +10,8 @@ import threading
 from collections import OrderedDict
 
 from ...exceptions import LockQueueFull
-from ..actions import Answer, Turn
-from ..grant import Grant, LineKey
+from ..protocol.actions import Answer, Turn
+from .grant import Grant, LineKey
 from .grant_registry import GrantRegistry
 
 

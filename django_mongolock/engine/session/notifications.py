@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from ..grant import CLOSED, Callback, Grant, State
 from ..logs import DEBUG, INFO, WARNING, is_enabled_for, log, log_exception
+from .grant import CLOSED, Callback, Grant, State
 from .worker_threads import WorkerThreads
 
 #: How many callbacks and observers are called at a time, and how many with those that have taken half a second.

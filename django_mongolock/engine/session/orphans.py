@@ -13,8 +13,8 @@ import warnings
 import weakref
 from collections.abc import Callable
 
-from ..grant import Grant, OwnerRef, State
 from ..logs import WARNING, log
+from .grant import Grant, OwnerRef, State
 from .grant_registry import ForeignThread
 from .shared import Shared
 

@@ -23,7 +23,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final
 
-from ..actions import Apply
+from ..protocol.actions import Apply
 
 #: How long after a release to look whether there has been a failover, and then again, in seconds.
 LOOK_EVERY: Final = 2.0

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from ...exceptions import LockBackendFailed
-from ..grant import TAKEN, Grant, State
 from ..logs import DEBUG, WARNING, log
-from ..replies import Found
-from ..step import Step
+from ..rule.replies import Found
+from ..rule.step import Step
 from .commands import Commands
+from .grant import TAKEN, Grant, State
 from .shared import RENEWAL, REQUEST, Shared
 
 #: How many keys one renewal takes. One that did not get through is made again key by key, with a short limit first: so

@@ -9,12 +9,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from ...exceptions import LockMisused
-from .. import clock, runner
-from ..actions import Granted, Protocol
-from ..grant import CLOSED, TAKEN, Grant, State
-from ..store import Store
+from .. import clock
+from ..protocol import runner
+from ..protocol.actions import Granted, Protocol
+from ..store.base import Store
 from .cleanup import Cleanup
 from .commands import Commands
+from .grant import CLOSED, TAKEN, Grant, State
 from .notifications import Observer
 from .orphans import Orphans
 from .renewals import Renewals

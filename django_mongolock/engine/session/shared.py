@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
-from .. import processes
-from ..store import Store
+from ..protocol import processes
+from ..store.base import Store
 from .grant_registry import GrantRegistry
 from .heartbeat import Heartbeat
 from .local_queue import LocalQueue

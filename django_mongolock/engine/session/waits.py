@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from ...exceptions import LockMisused
-from ..actions import FOREVER, Pause, WaitResult
-from ..grant import Grant
-from ..replies import Bell
+from ..protocol.actions import FOREVER, Pause, WaitResult
+from ..rule.replies import Bell
+from .grant import Grant
 from .listener import Listener
 from .shared import Shared
 

@@ -7,8 +7,8 @@ import contextlib
 import threading
 from dataclasses import dataclass, field
 
-from ..actions import FOREVER, Answer
-from ..replies import News
+from ..protocol.actions import FOREVER, Answer
+from ..rule.replies import News
 
 
 @dataclass(slots=True, eq=False)

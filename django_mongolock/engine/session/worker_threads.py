@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from ..actions import Answer
+from ..protocol.actions import Answer
 from .worker_calls import Awaited, Blocking, Call, Lane, first, logged, seconds
 
 T = TypeVar("T")

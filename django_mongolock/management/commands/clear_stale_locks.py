@@ -13,7 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
-from ...engine.mongo_store import MongoStore
+from ...engine.store.mongo import MongoStore
 from ...inspection.kinds import LockKind
 from ...inspection.operations import Cleared, Which, clear_all_stale, find_stale
 from ...inspection.queries import count

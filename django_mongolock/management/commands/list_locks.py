@@ -11,7 +11,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import get_settings
-from ...engine.deadlock import Cycle
+from ...engine.rule.deadlock import Cycle
 from ...inspection.queries import find_deadlocks
 from ...inspection.snapshot import LockSnapshot
 from ...models import Lock, LockQuerySet

@@ -9,7 +9,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...decorator.locked_command import BUSY, LOST, holding, terminated_as_exit
-from ...engine.lock import MongoLock
+from ...engine.lock.lock import MongoLock
 from ...engine.text_checks import tidy_fact
 from ...locks import mongo_lock
 from ..child import Child

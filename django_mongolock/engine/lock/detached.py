@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..exceptions import LockError, LockMisused
-from .document import Terms, entry, milliseconds
+from ...exceptions import LockError, LockMisused
+from ..protocol.procedures import TOMBSTONE_TTL
+from ..protocol.processes import NO_PROCESS
+from ..rule.document import Terms, entry, milliseconds
+from ..rule.replies import Reply
+from ..rule.step import Step
+from ..store.base import Store
 from .lock import MongoLock
-from .processes import NO_PROCESS
-from .protocol import TOMBSTONE_TTL
-from .replies import Reply
-from .step import Step
-from .store import Store
 
 
 def taking(new: dict[str, Any], former: str = "") -> Step:

@@ -23,12 +23,13 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from ..exceptions import LockBackendFailed, LockError, LockMisused, LockTransactionAborted
-from . import clock, runner
+from ...exceptions import LockBackendFailed, LockError, LockMisused, LockTransactionAborted
+from .. import clock
+from ..protocol import runner
+from ..session.grant import Grant
+from ..session.session import Session
+from ..store.mongo import MongoStore
 from .commit_hooks import out_of_commit_hook
-from .grant import Grant
-from .mongo_store import MongoStore
-from .session.session import Session
 
 S_co = TypeVar("S_co", ClientSession, AsyncClientSession, covariant=True)
 T = TypeVar("T")

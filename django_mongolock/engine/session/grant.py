@@ -11,11 +11,11 @@ from datetime import datetime
 from enum import Enum
 from typing import Final, Literal
 
-from . import clock
-from .actions import FOREVER, Granted
-from .document import Terms
-from .protocol import Acquisition
-from .session.wakeups import Waiting
+from .. import clock
+from ..protocol.actions import FOREVER, Granted
+from ..protocol.procedures import Acquisition
+from ..rule.document import Terms
+from .wakeups import Waiting
 
 #: Why a grant was lost that is not in its document any more.
 TAKEN: Final = "it was taken away, or its lease ended on the server"

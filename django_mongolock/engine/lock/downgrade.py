@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..exceptions import LockLost, LockMisused
-from . import protocol
-from .actions import FOREVER, Protocol
-from .document import UNLIMITED
-from .grant import TAKEN, Grant
-from .lock_grants import LockGrants, owned
-from .session.session import Session
+from ...exceptions import LockLost, LockMisused
+from ..protocol import procedures
+from ..protocol.actions import FOREVER, Protocol
+from ..rule.document import UNLIMITED
+from ..session.grant import TAKEN, Grant
+from ..session.session import Session
+from .grants import LockGrants, owned
 
 
 def downgrade(own: LockGrants, lock: object) -> Protocol[bool]:
@@ -49,7 +49,7 @@ def _take_place(own: LockGrants, session: Session, grant: Grant, reader: Grant) 
         # First: from now on it is no loss if a renewal does not find it.
         granted = None
         if grant.release():
-            granted = yield from protocol.downgrade(
+            granted = yield from procedures.downgrade(
                 reader.acquisition, grant.id, until, now, leave_tombstone=grant.outcome_unknown
             )
             if granted is None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Final
 
 from django.core import mail
 
+from ..backends.base import Backend
 from ..conf import LockSettings
 from ..engine.logs import WARNING, log
 from ..engine.session.notifications import Observer
 from ..signals import signal_sender
-from .base import Backend
 from .memory_server import MemoryServer, MemorySession, MemoryStore
 
 #: By process and alias. A server outlives its backend, as MongoDB does: a test may change the settings.
@@ -40,6 +41,11 @@ class MemoryLockBackend(Backend[MemorySession]):
     def new_session(self) -> MemorySession:
         """See Backend.new_session()."""
         return self._open(signal_sender(self.alias))
+
+    def read_here(self, key: str) -> tuple[Mapping[str, object] | None, datetime]:
+        """See Backend.read_here(). Raises as a MongoDB does that does not answer."""
+        self.session().store.read(key, "", self.settings.COMMAND_TIMEOUT)
+        return self.server.documents.get(key), self.server.time
 
     def other_process(self) -> MemorySession:
         """A session on the same locks, as another process would have it. Its events are not reported."""

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
 
-from ..exceptions import LockDocumentDamaged
+from ...exceptions import LockDocumentDamaged
+from ..text_checks import tidy_fact
 from .document import describe, is_holder, is_waiter
 from .expressions import IS_ASKED, Expression, encoded, for_each, only, size
-from .text_checks import tidy_fact
 
 Document = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ _IS_FORMER: Expression = {
 REPLY: Final[RawBSONDocument] = encoded(_REPLY)
 #: The answer for an owner: also which other grant of this owner holds the key.
 REPLY_TO_OWNER: Final[RawBSONDocument] = encoded({**_REPLY, "former": {"$first": only("$holders", _IS_FORMER)}})
-#: The answer to `fast_path.TAKE_FREE`, which `read_taken` reads.
+#: The answer to `short_forms.TAKE_FREE`, which `read_taken` reads.
 REPLY_TAKEN: Final[RawBSONDocument] = encoded({"_id": 0, "now": "$$NOW", "token": 1, "mine": {"$first": "$holders"}})
 
 
@@ -176,7 +176,7 @@ def read_reply(key: str, raw: Document | None) -> Reply:
 
 
 def read_taken(key: str, raw: Document) -> Reply:
-    """Read the answer to `fast_path.TAKE_FREE`, which has taken a free lock: see `read_reply`."""
+    """Read the answer to `short_forms.TAKE_FREE`, which has taken a free lock: see `read_reply`."""
     mine = raw["mine"]
     return read_reply(key, {**raw, "place": -1, "waiting": 0, "first_end": mine.get("until"), "holder": mine})
 

@@ -12,15 +12,15 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from ..exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
-from . import protocol
-from .actions import FOREVER, Protocol, ReleaseUncontended
-from .document import Terms, milliseconds
-from .grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
-from .logs import WARNING, log
-from .options import Options, Seconds, check_seconds
-from .session.grant_registry import current_worker
-from .session.session import Session
+from ...exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
+from ..logs import WARNING, log
+from ..protocol import procedures
+from ..protocol.actions import FOREVER, Protocol, ReleaseUncontended
+from ..rule.document import Terms, milliseconds
+from ..rule.options import Options, Seconds, check_seconds
+from ..session.grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
+from ..session.grant_registry import current_worker
+from ..session.session import Session
 
 #: Packages whose lines are of no interest to anything that looks for the place where a lock was acquired.
 _OURS: Final = {"django_mongolock", "asyncio", "contextlib"}
@@ -133,11 +133,11 @@ class LockGrants:
             self.wanted = grant
             now, turn = began, session.queue.join(grant, trial=trial)
             if turn != "now":
-                result = yield from protocol.wait_in_line(grant.acquisition, turn, deadline, now)
+                result = yield from procedures.wait_in_line(grant.acquisition, turn, deadline, now)
                 answer, now = result.answer, result.now
                 trial = answer is None and now >= deadline
             session.registry.expect(grant)
-            granted = yield from protocol.acquire(
+            granted = yield from procedures.acquire(
                 grant.acquisition, deadline, now, since=began, trial=trial, answer=answer
             )
             session.acquired(grant, granted)
@@ -197,7 +197,7 @@ class LockGrants:
             grant.reporting.on_lost = _weakly(lock, options.on_lost)
         if options.on_release_requested is not None:
             grant.reporting.on_release_requested = _weakly(lock, options.on_release_requested)
-        grant.acquisition = protocol.Acquisition(
+        grant.acquisition = procedures.Acquisition(
             key,
             grant.id,
             terms,
@@ -257,7 +257,7 @@ class LockGrants:
         heir = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
         answer = None
         try:
-            was_there, answer = yield from protocol.release(
+            was_there, answer = yield from procedures.release(
                 grant.key,
                 grant.id,
                 None if heir is None else heir.acquisition,
@@ -314,7 +314,7 @@ class LockGrants:
         for grant in grants:
             length = max(wanted, grant.lease.length)
             server_lease = milliseconds(grant.terms.server_lease_of(length))
-            answer = yield from protocol.extend(grant.key, grant.id, milliseconds(length), server_lease)
+            answer = yield from procedures.extend(grant.key, grant.id, milliseconds(length), server_lease)
             # With another token, it was taken away, and a command of before that was held up has brought it back.
             if answer.reply.token != grant.token:
                 session.taken(grant)

@@ -13,11 +13,11 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
-from ..exceptions import LockError, LockNotAcquired
+from ...exceptions import LockError, LockNotAcquired
+from ..rule.options import UNSET, Seconds, Unset, as_seconds, check_wait, refuse_options
+from ..session.grant_registry import current_task
 from .downgrade import downgrade
-from .lock_state import LockState
-from .options import UNSET, Seconds, Unset, as_seconds, check_wait, refuse_options
-from .session.grant_registry import current_task
+from .state import LockState
 from .transaction import Atomic, is_transient, pauses
 
 T = TypeVar("T")

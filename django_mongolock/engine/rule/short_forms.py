@@ -19,7 +19,7 @@ from bson.raw_bson import RawBSONDocument
 
 from .document import SCHEMA
 from .expressions import Expression, after, encoded, merge
-from .rule import BLANK, IS_BLANK, SOUND, is_late, purge_time
+from .pipeline import BLANK, IS_BLANK, SOUND, is_late, purge_time
 
 Filter = dict[str, Any]
 

@@ -1,13 +1,13 @@
-"""What a session needs of a place that keeps lock documents: `mongo_store`, or `backends.memory_server` for tests."""
+"""What a session needs of a place that keeps lock documents: `store.mongo`, or `testing.memory_server` for tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Protocol
 
-from .deadlock import Cycle
-from .replies import Bell, Found, Reply
-from .step import Limits, Step
+from ..rule.deadlock import Cycle
+from ..rule.replies import Bell, Found, Reply
+from ..rule.step import Limits, Step
 
 
 class Store(Protocol):

@@ -1,7 +1,4 @@
-"""For your tests: locks without a MongoDB, which a test can hold as another process, lose and check.
-
-With pytest there is the fixture `mongolock`; with unittest use `LockTestMixin` or `override_locks`.
-"""
+"""Locks in memory for tests, which a test can hold as another process, lose and check."""
 
 from __future__ import annotations
 
@@ -18,17 +15,17 @@ from django.db.models import Model
 from django.dispatch import Signal
 from django.test.utils import TestContextDecorator
 
-from .backends.base import get_backend, put_backends_back, set_backends_aside
-from .backends.memory import MemoryLockBackend, own_sessions, put_servers_back, set_servers_aside
-from .backends.memory_server import MemoryServer, MemorySession
-from .conf import MEMORY, get_settings, override
-from .engine.grant import State
-from .engine.lock import MongoLock
-from .engine.options import Seconds, as_seconds
-from .engine.text_checks import check_key
-from .keys import as_key
-from .locks import LockMode, mongo_lock, mongo_semaphore
-from .signals import lock_acquired, lock_contended, lock_lost, lock_released
+from ..backends.base import get_backend, put_backends_back, set_backends_aside
+from ..conf import MEMORY, get_settings, override
+from ..engine.lock.lock import MongoLock
+from ..engine.rule.options import Seconds, as_seconds
+from ..engine.session.grant import State
+from ..engine.text_checks import check_key
+from ..keys import as_key
+from ..locks import LockMode, mongo_lock, mongo_semaphore
+from ..signals import lock_acquired, lock_contended, lock_lost, lock_released
+from .memory import MemoryLockBackend, own_sessions, put_servers_back, set_servers_aside
+from .memory_server import MemoryServer, MemorySession
 
 __all__ = ["HeldLock", "LockTestMixin", "MemoryLocks", "override_locks"]
 

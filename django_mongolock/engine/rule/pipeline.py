@@ -1,6 +1,6 @@
 """The one update that every operation on a lock is: prune, remove, renew, add, grant.
 
-To understand it, read `rule_in_python` first: the same rule, which runs without a server.
+To understand it, read `in_python` first: the same rule, which runs without a server.
 
 The rule is an aggregation pipeline, evaluated by the primary on the one document of a key, by the primary's own
 clock. What a command asks is passed as the variable ``$$c`` (`Step.arguments`), all of it inside one ``$literal``, so

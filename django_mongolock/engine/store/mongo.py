@@ -21,14 +21,11 @@ from pymongo.common import MAX_POOL_SIZE
 from pymongo.errors import ConfigurationError, InvalidName, InvalidURI, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 
-from ..exceptions import LockBackendFailed, LockDocumentDamaged
-from .bells import Bells
-from .deadlock import Cycle, chain_pipeline, cycle_of
-from .document import find_damage
-from .driver_errors import bare, forget_frames, is_refusal, translate
-from .election import CLOCK, CLUSTER_TIME, ClockEncoder
-from .fast_path import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
-from .replies import (
+from ...exceptions import LockBackendFailed, LockDocumentDamaged
+from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
+from ..rule.document import find_damage
+from ..rule.pipeline import IS_WHOLE, pipeline
+from ..rule.replies import (
     REPLY,
     REPLY_TAKEN,
     REPLY_TO_OWNER,
@@ -40,9 +37,12 @@ from .replies import (
     read_reply,
     read_taken,
 )
-from .rule import IS_WHOLE, pipeline
-from .step import Limits, Step
-from .store import is_heard_here
+from ..rule.short_forms import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
+from ..rule.step import Limits, Step
+from .base import is_heard_here
+from .bells import Bells
+from .election import CLOCK, CLUSTER_TIME, ClockEncoder
+from .errors import bare, forget_frames, is_refusal, translate
 
 Document = dict[str, Any]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import TypeVar
 
-from ..exceptions import LockError, LockLost, LockMisused
-from .grant import Grant, State
-from .lock_grants import LockGrants
-from .options import Options
-from .session.session import Session
+from ...exceptions import LockError, LockLost, LockMisused
+from ..rule.options import Options
+from ..session.grant import Grant, State
+from ..session.session import Session
+from .grants import LockGrants
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeVar
 
+from ..rule.replies import News, Reply
+from ..rule.step import Step
 from .processes import Fate
-from .replies import News, Reply
-from .step import Step
 
 FOREVER: Final = float("inf")
 

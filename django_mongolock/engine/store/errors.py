@@ -12,7 +12,7 @@ from pymongo import MongoClient
 from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError, WriteConcernError
 from pymongo.server_description import ServerDescription
 
-from ..exceptions import LockBackendFailed
+from ...exceptions import LockBackendFailed
 
 #: A duplicate key from two upserts that raced (the server repeats them itself, but need not); a time limit.
 _PASSING_CODES: Final = {11000, 262}

@@ -21,9 +21,9 @@ from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
-from . import clock
+from .. import clock
+from ..rule.replies import Bell, read_bell
 from .capped import make_capped, stays_open
-from .replies import Bell, read_bell
 
 Document = dict[str, Any]
 

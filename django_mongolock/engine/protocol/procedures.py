@@ -13,7 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ..exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockMisused, LockNotAcquired, LockQueueFull
+from ...exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockMisused, LockNotAcquired, LockQueueFull
+from ..rule.deadlock import Cycle
+from ..rule.document import Terms, entry
+from ..rule.replies import News, Reply
+from ..rule.step import Step
 from .actions import (
     FOREVER,
     Answer,
@@ -28,10 +32,6 @@ from .actions import (
     Turn,
     WaitResult,
 )
-from .deadlock import Cycle
-from .document import Terms, entry
-from .replies import News, Reply
-from .step import Step
 
 #: How long a tombstone stays, in milliseconds: longer than any network holds up a command that may still arrive.
 TOMBSTONE_TTL: Final = 600_000

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from ..engine.replies import Reply, read_reply
+from ..engine.rule.replies import Reply, read_reply
 
 Document = dict[str, Any]
 

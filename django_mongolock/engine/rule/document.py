@@ -1,7 +1,7 @@
 """The lock document: its limits, the terms of a lock, the entries of holders and waiters, and how damage is found.
 
 How its shape changes. Processes of an older and a newer version share the documents during a deployment. So a field is
-only ever added, and it is optional: the rule (`rule`, and its twin `rule_in_python`) gives it a default where it is
+only ever added, and it is optional: the rule (`pipeline`, and its twin `in_python`) gives it a default where it is
 missing, and keeps every field that it does not know, of the document and of each entry. A change that an older version
 would get wrong takes a new `SCHEMA`: the older versions then refuse the document, and say why.
 """
@@ -16,8 +16,8 @@ from typing import Any, Final, Literal
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from ..exceptions import printable
-from .text_checks import tidy_fact
+from ...exceptions import printable
+from ..text_checks import tidy_fact
 
 Mode = Literal["exclusive", "shared", "semaphore"]
 

@@ -13,18 +13,19 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from ..engine import clock, runner
-from ..engine.actions import Action, Apply, Pause, Protocol, WaitResult
-from ..engine.deadlock import Cycle, cycle_of
-from ..engine.grant import Grant
-from ..engine.processes import Fate
-from ..engine.replies import Bell, Found, Reply, read_found
-from ..engine.rule_in_python import Moment, apply_rule
+from ..engine import clock
+from ..engine.protocol import runner
+from ..engine.protocol.actions import Action, Apply, Pause, Protocol, WaitResult
+from ..engine.protocol.processes import Fate
+from ..engine.rule.deadlock import Cycle, cycle_of
+from ..engine.rule.in_python import Moment, apply_rule
+from ..engine.rule.replies import Bell, Found, Reply, read_found
+from ..engine.rule.step import Limits, Step
+from ..engine.session.grant import Grant
 from ..engine.session.heartbeat import Chore
 from ..engine.session.notifications import Observer
 from ..engine.session.session import Session
-from ..engine.step import Limits, Step
-from ..engine.store import is_heard_here
+from ..engine.store.base import is_heard_here
 from ..exceptions import LockBackendFailed, LockMisused
 from .memory_filters import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
 

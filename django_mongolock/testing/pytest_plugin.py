@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from .testing import MemoryLocks
+    from . import MemoryLocks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def mongolock(pytestconfig: pytest.Config) -> Iterator[MemoryLocks]:
     """Keeps the locks of this test in memory: see `django_mongolock.testing.MemoryLocks`. Needs no database."""
-    from .testing import override_locks
+    from . import override_locks
 
     with override_locks(strict=_is_strict(pytestconfig)) as locks:
         yield locks
