@@ -281,7 +281,7 @@ class MemorySession(Session):
         """End without releasing anything, as a process does that is killed."""
         for grant in list(self.registry.grants.values()):
             grant.lose("its process died")
-            self.forget(grant)
+            self.ending.forget(grant)
         self.close()
 
     def name_process(self) -> str:
@@ -307,7 +307,7 @@ class MemorySession(Session):
             reported, reporting = threading.Event(), grant.reporting
             call = None if reporting.on_lost is None else reporting.on_lost()
             reporting.on_lost = partial(partial, _call_and_set, call, reported)
-            if self.taken(grant):
+            if self.ending.taken(grant):
                 reported.wait(5.0)
         return len(grants)
 

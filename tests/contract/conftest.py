@@ -56,7 +56,7 @@ class World:
         assert session is not None
         for grant in list(session.registry.grants.values()):
             grant.lose("killed")
-            session.forget(grant)
+            session.ending.forget(grant)
 
     def take_away(self, lock: MongoLock) -> None:
         """An operator takes *lock* away from its holder, which is not told."""

@@ -15,6 +15,7 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule.deadlock import cycles
 from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.session.ending import ABANDONED, How
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
@@ -165,13 +166,13 @@ def test_cycles_are_listed_once_for_the_admin(here: Here, monkeypatch: pytest.Mo
 @pytest.mark.long
 def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45, F100: a thread that lost its lock object, to a signal for example, and asks again, waits for the release."""
-    queued, abandon = threading.Event(), here.session.orphans._abandon
+    queued, end = threading.Event(), here.session.ending.end
 
-    def later(grant: Grant, **options: Any) -> None:
-        assert queued.wait(20)
-        abandon(grant, **options)
+    def later(grant: Grant, how: How, **options: Any) -> None:
+        assert how is not ABANDONED or queued.wait(20)
+        end(grant, how, **options)
 
-    monkeypatch.setattr(here.session.orphans, "_abandon", later)
+    monkeypatch.setattr(here.session.ending, "end", later)
     here.lock(wait=0).acquire()  # and its object is gone
     timer = threading.Timer(0.8, queued.set)
     timer.start()

@@ -22,6 +22,7 @@ from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.replies import Found, Reply
 from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
+from django_mongolock.engine.session.ending import ABANDONED, LOST
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
@@ -647,7 +648,7 @@ async def test_what_was_sent_once_stays_sent(session: MemorySession, monkeypatch
     await asyncio.wait([taken_back])
     gate.set()
     assert grant.waiting.sent
-    session.abandon(grant)
+    session.ending.end(grant, ABANDONED)
 
 
 @pytest.mark.parametrize("way", ["release", "hand-over"])
@@ -677,6 +678,34 @@ async def test_a_release_goes_before_what_asks_for_a_lock(
     assert holders(server) != before
     gate.set()
     await asyncio.gather(*asking)
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_two_threads_release_one_lock(
+    session: MemorySession, in_thread: InThread, monkeypatch: pytest.MonkeyPatch, renewed: bool
+) -> None:
+    """F163: the second one, and the heartbeat, come while the command of the first is on its way: that is no loss."""
+    lost: list[object] = []
+    lock = make_lock(session, terms=LONG, on_lost=lost.append).acquire()
+    release, on_its_way, gate = session.store.release_uncontended, threading.Event(), threading.Event()
+
+    def held_up(*arguments: Any) -> set[str]:
+        on_its_way.set()
+        gate.wait(20)
+        return release(*arguments)
+
+    monkeypatch.setattr(session.store, "release_uncontended", held_up)
+    (grant,) = lock._own.grants
+    first = in_thread(lock.release)
+    assert on_its_way.wait(10)
+    if renewed:
+        session.ending.end(grant, LOST, noticed=True)
+    else:
+        assert not lock.release()
+    gate.set()
+    first.join(10)
+    assert not eventually(lambda: lost, 0.1)
+    assert (lock.lost, session.known) == (False, 0)
 
 
 def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(

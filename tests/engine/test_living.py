@@ -184,7 +184,7 @@ def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session,
     assert all(grant.remaining > 2_900 for grant in grants if grant.held)  # it was 100
     for grant in grants:
         grant.lose("the test is over")
-        session.forget(grant)
+        session.ending.forget(grant)
 
 
 def _hold(session: Session, lock: MongoLock) -> list[Grant]:
@@ -354,13 +354,17 @@ def test_a_signal_while_cleaning_up_leaves_nothing(here: Here, monkeypatch: pyte
         raise KeyboardInterrupt
 
     with here.other(terms=CALM):
-        for part, method in ((here.session.queue, "leave"), (here.session, "abandon"), (here.session, "forget")):
+        for part, method in (
+            (here.session.queue, "leave"),
+            (here.session.ending, "end"),
+            (here.session.ending, "forget"),
+        ):
             with monkeypatch.context() as patch:
                 patch.setattr(here.session.waits, "pause", strike)
                 keep, calls = getattr(part, method), [strike]
 
-                def once(grant: Grant, keep: Any = keep, calls: list[Any] = calls) -> Any:
-                    return calls.pop()() if calls else keep(grant)
+                def once(*args: Any, keep: Any = keep, calls: list[Any] = calls, **kwargs: Any) -> Any:
+                    return calls.pop()() if calls else keep(*args, **kwargs)
 
                 patch.setattr(part, method, once)
                 with pytest.raises(KeyboardInterrupt):

@@ -24,10 +24,10 @@ from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
+from django_mongolock.engine.session.ending import LOST, Ending, How
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.local_queue import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
-from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.waits import Waits
 from django_mongolock.testing.memory_filters import is_there, reply_of
 from verify.simulation.client import SimStore, Work
@@ -370,23 +370,18 @@ def no_tombstone(patches: Patches) -> None:
 
 @_defect
 def unknown_outcome_forgotten(patches: Patches) -> None:
-    def forget(self: Session, grant: Grant) -> None:
-        grant.release()
-        self.forget(grant)
-        grant.owner_ref = None
-
-    patches.set(Session, "abandon", forget)
+    patches.set(Cleanup, "ensure_removed", lambda self, grant, stays=False: None)
 
 
 @_defect
 def taken_and_forgotten(patches: Patches) -> None:
-    lost = Session.lost
+    end = Ending.end
 
-    def lost_without_doubt(self: Session, grant: Grant) -> None:
-        grant.outcome_unknown = False
-        lost(self, grant)
+    def without_doubt(self: Ending, grant: Grant, how: How, **options: Any) -> None:
+        grant.outcome_unknown &= how is not LOST
+        end(self, grant, how, **options)
 
-    patches.set(Session, "lost", lost_without_doubt)
+    patches.set(Ending, "end", without_doubt)
 
 
 @_defect
@@ -462,7 +457,12 @@ def without_limit(patches: Patches) -> None:
 
 @_defect
 def loss_untold(patches: Patches) -> None:
-    patches.set(Session, "lost", lambda self, grant, noticed=False: self.forget(grant))
+    end = Ending.end
+
+    def untold(self: Ending, grant: Grant, how: How, **options: Any) -> None:
+        self.forget(grant) if how is LOST else end(self, grant, how, **options)
+
+    patches.set(Ending, "end", untold)
 
 
 @_defect

@@ -47,6 +47,7 @@ TOUCHED_BY: Final = {
     "rule.document": ("document", "locks", "session"),
     "session.cleanup": ("fast_path", "session", "store", "retention"),
     "session.commands": ("fast_path", "session", "store", "waiting"),
+    "session.ending": ("session", "locks", "living", "fast_path"),
     "session.grant_registry": ("session", "locks", "living"),
     "session.heartbeat": ("session", "living"),
     "session.local_queue": ("session", "waiting", "locks"),

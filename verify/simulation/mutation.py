@@ -34,6 +34,7 @@ MODULES: Final = (
         for name in (
             "cleanup",
             "commands",
+            "ending",
             "grant_registry",
             "heartbeat",
             "local_queue",

@@ -99,5 +99,5 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
     if not isinstance(parked, Parked):
         lock.release()
         return None
-    own.let_go(session)
+    own.hand_over(session)
     return parked

@@ -8,7 +8,8 @@ from ...exceptions import LockLost, LockMisused
 from ..protocol import procedures
 from ..protocol.actions import FOREVER, Protocol
 from ..rule.document import UNLIMITED
-from ..session.grant import TAKEN, Grant
+from ..session.ending import ABANDONED, HANDED_OVER, LOST
+from ..session.grant import Grant
 from ..session.session import Session
 from .grants import LockGrants, owned
 
@@ -53,17 +54,17 @@ def _take_place(own: LockGrants, session: Session, grant: Grant, reader: Grant) 
                 reader.acquisition, grant.id, until, now, leave_tombstone=grant.outcome_unknown
             )
             if granted is None:
-                grant.missed(TAKEN)
+                session.ending.taken(grant, by_release=True)
     except BaseException as error:
         given_up, own.grants = own.grants, ()  # of all keys: what is held in part is of no use
         own.give_up(session, reader, error)
         for each in {grant, *given_up}:
-            session.abandon(each)
+            session.ending.end(each, ABANDONED)
         raise
     if granted is None:
         own.give_up(session, reader, LockLost(grant.key, grant.token, grant.reason))
-        session.lost(grant)
+        session.ending.end(grant, LOST)
         return False
     session.acquired(reader, granted)
-    session.released(grant)
+    session.ending.end(grant, HANDED_OVER)
     return True

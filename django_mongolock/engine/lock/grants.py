@@ -18,7 +18,8 @@ from ..protocol import procedures
 from ..protocol.actions import FOREVER, Protocol, ReleaseUncontended
 from ..rule.document import Terms, milliseconds
 from ..rule.options import Options, Seconds, check_seconds
-from ..session.grant import TAKEN, Callback, Grant, OwnerRef, OwnerToken
+from ..session.ending import ABANDONED, HANDED_OVER, LOST, REFUSED, RELEASED
+from ..session.grant import Callback, Grant, OwnerRef, OwnerToken
 from ..session.grant_registry import current_worker
 from ..session.session import Session
 
@@ -97,7 +98,7 @@ class LockGrants:
             left = yield ReleaseUncontended(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
             for grant in alone:
                 if grant.key not in left:
-                    session.released(grant)
+                    session.ending.end(grant, RELEASED)
                     grants.remove(grant)
 
     def _begin(self) -> None:
@@ -161,7 +162,7 @@ class LockGrants:
             answer = yield grant.acquisition.confirm()
             if answer.reply.token == grant.token:
                 raise self._reentry(grant)
-            session.taken(grant)
+            session.ending.taken(grant)
             return None
         grant.users += (id(self),)
         return token
@@ -221,8 +222,8 @@ class LockGrants:
         # In this order: `finish_handover` writes the others before it says that the hand-over is over. And unless it
         # was refused, nothing says whether the last command took effect, or still will.
         if grant.in_doubt or waiting.answer is not None or (waiting.sent and not refused):
-            session.abandon(grant)
-        session.not_acquired(grant, reason)
+            session.ending.end(grant, ABANDONED)
+        session.ending.end(grant, REFUSED, reason=reason)
 
     # Release
 
@@ -249,7 +250,7 @@ class LockGrants:
         if grant.users:
             return grant.held
         if not grant.release():
-            session.lost(grant)
+            session.ending.end(grant, LOST)
             return False
         # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
         outcome_unknown = grant.in_doubt
@@ -268,16 +269,15 @@ class LockGrants:
             grant.outcome_unknown = outcome_unknown  # for `lost`, if it was not there any more
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
-            session.abandon(grant, stays=stays)
+            session.ending.end(grant, ABANDONED, stays=stays)
             was_there = True
         finally:
             if heir is not None:
                 session.queue.finish_handover(heir, answer)
         if was_there:
-            session.released(grant)
+            session.ending.end(grant, RELEASED)
         else:
-            grant.missed(TAKEN)
-            session.lost(grant)
+            session.ending.taken(grant, by_release=True)
         return was_there
 
     def abandon(self, *, stays: bool = False) -> None:
@@ -293,13 +293,13 @@ class LockGrants:
         for grant in grants:
             grant.unshare(id(self))
             if not grant.users:
-                session.abandon(grant, stays=stays)
+                session.ending.end(grant, ABANDONED, stays=stays)
 
-    def let_go(self, session: Session) -> None:
-        """What is held was released by another command."""
+    def hand_over(self, session: Session) -> None:
+        """End what is held: a command has put other grants in its place."""
         for grant in self.grants:
             grant.release()
-            session.released(grant)
+            session.ending.end(grant, HANDED_OVER)
         # Only now: the heartbeat takes a held grant without its token for one that was forgotten.
         self.grants = self._owner_tokens = ()
 
@@ -317,7 +317,7 @@ class LockGrants:
             answer = yield from procedures.extend(grant.key, grant.id, milliseconds(length), server_lease)
             # With another token, it was taken away, and a command of before that was held up has brought it back.
             if answer.reply.token != grant.token:
-                session.taken(grant)
+                session.ending.taken(grant)
                 return False
             if answer.whole:
                 grant.renewed(answer.sent + length, answer.now, length)

@@ -213,7 +213,7 @@ class Grant:
         self.users = tuple(other for other in self.users if other != user)
 
     def hold(self, granted: Granted) -> bool:
-        """It was granted. Return False where it has ended before that, as its session was closed meanwhile."""
+        """Note that it was granted. Return False where it has ended before, as its session was closed meanwhile."""
         lease = self.lease
         with self._mutex:
             if self.state is not State.WAITING:
@@ -267,27 +267,28 @@ class Grant:
             self.lease.deferred = False
             self.lease.renew_at = min(self.lease.renew_at, self.lease.next_renewal(self.now()))
 
-    def lose(self, reason: str) -> bool:
-        """It is not ours any more. Return whether that is news."""
-        return self._end(State.LOST, reason)
+    def lose(self, reason: str, *, by_release: bool = False) -> bool:
+        """Note that it is not ours any more. Return whether that is news.
+
+        by_release: it was about to be released, and was not there.
+        """
+        return self._end(State.LOST, reason, by_release=by_release)
 
     def owner(self) -> OwnerToken | None:
         """Its owner token, while it is held; None if the heartbeat is about to release it, since no code can."""
         return self.owner_ref() if self.held and self.owner_ref is not None else None
 
     def release(self) -> bool:
-        """It is about to be released. Return whether it was held until now."""
+        """Note that it is about to be released. Return whether it was held until now."""
         return self.held and self._end(State.RELEASED, "released")
 
-    def missed(self, reason: str) -> None:
-        """It was not there any more when it was released: it had been lost before."""
-        with self._mutex:
-            self.state, self.reason = State.LOST, reason
-
-    def _end(self, state: State, reason: str) -> bool:
+    def _end(self, state: State, reason: str, *, by_release: bool = False) -> bool:
         with self._mutex:
             if self.state not in (State.WAITING, State.HELD):
-                return False
+                if not (by_release and self.state is State.RELEASED):
+                    return False
+                self.state, self.reason = state, reason
+                return True  # how long it was held was noted before
             self.state, self.reason = state, reason
             self.reporting.held_for = 0.0 if self.token == 0 else self.held_for
             return True

@@ -11,23 +11,20 @@ import asyncio
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
 
 from ..logs import WARNING, log
+from .ending import ABANDONED, Ending
 from .grant import Grant, OwnerRef, State
 from .grant_registry import ForeignThread
 from .shared import Shared
 
 
 class Orphans:
-    """Finds such grants and releases them.
+    """Finds such grants and releases them."""
 
-    abandon: has a grant removed in the background.
-    """
-
-    def __init__(self, session: Shared, abandon: Callable[..., object]) -> None:
+    def __init__(self, session: Shared, ending: Ending) -> None:
         self._session = session
-        self._abandon = abandon
+        self._ending = ending
 
     def adopt(self, owner_ref: OwnerRef) -> None:
         """Release what its owner has dropped. Called by the heartbeat."""
@@ -48,7 +45,7 @@ class Orphans:
         for grant in list(self._session.queue.waiting.values()):
             if _has_ended(grant.worker):
                 self._session.queue.leave(grant)
-                self._abandon(grant)
+                self._ending.end(grant, ABANDONED, noticed=True)
 
     def _clean_up(self, grant: Grant) -> None:
         """Do the clean-up in which a signal interrupted the caller."""
@@ -59,7 +56,7 @@ class Orphans:
         if was_held:
             self._release(grant, "its lock object is gone")
         else:
-            self._abandon(grant)
+            self._ending.end(grant, ABANDONED, noticed=True)
         # The caller may have left the line without waking the next.
         self._session.queue.wake_first(grant.line)
         if was_held:
@@ -68,7 +65,7 @@ class Orphans:
 
     def _release(self, grant: Grant, why: str) -> None:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
-        self._abandon(grant, stays=True)
+        self._ending.end(grant, ABANDONED, stays=True, noticed=True)
 
 
 def _has_ended(worker: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Final
 
 from ...exceptions import LockBackendFailed
@@ -11,7 +10,8 @@ from ..logs import DEBUG, WARNING, log
 from ..rule.replies import Found
 from ..rule.step import Step
 from .commands import Commands
-from .grant import TAKEN, Grant, State
+from .ending import LOST, Ending
+from .grant import Grant, State
 from .shared import RENEWAL, REQUEST, Shared
 
 #: How many keys one renewal takes. One that did not get through is made again key by key, with a short limit first: so
@@ -26,14 +26,14 @@ SECOND_RENEWAL: Final = 0.3
 class Renewals:
     """Renews what is due: holders apart from waiters, so that no lease waits for a place in a queue.
 
-    in_threads: whether each batch has a thread of its own. lost: called with a grant that is not held any more.
+    in_threads: whether each batch has a thread of its own.
     """
 
-    def __init__(self, session: Shared, commands: Commands, lost: Callable[[Grant], object]) -> None:
+    def __init__(self, session: Shared, commands: Commands, ending: Ending) -> None:
         self.in_threads = True
         self._session = session
         self._commands = commands
-        self._lost = lost
+        self._ending = ending
 
     def next_due(self) -> float:
         """When a grant is to be renewed, or is lost."""
@@ -48,7 +48,7 @@ class Renewals:
         grants = list(self._session.registry.grants.values())
         for grant in grants:
             if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
-                self._lost(grant)
+                self._ending.end(grant, LOST, noticed=True)
         for state in (State.HELD, State.WAITING):
             self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
 
@@ -132,8 +132,7 @@ class Renewals:
                 self._session.notifications.release_requested(grant, beat.release_requested_by)
         elif held and found is not None and beat is None and found.token >= grant.token:
             # Majority-committed, and no older than the grant itself; an id never comes back.
-            if grant.lose(TAKEN):
-                self._lost(grant)
+            self._ending.taken(grant, noticed=True)
         else:
             grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:

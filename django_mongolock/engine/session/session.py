@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -15,7 +14,8 @@ from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
 from .cleanup import Cleanup
 from .commands import Commands
-from .grant import CLOSED, TAKEN, Grant, State
+from .ending import RELEASED, Ending
+from .grant import CLOSED, Grant, State
 from .notifications import Observer
 from .orphans import Orphans
 from .renewals import Renewals
@@ -45,9 +45,10 @@ class Session(Shared):
         self.pid = os.getpid()
         self.waits = Waits(self)
         self.commands = Commands(self, self.waits, command_timeout)
-        self.renewals = Renewals(self, self.commands, functools.partial(self.lost, noticed=True))
         self.cleanup = Cleanup(self, self.commands)
-        self.orphans = Orphans(self, functools.partial(self.abandon, noticed=True))
+        self.ending = Ending(self, self.cleanup)
+        self.renewals = Renewals(self, self.commands, self.ending)
+        self.orphans = Orphans(self, self.ending)
         self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
         self._closed = False
 
@@ -82,17 +83,6 @@ class Session(Shared):
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
         return runner.arun(steps, self.commands.acall)
 
-    # The life of a grant. It ends in one of these ways, of which each may come again, and the first is reported:
-    #
-    #   by            who says so                                       what may be left in the document
-    #   not_acquired  its caller, who waits for it no more              nothing, or `abandon` came before
-    #   released      its caller, whose command has removed it          nothing
-    #   taken         a command that should have found it               nothing; a copy of its own command: `abandon`
-    #   lost          its deadline is over, or `taken`                  the grant: `abandon`
-    #   abandon       its caller, or what is left of that: how it       the grant, until `cleanup` has removed it
-    #                 stands is not known
-    #   close         the process ends                                  what had no answer in time, until its lease ends
-
     def acquired(self, grant: Grant, granted: Granted) -> None:
         """Record that *grant* is held, and report it. Raises LockMisused if the session was closed meanwhile."""
         seen_to = grant.lease.renew_at
@@ -106,59 +96,6 @@ class Session(Shared):
         if grant.reporting.on_release_requested is not None:
             self.waits.listen()
         self.notifications.acquired(grant)
-
-    def not_acquired(self, grant: Grant, reason: str) -> None:
-        """Record that *grant* is not asked for any more, and report why."""
-        self.forget(grant)
-        grant.owner_ref = None
-        self.notifications.not_acquired(grant, reason, self.now() - grant.waiting.began)
-
-    def released(self, grant: Grant) -> None:
-        """Record that *grant* was released, and report it."""
-        self.forget(grant)
-        grant.owner_ref = None
-        self.notifications.ended(grant)
-
-    def abandon(self, grant: Grant, *, stays: bool = False, noticed: bool = False) -> None:
-        """Give up a grant of which it is not known how it stands: have it removed in the background, for sure.
-
-        stays: see `protocol.removal_for_good`. noticed: see `Notifications.ended`.
-        """
-        grant.release()
-        self.forget(grant)
-        if self.pid != os.getpid():
-            return
-        self.cleanup.ensure_removed(grant, stays=stays)
-        grant.owner_ref = None
-        self.notifications.ended(grant, noticed=noticed)
-
-    def taken(self, grant: Grant) -> bool:
-        """Record that *grant* is not in its document any more, and report the loss. Return whether that is news."""
-        if is_news := grant.lose(TAKEN):
-            self.lost(grant)
-        return is_news
-
-    def lost(self, grant: Grant, *, noticed: bool = False) -> None:
-        """Report, once, that it was lost, and see to it that it does not keep others waiting.
-
-        noticed: see `Notifications.ended`.
-        """
-        if not self.forget(grant):
-            return
-        # Taken away, but a copy of its command may be on its way still: it must not bring the grant back.
-        if grant.reason != TAKEN or grant.outcome_unknown:
-            self.abandon(grant, noticed=noticed)
-        grant.owner_ref = None
-        self.notifications.ended(grant, noticed=noticed)
-        self.notifications.lost(grant)
-
-    def forget(self, grant: Grant) -> bool:
-        """It has ended: renew it no more. Return whether that is news."""
-        was_held = self.registry.by_line.get(grant.line) is grant
-        known = self.registry.forget(grant)
-        if was_held and grant.line in self.queue.lines:
-            self.queue.wake_first(grant.line)
-        return known
 
     # The end
 
@@ -185,8 +122,7 @@ class Session(Shared):
                 self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
         self.cleanup.finish(held, end)
         for grant in ended:
-            self.forget(grant)
-            self.notifications.ended(grant)
+            self.ending.end(grant, RELEASED)
         self.waits.look()
         for part in (self.threads, self.notifications, self.store):
             part.close()
