@@ -22,6 +22,7 @@ from pymongo.errors import ConfigurationError, InvalidName, InvalidURI, Operatio
 from pymongo.read_concern import ReadConcern
 
 from ...exceptions import LockBackendFailed, LockDocumentDamaged
+from .. import clock
 from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
 from ..rule.document import find_damage
 from ..rule.pipeline import IS_WHOLE, pipeline
@@ -40,9 +41,10 @@ from ..rule.replies import (
 from ..rule.short_forms import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from ..rule.step import Limits, Step
 from .base import is_heard_here
-from .bells import Bells
+from .bells import LOOK_EVERY, Bells
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .errors import bare, forget_frames, is_refusal, translate
+from .indexes import ensure_indexes, missing_indexes
 
 Document = dict[str, Any]
 
@@ -97,6 +99,8 @@ class MongoStore:
         self.hearers: dict[str, Callable[[Bell], object]] = {}
         #: Writes what happens to the locks; None if that is not wanted.
         self.history: Notes | None = None
+        #: When the indexes were there, by the local clock: `migrate` has made them.
+        self.looked_at_indexes = clock.now()
 
     @cached_property
     def client(self) -> MongoClient[Document]:
@@ -208,12 +212,25 @@ class MongoStore:
             **command,
         }
         answer = collection.database.command(command, codec_options=collection.codec_options)
+        if not answer.get("lastErrorObject", {}).get("updatedExisting"):
+            self._look_at_indexes()
         if failure := answer.get("writeConcernError"):
             raise LockBackendFailed(
                 f"the majority of the replica set did not confirm in time (code {failure.get('code')})", key
             )
         found: Document | None = answer["value"]
         return found
+
+    def _look_at_indexes(self) -> None:
+        """A document is new, and the collection may be: have its indexes made, in the background, once in a minute."""
+        if clock.now() - self.looked_at_indexes >= LOOK_EVERY:
+            self.looked_at_indexes = clock.now()
+            threading.Thread(target=self._see_to_indexes, name="mongolock-indexes", daemon=True).start()
+
+    def _see_to_indexes(self) -> None:
+        with contextlib.suppress(PyMongoError), pymongo.timeout(LOOK_EVERY):  # a missing right: W103
+            if missing := missing_indexes(self.collection):
+                ensure_indexes(self.collection, missing)
 
     def _is_puzzling(self, step: Step, reply: Reply) -> bool:
         """Whether only a document that the step left as it was explains the answer."""
@@ -261,8 +278,27 @@ class MongoStore:
         fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
-            found = list(self.collection.find({"_id": {"$in": list(keys)}}, fields, batch_size=len(keys) + 1))
+            found = self._find(keys, fields)
+            if gone := found.keys() ^ set(keys):
+                self._make_again(gone)
+                found |= self._find(gone, fields)
+        return found
+
+    def _find(self, keys: Iterable[str], fields: Document) -> dict[str, Found]:
+        """What is in the documents of *keys*, as the majority has them."""
+        ids = list(keys)
+        found = self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1)
         return {document["_id"]: read_found(document) for document in found}
+
+    def _make_again(self, keys: Iterable[str]) -> None:
+        """Make documents of *keys* that are gone: somebody has dropped the collection, or restored it.
+
+        A primary that was left behind cannot do this. So what is read after it is what the majority has, and a holder
+        that is not in it has lost its lock.
+        """
+        step = Step(remove=("",), tombstone_ttl=1)  # the rule's own way to an empty document
+        made = [pymongo.UpdateOne({"_id": {"$eq": key}}, pipeline(step), upsert=True) for key in keys]
+        self.collection.bulk_write(made, let=step.arguments(self.limits, CLOCK, CLUSTER_TIME), ordered=False)
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
         """See Store.deadlock(). It is looked for twice: waits that were read one after another need not be a cycle."""
