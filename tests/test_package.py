@@ -75,7 +75,7 @@ def test_the_package_page_stands_alone(metadata: Message) -> None:
     text = str(metadata.get_payload())
     repository = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["custom"]["repository"]
     targets = re.findall(r"\]\(([^)]+)\)|src=\"([^\"]+)\"", text)
-    assert len(targets) > 15
+    assert len(targets) > 12
     assert all("".join(target).startswith("https://") for target in targets)
     assert f'src="{repository}/raw/main/docs/images/dashboard.png"' in text
     urls = dict(entry.split(", ") for entry in metadata.get_all("Project-URL", []))

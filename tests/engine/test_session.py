@@ -106,8 +106,8 @@ def test_a_renewal_that_fails_for_a_while_does_not_lose_the_lock(
 
 
 def test_documents_that_are_gone_are_a_loss_at_the_next_beat(here: Here) -> None:
-    """F144, F6: a collection that was dropped or restored holds no lock. A primary that was left behind may not have the
-    document yet, but cannot make it again: so that is done before what is missing counts."""
+    """F144, F6: a collection that was dropped or restored holds no lock. A primary that was left behind may lack the
+    document, but cannot make it again: so that is done before what is missing counts."""
     mine = here.lock(terms=CALM).acquire()
     here.collection.delete_many({})
     assert mine.held
