@@ -194,7 +194,7 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
 _REAL: Final = {"threading": threading, "random": random, "secrets": secrets, "os": os}
 #: Modules that no simulated session runs.
 _LEFT_OUT: Final = (
-    "mongo_store",
+    "mongo",
     "election",
     "worker_threads",
     "worker_calls",

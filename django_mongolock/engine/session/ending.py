@@ -48,7 +48,6 @@ class Ending:
     def __init__(self, session: Shared, cleanup: Cleanup) -> None:
         self._session = session
         self._cleanup = cleanup
-        self._pid = os.getpid()
 
     def end(self, grant: Grant, how: How, *, stays: bool = False, noticed: bool = False, reason: str = "") -> None:
         """Be through with *grant*: renew it no more, have removed what may be left of it, and report it once.
@@ -65,7 +64,7 @@ class Ending:
             return
         # Of a lost grant that was taken away, only a copy of its command can be left: that must not bring it back.
         if how is ABANDONED or (how is LOST and (grant.reason != TAKEN or grant.outcome_unknown)):
-            if self._pid != os.getpid():
+            if self._session.pid != os.getpid():
                 return
             self._cleanup.ensure_removed(grant, stays=stays)
         grant.owner_ref = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -42,7 +41,6 @@ class Session(Shared):
         now: Callable[[], float] = clock.now,
     ) -> None:
         super().__init__(store, observer, now)
-        self.pid = os.getpid()
         self.waits = Waits(self)
         self.commands = Commands(self, self.waits, command_timeout)
         self.cleanup = Cleanup(self, self.commands)

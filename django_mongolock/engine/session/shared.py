@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable
 from typing import Final
@@ -27,6 +28,7 @@ class Shared:
 
     def __init__(self, store: Store, observer: Observer | None, now: Callable[[], float]) -> None:
         self.id = secrets.token_hex(6)
+        self.pid = os.getpid()
         self.store = store
         self.now = now
         self.threads = WorkerThreads(SENDING_THREADS, MOST_THREADS, shares=SHARES)
