@@ -69,6 +69,10 @@ def in_the_site(folder: str, text: str) -> str:
     return LINK.sub(turned, text)
 
 
+#: Classes whose members are those of a class that is not ours.
+OTHERS = {"EditLockMixin", "EditLockViewMixin", "EditedFilter", "Editor", "OnceTask", "Person", "SealedModelForm"}
+
+
 def whole_docstrings(listed: dict[str, list[str]]) -> str:
     """What the site has below a table of names: their docstrings, as a part of the page."""
     parts = ["", "## In full"]
@@ -78,7 +82,7 @@ def whole_docstrings(listed: dict[str, list[str]]) -> str:
             kind = "class" if inspect.isclass(thing) else "function" if callable(thing) else None
             kind = "exception" if kind == "class" and issubclass(thing, Exception) else kind
             if kind:
-                members = "" if kind == "function" else "\n   :members:"
+                members = "" if kind == "function" or name in OTHERS else "\n   :members:"
                 parts.append(f"```{{eval-rst}}\n.. auto{kind}:: {module}.{name}{members}\n```")
     return "\n\n".join(parts)
 

@@ -138,10 +138,9 @@ def with_tables(page: str, text: str) -> str:
     """The text of a page below docs/, with its tables as they are now."""
     for (where, name), make in TABLES.items():
         if where == page:
-            place = re.compile(rf"(?s)(<!-- {name}: {NOTE} -->\n).*?(<!-- {name}: end -->)")
-            assert place.search(text), f"docs/{page}: there is no place for the table {name!r}"
-            made = make()
-            text = place.sub(lambda found, made=made: f"{found[1]}{made}\n{found[2]}", text)
+            found = re.search(rf"(?s)(<!-- {name}: {NOTE} -->\n).*?(<!-- {name}: end -->)", text)
+            assert found, f"docs/{page}: there is no place for the table {name!r}"
+            text = f"{text[: found.start()]}{found[1]}{make()}\n{found[2]}{text[found.end() :]}"
     return text
 
 

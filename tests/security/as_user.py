@@ -91,7 +91,7 @@ def run(task: list[str]) -> dict[str, Any]:
         if task[0] in ("locks", "admin", "declare", "documents"):
             out.write(str(globals()[task[0]]()))
         else:
-            call_command(*task, stdout=out, stderr=out)
+            call_command(*task, stdout=out, stderr=out, skip_checks=False)  # as on a command line
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the report
         return {"task": task, "error": f"{type(error).__name__}: {error}", "out": out.getvalue()}
     return {"task": task, "error": None, "out": out.getvalue()}

@@ -95,7 +95,6 @@ FAILS = {
     ("", "listCollections"): "not authorized",
     ("django_migrations", "find"): "not authorized",
     ("django_migrations", "insert"): "not authorized",
-    ("django_migrations", "createCollection"): "not authorized",
 }
 
 
