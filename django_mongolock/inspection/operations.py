@@ -18,9 +18,10 @@ from pymongo import ReturnDocument
 from ..backends.history import FACTS, Happened
 from ..engine.logs import INFO, log
 from ..engine.protocol.processes import CLAIM, fate
-from ..engine.rule.pipeline import IS_WHOLE, pipeline
+from ..engine.rule.pipeline import pipeline
 from ..engine.rule.replies import Bell
 from ..engine.rule.step import Step
+from ..engine.rule.validity import IS_WHOLE
 from ..engine.store.election import CLOCK, CLUSTER_TIME
 from ..engine.store.indexes import purged
 from ..engine.store.mongo import MongoStore

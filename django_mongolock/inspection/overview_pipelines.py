@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ..context import BROWSER, CLAIMED
 from ..engine.rule.deadlock import EARLIEST_END
-from ..engine.rule.pipeline import IS_WHOLE
+from ..engine.rule.validity import IS_WHOLE
 from .patterns import KeyMatch
 from .queries import ENTRY_BYTES, QUEUE, RELEASED, WAS_RELEASED, array, first, projection, waiting
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.protocol.acquisition import Acquisition
 from django_mongolock.engine.protocol.actions import (
     FOREVER,
     Answer,
@@ -21,7 +22,7 @@ from django_mongolock.engine.protocol.actions import (
     Turn,
     WaitResult,
 )
-from django_mongolock.engine.protocol.procedures import Acquisition, PollSchedule
+from django_mongolock.engine.protocol.procedures import PollSchedule
 from django_mongolock.engine.protocol.processes import Fate
 from django_mongolock.engine.rule.deadlock import Cycle, Wait
 from django_mongolock.engine.rule.document import Terms

@@ -16,8 +16,8 @@ from typing import Any, Final
 from bson.int64 import Int64
 
 from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.protocol.acquisition import Acquisition
 from django_mongolock.engine.protocol.actions import Answer, Apply, WaitResult
-from django_mongolock.engine.protocol.procedures import Acquisition
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.in_python import Moment, _Rule
 from django_mongolock.engine.rule.replies import Beat, Found, Reply

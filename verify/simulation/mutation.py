@@ -25,6 +25,7 @@ VARIABLE: Final = "MONGOLOCK_MUTANT"
 #: The modules that are changed, all that decide something and that a simulation runs; and of one, only this class.
 MODULES: Final = (
     "protocol.procedures",
+    "protocol.acquisition",
     "rule.in_python",
     "session.grant",
     "lock.grants",

@@ -11,7 +11,7 @@ from ..rule.document import UNLIMITED
 from ..session.ending import ABANDONED, HANDED_OVER, LOST
 from ..session.grant import Grant
 from ..session.session import Session
-from .grants import LockGrants, owned
+from .grants import LockGrants
 
 
 def downgrade(own: LockGrants, lock: object) -> Protocol[bool]:
@@ -30,7 +30,7 @@ def downgrade(own: LockGrants, lock: object) -> Protocol[bool]:
     for grant in grants:
         terms = replace(grant.terms, mode="shared", capacity=UNLIMITED, lease=grant.lease.length)
         reader = own.new_grant(session, grant.key, grant.worker, lock, terms)
-        token = owned(session, reader)
+        token = reader.own(session.heartbeat.inbox.put)
         reader.acquired_from = grant.acquired_from
         if not (yield from _take_place(own, session, grant, reader)):
             return False

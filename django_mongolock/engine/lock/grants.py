@@ -15,11 +15,12 @@ from typing import Final
 from ...exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
 from ..logs import WARNING, log
 from ..protocol import procedures
+from ..protocol.acquisition import Acquisition
 from ..protocol.actions import FOREVER, Protocol, ReleaseUncontended
 from ..rule.document import Terms, milliseconds
 from ..rule.options import Options, Seconds, check_seconds
 from ..session.ending import ABANDONED, HANDED_OVER, LOST, REFUSED, RELEASED
-from ..session.grant import Callback, Grant, OwnerRef, OwnerToken
+from ..session.grant import Callback, Grant, OwnerToken
 from ..session.grant_registry import current_worker
 from ..session.session import Session
 
@@ -126,7 +127,7 @@ class LockGrants:
             tokens.append(token)
             return mine
         grant = self.new_grant(session, key, worker, lock)
-        tokens.append(owned(session, grant))
+        tokens.append(grant.own(session.heartbeat.inbox.put))
         began, deadline = times
         grant.waiting.began, grant.waiting.back_by = began, deadline + session.commands.timeout
         answer = None
@@ -198,7 +199,7 @@ class LockGrants:
             grant.reporting.on_lost = _weakly(lock, options.on_lost)
         if options.on_release_requested is not None:
             grant.reporting.on_release_requested = _weakly(lock, options.on_release_requested)
-        grant.acquisition = procedures.Acquisition(
+        grant.acquisition = Acquisition(
             key,
             grant.id,
             terms,
@@ -244,8 +245,7 @@ class LockGrants:
         return ours
 
     def _release_one(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
-        """Release one grant, unless another lock object of this thread or task shares it; return whether it was held
-        until then."""
+        """Release one grant, unless another lock object of its worker shares it; return whether it was held."""
         grant.unshare(id(self))
         if grant.users:
             return grant.held
@@ -329,14 +329,6 @@ class LockGrants:
         if grant in self.grants:
             self.grants = self.last = tuple(other if each is grant else each for each in self.grants)
             self._owner_tokens += (token,)
-
-
-def owned(session: Session, grant: Grant) -> OwnerToken:
-    """The token of a new grant: if it dies before all is done, the heartbeat cleans up."""
-    token = OwnerToken()
-    grant.owner_ref = OwnerRef(token, session.heartbeat.inbox.put)
-    grant.owner_ref.grant = grant
-    return token
 
 
 def _weakly(lock: object, callback: Callable[..., object]) -> Callback:

@@ -19,7 +19,8 @@ from bson.raw_bson import RawBSONDocument
 
 from .document import SCHEMA
 from .expressions import Expression, after, encoded, merge
-from .pipeline import BLANK, IS_BLANK, SOUND, is_late, purge_time
+from .pipeline import is_late, purge_time
+from .validity import BLANK, IS_BLANK, SOUND
 
 Filter = dict[str, Any]
 

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Final, Literal
 
 from .. import clock
+from ..protocol.acquisition import Acquisition
 from ..protocol.actions import FOREVER, Granted
-from ..protocol.procedures import Acquisition
 from ..rule.document import Terms
 from .wakeups import Waiting
 
@@ -207,6 +207,13 @@ class Grant:
         return self.state is State.WAITING or (
             self.state is State.HELD and lease.auto_renew and lease.until < lease.last
         )
+
+    def own(self, report: Callable[[OwnerRef], object]) -> OwnerToken:
+        """Return its owner token. If that dies before all is done, *report* has the heartbeat clean up."""
+        token = OwnerToken()
+        self.owner_ref = OwnerRef(token, report)
+        self.owner_ref.grant = self
+        return token
 
     def unshare(self, user: int) -> None:
         """Note that a lock object shares it no more."""

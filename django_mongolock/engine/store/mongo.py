@@ -25,7 +25,7 @@ from ...exceptions import LockBackendFailed, LockDocumentDamaged
 from .. import clock
 from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
 from ..rule.document import find_damage
-from ..rule.pipeline import IS_WHOLE, pipeline
+from ..rule.pipeline import pipeline
 from ..rule.replies import (
     REPLY,
     REPLY_TAKEN,
@@ -40,6 +40,7 @@ from ..rule.replies import (
 )
 from ..rule.short_forms import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from ..rule.step import Limits, Step
+from ..rule.validity import IS_WHOLE
 from .base import is_heard_here
 from .bells import LOOK_EVERY, Bells
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
