@@ -14,10 +14,14 @@ class MongoLockConfig(AppConfig):
         from . import checks  # noqa: F401 - they register themselves
         from .backends.base import load_backends
         from .contrib import register
+        from .inspection.kinds import sources
+        from .inspection.named_locks import named_locks
         from .management.migrate import make_indexes_after_migrate
         from .owners import watch_sessions
         from .router import add_router
 
+        if named_locks not in sources:
+            sources.insert(0, named_locks)
         add_router()
         watch_sessions()
         register()

@@ -45,7 +45,7 @@ def release_owner(owner: str, *, using: str | None = None) -> int:
 
 def release_holders(owner: str, using: str | None = None, **which: Any) -> int:
     """See release_owner(). which: the options of `operations.release_owner`."""
-    taken = operations.release_owner(mongo_store(using), owner, **which)
+    taken, _left = operations.release_owner(mongo_store(using), owner, **which)
     _report(taken, using, operations.OWNER_DONE)
     return len(taken)
 
@@ -53,8 +53,11 @@ def release_holders(owner: str, using: str | None = None, **which: Any) -> int:
 def release_gone(place: str, using: str | None = None) -> int:
     """Release every lock that is held at this *place* by a process that has ended; return how many other holders are
     left there. Raises LockBackendFailed."""
-    taken, left = operations.release_place(mongo_store(using), place, CLEANUP_TIMEOUT)
-    _report(taken, using, operations.OWNER_GONE)
+    reason = operations.OWNER_GONE
+    taken, left = operations.release_owner(
+        mongo_store(using), place, field="place", gone=True, reason=reason, timeout=CLEANUP_TIMEOUT
+    )
+    _report(taken, using, reason)
     return left
 
 

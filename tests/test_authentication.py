@@ -22,7 +22,7 @@ from django.db import connections
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-from django_mongolock import checks, mongo_lock
+from django_mongolock import mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.documents import declared
 from django_mongolock.documents.document_lock import declare, undeclare
@@ -30,6 +30,7 @@ from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.idempotency import idempotent
+from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.models import Lock
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document, entry
@@ -95,7 +96,7 @@ def ids(found: list[CheckMessage]) -> list[str]:
 
 
 def ask() -> list[str]:
-    return ids(checks.check_server(app_configs=None, databases=["mongo"]))
+    return ids(list(NamedLocks().checks(["mongo"])))
 
 
 @pytest.fixture(scope="module")
@@ -372,6 +373,6 @@ class TestTLS:
         with pytest.raises(LockBackendFailed, match=r"no TLS connection.*CERTIFICATE_VERIFY_FAILED") as refusal:
             mongo_lock("k", wait=30).acquire()
         assert not refusal.value.passing
-        [found] = checks.check_server(app_configs=None, databases=["mongo"])
+        [found] = NamedLocks().checks(["mongo"])
         assert ids([found]) == ["E101"]
         assert "CERTIFICATE_VERIFY_FAILED" in found.msg

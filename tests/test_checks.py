@@ -18,12 +18,13 @@ from pymongo.database import Database
 from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
-from django_mongolock.checks.server import server_rules
 from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.indexes import ensure_indexes
 from django_mongolock.inspection import server_facts
+from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.inspection.server_facts import ServerFacts
+from django_mongolock.inspection.server_rules import server_rules
 from django_mongolock.versions import checks as version_checks
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document, Locks
@@ -194,7 +195,7 @@ Connect = Callable[..., None]
 
 
 def ask() -> list[CheckMessage]:
-    return checks.check_server(app_configs=None, databases=["mongo"])
+    return list(NamedLocks().checks(["mongo"]))
 
 
 @pytest.fixture(scope="module")
@@ -222,13 +223,13 @@ class TestServer:
 
     def test_other_databases(self, away: None) -> None:
         """Where the lock database is not among those asked for, nobody is asked."""
-        assert checks.check_server(app_configs=None, databases=["default"]) == []
-        assert checks.check_server(app_configs=None, databases=None) == []
+        assert checks.check_kinds(app_configs=None, databases=["default"]) == []
+        assert checks.check_kinds(app_configs=None, databases=None) == []
 
     def test_wrong_settings_first(self, away: None, settings: Settings) -> None:
         """A setting that is wrong is told by the other check; nobody is asked."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
-        assert ask() == []
+        assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
 
     @pytest.mark.long
     def test_unreachable(self, away: None) -> None:
@@ -251,7 +252,7 @@ class TestServer:
     def test_bad_address(self, away: None, connect: Connect, host: str) -> None:
         """An address that cannot be read is an error of its own; it is not quoted."""
         connect(host)
-        assert ask() == []
+        assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
         [found] = checks.check_settings(app_configs=None)
         assert ids([found]) == ["E019"]
         assert PASSWORD not in f"{found.msg} {found.hint}"

@@ -21,7 +21,8 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.inspection import operations, patterns
+from django_mongolock.inspection import operations, patterns, queries
+from django_mongolock.inspection.kinds import Choice
 from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 
@@ -42,8 +43,14 @@ def run_json(*arguments: str) -> Any:
     return json.loads(out)
 
 
+def locks_of(*arguments: str) -> Any:
+    """What a command says of the named locks, which are the first kind."""
+    (answer,) = (found for found in run_json(*arguments)["kinds"] if found["kind"] == "locks")
+    return answer
+
+
 def clear(*arguments: str) -> Any:
-    return run_json("clear_stale_locks", "--no-input", *arguments)
+    return locks_of("clear_stale_locks", "--no-input", *arguments)
 
 
 def keys(listed: Any) -> list[str]:
@@ -69,7 +76,7 @@ class TestClear:
         locks.add("done", [entry(3, left=-5, released=now())])  # it was only kept: nobody died
         before = [locks.read(key) for key in ("held", "free", "done")]
         answer = clear()
-        assert (answer["found"], answer["cleared"], answer["dry_run"]) == (2, 2, False)
+        assert (answer["found"], answer["cleared"]) == (2, 2)
         assert sorted(keys(answer["stale"])) == ["stale:1", "stale:2"]
         assert [locks.read(key) for key in ("held", "free", "done")] == before
         after = locks.read("stale:1")
@@ -81,13 +88,13 @@ class TestClear:
         store = mongo_store()
         locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(1)], "expires_at": entry()["until"]}})
         renewed = locks.read("k")
-        assert operations.clear_stale(store, ["k", "z"], operations.Which()) == operations.Cleared(cleared=1)
+        assert operations.clear_stale(store, ["k", "z"]) == (1, 0)
         assert locks.read("k") == renewed
 
     def test_taken_meanwhile(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock that somebody takes between the finding and the clearing stays, and is not counted as cleared."""
         locks.stale("k")
-        find = operations.find_stale
+        find = queries.snapshots
 
         def find_then_take(*arguments: Any, **options: Any) -> Any:
             for found in find(*arguments, **options):
@@ -95,7 +102,7 @@ class TestClear:
                 yield found
 
         taken: list[Any] = []
-        monkeypatch.setattr("django_mongolock.inspection.operations.find_stale", find_then_take)
+        monkeypatch.setattr(queries, "snapshots", find_then_take)
         out, _ = run("clear_stale_locks", "--no-input")
         assert "Cleared 0 of 1 stale locks. 1 had been renewed, acquired or released by then." in out
         taken[0].ensure_held()
@@ -108,8 +115,9 @@ class TestClear:
             locks.add(name, [entry(1, left=-60)], [waiter(2, left=-60)], change=change)
         before = [locks.read(name) for name in DAMAGE]
         answer = clear()
-        assert (keys(answer["stale"]), answer["cleared"], answer["damaged"]) == (["good"], 1, len(DAMAGE))
+        assert (keys(answer["stale"]), answer["cleared"], len(answer["damaged"])) == (["good"], 1, len(DAMAGE))
         assert [locks.read(name) for name in DAMAGE] == before
+        locks.stale("better")
         assert f"{len(DAMAGE)} damaged documents were not changed" in run("clear_stale_locks", "--no-input")[0]
 
     def test_after_a_failover(self, locks: Locks) -> None:
@@ -149,7 +157,7 @@ class TestWhich:
     )
     def test_options(self, locks: Locks, arguments: tuple[str, ...], expected: list[str]) -> None:
         """Patterns describe whole keys, and are no regular expressions; owners are compared in full."""
-        assert sorted(keys(run_json("clear_stale_locks", "--dry-run", *arguments)["stale"])) == expected
+        assert sorted(keys(locks_of("clear_stale_locks", "--dry-run", *arguments)["stale"])) == expected
         assert clear(*arguments)["cleared"] == len(expected)
         left = {document["_id"] for document in locks.collection.find({"holders": {"$ne": []}})}
         assert left == {"ad:1", "order:1", "order:22", "order:old", "owned"} - set(expected)
@@ -157,20 +165,20 @@ class TestWhich:
     def test_update_judges_all_of_it(self) -> None:
         """The update does not trust what was found before: neither time, nor owner, nor key."""
         store = mongo_store()
-        for which in (
-            operations.Which(older_than=3_600),
-            operations.Which(owner="other"),
-            operations.Which(key=patterns.glob("x*")),
+        for choice in (
+            Choice("stale", older_than=3_600),
+            Choice("stale", owner="other"),
+            Choice("stale", key=patterns.glob("x*")),
         ):
-            assert operations.clear_stale(store, ["owned"], which).cleared == 0
+            assert operations.clear_stale(store, ["owned"], choice) == (0, 0)
 
     def test_prefix(self, locks: Locks, settings: Settings) -> None:
         """Only the locks of this project; its prefix may be left out, and is shown."""
         locks.stale("shop:order:1", "shopper:1", "shop:ad")
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
         for pattern in ("order:*", "shop:order:*"):
-            assert keys(run_json("clear_stale_locks", "--dry-run", "--key", pattern)["stale"]) == ["shop:order:1"]
-        assert sorted(keys(run_json("list_locks", "--stale")["locks"])) == ["shop:ad", "shop:order:1"]
+            assert keys(locks_of("clear_stale_locks", "--dry-run", "--key", pattern)["stale"]) == ["shop:order:1"]
+        assert sorted(keys(locks_of("list_locks", "--stale")["locks"])) == ["shop:ad", "shop:order:1"]
         assert clear()["cleared"] == 2
         assert locks.read("order:1")["holders"]
 
@@ -256,16 +264,18 @@ class TestOutput:
         """The facts of the holders, seconds over, and the counts; no grant."""
         locks.add("k", [entry(1, left=-65, owner="o", label="l")], [waiter(5, left=-1)])
         answer = run_json("clear_stale_locks", "--dry-run")
-        [lock] = answer.pop("stale")
-        documents = answer.pop("documents")
-        assert [(found["lock"], found["stale"]) for found in documents] == [("ad exports", [])]
-        assert answer == {"found": 1, "cleared": 0, "postponed": 0, "damaged": 0, "dry_run": True}
+        named, documents = answer.pop("kinds")
+        assert answer == {"dry_run": True}
+        [lock] = named.pop("stale")
+        assert (documents["kind"], documents["stale"]) == ("ad exports", [])
+        counted = {"found": 1, "cleared": 0, "postponed": 0, "dated": 0, "damaged": []}
+        assert named == {"kind": "locks", **counted, "error": None}
         assert 65 <= lock["over_seconds"] < 75
         assert {"owner": "o", "label": "l", "host": "web-1", "pid": 4001, "token": TOKEN + 1}.items() <= lock[
             "holders"
         ][0].items()
         assert "secret" not in json.dumps(lock)
-        assert run_json("clear_stale_locks", "--no-input", "--key", "none")["stale"] == []
+        assert clear("--key", "none")["stale"] == []
 
     @pytest.mark.long
     def test_exit_codes(self, locks: Locks) -> None:
@@ -273,7 +283,7 @@ class TestOutput:
         assert shell("clear_stale_locks", "--no-input").returncode == 0
         locks.stale("k")
         found = shell("clear_stale_locks", "--dry-run", "--json")
-        assert (found.returncode, json.loads(found.stdout)["found"], found.stderr) == (3, 1, "")
+        assert (found.returncode, json.loads(found.stdout)["kinds"][0]["found"], found.stderr) == (3, 1, "")
         refused = shell("clear_stale_locks")
         assert (refused.returncode, refused.stdout) == (1, "")
         assert refused.stderr.startswith("CommandError: there is no terminal for the confirmation")
@@ -320,7 +330,7 @@ class TestList:
     )
     def test_which(self, arguments: tuple[str, ...], expected: list[str]) -> None:
         """Held by default; what ends first comes first."""
-        listed = run_json("list_locks", *arguments)
+        listed = locks_of("list_locks", *arguments)
         assert keys(listed["locks"]) == expected
         assert listed["more"] is ("--limit" in arguments)
 
@@ -332,10 +342,10 @@ class TestList:
         assert lines[2].startswith("b:held")
         for word in (
             "held",
-            "owner o, web-1 · pid 4001 · MainThread and 1 more",
+            "owner o and 1 more, web-1 · pid 4001 · MainThread",
             "1 min 1",
             "min",
-            f"1        {TOKEN + 1}",
+            f"1        {TOKEN + 2}",
         ):
             assert word in lines[2]
         assert "its field 'token' is float" in lines[3]

@@ -69,7 +69,7 @@ class TestPages:
     def test_who_may_not(self, locks: Locks, method: str) -> None:
         """Nobody without the right gets a page or changes a lock, whatever the method and the form say."""
         before = [locks.read("k"), locks.read("old")]
-        forms: list[dict[str, Any]] = [{"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}]
+        forms: list[dict[str, Any]] = [{"lock": f'["locks", "k", [{TOKEN + 1}]]', "reason": "x"}]
         forms += [{"action": action, "index": 0, "_selected_action": ["k", "old"]} for action in sorted(ACTIONS)]
         for name, client in whoever().items():
             for page, address in PAGES.items():
@@ -86,7 +86,7 @@ class TestPages:
     def test_only_post_changes(self, locks: Locks, method: str) -> None:
         before = [locks.read("k"), locks.read("old")]
         client = browser(*NAMES)
-        form: dict[str, Any] = {"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}
+        form: dict[str, Any] = {"lock": f'["locks", "k", [{TOKEN + 1}]]', "reason": "x"}
         form |= {"action": "force_release", "index": 0, "_selected_action": ["k"]}
         for address in PAGES.values():
             assert getattr(client, method)(address, form).status_code < 500
@@ -102,7 +102,7 @@ class TestPages:
         client.handler.enforce_csrf_checks = True
         for address in PAGES.values():
             for action in sorted(ACTIONS):
-                form: dict[str, Any] = {"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}
+                form: dict[str, Any] = {"lock": f'["locks", "k", [{TOKEN + 1}]]', "reason": "x"}
                 form |= {"action": action, "index": 0, "_selected_action": ["k", "old"]}
                 assert client.post(address, form).status_code == 403
         assert [locks.read("k"), locks.read("old")] == before
@@ -115,7 +115,7 @@ class TestPages:
         """A form cannot send anybody to another site, nor to another page."""
         client = browser(*NAMES)
         for field, start in (("filters", f"{LIST}?"), ("back", LIST)):
-            shown = {"lock": f'["k", [{TOKEN + 1}]]', "reason": "x"}
+            shown = {"lock": f'["locks", "k", [{TOKEN + 1}]]', "reason": "x"}
             response = client.post(RELEASE, {**shown, field: filters})
             assert response.status_code == 302
             assert response["Location"].startswith(start)
@@ -284,7 +284,7 @@ class TestLeaks:
             assert not any(secret in text for secret in secrets)
 
     @pytest.mark.long
-    @pytest.mark.parametrize("form", [{"lock": "x"}, {"lock": '["other-site:k", [1]]'}])
+    @pytest.mark.parametrize("form", [{"lock": "x"}, {"lock": '["locks", "other-site:k", [1]]'}])
     def test_refusals(self, locks: Locks, settings: Settings, form: dict[str, str]) -> None:
         """A page that refuses names no key: neither that of the form, nor any that there is."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}

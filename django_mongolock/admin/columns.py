@@ -8,7 +8,6 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..inspection import display
-from ..inspection.snapshot import State
 from ..models import Lock
 from .listing import Computed
 
@@ -16,34 +15,32 @@ _NOTHING = "–"
 
 
 class Columns:
-    """Each method takes a `Lock` whose `snapshot` is set. On a narrow screen, a row is a card with labels."""
+    """Each method takes a `Lock` whose `row` is set. On a narrow screen, a line is a card with labels."""
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
-        return display.state_badge(lock.snapshot.state)
+        return display.state_badge(lock.row.state)
 
     @admin.display(description=_("holder"))
     def who(self, lock: Lock) -> SafeString | str:
-        return display.holders(lock.snapshot)
+        return display.holder(lock.row.holder, lock.row.where, lock.row.damage)
 
     @admin.display(description=_("held for"), ordering=Computed("since"))
     def since(self, lock: Lock) -> SafeString:
-        """Of a lock that is only kept, nothing: it is not held."""
-        seen = lock.snapshot
-        return labelled(_("held for"), display.time_since(None if seen.state is State.KEPT else seen.since, seen.now))
+        return labelled(_("held for"), display.time_since(lock.row.since, lock.row.lock.now))
 
     @admin.display(description=_("lease left"), ordering="expires_at")
     def left(self, lock: Lock) -> SafeString:
-        end = lock.snapshot.expires_at
-        return labelled(_("lease left"), display.time_left(end, lock.snapshot.now) if end else _NOTHING)
+        left = lock.row.left
+        return labelled(_("lease left"), _NOTHING if left is None else display.seconds_left(left))
 
     @admin.display(description=_("waiting"), ordering=Computed("waiting").desc())
     def waiting(self, lock: Lock) -> SafeString:
-        return labelled(_("waiting"), str(lock.snapshot.waiting))
+        return labelled(_("waiting"), str(lock.row.lock.waiting))
 
     @admin.display(description=_("longest wait"), ordering=Computed("waited"))
     def waited(self, lock: Lock) -> SafeString:
-        seconds = lock.snapshot.longest_wait
+        seconds = lock.row.lock.longest_wait
         return labelled(_("longest wait"), _NOTHING if seconds is None else display.duration(seconds))
 
 

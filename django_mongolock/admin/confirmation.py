@@ -1,4 +1,4 @@
-"""What an action on locks asks before it is done, and what it reports afterwards."""
+"""What is asked before locks are taken from their holders, what a form carries of them, and what is reported."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from bson import json_util
+from bson.errors import BSONError
 from django import forms
 from django.contrib import messages
+from django.core.exceptions import BadRequest
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
+from ..exceptions import printable
 from ..inspection import display
-from ..inspection.snapshot import LockSnapshot, State
-from .release import Outcome, as_shown
+from ..inspection.kinds import LockKind, Row, kinds
+from ..inspection.named_locks import LockRow, NamedLocks
+from ..inspection.snapshot import State
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
+
+#: How many locks one confirmation may be about.
+MAX_SELECTED: Final = 100
+
+#: Locks with their kinds.
+Rows = list[tuple[LockKind, Row]]
 
 
 class ReasonForm(forms.Form):
@@ -28,44 +39,59 @@ class ReasonForm(forms.Form):
         widget=forms.TextInput(attrs={"class": "vTextField", "autocomplete": "off", "aria-describedby": "why"}),
     )
 
-    def __init__(self, kind: Kind, data: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, action: Action, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(data)
-        self.fields["reason"].required = kind.needs_reason
+        self.fields["reason"].required = action is FORCE
 
 
 @dataclass(frozen=True)
-class Kind:
-    """An action that a page confirms, on locks in these states."""
+class Action:
+    """An action that a page confirms."""
 
     name: str
     title: StrPromise
-    needs_reason: bool
-    states: tuple[State, ...]
+
+    def meets(self, kind: LockKind, row: Row) -> bool:
+        """Whether it does anything to a lock in this state. Only who is at work can be asked."""
+        return row.state in kind.taken if self is FORCE else row.state is State.HELD
 
 
-FORCE: Final = Kind("force_release", gettext_lazy("Force release?"), True, (State.HELD, State.KEPT))
-ASK: Final = Kind("ask_to_release", gettext_lazy("Ask to release?"), False, (State.HELD,))
+FORCE: Final = Action("force_release", gettext_lazy("Force release?"))
+ASK: Final = Action("ask_to_release", gettext_lazy("Ask to release?"))
 
 
 @dataclass(frozen=True)
-class Row:
-    """A lock on the page. chooses: the page offers each of its holders separately."""
+class Shown:
+    """A lock on a page. address: of its own page. chooses: the page offers each of its holders separately."""
 
-    lock: LockSnapshot
+    kind: LockKind
+    row: Row
+    address: str = ""
     chooses: bool = False
 
     @property
-    def shown(self) -> str:
-        """The lock in the form."""
-        return as_shown(self.lock.key, self.lock.tokens)
+    def value(self) -> str:
+        """The lock and its holders in a form."""
+        return json_util.dumps([self.kind.name, self.row.key, self.row.seal])
+
+    @property
+    def left(self) -> str:
+        """In what time it is stale, or for how long it has been."""
+        left = self.row.left
+        if left is None:
+            return "–"
+        return (_("in %s") if left > 0 else _("for %s")) % display.duration(left)
 
     @property
     def next(self) -> str:
-        """What happens after a forced release. Of several holders, some may keep the lock."""
-        if self.lock.state is State.KEPT:
-            end = display.moment(self.lock.expires_at or self.lock.now)
+        """What happens after a forced release of a named lock. Of several holders, some may keep it."""
+        if not isinstance(self.row, LockRow):
+            return ""
+        lock = self.row.lock
+        if lock.state is State.KEPT:
+            end = display.moment(lock.expires_at or lock.now)
             return _("Kept until %s. If you free it, the job will run again when it is next called.") % end
-        waiting, only_one = self.lock.waiting, self.lock.holding == 1
+        waiting, only_one = lock.waiting, lock.holding == 1
         if not waiting:
             return _("No waiters: the lock will be free.") if only_one else _("No waiters.")
         if only_one:
@@ -81,86 +107,82 @@ class Row:
         return text % waiting
 
 
+def read_shown(values: Sequence[str], *, named: bool = False) -> tuple[Rows, list[str]]:
+    """Read again the locks of a form, with the holders that were shown; return also the keys of those that have other
+    holders now. named: the form has only named locks.
+
+    Raises BadRequest for values that no form of ours has, and LockBackendFailed.
+    """
+    if len(values) > MAX_SELECTED:
+        raise BadRequest("too many locks")
+    known = {kind.name: kind for kind in kinds() if not named or isinstance(kind, NamedLocks)}
+    found: dict[str, tuple[LockKind, list[tuple[Any, Any]]]] = {}
+    rows: Rows = []
+    changed: dict[str, None] = {}
+    try:
+        for value in values:
+            name, key, seal = json_util.loads(value)
+            found.setdefault(name, (known[name], []))[1].append((key, seal))
+        for kind, shown in found.values():
+            again = kind.again(shown)
+            rows += [(kind, row) for row in again]
+            there = {str(row.key) for row in again}
+            changed |= dict.fromkeys(text for key, _seal in shown if (text := str(key)) not in there)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError, BSONError):
+        raise BadRequest("not a lock of this site") from None
+    return rows, list(changed)
+
+
 #: Why a selected lock is skipped, according to its state.
 _LEFT_OUT: Final = {
-    State.FREE: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because it is free now: %(keys)s",
-        "%(count)d of the selected locks were skipped because they are free now: %(keys)s",
-        "count",
-    ),
-    State.KEPT: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because its work is done, and no holder can be asked: %(keys)s",
-        "%(count)d of the selected locks were skipped because their work is done, and no holder can be asked: %(keys)s",
-        "count",
-    ),
-    State.STALE: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because it is stale, and the next process that asks gets it: "
-        "%(keys)s",
-        "%(count)d of the selected locks were skipped because they are stale, and the next process that asks gets "
-        "them: %(keys)s",
-        "count",
-    ),
-    State.DAMAGED: ngettext_lazy(
-        "%(count)d of the selected locks was skipped because its document is damaged: %(keys)s",
-        "%(count)d of the selected locks were skipped because their documents are damaged: %(keys)s",
-        "count",
-    ),
+    State.FREE: gettext_lazy("Skipped because it is free now: %s"),
+    State.KEPT: gettext_lazy("Skipped because its work is done, and no holder can be asked: %s"),
+    State.STALE: gettext_lazy("Skipped because it is stale, and the next process that asks gets it: %s"),
+    State.DAMAGED: gettext_lazy("Skipped because its document is damaged: %s"),
 }
 
 
-def left_out(kind: Kind, locks: Sequence[LockSnapshot]) -> Iterator[str]:
+def left_out(action: Action, rows: Rows) -> Iterator[str]:
     """Which of the selected locks are skipped, and why."""
+    skipped = [row for kind, row in rows if not action.meets(kind, row)]
     for state, text in _LEFT_OUT.items():
-        if state not in kind.states and (keys := [str(lock.key) for lock in locks if lock.state is state]):
-            yield text % {"count": len(keys), "keys": _first(keys)}
+        if keys := [str(row.key) for row in skipped if row.state is state]:
+            yield text % _first(keys)
 
 
-def log_entry(kind: Kind, tokens: Sequence[int], reason: str) -> str:
+def log_entry(action: Action, row: Row, reason: str) -> str:
     """The entry in the log of the admin."""
-    numbers = ", ".join(map(str, tokens[:10])) + (" …" if len(tokens) > 10 else "")
-    if kind is ASK:
-        text = ngettext(
-            "Asked its holder to release it (fencing token %s).",
-            "Asked its holders to release it (fencing tokens %s).",
-            len(tokens),
-        )
-    else:
-        text = ngettext(
-            "Forced its release; its holder had the fencing token %s.",
-            "Forced its release; its holders had the fencing tokens %s.",
-            len(tokens),
-        )
-    text %= numbers
-    why = _("Reason: %s") % reason  # not inside the f-string: xgettext does not look there
-    return f"{text} {why}" if reason else text
+    text = (
+        _("Asked for its release; it is held by %s.") if action is ASK else _("Forced its release; it was held by %s.")
+    )
+    who = printable(row.holder)
+    if isinstance(row, LockRow):
+        who = _("%(holder)s, fencing token %(tokens)s") % {"holder": who, "tokens": _first(list(map(str, row.seal)))}
+    why = _("Reason: %s") % printable(reason)  # not inside the f-string: xgettext does not look there
+    return f"{text % who} {why}" if reason else text % who
 
 
-def report(kind: Kind, outcome: Outcome) -> Iterator[tuple[int, str]]:
-    """The messages to the user."""
-    if count := len(outcome.done):
-        if kind is ASK:
+def report(action: Action, done: int, changed: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """The messages to the user: how many were taken, or asked, and which have other holders than those shown."""
+    if done:
+        if action is ASK:
             text = ngettext(
                 "The holder of %d lock was asked to release it. It learns of the request at its next renewal, and "
                 "decides for itself.",
                 "The holders of %d locks were asked to release them. They learn of the request at their next renewal, "
                 "and decide for themselves.",
-                count,
+                done,
             )
         else:
-            text = ngettext("%d lock was taken from its holder.", "%d locks were taken from their holders.", count)
-        yield messages.SUCCESS, text % count
-    if count := len(outcome.changed):
+            text = ngettext("%d lock was taken from its holder.", "%d locks were taken from their holders.", done)
+        yield messages.SUCCESS, text % done
+    if count := len(changed):
         text = ngettext(
             "%(count)d lock was not changed because its holder has changed since it was shown: %(keys)s",
             "%(count)d locks were not changed because their holders have changed since they were shown: %(keys)s",
             count,
         )
-        yield messages.WARNING, text % {"count": count, "keys": _first(outcome.changed)}
-    for key, problem in outcome.damaged.items():
-        text = _("The document of “%(key)s” is damaged, and was not changed: %(problem)s")
-        yield messages.ERROR, text % {"key": key, "problem": problem}
-    if outcome.problem:
-        yield messages.ERROR, _("The remaining locks were not processed: %s.") % outcome.problem
+        yield messages.WARNING, text % {"count": count, "keys": _first(changed)}
 
 
 def _first(keys: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ORDER_VAR, SEARCH_VAR, ChangeList
 from django.core.paginator import Paginator
-from django.db.models import DateTimeField, Func, Q, QuerySet
+from django.db.models import DateTimeField, Func, QuerySet
 from django.db.models.expressions import Combinable, OrderBy
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
@@ -21,12 +21,11 @@ from django.utils.translation import gettext_lazy as _
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.rule.deadlock import Cycle
-from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_text
 from ..inspection.patterns import KeyMatch, glob, starting
-from ..inspection.queries import ORDERS, Bounds, count, find_deadlocks, ping
+from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
 from ..models import Lock, LockQuerySet
-from ..models.lock_model import LONG_AGO
+from ..models.read_only import Condition
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin
@@ -102,7 +101,7 @@ class ModeFilter(admin.SimpleListFilter):
     def queryset(self, request: HttpRequest, queryset: QuerySet[Lock]) -> QuerySet[Lock]:
         if self.value() not in dict(self.lookup_choices):
             return queryset
-        return queryset.filter(_of_holders([{"mode": str(self.value())}]))
+        return queryset.filter(_of_holders({"mode": str(self.value())}))
 
 
 def sorts_all(request: HttpRequest) -> bool:
@@ -125,7 +124,7 @@ def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
         return queryset.none()
     if is_pattern(text) or any(keys.snapshots(limit=1, timeout=settings.COMMAND_TIMEOUT)):
         return keys
-    return queryset.filter(_of_holders([{name: text} for name in WORDS])).order_by("expires_at")
+    return queryset.filter(_of_holders(*({name: text} for name in WORDS))).order_by("expires_at")
 
 
 def match_of(text: str, prefix: str) -> KeyMatch:
@@ -141,9 +140,11 @@ def is_pattern(text: str) -> bool:
     return "*" in text or "?" in text
 
 
-def _of_holders(facts: list[dict[str, str]]) -> Q:
-    """A condition on holders. All locks with a holder are in the index of leases: that bounds the search."""
-    return Q(expires_at__gt=LONG_AGO, holders__having=facts)
+def _of_holders(*facts: dict[str, str]) -> Condition:
+    """The condition that a holder has one of these facts. All locks with a holder are in the index of leases: that
+    bounds the search."""
+    wanted = [{name: {"$eq": value} for name, value in each.items()} for each in facts]
+    return Condition({**LEASED, "holders": {"$elemMatch": {"$or": wanted}}})
 
 
 class BoundedChangeList(ChangeList):
@@ -226,7 +227,8 @@ class LockChangeList(BoundedChangeList):
         states = [spec.value() for spec in self.filter_specs if isinstance(spec, StateFilter)]
         self.is_narrowed = states != ["all"] or ModeFilter.parameter_name in self.params
         waited = self.params.get(StateFilter.parameter_name) == "waited"
-        self.deadlocks = self._deadlocks(store, self.timeout()) if waited and self.result_list else []
+        ours = starting(get_settings().KEY_PREFIX)
+        self.deadlocks = find_deadlocks(store, ours, self.timeout()) if waited and self.result_list else []
 
     def timeout(self) -> float:
         """See BoundedChangeList.timeout()."""
@@ -239,9 +241,3 @@ class LockChangeList(BoundedChangeList):
         bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
         return [Lock.from_snapshot(snapshot, queryset.db) for snapshot in found]
-
-    def _deadlocks(self, store: MongoStore, timeout: float) -> list[Cycle]:
-        """A deadlock is among the locks with waiters: if the page shows all of these, no others are read."""
-        all_of_them = not self.multi_page and set(self.params) == {StateFilter.parameter_name}
-        keys = [lock.key for lock in self.result_list] if all_of_them else None
-        return find_deadlocks(store, starting(get_settings().KEY_PREFIX), timeout, among=keys)

@@ -3,8 +3,7 @@ what will happen to whom, and are done when that is confirmed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from django.contrib import admin, messages
@@ -20,17 +19,42 @@ from ..backends.base import mongo_store
 from ..backends.history import Happened
 from ..conf import get_settings
 from ..engine.text_checks import tidy_fact
+from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..inspection import operations
 from ..inspection.display import lock_address
+from ..inspection.kinds import LockKind, Row
+from ..inspection.named_locks import LockRow, NamedLocks, row_of
 from ..inspection.snapshot import LockSnapshot, State
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
-from . import release
-from .confirmation import ASK, FORCE, Kind, ReasonForm, Row, left_out, log_entry, report
+from .confirmation import (
+    ASK,
+    FORCE,
+    MAX_SELECTED,
+    Action,
+    ReasonForm,
+    Rows,
+    Shown,
+    left_out,
+    log_entry,
+    read_shown,
+    report,
+)
 from .pages import Pages, csrf, unless_away
 
 #: How many holders one page shows; the others are not touched.
 SHOWN: Final = 100
+NAMED: Final = NamedLocks()
+
+
+def may_force(request: HttpRequest) -> bool:
+    """Whether this user may take a lock from its holder."""
+    return request.user.has_perm("django_mongolock.force_release_lock")
+
+
+def may_clear(request: HttpRequest) -> bool:
+    """Whether this user may release what is stale: also everyone who may force a release."""
+    return request.user.has_perm("django_mongolock.clear_document_lock") or may_force(request)
 
 
 class LockActions(Pages):
@@ -40,24 +64,31 @@ class LockActions(Pages):
 
     def has_force_release_permission(self, request: HttpRequest) -> bool:
         """Whether this user may take a lock from its holder."""
-        return request.user.has_perm("django_mongolock.force_release_lock")
+        return may_force(request)
 
     def has_ask_release_permission(self, request: HttpRequest) -> bool:
         """Whether this user may ask a holder for a release: also everyone who may force it."""
         asks = request.user.has_perm("django_mongolock.ask_release_lock")
         return asks or self.has_force_release_permission(request)
 
+    def may_view(self, request: HttpRequest, kinds: Iterable[LockKind]) -> bool:
+        """Whether this user may see who holds which lock of these kinds: of other kinds also who may clear the
+        stale."""
+        others = not any(isinstance(kind, NamedLocks) for kind in kinds)
+        clears = request.user.has_perm("django_mongolock.clear_document_lock")
+        return self.has_view_permission(request) or (others and clears)
+
     @admin.action(
         description=gettext_lazy("Ask the holders to release the selected locks"), permissions=["ask_release"]
     )
     def ask_to_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse | None:
         """Show the holders of each lock, and ask for a reason."""
-        return self._question(request, ASK, self._selected(request, queryset, SHOWN))
+        return self.question(request, ASK, _rows(self._selected(request, queryset, SHOWN)))
 
     @admin.action(description=gettext_lazy("Force the release of the selected locks"), permissions=["force_release"])
     def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse | None:
         """Show the holders of each lock, and ask for a reason and a confirmation."""
-        return self._question(request, FORCE, self._selected(request, queryset, SHOWN))
+        return self.question(request, FORCE, _rows(self._selected(request, queryset, SHOWN)))
 
     @admin.action(description=gettext_lazy("Clear the selected stale locks"), permissions=["force_release"])
     def clear_stale(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:
@@ -65,9 +96,9 @@ class LockActions(Pages):
         locks = self._selected(request, queryset, 1)
         stale = [lock.key for lock in locks if lock.state is State.STALE]
         store, timeout = mongo_store(), get_settings().COMMAND_TIMEOUT
-        cleared = [key for key in stale if operations.clear_stale(store, [key], operations.Which(), timeout).cleared]
+        cleared = [key for key in stale if operations.clear_stale(store, [key], timeout=timeout)[0]]
         for key in cleared:
-            self._log(request, key, _("Cleared: its lease had ended."))
+            self._log(request, NAMED, key, _("Cleared: its lease had ended."))
             if store.history is not None:
                 store.history.note(key, Happened.CLEARED, {}, by=tidy_fact(request.user.get_username()))
         if cleared:
@@ -91,89 +122,120 @@ class LockActions(Pages):
     @csrf
     @unless_away
     def force_release_view(self, request: HttpRequest) -> HttpResponse:
-        """Take the locks from the holders that were shown."""
+        """Take the locks of any kind from the holders that were shown."""
         return self._answer(request, FORCE, self.has_force_release_permission(request))
 
-    def way_back(self, request: HttpRequest) -> str:
-        """The list, with its filters; or the page of the lock where the action began."""
+    def way_back(self, request: HttpRequest, rows: Sequence[tuple[LockKind, Row]] = ()) -> str:
+        """The list, with its filters; or the page of the lock where the action began; or the list of other kinds."""
         if back := request.POST.get("back") or request.GET.get("key"):
             return lock_address(back, self.admin_site.name)
-        address = reverse("admin:django_mongolock_lock_changelist", current_app=self.admin_site.name)
+        site = self.admin_site.name
+        if any(not isinstance(kind, NamedLocks) for kind, _row in rows):
+            return reverse("admin:django_mongolock_lock_documents", current_app=site)
+        address = reverse("admin:django_mongolock_lock_changelist", current_app=site)
         filters = request.POST["filters"] if "filters" in request.POST else request.GET.urlencode()
         return f"{address}?{filters}" if filters else address
 
-    def _question(
-        self, request: HttpRequest, kind: Kind, locks: Sequence[LockSnapshot], form: ReasonForm | None = None
+    def question(
+        self, request: HttpRequest, action: Action, rows: Rows, form: ReasonForm | None = None
     ) -> HttpResponse | None:
         """The page that asks for confirmation; None if none of these locks is held."""
-        held = [lock for lock in locks if lock.state in kind.states]
+        held = [(kind, row) for kind, row in rows if action.meets(kind, row)]
         if not held:
             self.message_user(request, _("None of the selected locks is held now."), messages.WARNING)
             return None
+        named = all(isinstance(row, LockRow) for _kind, row in held)
         context = {
-            "title": kind.title,
-            "kind": kind.name,
-            "all_kept": all(lock.state is State.KEPT for lock in held),
-            "rows": [Row(lock, chooses=len(held) == 1 and len(lock.tokens) > 1) for lock in held],
-            "left_out": list(left_out(kind, locks)),
+            "title": action.title,
+            "action": action.name,
+            "all_kept": all(row.state is State.KEPT for _kind, row in held),
+            "rows": [
+                Shown(kind, row, chooses=named and len(held) == 1 and len(row.seal) > 1)
+                for kind, row in held[:MAX_SELECTED]
+            ],
+            "more": len(held) > MAX_SELECTED,
+            "left_out": list(left_out(action, rows)),
             "filters": request.POST.get("filters") or request.GET.urlencode(),
             "back": request.POST.get("back") or request.GET.get("key", ""),
-            "way_back": self.way_back(request),
-            "form": form or ReasonForm(kind),
+            "way_back": self.way_back(request, held),
+            "form": form or ReasonForm(action),
         }
-        return self.page(request, "confirmation", context)
+        return self.page(request, "confirmation" if named else "documents_confirmation", context)
 
-    def _answer(self, request: HttpRequest, kind: Kind, may: bool) -> HttpResponse:
+    def _answer(self, request: HttpRequest, action: Action, may: bool) -> HttpResponse:
         """Do what was confirmed, to the holders that were shown; ask again if a required reason is missing."""
-        if not (self.has_view_permission(request) and may):
+        if not may or not self.may_view(request, ()):
             raise PermissionDenied
-        asks = request.method == "GET" and "key" in request.GET
-        if request.method != "POST" and not asks:
+        if request.method == "GET" and "key" in request.GET:
+            one = self._read(self.get_queryset(request).filter(pk=request.GET["key"]), SHOWN)
+            rows, changed = _rows(one), list[str]()
+        elif request.method == "POST":
+            rows, changed = read_shown(request.POST.getlist("lock"), named=action is ASK)
+        else:
             return HttpResponseNotAllowed(["POST"])
-        way_back = HttpResponseRedirect(self.way_back(request))
-        if asks:
-            one = self.get_queryset(request).filter(pk=request.GET["key"])
-            return self._question(request, kind, self._read(one, SHOWN)) or way_back
-        shown = release.read_shown(request.POST.getlist("lock"))
-        if not shown:
+        if not self.may_view(request, [kind for kind, _row in rows]):
+            raise PermissionDenied
+        way_back = HttpResponseRedirect(self.way_back(request, rows))
+        if request.method == "GET":
+            return self.question(request, action, rows) or way_back
+        if not rows and not changed:
             self.message_user(request, _("No holder was selected. Nothing was changed."), messages.WARNING)
             return way_back
-        form = ReasonForm(kind, request.POST)
+        form = ReasonForm(action, request.POST)
         if not form.is_valid():
-            return self._question(request, kind, self._again(request, shown), form) or way_back
-        by, reason = tidy_fact(request.user.get_username()), tidy_fact(form.cleaned_data["reason"])
-        act = release.asking(by, _("%s, in the admin") % by, reason) if kind is ASK else release.forcing(by, reason)
-        outcome = release.carry_out(shown, act)
-        for key, tokens in outcome.done.items():
-            self._log(request, key, log_entry(kind, tokens, reason))
-        for level, text in report(kind, outcome):
-            self.message_user(request, text, level)
+            return self.question(request, action, rows, form) or way_back
+        self._carry_out(request, action, rows, changed, tidy_fact(form.cleaned_data["reason"]))
         return way_back
 
-    def _again(self, request: HttpRequest, shown: Mapping[str, Sequence[int]]) -> list[LockSnapshot]:
-        """The same locks as they are now, but only with the holders that were shown: the user has read no others."""
-        locks = []
-        for lock in self._read(self.get_queryset(request).filter(pk__in=list(shown)), SHOWN):
-            known = tuple(holder for holder in lock.holders if holder.token in shown[lock.key])
-            locks += [replace(lock, holders=known, holding=len(known))] if known else []
-        return locks
+    def _carry_out(self, request: HttpRequest, action: Action, rows: Rows, changed: list[str], reason: str) -> None:
+        """Do it, log it, and tell the user."""
+        by = tidy_fact(request.user.get_username())
+        where = _("%s, in the admin") % by
+        requested_by = tidy_fact(f"{where}: {reason}" if reason else where)
+        done = 0
+        try:
+            for kind, row in rows:
+                try:
+                    if action is ASK:
+                        acted = NAMED.ask(row, requested_by, by=by, reason=reason) > 0
+                    else:
+                        acted = bool(kind.force([row], by=by, reason=reason))
+                except LockDocumentDamaged as error:
+                    text = _("The document of “%(key)s” is damaged, and was not changed: %(problem)s")
+                    self.message_user(request, text % {"key": row.key, "problem": error.problem}, messages.ERROR)
+                    continue
+                if acted:
+                    done += 1
+                    self._log(request, kind, row.key, log_entry(action, row, reason))
+                else:
+                    changed.append(str(row.key))
+        except LockBackendFailed as error:
+            text = _("The remaining locks were not processed: %s.") % error.problem
+            self.message_user(request, text, messages.ERROR)
+        for level, text in report(action, done, changed):
+            self.message_user(request, text, level)
 
-    def _selected(self, request: HttpRequest, queryset: QuerySet[Lock], holders: int) -> Sequence[LockSnapshot]:
+    def _selected(self, request: HttpRequest, queryset: Any, holders: int) -> Sequence[LockSnapshot]:
         """The first of the selected locks as they are now: no person reads, and so confirms, a longer page."""
         if request.POST.get("select_across") != "1":  # they may have left the filter since the list was shown
             queryset = self.get_queryset(request).filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
         locks = self._read(queryset, holders)
-        if len(locks) > release.MAX_SELECTED:
+        if len(locks) > MAX_SELECTED:
             text = _("Only the first %d of the selected locks were processed. Repeat the action for the others.")
-            self.message_user(request, text % release.MAX_SELECTED, messages.WARNING)
-        return locks[: release.MAX_SELECTED]
+            self.message_user(request, text % MAX_SELECTED, messages.WARNING)
+        return locks[:MAX_SELECTED]
 
     def _read(self, queryset: Any, holders: int) -> list[LockSnapshot]:
         timeout = get_settings().COMMAND_TIMEOUT
-        return list(
-            queryset.order_by("key").snapshots(limit=release.MAX_SELECTED + 1, holders=holders, timeout=timeout)
-        )
+        return list(queryset.order_by("key").snapshots(limit=MAX_SELECTED + 1, holders=holders, timeout=timeout))
 
-    def _log(self, request: HttpRequest, key: str, text: str) -> None:
-        """Write into the log of the admin who did what to a lock."""
-        self.log_change(request, Lock(key=key), text)
+    def _log(self, request: HttpRequest, kind: LockKind, key: Any, text: str) -> None:
+        """Write into the log of the admin who did what to an instance; what has no model has no such log."""
+        if kind.model is not None:  # one by one: a document may have megabytes
+            instance = kind.model._base_manager.using(kind.alias).filter(pk=key).first()
+            if instance is not None:
+                self.log_change(request, instance, text)
+
+
+def _rows(locks: Iterable[LockSnapshot]) -> Rows:
+    return [(NAMED, row_of(lock)) for lock in locks]

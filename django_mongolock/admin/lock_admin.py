@@ -23,13 +23,13 @@ from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
 from ..inspection import display
-from ..inspection.kinds import kinds
+from ..inspection.kinds import other_kinds
 from ..inspection.monitoring import lock_status
 from ..inspection.patterns import starting
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot, State
 from ..models import Lock, LockEvent
-from . import dashboard, kind_forcing, kind_pages, lanes
+from . import dashboard, lanes, other_locks
 from .columns import Columns
 from .listing import Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
 from .lock_actions import SHOWN, LockActions
@@ -96,7 +96,6 @@ class LockAdmin(Columns, LockActions):
             ("force-release/", self.force_release_view, "force_release"),
             ("ask-to-release/", self.ask_to_release_view, "ask_to_release"),
             ("documents/", self.documents_view, "documents"),
-            ("documents/force-release/", self.force_documents_view, "force_documents"),
             ("dashboard/", self.dashboard_view, "dashboard"),
             ("<path:object_id>/waiters/", self.waiters_view, "waiters"),
             ("<path:object_id>/history/", self.history_view, "history"),
@@ -113,7 +112,7 @@ class LockAdmin(Columns, LockActions):
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list. With the filter "waited for" it also shows deadlocks."""
-        context = {"title": _("Locks"), "shows_documents": bool(kinds())}
+        context = {"title": _("Locks"), "shows_others": bool(other_kinds())}
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
     @unless_away
@@ -124,14 +123,8 @@ class LockAdmin(Columns, LockActions):
     @csrf
     @unless_away
     def documents_view(self, request: HttpRequest) -> HttpResponse:
-        """The documents of every declared `DocumentLock`."""
-        return kind_pages.view(self, request)
-
-    @csrf
-    @unless_away
-    def force_documents_view(self, request: HttpRequest) -> HttpResponse:
-        """Take the documents that were shown from their holders."""
-        return kind_forcing.force_view(self, request)
+        """The locks of other kinds, such as the documents of every declared `DocumentLock`."""
+        return other_locks.view(self, request)
 
     @unless_away
     def change_view(

@@ -22,7 +22,7 @@ from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.patterns import starting
 from ..models.lock_event import LockEvent
-from ..models.lock_model import key_condition
+from ..models.read_only import Condition
 from .columns import labelled
 from .listing import BoundedChangeList, match_of
 from .pages import Pages, csrf, plainly, unless_away
@@ -98,7 +98,7 @@ class LockEventAdmin(Pages):
         """The events of this project: those of keys with its prefix."""
         settings = get_settings()
         queryset: QuerySet[LockEvent] = LockEvent.objects.using(settings.DATABASE)
-        return queryset.filter(key_condition(starting(settings.KEY_PREFIX))) if settings.KEY_PREFIX else queryset
+        return queryset.filter(Condition(starting(settings.KEY_PREFIX).query("key")))
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[LockEvent], search_term: str
@@ -107,7 +107,7 @@ class LockEventAdmin(Pages):
         if not text:
             return queryset, False
         try:
-            return queryset.filter(key_condition(match_of(text, prefix))), False
+            return queryset.filter(Condition(match_of(text, prefix).query("key"))), False
         except ValueError:  # no key can match
             return queryset.none(), False
 

@@ -3,10 +3,9 @@
 An id is never used for another check. E0xx and W0xx need no server; E1xx and W1xx ask it (``check --database``).
 """
 
-from .opt_in import check_kinds as check_kinds
-from .opt_in import check_shared_locks as check_shared_locks
+from .database import check_kinds as check_kinds
+from .database import check_server_facts as check_server_facts
+from .locked import check_shared_locks as check_shared_locks
+from .locked import check_views as check_views
 from .project import check_deployment as check_deployment
 from .project import check_settings as check_settings
-from .server import check_server as check_server
-from .server import check_server_facts as check_server_facts
-from .views import check_views as check_views

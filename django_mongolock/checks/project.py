@@ -15,8 +15,8 @@ from django.db import DEFAULT_DB_ALIAS
 
 from ..conf import ENGINE, KNOWN, MEMORY, NAME, SIMILAR, LockSettings, find_wrong, raw_settings
 from ..environment import NO_NAME, address_problem, database_from_url
+from ..inspection.check_messages import error, warning
 from ..router import ROUTER
-from .messages import error, warning
 
 #: What the name of a database may not contain.
 REFUSED: Final = ' ."$/\\\0'

@@ -90,7 +90,7 @@ def _acquire(context: Context, attempt: Attempt, request: Request, unanswered: l
         if seen is None or not (rest and isinstance(refusal, DocumentHeld)):
             raise refusal
         dead = dead_run(seen, attempt.owner)
-        if dead is None and seen.holder and seen.state not in rules.ended:
+        if dead is None and seen.holder and seen.work not in rules.ended:
             raise refusal
     raise AssertionError("not reached")
 
@@ -185,7 +185,7 @@ def why_not(context: Context, request: Request, seen: DocumentSnapshot | None) -
     least, most = RETRY_AFTER
     # As long again as it has been held, within bounds, and not long after it is stale.
     after = max(least, min(seen.seconds, most, most if stale_in is None else stale_in))
-    return DocumentHeld(context.name, request.id, holder, seen.state, seen.since, after, stale_in)
+    return DocumentHeld(context.name, request.id, holder, seen.work, seen.since, after, stale_in)
 
 
 def dead_run(seen: DocumentSnapshot, owner: str) -> str | None:

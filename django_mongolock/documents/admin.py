@@ -11,11 +11,9 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..admin.kind_forcing import question
-from ..admin.kind_pages import report_cleared
-from ..admin.kind_rows import may_clear, may_force
-from ..admin.pages import Pages
-from ..admin.release import MAX_SELECTED
+from ..admin.confirmation import FORCE, MAX_SELECTED
+from ..admin.lock_actions import LockActions, may_clear, may_force
+from ..admin.other_locks import report_cleared
 from ..exceptions import LockError, printable
 from ..models import Lock
 from .document_lock import DocumentLock
@@ -70,7 +68,7 @@ class DocumentLockAdminMixin(ModelAdmin):
 
     def has_force_document_lock_permission(self, request: HttpRequest) -> bool:
         """Whether this user may force a release, on a site that has the admin of the locks: its page asks first."""
-        return may_force(request) and isinstance(self.admin_site._registry.get(Lock), Pages)
+        return may_force(request) and isinstance(self.admin_site._registry.get(Lock), LockActions)
 
     @admin.action(
         description=gettext_lazy("Force the release of the selected documents"), permissions=["force_document_lock"]
@@ -78,14 +76,13 @@ class DocumentLockAdminMixin(ModelAdmin):
     def force_release_documents(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse | None:
         """Show the holder of each document, and ask for a reason and a confirmation."""
         keys, locks = list(queryset.values_list("pk", flat=True)[: MAX_SELECTED + 1]), self.admin_site._registry[Lock]
+        kind = DocumentKind(self.document_lock)
         try:
-            shown = self.document_lock.snapshots(ids=keys)
-            page = question(locks, request, [(DocumentKind(self.document_lock), shown)])  # type: ignore[arg-type]
+            shown = [(kind, row) for row in self.document_lock.snapshots(ids=keys)]
         except LockError as error:
             self.message_user(request, str(error), messages.ERROR)
             return None
-        if page is None:
-            self.message_user(request, _("None of the selected documents is held now."), messages.WARNING)
+        page: HttpResponse | None = locks.question(request, FORCE, shown)  # type: ignore[attr-defined]
         return page
 
     @admin.action(

@@ -10,8 +10,8 @@ from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured
 
 from ..backends.mongo import database_settings
-from ..checks.messages import error
 from ..conf import missing_app
+from ..inspection.check_messages import error
 from .document_lock import declared
 
 

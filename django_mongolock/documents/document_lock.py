@@ -258,7 +258,7 @@ class DocumentLock(Generic[D]):
     def _choice(
         self, state: str, ids: Iterable[Any] | None, owner: str | None = None, older_than: Seconds = 0.0
     ) -> Choice:
-        if state not in ("all", "held", "stale", "damaged"):
+        if state not in sweep.STATES:
             raise ValueError(f'state is "all", "held", "stale" or "damaged", not {state!r}')
         keys = None if ids is None else [self._source.key(id_) for id_ in ids]
         return Choice(state, owner, check_age(older_than), keys)

@@ -195,7 +195,7 @@ class Holding:
             return DocumentDamaged(name, self.id, seen.damage)
         if seen.holder == self.owner and seen.token in self._own.tokens:
             return DocumentChanged(name, self.id, self.version, seen.version)
-        return DocumentLockLost(name, self.id, self.version, seen.holder, seen.state, maybe_written=maybe_written)
+        return DocumentLockLost(name, self.id, self.version, seen.holder, seen.work, maybe_written=maybe_written)
 
     def final_state(self, final: FinalState, changes: Mapping[str, Any]) -> str:
         """Return the final state that is meant for the document as it will be. Raises TypeError, ValueError, and what

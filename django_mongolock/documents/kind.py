@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from bson import ObjectId
@@ -12,10 +13,12 @@ from pymongo.collection import Collection
 
 from ..backends.courier import send
 from ..backends.field_paths import Document
-from ..checks.messages import error, warning
+from ..conf import get_settings
 from ..exceptions import LockBackendFailed
+from ..inspection.check_messages import error, warning
 from ..inspection.kinds import Choice, Counts, LockKind, Swept
 from ..inspection.server_facts import DOCUMENT_RIGHTS, missing_rights
+from ..inspection.snapshot import State
 from . import sweep
 from .document_lock import DocumentLock, declared
 from .snapshot import DocumentSnapshot
@@ -24,26 +27,26 @@ from .snapshot import DocumentSnapshot
 class DocumentKind:
     """The documents of one `DocumentLock`. See `LockKind`."""
 
+    taken = (State.HELD, State.STALE)
+
     def __init__(self, lock: DocumentLock[Any]) -> None:
         self._lock = lock
-        self.name, self.model, self.check_id = lock.name, lock.model, lock._source.checked_key
+        self.name, self.title, self.model = lock.name, f"documents of {lock.name}", lock.model
 
     @property
     def alias(self) -> str | None:
         return self._lock.alias
 
     def rows(self, choice: Choice, limit: int = 0) -> list[DocumentSnapshot]:
+        if choice.state not in sweep.STATES:
+            return []
         return self._lock._run(lambda context: sweep.find(context, choice, limit))
 
-    def counts(self) -> Counts:
-        found: Counts = self._lock._run(lambda context: send(sweep.counting(self.name, context.rules)))
-        return found
-
-    def clear(self, choice: Choice, *, batch: int) -> Swept:
-        return self._lock._run(lambda context: sweep.sweep(context, choice, batch))
-
-    def force(self, shown: Iterable[DocumentSnapshot], *, by: str, reason: str) -> list[DocumentSnapshot]:
-        return self._lock.force_release(shown, by=by, reason=reason)
+    def again(self, shown: Sequence[tuple[Any, Any]]) -> list[DocumentSnapshot]:
+        holders = {self._lock._source.checked_key(id_): holder for id_, holder in shown}
+        for holder in holders.values():
+            str.encode(holder)  # any text: another program wrote it
+        return [row for row in self.rows(Choice(ids=list(holders))) if row.holder and row.holder == holders[row.id]]
 
     def ids(self, text: str) -> list[Any]:
         if self.model is not None:
@@ -58,7 +61,25 @@ class DocumentKind:
             ids.append(int(text))
         return ids
 
-    def checks(self) -> Iterator[CheckMessage]:
+    def counts(self) -> Counts:
+        found: Counts = self._lock._run(lambda context: send(sweep.counting(self.name, context.rules)))
+        return found
+
+    def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = sweep.SWEEP_BATCH) -> Iterator[Swept]:
+        if not dry_run:
+            yield self._lock._run(lambda context: sweep.sweep(context, choice, batch))
+            return
+        stale = self.rows(replace(choice, state="stale"))
+        damaged = self.rows(Choice("damaged")) if choice.owner is None else []
+        yield Swept(stale, found=len(stale), damaged=damaged)
+
+    def force(self, shown: Iterable[DocumentSnapshot], *, by: str, reason: str) -> list[DocumentSnapshot]:
+        return self._lock.force_release(shown, by=by, reason=reason)
+
+    def checks(self, databases: Sequence[str]) -> Iterator[CheckMessage]:
+        if (self.alias or get_settings().DATABASE) not in databases:
+            return
+
         def command(collection: Collection[Document]) -> tuple[tuple[str, ...], bool]:
             missing = missing_rights(collection, DOCUMENT_RIGHTS)
             return missing, bool(missing) or sweep.has_index(collection, self._lock.rules)
@@ -83,6 +104,6 @@ class DocumentKind:
             )
 
 
-def kinds() -> list[LockKind]:
-    """Return the kinds of all declared document locks."""
-    return [DocumentKind(lock) for lock in declared()]
+def kinds(using: str | None = None) -> list[LockKind]:
+    """Return the kinds of the declared document locks: of all, or of those in this database."""
+    return [DocumentKind(lock) for lock in declared() if using in (None, lock.alias)]

@@ -12,12 +12,15 @@ from ..backends.courier import Command, Steps, send
 from ..backends.field_paths import Document, get_path, is_type
 from ..engine.logs import INFO, WARNING, log
 from ..inspection.kinds import Choice, Counts, Swept
+from ..inspection.snapshot import State
 from .acquiring import Context
 from .commands import Written, read_some, write_many
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot
 from .updates import Statement, is_held, is_stale, is_taken, is_undated, is_whole, new_mark, taking_away
 
+#: What can be asked for.
+STATES: Final = ("all", "held", "stale", "damaged")
 #: How many documents one update releases.
 SWEEP_BATCH: Final = 500
 #: How many documents are counted.
@@ -135,7 +138,7 @@ def _take(
 
 def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[DocumentSnapshot]:
     by_id = {each.id: each for each in some}
-    return [replace(by_id[id_], damage=str(refusal)) for id_, refusal in written.refused.items()]
+    return [replace(by_id[id_], state=State.DAMAGED, damage=str(refusal)) for id_, refusal in written.refused.items()]
 
 
 def counting(name: str, rules: Rules) -> Command:

@@ -200,7 +200,7 @@ def releasing(rules: Rules, state: str | None, token: str) -> Document:
 def taking_away(rules: Rules, mark: Mark, condition: Document, seen: Any, *, exact: bool) -> Statement:
     """Release a document that has the holder and the state that were *seen*; exact: and the version."""
     fields, version = rules.fields, seen.version
-    same = [_is(fields.holder, seen.holder), _is(fields.state, seen.state)]
+    same = [_is(fields.holder, seen.holder), _is(fields.state, seen.work)]
     if exact or not version:
         same.append({"$eq": [version_of(fields.version), literal(version)]})
     values = releasing(rules, seen.failed, mark.at(version + 1))

@@ -12,9 +12,9 @@ from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.checks import CheckMessage, register
 from django.utils.module_loading import import_string
 
-from ..checks.messages import error, warning
 from ..checks.project import has_wrong_settings
 from ..conf import NAME, LockSettings, get_settings
+from ..inspection.check_messages import error, warning
 from .admin import EditLockMixin
 
 #: Browsers let a tab in the background beat only once a minute. In seconds, with a reserve.

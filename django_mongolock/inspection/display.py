@@ -65,14 +65,13 @@ def who(party: Party) -> str:
     return next(_names(party), "") or _("unknown")
 
 
-def where(party: Party, *, thread: bool = True) -> str:
+def where(party: Party) -> str:
     """Host, process, thread or asyncio task; of a holder that has released the lock, the host and when."""
     if party.released:
         return _("done %(time)s on %(host)s") % {"time": moment(party.released), "host": party.host or "?"}
     if party.host == BROWSER:
         return _("a browser tab")
-    words = [party.host or "", _("pid %s") % party.pid if party.pid is not None else ""]
-    words += [party.thread or ""] if thread else []
+    words = (party.host, _("pid %s") % party.pid if party.pid is not None else "", party.thread)
     return " · ".join(word for word in words if word) or "?"
 
 
@@ -97,25 +96,18 @@ def _names(party: Party) -> Iterator[str]:
         yield _("id %s") % id_
 
 
-def holders(lock: LockSnapshot) -> SafeString | str:
-    """As HTML: who the first holder is, where, and how many others there are; or the damage."""
-    if lock.damage or not lock.holders:
-        return lock.damage or "–"
-    first, others = min(lock.holders, key=lambda holder: bool(holder.released)), lock.holding - 1
-    more = f" {ngettext('and %d more', 'and %d more', others) % others}" if others > 0 else ""
-    more += f" ({permits})" if (permits := permits_used(lock)) else ""
-    return format_html(
-        '<span class="mongolock-who"><bdi>{}</bdi>{}</span><small class="mongolock-who"><bdi>{}</bdi></small>',
-        who(first),
-        more,
-        details(first),
-    )
+def holder(name: str | None, place: str, damage: str = "") -> SafeString | str:
+    """Who has a lock, and where, as HTML; or the damage."""
+    html = '<span class="mongolock-who"><bdi>{}</bdi></span><small class="mongolock-who"><bdi>{}</bdi></small>'
+    return damage or (format_html(html, name, place) if name else "–")
 
 
-def permits_used(lock: LockSnapshot) -> str:
-    """How many of the permits of a semaphore are in use; empty for another lock."""
+def others(lock: LockSnapshot) -> str:
+    """How many holders there are beside the first, and how many of the permits of a semaphore are in use."""
+    more = lock.holding - 1
+    text = f" {ngettext('and %d more', 'and %d more', more) % more}" if more > 0 else ""
     numbers = [each.capacity for each in lock.holders if each.mode == "semaphore" and each.capacity]
-    return _share(lock.permits, min(numbers)) if numbers else ""
+    return f"{text} ({_share(lock.permits, min(numbers))})" if numbers else text
 
 
 def _share(used: int, permits: int) -> str:
@@ -202,9 +194,11 @@ def time_since(value: datetime | None, now: datetime) -> SafeString | str:
 
 def time_left(end: datetime | None, now: datetime) -> str:
     """How long until the end of a lease, or since; "?" if it is unknown."""
-    if end is None:
-        return "?"
-    seconds = (end - now).total_seconds()
+    return "?" if end is None else seconds_left((end - now).total_seconds())
+
+
+def seconds_left(seconds: float) -> str:
+    """How long until something ends, or since."""
     return duration(seconds) if seconds > 0 else _("ended %s ago") % duration(seconds)
 
 

@@ -1,6 +1,6 @@
-"""Kinds of locks beside the named ones: what lists, pages, commands and checks need of them.
+"""Kinds of locks: what lists, pages, commands, counts and checks need of each.
 
-An app that has such locks says so in `sources`, in its AppConfig.ready(). Nothing here knows what they are.
+Named locks are the first kind. An app that has another kind adds to `sources`, in its AppConfig.ready().
 """
 
 from __future__ import annotations
@@ -13,80 +13,105 @@ from typing import Any, Final, Protocol
 from django.core.checks import CheckMessage
 
 from ..exceptions import LockError
+from . import display
+from .patterns import KeyMatch
 from .snapshot import State
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Something that is held; or that cannot be judged.
+    """A lock as lists, pages, commands and JSON have it, of any kind.
 
-    id, version: what a retry job needs. state: of the work, beside the lock. failed: the state that it gets when it is
-    released. since, seconds: since when and for how long it has been held, for people, by the server's clock. left:
-    seconds until it is stale, negative after that; None without a time. damage: why it cannot be judged, and is left as
-    it is; empty otherwise. token: what the holder has left there, for code only.
+    key: what it is a lock on: a key, or the id of a document. holder, where: who has it and where, in words. since,
+    seconds: since when and for how long it has been held, for people, by the server's clock. left: seconds until its
+    lease ends, or until it is stale, negative after that; None without an end. damage: why it cannot be judged, and is
+    left as it is; empty otherwise.
     """
 
-    id: Any
-    version: int = 0
+    key: Any
+    state: State
     holder: str | None = None
-    state: str | None = None
-    failed: str | None = None
+    where: str = ""
     since: datetime | None = None
     seconds: float = 0.0
-    damage: str = ""
     left: float | None = None
-    token: object = field(default=None, compare=False, repr=False)
+    damage: str = ""
 
     @property
-    def lock_state(self) -> State:
-        """Whether it is held, stale or damaged; or free."""
-        if self.damage:
-            return State.DAMAGED
-        if not self.holder:
-            return State.FREE
-        return State.STALE if self.left is not None and self.left <= 0 else State.HELD
+    def seal(self) -> Any:
+        """What tells its holders from later ones, as a form carries it."""
+        return self.holder
+
+    def cells(self) -> dict[str, object]:
+        """Its line in the table of a command, by the titles of the columns."""
+        return {
+            "KEY": self.key,
+            "STATE": display.STATES[self.state][1],
+            "HOLDER": self.damage or ", ".join(filter(None, (self.holder, self.where))) or "-",
+            "HELD FOR": display.duration(self.seconds) if self.since else "-",
+            "LEFT": "-" if self.left is None else display.seconds_left(self.left),
+        }
 
     def as_json(self) -> dict[str, Any]:
-        """For programs, with moments in ISO 8601."""
+        """For programs, with moments in ISO 8601 and what only its kind has."""
         return {
-            "id": str(self.id),
-            "version": self.version,
-            "holder": self.holder,
-            "lock_state": self.lock_state.value,
-            "state": self.state,
-            "failed_state": self.failed,
+            "key": str(self.key),
+            "state": self.state.value,
             "since": self.since.isoformat() if self.since else None,
-            "held_seconds": round(self.seconds, 3),
+            "held_seconds": round(self.seconds, 3) if self.since else None,
             "left_seconds": None if self.left is None else round(max(0.0, self.left), 3),
+            "over_seconds": None if self.left is None else round(max(0.0, -self.left), 3),
             "damage": self.damage or None,
+            **self.facts(),
         }
+
+    def facts(self) -> dict[str, Any]:
+        """What only its kind has."""
+        return {"holder": self.holder}
 
 
 @dataclass(slots=True)
 class Swept:
     """What a sweep found and did.
 
-    cleared: what was released; one that is acquired in the same moment is counted, but not listed. count: how many were
-    released. found: how many were stale when they were looked for. dated: how many were held without a time; they
-    become stale from now on. damaged: what cannot be judged, or that MongoDB refuses to write, and was left as it is.
+    cleared: what was released; of named locks, and without a release, what was stale when it was looked for. count: how
+    many were released; one that is acquired in the same moment is counted, but not listed. found: how many were stale
+    when they were looked for. postponed: how many are left because another primary wrote them: after a failover every
+    lease gets its whole length once more, since its remaining time is unknown. dated: how many were held without a
+    time; they become stale from now on. damaged: what cannot be judged, or that MongoDB refuses to write, and was left
+    as it is.
     """
 
-    cleared: list[Row] = field(default_factory=list)
+    cleared: list[Any] = field(default_factory=list)
     count: int = 0
     found: int = 0
+    postponed: int = 0
     dated: int = 0
-    damaged: list[Row] = field(default_factory=list)
+    damaged: list[Any] = field(default_factory=list)
+
+    def count_in(self, part: Swept) -> None:
+        """Add the numbers of *part*, and what is damaged."""
+        self.count += part.count
+        self.found += part.found
+        self.postponed += part.postponed
+        self.dated += part.dated
+        self.damaged += part.damaged
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which rows are meant: in this state ("all", "held", "stale", "damaged"); of this owner; stale for so many
-    seconds already; with one of these ids."""
+    """Which locks are meant.
+
+    state: "all", "held", "stale", "damaged", and of named locks "kept", "waited" or "free". owner: of one of the
+    holders. older_than: for how many seconds they have been stale already, at least. ids: with one of these keys or
+    ids. key: of named locks, whose keys match; None: those of this project.
+    """
 
     state: str = "all"
     owner: str | None = None
     older_than: float = 0.0
     ids: Sequence[Any] | None = None
+    key: KeyMatch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,65 +131,73 @@ class Counts:
 
 
 class LockKind(Protocol):
-    """Locks of one kind. name: for commands and pages. model, alias: where the rows are, if Django knows.
+    """Locks of one kind. Each method may raise LockError or ImproperlyConfigured.
 
-    Each of these may raise LockError or ImproperlyConfigured.
+    name: for commands and addresses. title: what they are in a sentence, such as "locks". model, alias: where they are,
+    if Django knows. taken: the states in which `force` takes a lock from its holder.
     """
 
-    name: str
-
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
     @property
     def model(self) -> Any: ...
     @property
     def alias(self) -> str | None: ...
-    def rows(self, choice: Choice, limit: int = 0) -> list[Row]:
-        """Return the rows that are meant, the one held for longest first; limit 0: all."""
+    @property
+    def taken(self) -> tuple[State, ...]: ...
+    def rows(self, choice: Choice, limit: int = 0) -> Iterable[Row]:
+        """Read those that are meant, the one held for longest, or that ends first, at the top; limit 0: all."""
 
-    def counts(self) -> Counts:
-        """Count the rows."""
+    def again(self, shown: Sequence[tuple[Any, Any]]) -> Sequence[Row]:
+        """Read again what a form shows, by keys and seals: with the holders that were shown, and no others.
 
-    def clear(self, choice: Choice, *, batch: int) -> Swept:
-        """Release those that are stale. The server looks again in the same moment."""
-
-    def force(self, shown: Iterable[Row], *, by: str, reason: str) -> list[Row]:
-        """Take these from their holders, if they still have them; return those that were released."""
+        Raises TypeError or ValueError for what no form has.
+        """
 
     def ids(self, text: str) -> list[Any]:
-        """Return what an id may be that is shown as *text*."""
+        """Return what a key may be that is shown as *text*. Raises ValueError for a text that can be none."""
 
-    def check_id(self, id: object) -> Any:  # noqa: A002
-        """Return an id that comes from outside. Raises TypeError or ValueError for what can be none."""
+    def counts(self) -> Counts:
+        """Count them."""
 
-    def checks(self) -> Iterator[CheckMessage]:
-        """Ask the server what would go wrong."""
+    def clear(self, choice: Choice, *, dry_run: bool, batch: int) -> Iterator[Swept]:
+        """Release those that are stale, part by part; or only find them. The server looks again in the same moment."""
 
+    def force(self, shown: Iterable[Any], *, by: str, reason: str) -> Sequence[Row]:
+        """Take these rows from their holders, if they still have them; return those that were released."""
 
-#: Each returns the kinds that it knows now.
-sources: Final[list[Callable[[], Iterable[LockKind]]]] = []
-
-
-def kinds() -> list[LockKind]:
-    """Return all kinds, by name."""
-    return sorted((kind for source in sources for kind in source()), key=lambda kind: kind.name)
+    def checks(self, databases: Sequence[str]) -> Iterator[CheckMessage]:
+        """Ask the server what would go wrong, if it is one of these databases."""
 
 
-def find_kind(name: str) -> LockKind:
+#: Each returns the kinds that it knows now, in a database or in all. Named locks are the first.
+sources: Final[list[Callable[[str | None], Iterable[LockKind]]]] = []
+
+
+def kinds(using: str | None = None) -> list[LockKind]:
+    """Return the named locks, and then all other kinds by name. using: only what is in this database."""
+    first, *others = (list(source(using)) for source in sources)
+    return first + sorted((kind for found in others for kind in found), key=lambda kind: kind.name)
+
+
+def other_kinds() -> list[LockKind]:
+    """Return all kinds but the named locks, which have a list of their own in the admin."""
+    return kinds()[1:]
+
+
+def find_kind(name: str, using: str | None = None) -> LockKind:
     """Return the kind of that name. Raises LookupError, which names those that there are."""
-    found = {kind.name: kind for kind in kinds()}
+    found = {kind.name: kind for kind in (*other_kinds(), *kinds(using))}
     if name not in found:
-        raise LookupError(f"no document lock {name!r} was declared: there are {', '.join(found) or 'none'}")
+        raise LookupError(f"no kind of locks is named {name!r}: there are {', '.join(found)}")
     return found[name]
 
 
-def still_there(kind: LockKind, shown: Iterable[Row]) -> list[Row]:
-    """Return the rows as they are now, if they still have the holder that was shown."""
-    holders = {row.id: row.holder for row in shown}
-    return [row for row in kind.rows(Choice(ids=list(holders))) if row.holder and row.holder == holders.get(row.id)]
-
-
-def count_all() -> tuple[Counts, ...]:
-    """Count the rows of all kinds. A kind that fails does not hide the others."""
-    return tuple(map(_count, kinds()))
+def count_all(found: Iterable[LockKind]) -> tuple[Counts, ...]:
+    """Count the locks of these kinds. A kind that fails does not hide the others."""
+    return tuple(map(_count, found))
 
 
 def _count(kind: LockKind) -> Counts:

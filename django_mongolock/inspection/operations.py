@@ -5,11 +5,9 @@ Only the server compares times, in the update itself: a lock that is renewed in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
 from datetime import datetime
-from itertools import islice
 from typing import Any, Final
 
 from bson import Int64
@@ -27,9 +25,8 @@ from ..engine.store.indexes import purged
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
-from .patterns import EVERY_KEY, KeyMatch
-from .queries import RELEASED, bounded_entries, snapshots
-from .snapshot import LockSnapshot, State
+from .kinds import Choice
+from .queries import LEASED, bounded_entries, chosen
 
 Document = dict[str, Any]
 
@@ -40,83 +37,37 @@ _IS_OVER: Final = {"purge_at": {"$type": "date"}, "$expr": {"$lt": ["$purge_at",
 #: The reasons of a release that no person forced.
 OWNER_GONE = "the process that held it has ended"
 OWNER_DONE = "all locks of its owner were released"
+#: All stale locks.
+STALE: Final = Choice("stale")
 
 
-@dataclass(frozen=True, slots=True)
-class Which:
-    """Which stale locks. owner: of one of the holders. older_than: seconds since the end of the lease, at least."""
-
-    key: KeyMatch = EVERY_KEY
-    owner: str | None = None
-    older_than: float = 0.0
-
-    def query(self) -> Document:
-        """The condition, according to the server's clock. The type narrows the search in the index, where free locks
-        have null."""
-        end = {"$subtract": ["$$NOW", round(self.older_than * 1000)]}
-        query: Document = {
-            "expires_at": {"$type": "date"},
-            "$expr": {"$lte": ["$expires_at", end]},
-            "$nor": [RELEASED],
-            **self.key.query(),
-        }
-        return query if self.owner is None else {**query, "holders.owner": {"$eq": self.owner}}
-
-
-@dataclass(frozen=True, slots=True)
-class Cleared:
-    """cleared: how many locks. postponed: how many are left because another primary wrote them: after a failover
-    every lease gets its whole length once more, since its remaining time is unknown. found, damaged: how many stale
-    locks and damaged documents were found."""
-
-    cleared: int = 0
-    postponed: int = 0
-    found: int = 0
-    damaged: int = 0
-
-    def __add__(self, other: Cleared) -> Cleared:
-        return Cleared(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
-
-
-def find_stale(store: MongoStore, which: Which, limit: int = 0) -> Iterator[LockSnapshot]:
-    """Find stale locks, and damaged documents among them. The lease that ended first comes first."""
-    return snapshots(store, which.query(), {"expires_at": 1}, limit=limit)
-
-
-def clear_stale(store: MongoStore, keys: Sequence[str], which: Which, timeout: float = 60.0) -> Cleared:
-    """Clear those of *keys* that are still stale: remove their holders, and grant the locks to their next waiters.
+def clear_stale(
+    store: MongoStore, keys: Sequence[str], choice: Choice = STALE, timeout: float = 60.0
+) -> tuple[int, int]:
+    """Clear those of *keys* that are still stale, and meant: remove their holders, and grant the locks to their next
+    waiters. Return how many were cleared, and how many postponed: see `Swept`.
 
     Damaged documents stay as they are. Raises LockBackendFailed.
     """
-    cleared = _apply(store, keys, which, "$eq", timeout)
-    return Cleared(cleared, _apply(store, keys, which, "$ne", timeout) if cleared < len(keys) else 0)
+    cleared = _apply(store, keys, choice, "$eq", timeout)
+    return cleared, _apply(store, keys, choice, "$ne", timeout) if cleared < len(keys) else 0
 
 
-def clear_all_stale(
-    store: MongoStore, which: Which, batch: int = 1_000, *, dry_run: bool = False
-) -> Iterator[tuple[list[LockSnapshot], Cleared]]:
-    """Find stale locks and clear them, batch by batch; yield the stale locks of a batch, and the result.
-
-    At the end, it removes what apps keep beside the locks and whose time is over.
-    """
-    found = find_stale(store, which)
-    while locks := list(islice(found, batch)):
-        stale = [lock for lock in locks if lock.state is not State.DAMAGED]
-        done = Cleared() if dry_run or not stale else clear_stale(store, [lock.key for lock in stale], which)
-        yield stale, replace(done, found=len(stale), damaged=len(locks) - len(stale))
-    for find in () if dry_run else purged:
+def purge(store: MongoStore) -> None:
+    """Remove what apps keep beside the locks and whose time is over."""
+    for find in purged:
         # Where the right is missing, a TTL index does it.
         with suppress(LockBackendFailed), store.bounded(60.0):
             find(store.collection).delete_many(_IS_OVER)
 
 
-def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, timeout: float) -> int:
+def _apply(store: MongoStore, keys: Sequence[str], choice: Choice, clock: str, timeout: float) -> int:
     """Apply the rule to the stale locks among *keys* that this primary wrote last ("$eq"), or another one ("$ne")."""
     mine = {"_id": {"$in": list(keys)}, "$expr": {clock: ["$clock", "$$c.clock"]}}
     step = Step()
     with store.bounded(timeout):
         result = store.collection.update_many(
-            {"$and": [mine, which.query()]},
+            {"$and": [mine, chosen(choice)]},
             pipeline(step),
             let=step.arguments(store.config.limits, CLOCK, CLUSTER_TIME),
             hint="_id_",  # without it, the server goes through all stale locks for every batch
@@ -126,32 +77,11 @@ def _apply(store: MongoStore, keys: Sequence[str], which: Which, clock: str, tim
     return result.modified_count
 
 
-def find_grants(store: MongoStore, tokens: Mapping[str, Sequence[int]], timeout: float = 5.0) -> dict[str, list[str]]:
-    """Return the ids of the grants that have these fencing tokens, by key; none for a grant that has ended.
-
-    Raises LockBackendFailed.
-    """
-    fields = {"holders.grant": 1, "holders.token": 1}
-    with store.bounded(timeout):
-        stages: list[Document] = [{"$match": {"_id": {"$in": list(tokens)}}}, {"$project": fields}, bounded_entries()]
-        found = list(store.latest.aggregate(stages))
-    return {document["_id"]: _grants(document, tokens[document["_id"]]) for document in found}
-
-
-def _grants(document: Document, tokens: Sequence[int] | None = None) -> list[str]:
-    """The ids of the grants of its holders: those with these tokens, or all."""
-    return [holder["grant"] for holder in _holders(document) if tokens is None or holder.get("token") in tokens]
-
-
 def _holders(document: Document, grants: Sequence[str] | None = None) -> list[Document]:
     """Its readable holders: those with one of these grants, or all."""
-    return [
-        holder
-        for holder in _entries(document)
-        if isinstance(holder, dict)
-        and type(holder.get("grant")) is str
-        and (grants is None or holder["grant"] in grants)
-    ]
+    entries = document.get("holders")
+    readable = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    return [each for each in readable if type(each.get("grant")) is str and (grants is None or each["grant"] in grants)]
 
 
 def force_release(
@@ -234,53 +164,30 @@ def release_owner(
     key: str = "",
     gone: bool = False,
     claims: bool = False,
+    reason: str = OWNER_DONE,
     timeout: float = 5.0,
-) -> list[str]:
-    """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken.
+) -> tuple[list[str], int]:
+    """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken, and how
+    many holders with it are left.
 
     field: where that stands, if it is another fact about the holder. gone: only from holders whose process has
     certainly ended, and from tasks in a queue. claims: only claims. Other holders, waiters and damaged documents stay
     as they are. Raises LockBackendFailed.
     """
-    found = find_held(store, field, owner, {"_id": {"$eq": key}} if key else {}, timeout)
     meant = _is_gone if gone else _is_claim if claims else bool
-    theirs = {name: [each for each in holders if meant(each)] for name, holders in found.items()}
-    return _take(store, {name: _grants_of(each) for name, each in theirs.items() if each}, OWNER_DONE, timeout)
-
-
-def release_place(store: MongoStore, place: str, timeout: float = 5.0) -> tuple[list[str], int]:
-    """Take every lock from the holders at this *place* whose process has certainly ended; return the keys of the locks
-    taken, and how many holders are left there. Raises LockBackendFailed.
-    """
-    found = find_held(store, "place", place, {}, timeout)
-    gone = {name: [each for each in holders if _is_gone(each)] for name, holders in found.items()}
-    taken = _take(store, {name: _grants_of(each) for name, each in gone.items() if each}, OWNER_GONE, timeout)
-    return taken, sum(map(len, found.values())) - sum(map(len, gone.values()))
-
-
-def find_held(
-    store: MongoStore, field: str, value: str, query: Document, timeout: float = 5.0
-) -> dict[str, list[Document]]:
-    """Return the readable holders that have this value, by key: their grants and processes. Raises
-    LockBackendFailed."""
     fields = {f"holders.{name}": 1 for name in (field, "grant", "process")}
-    query = {"expires_at": {"$type": "date"}, **query, f"holders.{field}": {"$eq": value}}
+    query = {**LEASED, **({"_id": {"$eq": key}} if key else {}), f"holders.{field}": {"$eq": owner}}
     with store.bounded(timeout):
         found = list(store.latest.aggregate([{"$match": query}, {"$project": fields}, bounded_entries()]))
-    return {document["_id"]: [each for each in _holders(document) if each.get(field) == value] for document in found}
-
-
-def _take(store: MongoStore, grants: Mapping[str, Sequence[str]], reason: str, timeout: float) -> list[str]:
-    taken: list[str] = []
-    for key, theirs in grants.items():
+    taken, left = list[str](), 0
+    for document in found:
+        holders = [each for each in _holders(document) if each.get(field) == owner]
+        grants = [each["grant"] for each in holders if meant(each)]
+        left += len(holders) - len(grants)
         with suppress(LockDocumentDamaged):
-            if force_release(store, key, theirs, timeout, reason=reason):
-                taken.append(key)
-    return taken
-
-
-def _grants_of(holders: Sequence[Document]) -> list[str]:
-    return [holder["grant"] for holder in holders]
+            if grants and force_release(store, document["_id"], grants, timeout, reason=reason):
+                taken.append(document["_id"])
+    return taken, left
 
 
 def _is_gone(holder: Document) -> bool:
@@ -290,8 +197,3 @@ def _is_gone(holder: Document) -> bool:
 
 def _is_claim(holder: Document) -> bool:
     return holder.get("process") == CLAIM
-
-
-def _entries(document: Document) -> list[Any]:
-    holders = document.get("holders")
-    return holders if isinstance(holders, list) else []

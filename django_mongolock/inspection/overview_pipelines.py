@@ -12,7 +12,7 @@ from ..context import BROWSER, CLAIMED
 from ..engine.rule.deadlock import EARLIEST_END
 from ..engine.rule.validity import IS_WHOLE
 from .patterns import KeyMatch
-from .queries import ENTRY_BYTES, QUEUE, RELEASED, WAS_RELEASED, array, first, projection, waiting
+from .queries import ENTRY_BYTES, QUEUE, WAS_RELEASED, array, first, projection, waiting
 
 Document = dict[str, Any]
 
@@ -81,7 +81,7 @@ def _stale(match: KeyMatch) -> list[Document]:
         {"$match": over},
         {"$sort": {"expires_at": -1}},
         {"$limit": MAX_COUNTED},
-        {"$match": {"$nor": [RELEASED]}},
+        {"$match": {"$expr": {"$not": [WAS_RELEASED]}}},
         {
             "$facet": {
                 "latest": _first({"expires_at": -1}),

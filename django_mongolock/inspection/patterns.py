@@ -22,10 +22,10 @@ class KeyMatch:
     high: str = ""
     regex: str = ""
 
-    def query(self) -> dict[str, Any]:
-        """The condition on `_id`; {} for every key."""
+    def query(self, field: str = "_id") -> dict[str, Any]:
+        """The condition on the field; {} for every key."""
         conditions = {"$gte": self.low, "$lt": self.high, "$regex": self.regex}
-        return {"_id": found} if (found := {name: value for name, value in conditions.items() if value}) else {}
+        return {field: found} if (found := {name: value for name, value in conditions.items() if value}) else {}
 
 
 EVERY_KEY: Final = KeyMatch()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
@@ -16,6 +16,7 @@ from ..engine.rule.document import DOCUMENT_FIELDS
 from ..engine.rule.validity import IS_WHOLE
 from ..engine.store.errors import bare, is_out_of_reach, translate
 from ..engine.store.mongo import MongoStore
+from .kinds import Choice
 from .patterns import EVERY_KEY, KeyMatch
 from .snapshot import LockSnapshot, read_snapshot
 
@@ -32,13 +33,6 @@ MAX_LOCKS_FOR_DEADLOCKS: Final = 1_000
 ENTRY_BYTES: Final = 12_000
 #: The same of the name of a thread or task.
 WORKER_BYTES: Final = 200
-#: All holders have released the lock, which is only kept for a minimum hold: it is not held, nor stale when that ends.
-RELEASED: Final[Document] = {
-    "holders": {
-        "$elemMatch": {"released": {"$type": "date"}},
-        "$not": {"$elemMatch": {"released": {"$not": {"$type": "date"}}}},
-    }
-}
 
 
 def array(field: str) -> Document:
@@ -51,13 +45,55 @@ QUEUE: Final[Document] = {"$filter": {"input": array("waiters"), "as": "e", "con
 #: An expression for since when the first of the `$$queue` has waited.
 FIRST: Final[Document] = {"$min": "$$queue.since"}
 _IS_RELEASED: Final[Document] = {"$eq": [{"$type": "$$this.released"}, "date"]}
-#: `RELEASED` as an expression.
+#: All holders have released the lock, which is only kept for a minimum hold: it is not held, nor stale when that ends.
 WAS_RELEASED: Final[Document] = {
     "$and": [
         {"$ne": [array("holders"), []]},
         {"$allElementsTrue": [{"$map": {"input": array("holders"), "in": _IS_RELEASED}}]},
     ]
 }
+
+
+#: Locks with a lease, which runs or has ended. The type keeps a search in the index away from the many documents with
+#: null there.
+LEASED: Final[Document] = {"expires_at": {"$type": "date"}}
+#: Milliseconds for which no dead waiter keeps its place in a queue.
+_DEAD_WAITERS_GONE: Final = 3_600_000
+
+
+def in_state(state: str, over: float = 0.0) -> Document:
+    """The condition that a lock is "held", "kept", "stale", "waited" for, "leased" (one of these), "free", "damaged",
+    or any of "all", by the server's clock. over: of the stale, for how many seconds at least.
+
+    A waiter gets a lock soon after its lease ends: so a lock that has been stale for long is not waited for.
+    """
+    runs: Document = {"$gt": ["$expires_at", "$$NOW"]}
+    ended: Document = {"$lte": ["$expires_at", {"$subtract": ["$$NOW", round(over * 1000)]}]}
+    recent: Document = {"$gt": ["$expires_at", {"$subtract": ["$$NOW", _DEAD_WAITERS_GONE]}]}
+    at_work: Document = {"$not": [WAS_RELEASED]}
+    # Most queues are empty, which is decided at once.
+    conditions: dict[str, list[Document]] = {
+        "held": [runs, at_work],
+        "kept": [runs, WAS_RELEASED],
+        "stale": [ended, at_work],
+        "waited": [recent, {"$ne": ["$waiters", []]}, {"$ne": [QUEUE, []]}],
+    }
+    if state in conditions:
+        return {**LEASED, "$expr": {"$and": conditions[state]}}
+    damaged: Document = {"$expr": {"$not": [IS_WHOLE]}}
+    return {"all": {}, "leased": LEASED, "free": {"expires_at": None}, "damaged": damaged}[state]
+
+
+def chosen(choice: Choice) -> Document:
+    """The condition that a lock is meant."""
+    conditions = [in_state(choice.state, choice.older_than)]
+    if choice.key is not None:
+        conditions.append(choice.key.query())
+    if choice.ids is not None:
+        conditions.append({"_id": {"$in": list(choice.ids)}})
+    if choice.owner is not None:
+        conditions.append({**LEASED, "holders.owner": {"$eq": choice.owner}})
+    return {"$and": found} if (found := [each for each in conditions if each]) else {}
 
 
 def waiting(waiters: Document | str) -> Document:
@@ -77,8 +113,8 @@ ORDERS: Final[Document] = {
 
 
 class Bounds(TypedDict, total=False):
-    """How much to read. limit: 0 for all. holders, waiters: of each lock. passed: waiters at the head of the queue that
-    are left out. timeout: for each batch, in seconds.
+    """How much to read. limit: 0 for all. holders, waiters: of each lock. owner: of the holders, only theirs. passed:
+    waiters at the head of the queue that are left out. timeout: for each batch, in seconds.
 
     by: one of `ORDERS` and its direction, 1 or -1; without it, the locks have the order of the query.
     """
@@ -87,6 +123,7 @@ class Bounds(TypedDict, total=False):
     skip: int
     limit: int
     holders: int
+    owner: str | None
     waiters: int
     passed: int
     timeout: float
@@ -107,7 +144,8 @@ def snapshots(
         ]
     stages += [{"$skip": skip}] if (skip := bounds.get("skip")) else []
     stages += [{"$limit": limit}] if limit else []
-    stages += projection(bounds.get("holders", 3), bounds.get("waiters", 1), bounds.get("passed", 0))
+    holders, waiters = bounds.get("holders", 3), bounds.get("waiters", 1)
+    stages += projection(holders, waiters, bounds.get("passed", 0), bounds.get("owner"))
     with store.bounded(timeout):
         # One more than is wanted: the server then closes the cursor with the first batch.
         cursor = store.latest.aggregate(stages, batchSize=min(limit or READ_BATCH, READ_BATCH) + 1)
@@ -133,17 +171,12 @@ def count(store: MongoStore, query: Document, limit: int | None = None, timeout:
         return store.collection.count_documents(query, **bound)
 
 
-def find_deadlocks(
-    store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0, among: Sequence[str] | None = None
-) -> list[Cycle]:
+def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0) -> list[Cycle]:
     """Find deadlocks among at most `MAX_LOCKS_FOR_DEADLOCKS` locks with waiters whose keys match.
 
-    among: the keys of all locks with waiters, if they are known. A deadlock that is found may be over a moment later,
-    when its youngest waiter gives up. Raises LockBackendFailed.
+    A deadlock that is found may be over a moment later, when its youngest waiter gives up. Raises LockBackendFailed.
     """
     query = {"expires_at": {"$gt": EARLIEST_END}, "waiters.0": {"$exists": True}, **key.query()}
-    if among is not None:
-        query = {"_id": {"$in": list(among)}}
     with store.bounded(timeout):
         names: list[Document] = [
             {"$match": query},
@@ -193,16 +226,16 @@ def ping(store: MongoStore, timeout: float = 5.0) -> None:
                 raise translate(error, waited, client=store.client) from bare(error)
 
 
-def projection(holders: int, waiters: int, passed: int = 0) -> list[Document]:
+def projection(holders: int, waiters: int, passed: int = 0, owner: str | None = None) -> list[Document]:
     """The stages that leave what `read_snapshot` reads: with so many holders, and so many of the waiters whose places
-    have not expired."""
+    have not expired. owner: no other holders."""
     live: Document = {"$slice": [QUEUE, passed, waiters]}
     read: Document = {
         **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at", "last_holder"), 1),
         "now": "$$NOW",
         "whole": IS_WHOLE,
         "released": WAS_RELEASED,
-        "holders": first("holders", holders),
+        "holders": first("holders", holders, owner),
         "waiters": {"$cond": [{"$isArray": "$waiters"}, live, "$waiters"]},
         "tombstones": first("tombstones", 1),
         "holding": {"$size": array("holders")},
@@ -227,6 +260,9 @@ def _without_giants(most: int) -> Document:
     return {"$replaceWith": {"$cond": [{"$gt": [size, most]}, giant, "$$ROOT"]}}
 
 
-def first(field: str, count: int) -> Document:
-    """An expression for the first of an array; whatever else is in the field, as it is."""
-    return {"$cond": [{"$isArray": f"${field}"}, {"$slice": [f"${field}", count]}, f"${field}"]}
+def first(field: str, count: int, owner: str | None = None) -> Document:
+    """An expression for the first of an array, or of its entries with this owner; whatever else is in the field, as it
+    is."""
+    theirs = {"$eq": ["$$this.owner", {"$literal": owner}]}
+    entries = f"${field}" if owner is None else {"$filter": {"input": f"${field}", "as": "this", "cond": theirs}}
+    return {"$cond": [{"$isArray": f"${field}"}, {"$slice": [entries, count]}, f"${field}"]}

@@ -85,6 +85,8 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
             sharded = hello.get("msg") == "isdbgrid"
             rights = _missing_rights(status, store.collection, RIGHTS)
+            config = _config(store)
+            election = config.get("settings", {}).get("electionTimeoutMillis", 10_000) / 1000
             if not status["authenticatedUsers"]:
                 store.collection.find_one({}, {"_id": 1})  # is there no access control, or is there no login?
             return ServerFacts(
@@ -95,13 +97,13 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 ahead=_ahead(hello["localTime"].replace(tzinfo=UTC).timestamp(), asked, answered),
                 standalone="setName" not in hello and not sharded,
                 sharded=sharded,
-                failover=_failover(store) if len(hello.get("hosts", ())) > 1 else None,
+                failover=election + _ELECTION_OVERHEAD if len(hello.get("hosts", ())) > 1 else None,
                 missing_rights=rights,
                 missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
                 new="find" not in rights and _is_new(store),
                 bells=_bells(store, status),
                 history=_history(store, status) if store.config.history else "",
-                journaled="setName" not in hello or _confirms_by_journal(store),
+                journaled=bool(config.get("writeConcernMajorityJournalDefault", True)),
             )
     except LockBackendFailed as error:
         return ServerFacts(problem=error.problem)
@@ -141,16 +143,6 @@ def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
     return ""
 
 
-def _confirms_by_journal(store: MongoStore) -> bool:
-    """Whether the majority has in its journals what it confirms. True if the server refuses to say: that is what a
-    replica set does by default."""
-    try:
-        config = store.client.admin.command("replSetGetConfig")["config"]
-    except OperationFailure:
-        return True
-    return bool(config.get("writeConcernMajorityJournalDefault", True))
-
-
 def _history(store: MongoStore, status: Mapping[str, Any]) -> str:
     """Why the history cannot be kept; "" if it can."""
     collection = store.events
@@ -162,14 +154,13 @@ def _history(store: MongoStore, status: Mapping[str, Any]) -> str:
     return f"there is no collection {collection.name}"
 
 
-def _failover(store: MongoStore) -> float:
-    """Seconds that a failover may take: the election timeout of the replica set, and the overhead."""
+def _config(store: MongoStore) -> Mapping[str, Any]:
+    """The configuration of the replica set; {} if the server refuses to say: then it is what is usual by default."""
     try:
-        config = store.client.admin.command("replSetGetConfig")["config"]
-        election = config.get("settings", {}).get("electionTimeoutMillis", 10_000) / 1000
-    except OperationFailure:  # needs a right that a plain user lacks
-        election = 10.0
-    return float(election + _ELECTION_OVERHEAD)
+        config: Mapping[str, Any] = store.client.admin.command("replSetGetConfig")["config"]
+    except OperationFailure:  # no replica set, or a right that a plain user lacks
+        return {}
+    return config
 
 
 def missing_rights(collection: Collection[Any], wanted: Sequence[str]) -> tuple[str, ...]:

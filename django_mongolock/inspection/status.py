@@ -10,7 +10,7 @@ from typing import Final
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
-from .kinds import Counts, count_all
+from .kinds import Counts, count_all, other_kinds
 from .overview import Overview, overview
 from .patterns import starting
 from .server_facts import ServerFacts, known_server
@@ -63,7 +63,7 @@ def current_status() -> Status:
     settings = get_settings()
     store = mongo_store()
     locks = overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT)
-    return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), count_all())
+    return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), count_all(other_kinds()))
 
 
 def _of_locks(locks: Overview) -> Iterator[Problem]:

@@ -8,21 +8,19 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser, OutputWrapper
 
-from ..backends.base import mongo_store
 from ..conf import get_settings
-from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
 from ..exceptions import LockError, printable
-from ..inspection import display
-from ..inspection.as_json import as_json
+from ..inspection.kinds import LockKind, Row, find_kind, kinds
+from ..inspection.named_locks import NamedLocks
 from ..inspection.patterns import KeyMatch, glob, starting
 from ..inspection.queries import ping
-from ..inspection.snapshot import LockSnapshot, State
 from .plain_output import PlainCommand
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -32,8 +30,8 @@ _LONGEST: Final = 100 * 365 * 86_400
 class LockCommand(PlainCommand):
     """A command on the locks of this project: those whose keys have MONGOLOCK["KEY_PREFIX"]."""
 
-    #: The commands must work while something else in the project is broken.
-    requires_system_checks: list[str] = []  # noqa: RUF012 - as Django wants it
+    #: Why kinds could not be read, by their names.
+    failed: dict[str, str]
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
@@ -46,6 +44,72 @@ class LockCommand(PlainCommand):
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
+    def add_kind(self, parser: CommandParser) -> None:
+        """Add the option that chooses kinds of locks."""
+        parser.add_argument(
+            "--kind",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help='only this kind: "locks", or the name of a DocumentLock (may be repeated)',
+        )
+
+    def kinds(self, options: dict[str, Any]) -> list[LockKind]:
+        """The kinds that the options choose. Raises CommandError for an unknown name, and LockBackendFailed soon if the
+        server of the named locks does not answer, if they are among them."""
+        using = options["database"]
+        try:
+            found = [find_kind(name, using) for name in options["kind"]] or kinds(using)
+        except LookupError as error:
+            raise CommandError(f"--kind: {error}", returncode=2) from error
+        if options.get("key") is not None:
+            found = [kind for kind in found if isinstance(kind, NamedLocks)]
+        for kind in found:
+            if isinstance(kind, NamedLocks):
+                ping(kind.store, get_settings().COMMAND_TIMEOUT)
+        return found
+
+    @contextmanager
+    def noting_errors(self, kind: LockKind) -> Iterator[None]:
+        """Note that a kind cannot be read: it hides no other."""
+        try:
+            yield
+        except (LockError, ImproperlyConfigured) as error:
+            self.failed[kind.name] = str(error)
+
+    def report_failed(self) -> None:
+        """Raise CommandError if some kinds could not be read."""
+        if failed := [f"{name}: {error}" for name, error in self.failed.items()]:
+            raise CommandError(f"some locks could not be read: {'; '.join(failed)}")
+
+    def write_rows(self, kind: LockKind, rows: Iterable[Row], *, wide: bool = True) -> None:
+        """Write a table of rows, below what they are if they are no named locks."""
+        if not isinstance(kind, NamedLocks):
+            self.stdout.write(f"\n{kind.title[0].upper()}{kind.title[1:]}:")
+        write_table(self.stdout, rows, wide=wide)
+
+    def write_json(
+        self,
+        name: str,
+        kinds: Iterable[LockKind],
+        read: Callable[[LockKind], tuple[Iterable[Row], Callable[[], dict[str, Any]]]],
+        **facts: Any,
+    ) -> None:
+        """Write one object: facts, and for each kind the list *name* and then what is known after it.
+
+        read: returns both of a kind. Rows are written one by one, so that a million need no memory.
+        """
+        write = partial(self.stdout.write, ending="")
+        write(json.dumps({**facts, "kinds": []})[:-2])
+        for number, kind in enumerate(kinds):
+            rows, rest = read(kind)
+            write(f'{", " * bool(number)}{{"kind": {json.dumps(kind.name)}, "{name}": [')
+            with self.noting_errors(kind):
+                for place, row in enumerate(rows):
+                    write(", " * bool(place) + json.dumps(row.as_json()))
+            write(f"], {json.dumps({**rest(), 'error': self.failed.get(kind.name)})[1:]}")
+        self.stdout.write("]}")
+
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
         """Report errors that a person can correct without a traceback, with exit code 1."""
@@ -53,12 +117,6 @@ class LockCommand(PlainCommand):
             yield
         except (LockError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
-
-    def store(self, options: dict[str, Any]) -> MongoStore:
-        """The store of the alias. Raises LockBackendFailed soon if its server does not answer."""
-        store = mongo_store(options["database"])
-        ping(store, get_settings().COMMAND_TIMEOUT)
-        return store
 
     def keys(self, options: dict[str, Any]) -> KeyMatch:
         """The chosen keys. Raises CommandError for a pattern that no key can match."""
@@ -70,10 +128,10 @@ class LockCommand(PlainCommand):
         except ValueError as error:
             raise CommandError(f"--key: {error}", returncode=2) from error
 
-    def owner(self, options: dict[str, Any]) -> str | None:
-        """The chosen owner. Raises CommandError for a text that cannot be an owner."""
+    def fact(self, option: str, value: str | None) -> str | None:
+        """The value of an option. Raises CommandError for a text that can be no owner, name or reason."""
         try:
-            return check_fact("--owner", options["owner"])
+            return check_fact(option, value)
         except ValueError as error:
             raise CommandError(str(error), returncode=2) from error
 
@@ -97,80 +155,32 @@ def whole_number(least: int, most: int = 10**9) -> Callable[[str], int]:
     return read
 
 
-def add_document_lock(parser: CommandParser) -> None:
-    """Add the option that chooses document locks."""
-    parser.add_argument(
-        "--document-lock",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only the documents of this DocumentLock (may be repeated)",
-    )
-
-
-def write_json(
-    stdout: OutputWrapper, name: str, locks: Iterable[LockSnapshot], rest: Callable[[], dict[str, Any]]
-) -> None:
-    """Write one object: the list *name*, lock by lock, so that a million locks need no memory; and then *rest*."""
-    stdout.write(f'{{"{name}": [', ending="")
-    for number, lock in enumerate(locks):
-        stdout.write(("," if number else "") + json.dumps(as_json(lock)), ending="")
-    stdout.write("]" + "".join(f", {json.dumps(key)}: {json.dumps(value)}" for key, value in rest().items()) + "}")
-
-
 #: The width of a table that is not wide: longer texts are cut. In a wide one, a longer text moves the rest of its row.
 FITS: Final = 100
 MAX_WIDTH: Final = 120
-TITLES: Final = ("KEY", "STATE", "HOLDER", "HELD FOR", "LEFT", "WAITING", "TOKEN")
 
 
-def write_locks(stdout: OutputWrapper, locks: Iterable[LockSnapshot], *, wide: bool = True) -> None:
-    """Write a table of locks. wide: with all that is known of the holder, and with the token."""
-    rows = (_as_row(lock, wide=wide) for lock in locks)
-    write_table(stdout, rows, TITLES if wide else TITLES[:-1], wide=wide)
-
-
-def _as_row(lock: LockSnapshot, *, wide: bool) -> tuple[str, ...]:
-    first = next(iter(lock.holders), None)
-    more = f" and {lock.holding - 1} more" if lock.holding > 1 else ""
-    since = None if lock.state is State.KEPT else lock.since
-    where = display.details if wide else partial(display.where, thread=False)
-    row = (
-        lock.key,
-        ", ".join(filter(None, (str(display.STATES[lock.state][1]), display.permits_used(lock)))),
-        lock.damage or (f"{display.who(first)}, {where(first)}{more}" if first else "-"),
-        display.duration((lock.now - since).total_seconds()) if since else "-",
-        display.time_left(lock.expires_at, lock.now) if lock.expires_at else "-",
-        lock.waiting,
-        *((max(lock.tokens, default=lock.token or "-"),) if wide else ()),
-    )
-    return tuple(printable(cell) for cell in row)
-
-
-def write_table(
-    stdout: OutputWrapper, rows: Iterable[tuple[str, ...]], titles: tuple[str, ...], *, wide: bool = True
-) -> None:
-    """Write rows in columns that are as wide as the first thousand rows need: the others are not read before."""
-    block: list[tuple[str, ...]] = [titles]
+def write_table(stdout: OutputWrapper, rows: Iterable[Row], *, wide: bool = True) -> None:
+    """Write rows of one kind in columns that are as wide as the first thousand rows need: the others are not read
+    before. wide: with the token, and no text is cut."""
+    rows = iter(rows)
+    titles: list[str] = []
     widths: list[int] = []
-    for row in rows:
-        block.append(row)
-        if len(block) == 1_000:
-            widths = widths or _widths(block, wide=wide)
-            _write_block(stdout, block, widths, wide=wide)
-            block = []
-    if block != [titles]:
-        _write_block(stdout, block, widths or _widths(block, wide=wide), wide=wide)
+    while some := [row.cells() for row in islice(rows, 1_000)]:
+        block = [] if titles else [titles := [title for title in some[0] if wide or title != "TOKEN"]]
+        block += ([printable(cells[title]) for title in titles] for cells in some)
+        widths = widths or _widths(block, wide=wide)
+        _write_block(stdout, block, widths, wide=wide)
 
 
-def _widths(block: list[tuple[str, ...]], *, wide: bool) -> list[int]:
+def _widths(block: list[list[str]], *, wide: bool) -> list[int]:
     widths = [min(MAX_WIDTH, max(map(len, column))) for column in zip(*block, strict=True)]
     while not wide and sum(widths) + 2 * (len(widths) - 1) > FITS:
         widths[widths.index(max(widths))] -= 1
     return widths
 
 
-def _write_block(stdout: OutputWrapper, block: list[tuple[str, ...]], widths: list[int], *, wide: bool) -> None:
+def _write_block(stdout: OutputWrapper, block: list[list[str]], widths: list[int], *, wide: bool) -> None:
     for row in block:
         cells = (
             (cell if wide or len(cell) <= width else f"{cell[: width - 1]}…").ljust(width)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from argparse import Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,16 +17,8 @@ from .plain_output import PlainCommand
 class ProgramCommand(PlainCommand):
     """A command that runs a program, and exits with its code."""
 
-    #: What the exit codes mean, for the help.
-    codes: str
-    #: For the shell: other commands report what is wrong with the project.
-    requires_system_checks: list[str] = []  # noqa: RUF012 - as Django wants it
-    #: The program's exit code, for `run_from_argv`.
-    code = 0
-
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        parser = super().create_parser(prog_name, subcommand, epilog=self.codes, **kwargs)
-        parser.formatter_class = RawDescriptionHelpFormatter
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
         parse = parser.parse_args
 
         def parse_args(args: Sequence[str], namespace: Namespace | None = None) -> Namespace:
@@ -59,12 +50,6 @@ class ProgramCommand(PlainCommand):
             "--label", help="a note for people who look at the locks (default: the name of the program, or leader)"
         )
         parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
-
-    def run_from_argv(self, argv: list[str]) -> None:
-        """Exit with the code of the program; `call_command` returns it as text."""
-        super().run_from_argv(argv)
-        if self.code:
-            sys.exit(self.code)
 
     @contextmanager
     def reporting_mistakes(self) -> Iterator[None]:

@@ -43,14 +43,14 @@ class Migration(migrations.Migration):
                 ),
                 ("capacity", django_mongolock.models.fields.Number(verbose_name="capacity")),
                 ("lease", django_mongolock.models.fields.Number(help_text="milliseconds", verbose_name="lease")),
-                ("since", django_mongolock.models.fields.Moment(verbose_name="requested")),
+                ("since", django_mongolock.models.fields.ServerTime(verbose_name="requested")),
                 (
                     "until",
-                    django_mongolock.models.fields.Moment(
+                    django_mongolock.models.fields.ServerTime(
                         help_text="when it ends unless it is renewed", verbose_name="until"
                     ),
                 ),
-                ("acquired_at", django_mongolock.models.fields.Moment(verbose_name="acquired")),
+                ("acquired_at", django_mongolock.models.fields.ServerTime(verbose_name="acquired")),
                 (
                     "behind",
                     django_mongolock.models.fields.Number(
@@ -87,13 +87,13 @@ class Migration(migrations.Migration):
                 ("token", django_mongolock.models.fields.Number(verbose_name="last fencing token")),
                 (
                     "expires_at",
-                    django_mongolock.models.fields.Moment(
+                    django_mongolock.models.fields.ServerTime(
                         help_text="the end of its last lease; empty if it is free", null=True, verbose_name="lease ends"
                     ),
                 ),
                 (
                     "purge_at",
-                    django_mongolock.models.fields.Moment(
+                    django_mongolock.models.fields.ServerTime(
                         help_text="when the document may be deleted if nothing uses it", verbose_name="kept until"
                     ),
                 ),
@@ -163,7 +163,7 @@ class Migration(migrations.Migration):
                 ("id", django_mongodb_backend.fields.ObjectIdAutoField(primary_key=True, serialize=False)),
                 (
                     "at",
-                    django_mongolock.models.fields.Moment(
+                    django_mongolock.models.fields.ServerTime(
                         help_text="according to the server's clock", verbose_name="when"
                     ),
                 ),

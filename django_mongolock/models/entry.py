@@ -6,7 +6,7 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.models import EmbeddedModel
 
-from .fields import Moment, Number, Text
+from .fields import Number, ServerTime, Text
 
 
 class PartyFields(models.Model):
@@ -34,9 +34,9 @@ class Entry(PartyFields, EmbeddedModel):  # type: ignore[misc, django-manager-mi
     worker = Text(_("thread or task"), max_length=256, null=True)
     capacity = Number(_("capacity"))
     lease = Number(_("lease"), help_text=_("milliseconds"))
-    since = Moment(_("requested"))
-    until = Moment(_("until"), help_text=_("when it ends unless it is renewed"))
-    acquired_at = Moment(_("acquired"))
+    since = ServerTime(_("requested"))
+    until = ServerTime(_("until"), help_text=_("when it ends unless it is renewed"))
+    acquired_at = ServerTime(_("acquired"))
     more_permits = Number(_("more permits"), null=True, help_text=_("how many it takes beyond one"))
     behind = Number(_("behind it"), null=True, help_text=_("how many more of its process wait"))
 

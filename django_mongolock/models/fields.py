@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     CharField = models.CharField[Any, Any]
     BigIntegerField = models.BigIntegerField[Any, Any]
     DateTimeField = models.DateTimeField[Any, Any]
-    Lookup = models.Lookup[Any]
 else:
-    Lookup = models.Lookup
     CharField, BigIntegerField, DateTimeField = models.CharField, models.BigIntegerField, models.DateTimeField
 
 
@@ -57,7 +55,7 @@ class Number(BigIntegerField):
         return read_number(value)
 
 
-class Moment(DateTimeField):
+class ServerTime(DateTimeField):
     """A moment according to the server's clock, or None. Aware; with USE_TZ = False in local time."""
 
     def get_internal_type(self) -> str:
@@ -73,26 +71,8 @@ class Moment(DateTimeField):
         return (value if timezone.is_aware(value) else timezone.make_aware(value)).astimezone(UTC)
 
 
-class Having(Lookup):
-    """``holders__having=[{"host": "web-1"}, {"user": "anna"}]``: an entry has all facts of one of these.
-
-    A query rather than an expression: one look at each entry, and no other content of a document is an error.
-    """
-
-    lookup_name = "having"
-    prepare_rhs = False
-    can_use_path = True
-
-    def as_mql_path(self, compiler: Any, connection: Any) -> dict[str, Any]:
-        wanted = [{name: {"$eq": value} for name, value in facts.items()} for facts in self.rhs]
-        return {self.lhs.target.column: {"$elemMatch": {"$or": wanted}}}
-
-
 class Parties(EmbeddedModelArrayField):  # type: ignore[misc]
     """Holders or waiters, read as `Party`; [] for anything that is no list."""
-
-    def _get_lookup(self, lookup_name: str) -> Any:
-        return Having if lookup_name == Having.lookup_name else super()._get_lookup(lookup_name)
 
     def get_internal_type(self) -> str:
         return "LockEntries"

@@ -16,7 +16,7 @@ from ..inspection import event_queries
 from ..inspection.display import EVENTS, milliseconds
 from ..inspection.snapshot import Party
 from .entry import PartyFields
-from .fields import Moment, Number, Text, read_moment
+from .fields import Number, ServerTime, Text, read_moment
 from .read_only import ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
 
 
@@ -47,7 +47,7 @@ class LockEvent(ReadOnlyModel, PartyFields):
     not_written = "the history of locks is written by the engine only: see MONGOLOCK['HISTORY']"
 
     id = ObjectIdAutoField(primary_key=True, db_column="_id")
-    at = Moment(_("when"), help_text=_("according to the server's clock"))
+    at = ServerTime(_("when"), help_text=_("according to the server's clock"))
     key = Text(_("key"), max_length=512)
     event = Text(_("what"), max_length=16, choices=[(what.value, word) for what, (_shape, word) in EVENTS.items()])
     waited_ms = Number(_("waited"), null=True, help_text=_("milliseconds"))

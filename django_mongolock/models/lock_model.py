@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Final, Unpack
+from typing import Unpack
 
 from django.db import models
-from django.db.models import Func, Q
-from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from ..backends.base import mongo_store
@@ -16,44 +13,13 @@ from ..context import CLAIMED
 from ..engine.logs import WARNING, log
 from ..exceptions import LockDocumentDamaged, printable
 from ..inspection import operations, queries
+from ..inspection.named_locks import LockRow, row_of
 from ..inspection.patterns import KeyMatch
-from ..inspection.snapshot import LockSnapshot, Party, read_parties
+from ..inspection.snapshot import LockSnapshot, Party
 from ..signals import lock_forced, send
 from .entry import Entry
-from .fields import Moment, Number, Parties
-from .read_only import ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
-
-#: Far longer than the place of a dead waiter in a queue lasts.
-_DEAD_WAITERS_GONE: Final = timedelta(hours=1)
-LONG_AGO: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class _Condition(Func):
-    """A condition of the server's own, which holds for any value of any type."""
-
-    output_field = models.BooleanField()
-    expression: ClassVar[dict[str, Any]]
-
-    def as_mql_expr(self, compiler: Any, connection: Any) -> dict[str, Any]:
-        return self.expression
-
-
-class WasReleased(_Condition):
-    """All holders have released the lock, which is only kept for a minimum hold."""
-
-    expression: ClassVar[dict[str, Any]] = queries.WAS_RELEASED
-
-
-class HasWaiters(_Condition):
-    """At least one waiter's place in the queue has not expired. Most queues are empty, which is decided at once."""
-
-    expression: ClassVar[dict[str, Any]] = {"$and": [{"$ne": ["$waiters", []]}, {"$ne": [queries.QUEUE, []]}]}
-
-
-def key_condition(match: KeyMatch) -> Q:
-    """The condition that a key matches."""
-    lookups = {"key__gte": match.low, "key__lt": match.high, "key__regex": match.regex}
-    return Q(**{lookup: value for lookup, value in lookups.items() if value})
+from .fields import Number, Parties, ServerTime
+from .read_only import Condition, ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
 
 
 class LockQuerySet(ReadOnlyQuerySet):
@@ -64,34 +30,30 @@ class LockQuerySet(ReadOnlyQuerySet):
 
     def held(self) -> LockQuerySet:
         """Locks that are held now."""
-        return self.leased().filter(~WasReleased(), expires_at__gt=Now())
+        return self._in_state("held")
 
     def kept(self) -> LockQuerySet:
         """Locks that were released, but are not free before their minimum hold is over, as after `once_per`."""
-        return self.leased().filter(WasReleased(), expires_at__gt=Now())
+        return self._in_state("kept")
 
     def stale(self) -> LockQuerySet:
         """Locks whose lease has ended without a release. The next process that asks gets them."""
-        return self.leased().filter(~WasReleased(), expires_at__lte=Now())
+        return self._in_state("stale")
 
     def free(self) -> LockQuerySet:
         """Locks without a holder whose documents are still kept."""
-        return self.filter(expires_at__isnull=True)
+        return self._in_state("free")
 
     def waited_for(self) -> LockQuerySet:
-        """Locks with waiters.
-
-        A waiter gets a lock soon after its lease ends: so a lock that has been stale for long has no waiters.
-        """
-        return self.leased().filter(HasWaiters(), expires_at__gt=Now() - _DEAD_WAITERS_GONE)
+        """Locks with waiters."""
+        return self._in_state("waited")
 
     def leased(self) -> LockQuerySet:
-        """Locks that are held or stale.
+        """Locks that are held, kept or stale."""
+        return self._in_state("leased")
 
-        The condition keeps every search in the index away from the many documents with null there; the server's time
-        does not do that for stale locks, nor for any once a document has an array in that field.
-        """
-        return self.filter(expires_at__gt=LONG_AGO)
+    def _in_state(self, state: str) -> LockQuerySet:
+        return self.filter(Condition(queries.in_state(state)))
 
     def owned_by(self, owner: str) -> LockQuerySet:
         """Locks that *owner* holds (`owner=`). `force_release` then takes them from this owner only."""
@@ -110,7 +72,7 @@ class LockQuerySet(ReadOnlyQuerySet):
 
     def matching(self, match: KeyMatch) -> LockQuerySet:
         """Locks whose keys match: see `inspection.patterns`."""
-        return self.filter(key_condition(match))
+        return self.filter(Condition(match.query()))
 
     def snapshots(self, **bounds: Unpack[queries.Bounds]) -> Iterator[LockSnapshot]:
         """These locks as the server sees them just now, bounded in size. Raises LockBackendFailed."""
@@ -161,8 +123,8 @@ class Lock(ReadOnlyModel):
     holders = Parties(Entry, verbose_name=_("holders"))
     waiters = Parties(Entry, verbose_name=_("waiters"))
     token = Number(_("last fencing token"))
-    expires_at = Moment(_("lease ends"), null=True, help_text=_("the end of its last lease; empty if it is free"))
-    purge_at = Moment(_("kept until"), help_text=_("when the document may be deleted if nothing uses it"))
+    expires_at = ServerTime(_("lease ends"), null=True, help_text=_("the end of its last lease; empty if it is free"))
+    purge_at = ServerTime(_("kept until"), help_text=_("when the document may be deleted if nothing uses it"))
     acquisitions = Number(_("acquisitions"))
     contended = Number(_("contended"), help_text=_("acquisitions after a wait"))
     expired = Number(_("expired"), help_text=_("leases that ended without a release"))
@@ -174,7 +136,7 @@ class Lock(ReadOnlyModel):
     objects = ReadOnlyManager.from_queryset(LockQuerySet)()
 
     #: How the server saw the lock, for objects that come from `from_snapshot`.
-    snapshot: LockSnapshot
+    row: LockRow
 
     class Meta(ReadOnlyModel.Meta):
         db_table = "mongolock_locks"
@@ -206,13 +168,7 @@ class Lock(ReadOnlyModel):
     def from_snapshot(cls, snapshot: LockSnapshot, using: str) -> Lock:
         """The lock of *snapshot*, with its key and no other field."""
         lock: Lock = cls.from_db(using, ["key"], [snapshot.key])
-        lock.snapshot = snapshot
-        return lock
-
-    @classmethod
-    def of_holders(cls, key: str, holders: list[dict[str, Any]], using: str) -> Lock:
-        """The lock *key* with these holders, and no other field."""
-        lock: Lock = cls.from_db(using, ["key", "holders"], [key, list(read_parties(holders))])
+        lock.row = row_of(snapshot)
         return lock
 
     def force_release(

@@ -13,13 +13,28 @@ from ..router import ROUTER
 
 if TYPE_CHECKING:  # the backend is not typed
     Manager = models.Manager[Any]
+    Lookup = models.Lookup[Any]
 
     class MongoQuerySet(models.QuerySet[Any]):
         def _clone(self) -> Any: ...
 else:
     from django_mongodb_backend.queryset import MongoQuerySet
 
-    Manager = models.Manager
+    Manager, Lookup = models.Manager, models.Lookup
+
+
+class Condition(Lookup):
+    """A condition in MongoDB's form, for `filter()`. An index may serve it."""
+
+    prepare_rhs = False
+    can_use_path = True
+
+    def __init__(self, query: dict[str, Any]) -> None:
+        super().__init__(models.Value(True), query)
+
+    def as_mql_path(self, compiler: Any, connection: Any) -> dict[str, Any]:
+        query: dict[str, Any] = self.rhs
+        return query
 
 
 class ReadOnlyQuerySet(MongoQuerySet):

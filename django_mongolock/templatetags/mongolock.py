@@ -7,13 +7,13 @@ from typing import Any
 from django import template
 
 from ..inspection import display
-from ..inspection.snapshot import Party
+from ..inspection.named_locks import row_of
+from ..inspection.snapshot import LockSnapshot, Party
 
 register = template.Library()
 for function in (
     display.who,
     display.details,
-    display.holders,
     display.outlook,
     display.look_at_process,
     display.where,
@@ -31,9 +31,16 @@ for function in (
 
 
 @register.filter
+def holders(lock: LockSnapshot) -> str:
+    """Show who has the lock, and where."""
+    row = row_of(lock)
+    return display.holder(row.holder, row.where, row.damage)
+
+
+@register.filter
 def as_shown(holder: Party, key: str) -> str:
-    """Return what a form carries of one holder of the lock *key*: see `admin.release`."""
-    return json.dumps([key, [holder.token]])
+    """Return what a form carries of one holder of the lock *key*: see `admin.confirmation`."""
+    return json.dumps(["locks", key, [holder.token]])
 
 
 @register.simple_tag(takes_context=True)

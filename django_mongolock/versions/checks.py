@@ -9,7 +9,7 @@ from django.apps import AppConfig, apps
 from django.core.checks import CheckMessage, register
 from django.db import connections, router
 
-from ..checks.messages import warning
+from ..inspection.check_messages import warning
 from .checking import version_field
 
 

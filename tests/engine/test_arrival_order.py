@@ -23,7 +23,7 @@ from django_mongolock.engine.rule.document import UNLIMITED, Terms
 from django_mongolock.engine.rule.step import Limits
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockNotAcquired
-from django_mongolock.inspection.as_json import as_json
+from django_mongolock.inspection.named_locks import row_of
 from django_mongolock.inspection.overview import overview
 from django_mongolock.models import Lock
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
@@ -238,7 +238,7 @@ def test_eight_who_wait_are_eight(eight_wait: str) -> None:
     """F69, P5: in the snapshot, in the overview of the dashboard, in JSON, and in the list of the command."""
     assert eventually(lambda: seen_waiting(eight_wait) == 8, 5), f"{seen_waiting(eight_wait)} are seen"
     (lock,) = Lock.objects.filter(pk=eight_wait).snapshots()
-    assert as_json(lock)["waiting"] == 8
+    assert row_of(lock).as_json()["waiting"] == 8
     assert overview(mongo_store()).waiting == 8
     out = StringIO()
     call_command("list_locks", "--waiting", stdout=out)

@@ -106,11 +106,10 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
     "deadlock": lambda store: store.deadlock("bad", "g", 5),
     "snapshots": lambda store: list(queries.snapshots(store, {})),
     "deadlocks": lambda store: [str(cycle) for cycle in queries.find_deadlocks(store)],
-    "stale": lambda store: list(operations.find_stale(store, operations.Which())),
-    "clear": lambda store: operations.clear_stale(store, ["bad"], operations.Which()),
+    "stale": lambda store: list(queries.snapshots(store, queries.chosen(operations.STALE))),
+    "clear": lambda store: operations.clear_stale(store, ["bad"]),
     "ask": lambda store: operations.ask_to_release(store, "bad", "somebody"),
     "force": lambda store: operations.force_release(store, "bad", ["secret-grant.1"]),
-    "grants": lambda store: operations.find_grants(store, {"bad": [1]}),
 }
 
 

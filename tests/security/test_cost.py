@@ -154,7 +154,7 @@ def test_giants_with_a_lock_in_them(locks: Locks, ads: tuple[Collection[Document
     looks["force"] = lambda: client.post(f"{documents}force-release/", {"document": shown[:1], "reason": "x"})
     looks |= commands(
         "list_locks", "list_locks --all --json", "list_locks --all --limit 0 --wide", "clear_stale_locks --dry-run",
-        "release_lock --document-lock giants 0-5 --no-input", "clear_stale_locks --no-input",
+        "release_lock --kind giants 0-5 --no-input", "clear_stale_locks --no-input",
     )  # fmt: skip
     looks["clear"] = lambda: client.post(documents, {"lock": "giants"})
     assert_cheap(looks)

@@ -113,7 +113,7 @@ class TestShown:
             form = {"action": action, "index": 0, "_selected_action": [EVIL_KEY, f"other {EVIL_KEY}"]}
             pages[action] = client.post(f"{LIST}?state=all", form, follow=True)
         pages["forced"] = client.post(
-            f"{LIST}force-release/", {"lock": json.dumps([EVIL_KEY, [7]]), "reason": EVIL}, follow=True
+            f"{LIST}force-release/", {"lock": json.dumps(["locks", EVIL_KEY, [7]]), "reason": EVIL}, follow=True
         )
         pages["index"] = client.get("/admin/")
         for name, page in pages.items():
@@ -286,7 +286,7 @@ HEADERS = st.dictionaries(
     max_size=3,
 )  # fmt: skip
 VALUES = st.text(max_size=12) | st.sampled_from(
-    ["k", "1", "-1", "9" * 30, "\0", "[1]", '["k", [1]]', "x" * 3_000, "1e9"]
+    ["k", "1", "-1", "9" * 30, "\0", "[1]", '["locks", "k", [1]]', "x" * 3_000, "1e9"]
 )
 FIELDS = st.dictionaries(
     st.sampled_from(["lock", "reason", "back", "filters", "action", "_selected_action", "index", "q", "p", "o", "state",
@@ -315,7 +315,7 @@ def test_any_bytes(locks: Locks, name: str) -> None:
     @given(st.sampled_from(["get", "post", "head", "put", "options"]), FIELDS, FIELDS, HEADERS, VALUES)
     @example("get", {}, {}, {"Authorization": "Basic \xff"}, "k")
     @example("get", {}, {}, {"Authorization": "Basic " + base64.b64encode(b"a\0b:c").decode()}, "k")
-    @example("post", {}, {"lock": '["k", [1]]', "reason": "\0"}, {}, "k")
+    @example("post", {}, {"lock": '["locks", "k", [1]]', "reason": "\0"}, {}, "k")
     def ask(method: str, query: dict[str, str], form: dict[str, str], headers: dict[str, str], key: str) -> None:
         path = PAGES[name][0].format(key=quote_key(key.encode(errors="replace").decode()))
         sent: dict[str, Any] = {"query_params": clean(query), "headers": headers}

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockLost
-from django_mongolock.inspection.operations import Which, clear_stale, force_release
+from django_mongolock.inspection.operations import clear_stale, force_release
 from verify.faults.documents import OurDocument, at_once
 from verify.faults.peers import ERRORS, TIMEOUT, OurLock, Ours, Plan
 from verify.faults.plans import KEYS, choose, line
@@ -343,7 +343,7 @@ class Worker:
                     self._take_one(store)
                 if "clear-stale" in self.habits:
                     since = now()
-                    clear_stale(store, KEYS, Which(), timeout=TIMEOUT)
+                    clear_stale(store, KEYS, timeout=TIMEOUT)
                     self.happened("clear-stale", since)
             time.sleep(self.chance.uniform(0.1, 1.0))
 

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import RawDescriptionHelpFormatter
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...conf import get_settings
-from ...engine.store.mongo import MongoStore
-from ...inspection.kinds import LockKind
-from ...inspection.operations import Cleared, Which, clear_all_stale, find_stale
-from ...inspection.queries import count
-from ...inspection.snapshot import LockSnapshot
-from ...signals import send, stale_locks_cleared
-from ..kinds import Report, chosen_kinds, process
-from ..lock_command import LockCommand, add_document_lock, seconds, whole_number, write_json, write_locks
-
-Documents = list[LockKind]
+from ...exceptions import printable
+from ...inspection.kinds import Choice, LockKind, Row, Swept
+from ...inspection.named_locks import NamedLocks
+from ..lock_command import LockCommand, seconds, whole_number, write_table
 
 #: How many locks the confirmation shows.
 SHOWN = 10
@@ -37,7 +30,7 @@ moment stays. The first waiter for a cleared lock gets it. Damaged documents are
 is not cleared the first time: its lease gets its whole length again.
 
 Stale document locks are cleared too: a document that was held for longer than its lock allows is set to the failed
-state of that work, for a retry job. With --key no document is cleared, with --document-lock no named lock.
+state of that work, for a retry job. With --key only named locks are cleared, with --kind only that kind.
 """
 
 CODES = """\
@@ -53,13 +46,7 @@ class Command(LockCommand):
     """Clears stale locks, in batches."""
 
     help = HELP
-    #: Whether a dry run found stale locks.
-    found_some = False
-
-    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        parser = super().create_parser(prog_name, subcommand, epilog=CODES, **kwargs)
-        parser.formatter_class = RawDescriptionHelpFormatter
-        return parser
+    codes = CODES
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="only show what would be cleared")
@@ -80,98 +67,97 @@ class Command(LockCommand):
             metavar="NUMBER",
             help="locks in one update (default: 1000)",
         )
-        add_document_lock(parser)
+        self.add_kind(parser)
         super().add_arguments(parser)
 
-    def run_from_argv(self, argv: list[str]) -> None:
-        """Exit with a code for the shell; `call_command` returns."""
-        super().run_from_argv(argv)
-        if self.found_some:
-            sys.exit(FOUND)
-
     def handle(self, **options: Any) -> None:
-        asks = options["interactive"] and not options["dry_run"]
+        self.failed, self.reported, self.options = {}, time.monotonic(), options
+        dry_run = options["dry_run"]
+        asks = options["interactive"] and not dry_run
         if asks and (options["json"] or not sys.stdin.isatty()):
             raise CommandError("there is no terminal for the confirmation: use --no-input, or --dry-run to look first")
         with self.reporting_errors():
-            which = Which(self.keys(options), self.owner(options), options["older_than"])
-            documents = list(chosen_kinds(options))
-            store = None if options["document_lock"] else self.store(options)
-            if not asks or self._is_confirmed(store, which, documents, options):
-                self._run(store, which, documents, options)
+            owner = self.fact("--owner", options["owner"])
+            self.choice = Choice("stale", owner, options["older_than"], key=self.keys(options))
+            kinds = self.kinds(options)
+            if asks and not self._is_confirmed(kinds):
+                return
+            if options["json"]:
+                self.write_json("stale", kinds, partial(self._stale, dry_run=dry_run), dry_run=dry_run)
+            else:
+                for kind in kinds:
+                    self._sweep(kind, dry_run=dry_run)
+            self.report_failed()
 
-    def _is_confirmed(
-        self, store: MongoStore | None, which: Which, documents: Documents, options: dict[str, Any]
-    ) -> bool:
-        first = list(find_stale(store, which, limit=SHOWN)) if store else []
-        reports = [process(kind, options, dry_run=True) for kind in documents]
-        reports = [report for report in reports if report.stale or report.error]
-        if not first and not reports:
+    def _is_confirmed(self, kinds: list[LockKind]) -> bool:
+        found = [self._sweep(kind, dry_run=True, asks=True) for kind in kinds]
+        if not any(found) and not self.failed:
             self.stdout.write("There are no stale locks.")
             return False
-        if store and first:
-            total = count(store, which.query())
-            self.stdout.write(f"Stale locks: {total}.\n")
-            write_locks(self.stdout, first)
-            if total > len(first):
-                self.stdout.write("…")
-        for report in reports:
-            report.write(self.stdout, SHOWN)
+        self.failed = {}
         if input("\nClear them? [y/N] ").strip().lower() in ("y", "yes"):
             return True
         self.stdout.write("Nothing was cleared.")
         return False
 
-    def _run(self, store: MongoStore | None, which: Which, documents: Documents, options: dict[str, Any]) -> None:
-        self.cleared = Cleared()
-        dry_run, reports = options["dry_run"], list[Report]()
-        locks = self._work(store, which, options) if store else iter(())
+    def _sweep(self, kind: LockKind, *, dry_run: bool, asks: bool = False) -> int:
+        """Clear the stale locks of a kind, or only show them; say what was done. Return how many there were.
 
-        def rest() -> dict[str, Any]:
-            reports.extend(process(kind, options, dry_run=dry_run) for kind in documents)
-            return asdict(self.cleared) | {"dry_run": dry_run, "documents": [report.as_json() for report in reports]}
+        asks: the question comes next, and shows the first of them.
+        """
+        stale, facts = self._stale(kind, dry_run=dry_run)
+        with self.noting_errors(kind):
+            if dry_run:
+                write_table(self.stdout, islice(stale, SHOWN if asks else None))
+            deque(stale, maxlen=0)
+        done = facts()
+        for row in done["damaged"]:
+            self.stdout.write(printable(f"  {row['key']}  not cleared: {row['damage']}"))
+        found, title = done["found"], kind.title
+        if asks and found:
+            self.stdout.write(f"Stale {title}: {found}.")
+        elif found or (isinstance(kind, NamedLocks) and not asks):
+            nothing = f"Stale {title}: {found}. Nothing was cleared."
+            text = f"Cleared {done['cleared']} of {found} stale {title}.{_left_over(done)}"
+            self.stdout.write(nothing if dry_run else text)
+        if done["dated"]:
+            self.stdout.write(f"Of the {title}, {done['dated']} had no time stamp, which they got now.")
+        return int(found)
 
-        if options["json"]:
-            write_json(self.stdout, "stale", locks, rest)
-        else:
-            if store:
-                self._write_locks(locks, dry_run=dry_run)
-            for kind in documents:
-                reports.append(process(kind, options, dry_run=dry_run))
-                reports[-1].write(self.stdout)
-        self.found_some = dry_run and (self.cleared.found > 0 or any(report.stale for report in reports))
-        if failed := [f"{report.name}: {report.error}" for report in reports if report.error]:
-            raise CommandError(f"some documents could not be read: {'; '.join(failed)}")
+    def _stale(self, kind: LockKind, *, dry_run: bool) -> tuple[Iterator[Row], Callable[[], dict[str, Any]]]:
+        """Find stale locks, part by part, and clear them unless it is a dry run. Return also what was done then."""
+        done = Swept()
 
-    def _write_locks(self, locks: Iterator[LockSnapshot], *, dry_run: bool) -> None:
-        if dry_run:
-            write_locks(self.stdout, locks)
-            self.stdout.write(f"Stale locks: {self.cleared.found}. Nothing was cleared.")
-        else:
-            deque(locks, maxlen=0)
-            done = self.cleared
-            self.stdout.write(f"Cleared {done.cleared} of {done.found} stale locks.{_left_over(done)}")
+        def rows() -> Iterator[Row]:
+            for part in kind.clear(self.choice, dry_run=dry_run, batch=self.options["batch_size"]):
+                done.count_in(part)
+                if self.options["dry_run"] and done.found:
+                    self.code = FOUND
+                yield from part.cleared
+                if self.options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - self.reported > 1):
+                    self.reported = time.monotonic()
+                    self.stderr.write(f"{done.found} found, {done.count} cleared", str)
 
-    def _work(self, store: MongoStore, which: Which, options: dict[str, Any]) -> Iterator[LockSnapshot]:
-        """Find stale locks, batch by batch, and clear them unless it is a dry run."""
-        reported = time.monotonic()
-        for stale, done in clear_all_stale(store, which, options["batch_size"], dry_run=options["dry_run"]):
-            self.cleared += done
-            if done.cleared:
-                send(stale_locks_cleared, count=done.cleared, using=options["database"] or get_settings().DATABASE)
-            yield from stale
-            if options["verbosity"] >= 2 or (self.stderr.isatty() and time.monotonic() - reported > 1):
-                reported = time.monotonic()
-                self.stderr.write(f"{self.cleared.found} found, {self.cleared.cleared} cleared", str)
+        return rows(), partial(_facts, done)
 
 
-def _left_over(done: Cleared) -> str:
+def _facts(done: Swept) -> dict[str, Any]:
+    return {
+        "found": done.found,
+        "cleared": done.count,
+        "postponed": done.postponed,
+        "dated": done.dated,
+        "damaged": [row.as_json() for row in done.damaged],
+    }
+
+
+def _left_over(done: dict[str, Any]) -> str:
     """Why some locks were not cleared."""
     text = ""
-    if done.postponed:
-        text += f" {done.postponed} were written before a failover: their leases get their whole length again."
-    if done.damaged:
-        text += f" {done.damaged} damaged documents were not changed: see list_locks --stale."
-    if taken := done.found - done.cleared - done.postponed:
+    if done["postponed"]:
+        text += f" {done['postponed']} were written before a failover: their leases get their whole length again."
+    if done["damaged"]:
+        text += f" {len(done['damaged'])} damaged documents were not changed."
+    if (taken := done["found"] - done["cleared"] - done["postponed"]) > 0:
         text += f" {taken} had been renewed, acquired or released by then."
     return text

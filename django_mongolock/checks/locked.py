@@ -1,4 +1,4 @@
-"""Checks of the locked views of the project."""
+"""Checks of what the project has locked: its functions and views."""
 
 from __future__ import annotations
 
@@ -11,12 +11,27 @@ from django.core.checks import CheckMessage, Tags, register
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.converters import PathConverter, StringConverter
 
+from ..decorator.calls import shared_by_all
 from ..decorator.mongo_locked import TEMPLATES
+from ..inspection.check_messages import warning
 from ..keys import KeyTemplate
-from .messages import warning
 
 #: Converters that pass text on as it was typed. A regular expression does so, too.
 _AS_TYPED: Final = (StringConverter, PathConverter)
+
+
+@register()
+def check_shared_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that a function with arguments says which of its calls exclude one another."""
+    return [
+        warning(
+            "W009",
+            f"All calls of {name}() share one lock, whatever their arguments: its @mongo_locked has no key.",
+            'Name the arguments that matter, as in @mongo_locked("order:{order_id}"). If all calls are meant, name the '
+            'lock: @mongo_locked("import").',
+        )
+        for name in sorted(shared_by_all)
+    ]
 
 
 @register(Tags.urls)

@@ -18,12 +18,10 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..context import own_address
 from ..engine.logs import INFO, log
 from ..exceptions import LockBackendFailed, LockError
-from ..inspection import kinds
-from ..inspection.kinds import Choice, LockKind, Row, Swept
+from ..inspection.kinds import Choice, LockKind, Row, Swept, other_kinds
 from ..inspection.snapshot import State
-from .kind_forcing import ask
-from .kind_rows import Shown, may_clear, may_force, may_view
-from .pages import Pages
+from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
+from .lock_actions import LockActions, may_clear, may_force
 
 #: How many rows of each kind the page shows; how many if it shows one kind; and how many one update releases.
 SHOWN: Final = 20
@@ -42,81 +40,76 @@ STATES: Final = {
 class Section:
     """The rows of one kind that the page shows. error: why they could not be read."""
 
-    lock: LockKind
+    kind: LockKind
     rows: Sequence[Shown] = ()
     more: bool = False
     error: LockError | None = None
 
-    def of(self, state: State) -> list[Row]:
-        """Those in this state."""
-        return [row.document for row in self.rows if row.document.lock_state is state]
-
     @property
     def has_stale(self) -> bool:
-        return bool(self.of(State.STALE))
+        return any(shown.row.state is State.STALE for shown in self.rows)
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""
-        states = (State.HELD, State.STALE, State.DAMAGED)
-        found = {state.value: [row.as_json() for row in self.of(state)] for state in states}
-        return {"lock": self.lock.name, **found, "more": self.more, "error": self.error and str(self.error)}
+        rows = [shown.row.as_json() for shown in self.rows]
+        return {"kind": self.kind.name, "locks": rows, "more": self.more, "error": self.error and str(self.error)}
 
 
 class Filters:
     """What the address of the page chooses: one kind or all, a state, an owner."""
 
     def __init__(self, request: HttpRequest) -> None:
-        self.lock = request.GET.get("lock", "")
+        self.kind = request.GET.get("kind", "")
         state = request.GET.get("state", "all")
         self.state = state if state in STATES else "all"
         self.owner = request.GET.get("owner", "").strip()
 
-    def section(self, admin: Pages, request: HttpRequest, kind: LockKind) -> Section:
+    def section(self, admin: LockActions, request: HttpRequest, kind: LockKind) -> Section:
         """Read the first rows of a kind."""
-        most = SHOWN_OF_ONE if self.lock else SHOWN
+        most = SHOWN_OF_ONE if self.kind else SHOWN
         if self.state == "damaged" and self.owner:
             return Section(kind)
         try:
-            found = kind.rows(Choice(self.state, self.owner or None), most + 1)
+            found = list(kind.rows(Choice(self.state, self.owner or None), most + 1))
         except LockError as error:
             return Section(kind, error=error)
-        rows = [Shown(kind, row, page_of(admin, request, kind, row.id)) for row in found[:most]]
+        rows = [Shown(kind, row, page_of(admin, request, kind, row.key)) for row in found[:most]]
         return Section(kind, rows, more=len(found) > most)
 
     def links(self) -> Iterator[tuple[str, Any, bool]]:
         """The filters of the state: address, word, whether it is chosen."""
         for state, word in STATES.items():
-            chosen = {"lock": self.lock, "owner": self.owner, "state": state}
+            chosen = {"kind": self.kind, "owner": self.owner, "state": state}
             yield "?" + urlencode({name: value for name, value in chosen.items() if value}), word, state == self.state
 
 
-def view(admin: Pages, request: HttpRequest) -> HttpResponse:
-    """The page: GET shows the documents, POST releases the stale ones of a lock, or asks before a forced release.
+def view(admin: LockActions, request: HttpRequest) -> HttpResponse:
+    """The page: GET shows the locks, POST releases the stale ones of a kind, or asks before a forced release.
 
-    JSON without HTML in Accept. A lock that fails does not hide the others; raises LockBackendFailed if all of them do.
+    JSON without HTML in Accept. A kind that fails does not hide the others; raises LockBackendFailed if all of them do.
     """
-    if not may_view(request):
+    if not admin.may_view(request, ()):
         raise PermissionDenied
     for_programs = not request.accepts("text/html")
     if request.method == "POST":
-        return ask(admin, request) if "force" in request.POST else _clear(request, for_programs=for_programs)
+        force = "force" in request.POST
+        return _force(admin, request) if force else _clear(admin, request, for_programs=for_programs)
     if request.method not in ("GET", "HEAD"):
         return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
-    choice, declared = Filters(request), kinds.kinds()
-    sections = [choice.section(admin, request, kind) for kind in declared if choice.lock in ("", kind.name)]
+    choice, declared = Filters(request), other_kinds()
+    sections = [choice.section(admin, request, kind) for kind in declared if choice.kind in ("", kind.name)]
     errors = [section.error for section in sections if isinstance(section.error, LockBackendFailed)]
     nothing = bool(errors) and len(errors) == len(sections)
     if for_programs:
-        found = {"documents": [section.as_json() for section in sections]}
-        return JsonResponse(found, status=503 if nothing else 200)
+        return JsonResponse({"kinds": [section.as_json() for section in sections]}, status=503 if nothing else 200)
     if nothing:
         raise errors[0]
-    context = {"title": _("Documents"), "sections": sections, "choice": choice, "declared": bool(declared)}
+    context = {"title": _("Locks of other kinds"), "sections": sections, "choice": choice, "declared": bool(declared)}
     rights = {"may_force": may_force(request), "may_clear": may_clear(request)}
     return admin.page(request, "documents", context | rights)
 
 
-def page_of(admin: Pages, request: HttpRequest, kind: LockKind, id_: Any) -> str:
+def page_of(admin: LockActions, request: HttpRequest, kind: LockKind, id_: Any) -> str:
     """The address of the document in the admin of its model; "" if there is none that this user may see."""
     registered = admin.admin_site._registry.get(kind.model) if kind.model is not None else None
     if registered is None or not registered.has_view_permission(request):
@@ -128,35 +121,48 @@ def page_of(admin: Pages, request: HttpRequest, kind: LockKind, id_: Any) -> str
         return ""
 
 
-# Releasing the stale
+def _force(admin: LockActions, request: HttpRequest) -> HttpResponse:
+    """Show what would be released, and ask for a reason: of the selected locks, or of all of an owner."""
+    if not may_force(request):
+        raise PermissionDenied
+    if request.POST["force"] == "owner":
+        choice = Choice(owner=request.POST.get("owner", "").strip())
+        rows = [(kind, row) for kind in other_kinds() for row in kind.rows(choice, MAX_SELECTED + 1)]
+    else:
+        rows, _changed = read_shown(request.POST.getlist("lock"))
+    if not admin.may_view(request, [kind for kind, _row in rows]):
+        raise PermissionDenied
+    return admin.question(request, FORCE, rows) or HttpResponseRedirect(own_address(request))
 
 
-def _clear(request: HttpRequest, *, for_programs: bool) -> HttpResponse:
+def _clear(admin: LockActions, request: HttpRequest, *, for_programs: bool) -> HttpResponse:
     if not may_clear(request):
         raise PermissionDenied
-    try:
-        kind = kinds.find_kind(request.POST.get("lock", ""))
-    except LookupError:
-        raise BadRequest("no such document lock") from None
-    swept = kind.clear(Choice("stale"), batch=BATCH)
-    for row in swept.cleared:
-        log(INFO, "document released", document=row.id, lock=kind.name, by=request.user.get_username())
+    kind = next((kind for kind in other_kinds() if kind.name == request.POST.get("kind")), None)
+    if kind is None:
+        raise BadRequest("no such kind of locks")
+    done, cleared = Swept(), list[Row]()
+    for part in kind.clear(Choice("stale"), dry_run=False, batch=BATCH):
+        done.count_in(part)
+        cleared += part.cleared
+    for row in cleared:
+        log(INFO, "document released", document=row.key, lock=kind.name, by=request.user.get_username())
     if for_programs:
-        stale = [row.as_json() for row in swept.cleared]
-        return JsonResponse({"lock": kind.name, "cleared": swept.count, "stale": stale})
-    report_cleared(request, kind.name, swept)
+        stale = [row.as_json() for row in cleared]
+        return JsonResponse({"kind": kind.name, "cleared": done.count, "stale": stale})
+    report_cleared(request, kind.name, done)
     return HttpResponseRedirect(own_address(request))
 
 
 def report_cleared(request: HttpRequest, name: str, swept: Swept) -> None:
     """Show the result as messages."""
     text = ngettext(
-        "%(count)d stale document of “%(lock)s” was released.",
-        "%(count)d stale documents of “%(lock)s” were released.",
+        "%(count)d stale lock of “%(kind)s” was released.",
+        "%(count)d stale locks of “%(kind)s” were released.",
         swept.count,
     )
     level = messages.SUCCESS if swept.count else messages.WARNING
-    messages.add_message(request, level, text % {"count": swept.count, "lock": name})
+    messages.add_message(request, level, text % {"count": swept.count, "kind": name})
     if swept.damaged:
         text = ngettext(
             "%d damaged document was not changed.", "%d damaged documents were not changed.", len(swept.damaged)

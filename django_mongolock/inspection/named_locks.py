@@ -1,0 +1,195 @@
+"""Named locks, those of `mongo_lock`, as the first kind of locks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import islice
+from typing import Any, Final
+
+from django.apps import apps
+from django.core.checks import CheckMessage
+
+from ..backends.base import get_backend, mongo_store
+from ..backends.mongo import MongoBackend
+from ..conf import get_settings
+from ..engine.store.mongo import MongoStore
+from ..engine.text_checks import check_key, check_text
+from ..signals import lock_forced, send, stale_locks_cleared
+from . import display, operations, queries
+from .kinds import Choice, Counts, Row, Swept
+from .overview import Overview, overview
+from .patterns import starting
+from .queries import chosen
+from .server_facts import inspect_server
+from .server_rules import server_rules
+from .snapshot import LockSnapshot, Party, State
+
+#: How many holders of a lock a row has; how many of those that are taken from their holders.
+HOLDERS: Final = 10
+MOST_HOLDERS: Final = 1_000
+_FACTS: Final = ("label", "place", "user", "owner", "host", "pid", "thread", "mode", "token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockRow(Row):
+    """A named lock as a row, with all that was read of it."""
+
+    lock: LockSnapshot
+
+    @property
+    def seal(self) -> list[int]:
+        """Fencing tokens tell holders apart as well as ids do, and are no secret."""
+        return self.lock.tokens
+
+    def cells(self) -> dict[str, object]:
+        """See Row.cells()."""
+        lock = self.lock
+        token = max(lock.tokens, default=lock.token or "-")
+        return {**Row.cells(self), "WAITING": lock.waiting, "TOKEN": token}
+
+    def facts(self) -> dict[str, Any]:
+        """See Row.facts()."""
+        lock = self.lock
+        return {
+            "holders": [party_as_json(holder, holder.acquired_at) for holder in lock.holders],
+            "holding": lock.holding,
+            "permits": lock.permits,
+            "waiting": lock.waiting,
+            "token": lock.token,
+            "ends": lock.expires_at.isoformat() if lock.expires_at else None,
+        }
+
+
+def row_of(lock: LockSnapshot) -> LockRow:
+    """Return the row of a lock. One that is only kept is not held."""
+    first = min(lock.holders, key=lambda holder: bool(holder.released), default=None)
+    since = None if lock.state is State.KEPT else lock.since
+    return LockRow(
+        key=lock.key,
+        state=lock.state,
+        holder=display.who(first) + display.others(lock) if first else None,
+        where=display.details(first) if first else "",
+        since=since,
+        seconds=(lock.now - since).total_seconds() if since else 0.0,
+        left=lock.left,
+        damage=lock.damage or "",
+        lock=lock,
+    )
+
+
+def party_as_json(party: Party, since: datetime | None) -> dict[str, Any]:
+    """Return a holder or a waiter for programs."""
+    facts = {name: value for name in _FACTS if (value := getattr(party, name)) is not None}
+    if party.mode == "semaphore":
+        facts |= {"capacity": party.capacity, "weight": 1 + party.more_permits}
+    moments = {"since": since, "released": party.released}
+    return facts | {name: moment.isoformat() for name, moment in moments.items() if moment}
+
+
+class NamedLocks:
+    """The locks of this project: those whose keys have its prefix. See `LockKind`.
+
+    using: the DATABASES alias, if not MONGOLOCK["DATABASE"].
+    """
+
+    name = title = "locks"
+    taken = (State.HELD, State.KEPT)
+
+    def __init__(self, using: str | None = None) -> None:
+        self._using = using
+
+    @property
+    def alias(self) -> str:
+        return self._using or get_settings().DATABASE
+
+    @property
+    def model(self) -> Any:
+        return apps.get_model("django_mongolock", "Lock")
+
+    @property
+    def store(self) -> MongoStore:
+        return mongo_store(self.alias)
+
+    def rows(self, choice: Choice, limit: int = 0) -> Iterator[LockRow]:
+        order = "_id" if choice.state == "all" else "expires_at"
+        holders = HOLDERS if choice.owner is None else MOST_HOLDERS
+        query = chosen(self._ours(choice))
+        found = queries.snapshots(self.store, query, {order: 1}, limit=limit, holders=holders, owner=choice.owner)
+        return map(row_of, found)
+
+    def again(self, shown: Sequence[tuple[Any, Any]]) -> list[LockRow]:
+        settings, wanted = get_settings(), dict[str, set[int]]()
+        for key, tokens in shown:
+            check_text("a lock key", key)
+            if not key.startswith(settings.KEY_PREFIX) or {type(token) for token in tokens} - {int}:
+                raise ValueError("not a lock of this site")
+            wanted.setdefault(key, set()).update(tokens)
+        query = chosen(Choice(ids=list(wanted)))
+        found = queries.snapshots(self.store, query, {"_id": 1}, holders=MOST_HOLDERS, timeout=settings.COMMAND_TIMEOUT)
+        rows = []
+        for lock in found:
+            known = tuple(holder for holder in lock.holders if holder.token in wanted[lock.key])
+            rows += [row_of(replace(lock, holders=known, holding=len(known)))] if known else []
+        return rows
+
+    def ids(self, text: str) -> list[str]:
+        prefix = get_settings().KEY_PREFIX
+        return [check_key(text, "" if text.startswith(prefix) else prefix)]
+
+    def counts(self) -> Counts:
+        settings = get_settings()
+        return counts_of(overview(self.store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT))
+
+    def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = 1_000) -> Iterator[Swept]:
+        store, choice = self.store, self._ours(replace(choice, state="stale"))
+        found = map(row_of, queries.snapshots(store, chosen(choice), {"expires_at": 1}, holders=HOLDERS))
+        while rows := list(islice(found, batch)):
+            stale = [row for row in rows if row.state is not State.DAMAGED]
+            part = Swept(stale, found=len(stale), damaged=[row for row in rows if row.state is State.DAMAGED])
+            if stale and not dry_run:
+                part.count, part.postponed = operations.clear_stale(store, [row.key for row in stale], choice)
+            if part.count:
+                send(stale_locks_cleared, count=part.count, using=self.alias)
+            yield part
+        if not dry_run:
+            operations.purge(store)
+
+    def force(self, shown: Iterable[LockRow], *, by: str, reason: str) -> list[LockRow]:
+        store, timeout, taken = self.store, get_settings().COMMAND_TIMEOUT, list[LockRow]()
+        for row in shown:
+            grants = [holder.grant for holder in row.lock.holders if holder.grant]
+            if grants and operations.force_release(store, row.key, grants, timeout, by=by, reason=reason):
+                send(lock_forced, key=row.key, using=self.alias, by=by, reason=reason)
+                taken.append(row)
+        return taken
+
+    def ask(self, row: Any, requested_by: str, *, by: str = "", reason: str = "") -> int:
+        """Ask the holders of this row to release the lock; return how many were asked.
+
+        See `operations.ask_to_release`.
+        """
+        grants = [holder.grant for holder in row.lock.holders if holder.grant]
+        timeout = get_settings().COMMAND_TIMEOUT
+        return operations.ask_to_release(
+            self.store, row.key, requested_by, timeout, grants=grants, by=by, reason=reason
+        )
+
+    def checks(self, databases: Sequence[str]) -> Iterator[CheckMessage]:
+        if self.alias in databases and isinstance(get_backend(self.alias), MongoBackend):
+            yield from server_rules(inspect_server(self.store, get_settings().COMMAND_TIMEOUT), self.alias)
+
+    def _ours(self, choice: Choice) -> Choice:
+        return replace(choice, key=choice.key or starting(get_settings().KEY_PREFIX))
+
+
+def named_locks(using: str | None = None) -> list[NamedLocks]:
+    """Return the named locks as the only kind of their source."""
+    return [NamedLocks(using)]
+
+
+def counts_of(found: Overview) -> Counts:
+    """Return the counts of an overview."""
+    longest = max((row_of(lock).seconds for lock in found.longest_held), default=0.0)
+    return Counts(NamedLocks.name, found.held, found.stale, len(found.damaged), longest, more=found.capped)

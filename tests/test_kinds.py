@@ -1,0 +1,172 @@
+"""A kind of locks is one class: what is added to the kinds is in every list, page, command, count and check."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from html import unescape
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, Info
+from django.core.management import CommandError, call_command
+
+from django_mongolock.checks import check_kinds
+from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, kinds, sources
+from django_mongolock.inspection.snapshot import State
+from tests.support.lock_documents import TOKEN, Locks
+from tests.support.lock_fixtures import WITH_MONGO
+from tests.test_admin import browser
+
+pytestmark = WITH_MONGO
+ADMIN = "/admin/django_mongolock/lock/"
+
+
+class Rooms:
+    """Locks on meeting rooms, which this process keeps in a dictionary: who is in which room, and for how long."""
+
+    name, title = "rooms", "rooms"
+    model = alias = None
+    taken = (State.HELD, State.STALE)
+
+    def __init__(self, **rooms: tuple[str, float]) -> None:
+        self.rooms = rooms
+
+    def rows(self, choice: Choice, limit: int = 0) -> list[Row]:
+        found = [
+            Row(key, State.STALE if left <= 0 else State.HELD, holder, since=datetime.now(UTC), seconds=5.0, left=left)
+            for key, (holder, left) in self.rooms.items()
+            if choice.owner in (None, holder) and (choice.ids is None or key in choice.ids)
+        ]
+        found = [row for row in found if choice.state in ("all", row.state.value)]
+        return found[: limit or None]
+
+    def again(self, shown: Sequence[tuple[Any, Any]]) -> list[Row]:
+        holders = dict(shown)
+        return [row for row in self.rows(Choice(ids=list(holders))) if row.holder == holders[row.key]]
+
+    def ids(self, text: str) -> list[str]:
+        return [text]
+
+    def counts(self) -> Counts:
+        return Counts(self.name, len(self.rows(Choice("held"))), len(self.rows(Choice("stale"))))
+
+    def clear(self, choice: Choice, *, dry_run: bool, batch: int) -> Iterator[Swept]:
+        stale = self.rows(Choice("stale", choice.owner))
+        done = [] if dry_run else self.force(stale, by="", reason="")
+        yield Swept(stale, count=len(done), found=len(stale))
+
+    def force(self, shown: Iterable[Row], *, by: str, reason: str) -> list[Row]:
+        return [row for row in shown if self.rooms.pop(row.key, None)]
+
+    def checks(self, databases: Sequence[str]) -> Iterator[CheckMessage]:
+        yield Info("the rooms are open", id="rooms.I001")
+
+
+@pytest.fixture
+def rooms(locks: Locks) -> Iterator[Rooms]:
+    """A third kind, beside a named lock and the documents of the demo."""
+    locks.held("k")
+    found = Rooms(blue=("anna", 60.0), green=("ben", -5.0))
+
+    def source(using: str | None) -> list[LockKind]:
+        return [found]
+
+    sources.append(source)
+    yield found
+    sources.remove(source)
+
+
+def run(*arguments: str) -> str:
+    out = io.StringIO()
+    call_command(*arguments, stdout=out)
+    return out.getvalue()
+
+
+def of_rooms(text: str) -> Any:
+    (found,) = [each for each in json.loads(text)["kinds"] if each["kind"] == "rooms"]
+    return found
+
+
+def test_named_locks_are_the_first(rooms: Rooms) -> None:
+    """The others come by their names."""
+    assert [kind.name for kind in kinds()] == ["locks", "ad exports", "rooms"]
+
+
+class TestCommands:
+    def test_list(self, rooms: Rooms) -> None:
+        """As a table with the same columns, and as JSON with the same fields."""
+        text = run("list_locks")
+        assert re.search(r"Rooms:\nKEY +STATE +HOLDER +HELD FOR +LEFT\nblue +held +anna +5\.0 s +1 min 0 s", text)
+        assert "green" not in text
+        assert re.search(r"green +stale +ben +5\.0 s +ended 5\.0 s ago", run("list_locks", "--stale"))
+        found = of_rooms(run("list_locks", "--all", "--json"))
+        assert [(row["key"], row["state"], row["holder"]) for row in found["locks"]] == [
+            ("blue", "held", "anna"), ("green", "stale", "ben")]  # fmt: skip
+        (named,) = json.loads(run("list_locks", "--json", "--kind", "locks"))["kinds"][0]["locks"]
+        assert found["locks"][0].keys() - named.keys() == {"holder"}
+
+    def test_clear(self, rooms: Rooms) -> None:
+        """The stale ones are cleared, after a dry run that says so."""
+        assert "Stale rooms: 1. Nothing was cleared." in run("clear_stale_locks", "--dry-run")
+        assert of_rooms(run("clear_stale_locks", "--dry-run", "--json"))["found"] == 1
+        assert "Cleared 1 of 1 stale rooms." in run("clear_stale_locks", "--no-input", "--kind", "rooms")
+        assert rooms.rooms.keys() == {"blue"}
+
+    def test_release(self, rooms: Rooms) -> None:
+        """By key, and by owner."""
+        assert "1 of 1 rooms were taken" in run("release_lock", "blue", "--kind", "rooms", "--no-input")
+        assert "1 of 1 rooms were taken" in run("release_lock", "--owner", "ben", "--no-input")
+        with pytest.raises(CommandError, match="'blue' is not held now"):
+            run("release_lock", "blue", "--kind", "rooms", "--no-input")
+
+
+class TestAdmin:
+    def test_page(self, rooms: Rooms) -> None:
+        """Its list, for people and programs; the dashboard counts it."""
+        client = browser("view_lock", "view_lock_status")
+        page = client.get(f"{ADMIN}documents/").content.decode()
+        assert all(word in page for word in ("<bdi>rooms</bdi>", "blue", "anna", "◐</span> stale"))
+        said = client.get(f"{ADMIN}documents/", HTTP_ACCEPT="application/json").content.decode()
+        assert [row["key"] for row in of_rooms(said)["locks"]] == ["blue", "green"]
+        counts = of_rooms(client.get(f"{ADMIN}status/").content.decode())
+        assert (counts["held"], counts["stale"]) == (1, 1)
+
+    def test_force(self, rooms: Rooms) -> None:
+        """Behind the same question as every lock, and only from the holder that was shown."""
+        client = browser("view_lock", "force_release_lock")
+        boxes = [unescape(each) for each in re.findall(r'name="lock" value="(.*?)"', page_of(client))]
+        assert "These 2 locks will be taken" in page_of(client, {"force": "selected", "lock": boxes})
+        rooms.rooms["green"] = ("carla", 60.0)
+        done = client.post(f"{ADMIN}force-release/", {"lock": boxes, "reason": "x"}, follow=True).content.decode()
+        assert "1 lock was taken from its holder." in done
+        assert "its holder has changed since it was shown: green" in done
+        assert rooms.rooms == {"green": ("carla", 60.0)}
+
+    def test_named_locks_need_their_own_right(self, rooms: Rooms, locks: Locks) -> None:
+        """Who may clear what is stale of other kinds neither clears nor sees named locks with the same forms."""
+        locks.stale("stale")
+        client = browser("clear_document_lock", "force_release_lock")
+        named = json.dumps(["locks", "k", [TOKEN + 1]])
+        assert client.post(f"{ADMIN}documents/", {"kind": "locks"}).status_code == 400
+        assert client.post(f"{ADMIN}documents/", {"force": "selected", "lock": named}).status_code == 403
+        assert client.post(f"{ADMIN}force-release/", {"lock": named, "reason": "x"}).status_code == 403
+        assert locks.read("stale")["holders"]
+        assert locks.read("k")["holders"]
+        room = json.dumps(["rooms", "blue", "anna"])
+        assert (
+            browser("view_lock", "ask_release_lock").post(f"{ADMIN}ask-to-release/", {"lock": room}).status_code == 400
+        )
+
+
+def page_of(client: Any, form: dict[str, Any] | None = None) -> str:
+    response = client.get(f"{ADMIN}documents/") if form is None else client.post(f"{ADMIN}documents/", form)
+    return str(response.content.decode())
+
+
+def test_checks(rooms: Rooms) -> None:
+    """What it has to say is among the checks of the database."""
+    assert "rooms.I001" in [found.id for found in check_kinds(app_configs=None, databases=["mongo"])]
