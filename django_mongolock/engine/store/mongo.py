@@ -24,7 +24,7 @@ from pymongo.read_concern import ReadConcern
 from ...exceptions import LockBackendFailed, LockDocumentDamaged
 from .. import clock
 from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
-from ..rule.document import find_damage
+from ..rule.document import LAST_TOKEN, find_damage
 from ..rule.pipeline import pipeline
 from ..rule.replies import (
     REPLY,
@@ -58,6 +58,8 @@ MAJORITY: Final = WriteConcern(w="majority", j=True)
 #: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`shared.MOST_THREADS`) may need
 #: one each, and so may threads of the program.
 MIN_POOL_LIMIT: Final = 160
+#: What a renewal finds where there was no document: no later grant either.
+GONE: Final = Found(LAST_TOKEN, {}, {})
 #: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
 #: while several of its threads take locks.
 MAX_IDLE_MS = 60_000
@@ -281,8 +283,8 @@ class MongoStore:
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
             if gone := found.keys() ^ set(keys):
-                self._make_again(gone)
-                found |= self._find(gone, fields)
+                made = self._make_again(gone)
+                found |= {**self._find(gone, fields), **dict.fromkeys(made, GONE)}
         return found
 
     def _find(self, keys: Iterable[str], fields: Document) -> dict[str, Found]:
@@ -291,15 +293,16 @@ class MongoStore:
         found = self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1)
         return {document["_id"]: read_found(document) for document in found}
 
-    def _make_again(self, keys: Iterable[str]) -> None:
-        """Make documents of *keys* that are gone: somebody has dropped the collection, or restored it.
+    def _make_again(self, keys: Iterable[str]) -> list[str]:
+        """Make the documents of *keys* that are gone, as after a drop or a restore of the collection; return their keys.
 
-        A primary that was left behind cannot do this. So what is read after it is what the majority has, and a holder
-        that is not in it has lost its lock.
+        A primary that was left behind may lack a document as well, but cannot make it. So what had to be made was gone,
+        and its holders have lost their locks.
         """
         step = Step(remove=("",), tombstone_ttl=1)  # the rule's own way to an empty document
         made = [pymongo.UpdateOne({"_id": {"$eq": key}}, pipeline(step), upsert=True) for key in keys]
-        self.collection.bulk_write(made, let=step.arguments(self.limits, CLOCK, CLUSTER_TIME), ordered=False)
+        let = step.arguments(self.limits, CLOCK, CLUSTER_TIME)
+        return list((self.collection.bulk_write(made, let=let, ordered=False).upserted_ids or {}).values())
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
         """See Store.deadlock(). It is looked for twice: waits that were read one after another need not be a cycle."""
