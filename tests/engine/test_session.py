@@ -123,7 +123,7 @@ def test_indexes_that_are_gone_come_back(here: Here) -> None:
     here.collection.drop_indexes()
     here.lock("new").acquire().release()
     assert missing_indexes(here.collection) == sorted(INDEXES)
-    here.session.store.looked_at_indexes -= 61
+    here.session.store.indexes.looked -= 61
     here.lock("newer").acquire().release()
     assert eventually(lambda: missing_indexes(here.collection) == [])
 

@@ -22,7 +22,6 @@ from pymongo.errors import ConfigurationError, InvalidName, InvalidURI, Operatio
 from pymongo.read_concern import ReadConcern
 
 from ...exceptions import LockBackendFailed, LockDocumentDamaged
-from .. import clock
 from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
 from ..rule.document import LAST_TOKEN, find_damage
 from ..rule.pipeline import pipeline
@@ -42,10 +41,10 @@ from ..rule.short_forms import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAK
 from ..rule.step import Limits, Step
 from ..rule.validity import IS_WHOLE
 from .base import is_heard_here
-from .bells import LOOK_EVERY, Bells
+from .bells import Bells
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .errors import bare, forget_frames, is_refusal, translate
-from .indexes import ensure_indexes, missing_indexes
+from .indexes import IndexKeeper
 
 Document = dict[str, Any]
 
@@ -102,8 +101,7 @@ class MongoStore:
         self.hearers: dict[str, Callable[[Bell], object]] = {}
         #: Writes what happens to the locks; None if that is not wanted.
         self.history: Notes | None = None
-        #: When the indexes were there, by the local clock: `migrate` has made them.
-        self.looked_at_indexes = clock.now()
+        self.indexes = IndexKeeper()
 
     @cached_property
     def client(self) -> MongoClient[Document]:
@@ -216,24 +214,13 @@ class MongoStore:
         }
         answer = collection.database.command(command, codec_options=collection.codec_options)
         if not answer.get("lastErrorObject", {}).get("updatedExisting"):
-            self._look_at_indexes()
+            self.indexes.see_to(collection)
         if failure := answer.get("writeConcernError"):
             raise LockBackendFailed(
                 f"the majority of the replica set did not confirm in time (code {failure.get('code')})", key
             )
         found: Document | None = answer["value"]
         return found
-
-    def _look_at_indexes(self) -> None:
-        """A document is new, and the collection may be: have its indexes made, in the background, once in a minute."""
-        if clock.now() - self.looked_at_indexes >= LOOK_EVERY:
-            self.looked_at_indexes = clock.now()
-            threading.Thread(target=self._see_to_indexes, name="mongolock-indexes", daemon=True).start()
-
-    def _see_to_indexes(self) -> None:
-        with contextlib.suppress(PyMongoError), pymongo.timeout(LOOK_EVERY):  # a missing right: W103
-            if missing := missing_indexes(self.collection):
-                ensure_indexes(self.collection, missing)
 
     def _is_puzzling(self, step: Step, reply: Reply) -> bool:
         """Whether only a document that the step left as it was explains the answer."""
@@ -294,7 +281,7 @@ class MongoStore:
         return {document["_id"]: read_found(document) for document in found}
 
     def _make_again(self, keys: Iterable[str]) -> list[str]:
-        """Make the documents of *keys* that are gone, as after a drop or a restore of the collection; return their keys.
+        """Make the documents of *keys* that are gone, as after a drop of the collection, and return their keys.
 
         A primary that was left behind may lack a document as well, but cannot make it. So what had to be made was gone,
         and its holders have lost their locks.
