@@ -102,7 +102,7 @@ class RedisPyDurable(RedisPy):
 
 
 class PythonRedisLock(RedisPy):
-    """python-redis-lock: SET NX EX; who waits is told by a list (BLPOP)."""
+    """python-redis-lock: SET NX EX; waiters are woken by a list (BLPOP)."""
 
     package = "python-redis-lock"
     waits = "woken (BLPOP)"

@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Self, TypeVar
 
@@ -17,17 +15,15 @@ from django.http import HttpRequest
 from .backends.base import get_backend
 from .conf import get_settings
 from .context import CLAIMED, holder_facts
-from .engine import clock
-from .engine.lock import detached
-from .engine.protocol.actions import Answer, Apply, Protocol, Read
+from .engine.lock.detached import Belief, Detached
+from .engine.protocol.actions import Protocol
 from .engine.protocol.processes import CLAIM
+from .engine.protocol.runner import twins
 from .engine.rule.document import Terms, entry, milliseconds
 from .engine.rule.options import check_seconds
 from .engine.rule.replies import Reply
-from .engine.rule.step import Step
-from .engine.session.session import Session
 from .engine.text_checks import check_fact, check_key, tidy_fact
-from .exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
+from .exceptions import LockLost, LockMisused, LockNotAcquired
 from .keys import as_key
 from .locks import Key
 from .owners import asession_is_gone, asession_owner, keep_session, session_is_gone, session_of, session_owner
@@ -44,56 +40,6 @@ T = TypeVar("T")
 Owner = str | HttpRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
-    """The time for which this process knows that the lock is held, by the local clock; true until then.
-
-    It is one lease, counted from before a command was sent that is known to have taken or renewed the lock. What is
-    only read does not make it longer.
-    """
-
-    until: float = 0.0
-    now: Callable[[], float] = clock.now
-    pid: int = 0
-
-    def __bool__(self) -> bool:
-        return self.pid == os.getpid() and self.now() < self.until
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until then."""
-        return max(0.0, self.until - self.now()) if self else 0.0
-
-
-class Detached:
-    """Sends steps for a lock that no process keeps alive, and notes what their answers are worth.
-
-    Make one for each request; in a forked child, its parent's sends nothing.
-    """
-
-    def __init__(self, key: object, using: str | None) -> None:
-        self._stored = check_key(key, get_settings().KEY_PREFIX)
-        self._using = using
-        self._pid = os.getpid()
-        self._belief = Belief()
-
-    def _apply(self, step: Step, lease: float) -> Protocol[Reply]:
-        answer: Answer = yield Apply(self._stored, step)
-        # Only a command that has itself taken or renewed the lock is a reason to believe in it.
-        if answer.whole and answer.reply.held:
-            self._belief = Belief(answer.sent + lease, self._session().now, self._pid)
-        return answer.reply
-
-    def _look(self, grant: str = "") -> Protocol[Reply]:
-        answer: Answer = yield Read(self._stored, grant)
-        return answer.reply
-
-    def _session(self) -> Session:
-        if self._pid != os.getpid():
-            raise LockBackendFailed("a forked child cannot use what its parent has made", self._stored, passing=False)
-        return get_backend(self._using).session()
-
-
 class Claim(Detached):
     """A lock that its owner has taken, until code that knows the owner gives it back, or its lease ends.
 
@@ -104,7 +50,8 @@ class Claim(Detached):
     """
 
     def __init__(self, key: object, owner: Owner, lease: float, label: str | None, using: str | None) -> None:
-        super().__init__(as_key(key), using)
+        stored = check_key(as_key(key), get_settings().KEY_PREFIX)
+        super().__init__(stored, lambda: get_backend(using).session())
         self._request = None if isinstance(owner, str) else owner
         self._owner = (check_fact("owner", owner) or "") if isinstance(owner, str) else ""
         if not isinstance(owner, str):
@@ -149,16 +96,25 @@ class Claim(Detached):
         if not self.held:
             raise LockLost(self._stored, None if self._held is None else self.fencing_token)
 
-    def acquire(self) -> Self:
+    def _acquire(self) -> Protocol[Claim]:
         """Take the lock if it is free, or keep it if its owner has it already, for a whole lease from now.
 
         Raises LockNotAcquired if another one has it, and LockBackendFailed.
         """
-        return self._run(self._acquire())
+        reply = Reply()
+        for _ in range(ROUNDS):
+            name = secrets.token_hex(6)
+            new = entry(f"{name}.1", name, self._terms(), self._facts(), process=CLAIM)
+            reply = yield from self.taking(new)
+            if reply.mine is not None:
+                self._held = dict(reply.mine)
+            if reply.held or (self._is_ours(reply) and (yield from self._keep(reply.theirs))):
+                return self
+            if not self._is_ours(reply):
+                break
+        raise LockNotAcquired(self._stored, 0.0, reply.holder, reply.first_end or 0.0)
 
-    async def aacquire(self) -> Self:
-        """See acquire()."""
-        return await self._arun(self._acquire())
+    acquire, aacquire = twins(_acquire)
 
     def renew(self) -> Self:
         """Keep the lock for a whole lease from now. Raises LockLost if its owner has lost it, or its session has ended,
@@ -171,13 +127,32 @@ class Claim(Detached):
         gone = self._request is not None and await asession_is_gone(self._request)
         return await self._arun(self._renew(gone=gone))
 
-    def release(self) -> bool:
-        """Give the lock back; return whether its owner had it until then. Raises LockBackendFailed."""
-        return self._run(self._release())
+    def _renew(self, *, gone: bool) -> Protocol[Self]:
+        if gone:
+            yield from self._release()
+        reply = yield from self.looking()
+        if not gone and self._is_ours(reply) and (yield from self._keep(reply.theirs)):
+            return self
+        token = None if self._held is None else self.fencing_token
+        self._held, self._belief = None, Belief()
+        raise LockLost(self._stored, token, "its owner does not hold it now")
 
-    async def arelease(self) -> bool:
-        """See release()."""
-        return await self._arun(self._release())
+    def _keep(self, holder: Any) -> Protocol[bool]:
+        reply = yield from self.keeping(holder["grant"], self._terms())
+        if reply.mine is not None:
+            self._held = dict(reply.mine)
+        return reply.held
+
+    def _release(self) -> Protocol[bool]:
+        """Give the lock back; return whether its owner had it until then. Raises LockBackendFailed."""
+        reply = yield from self.looking()
+        self._held, self._belief = None, Belief()
+        if not self._is_ours(reply) or reply.theirs is None:
+            return False
+        yield from self.leaving(reply.theirs["grant"], milliseconds(self._terms().server_lease))
+        return reply.now is not None and reply.theirs["until"] > reply.now
+
+    release, arelease = twins(_release)
 
     # What is sent
 
@@ -190,46 +165,6 @@ class Claim(Detached):
         if self._request is not None:
             self._owner = await asession_owner(self._request)
         return await self._session().arun(steps)
-
-    def _acquire(self) -> Protocol[Self]:
-        reply = Reply()
-        for _ in range(ROUNDS):
-            terms = self._terms()
-            session = secrets.token_hex(6)
-            new = entry(f"{session}.1", session, terms, self._facts(), process=CLAIM)
-            reply = yield from self._apply(detached.taking(new), terms.lease)
-            if reply.held or (self._is_ours(reply) and (yield from self._keep(reply.theirs))):
-                self._held = self._held if reply.mine is None else dict(reply.mine)
-                return self
-            if not self._is_ours(reply):
-                break
-        raise LockNotAcquired(self._stored, 0.0, reply.holder, reply.first_end or 0.0)
-
-    def _renew(self, *, gone: bool = False) -> Protocol[Self]:
-        if gone:
-            yield from self._release()
-        reply = yield from self._look()
-        if not gone and self._is_ours(reply) and (yield from self._keep(reply.theirs)):
-            return self
-        token = None if self._held is None else self.fencing_token
-        self._held, self._belief = None, Belief()
-        raise LockLost(self._stored, token, "its owner does not hold it now")
-
-    def _keep(self, holder: Any) -> Protocol[bool]:
-        terms = self._terms()
-        reply = yield from self._apply(detached.keeping(holder["grant"], terms), terms.lease)
-        if reply.mine is not None:
-            self._held = dict(reply.mine)
-        return reply.held
-
-    def _release(self) -> Protocol[bool]:
-        reply = yield from self._look()
-        self._held, self._belief = None, Belief()
-        if not self._is_ours(reply) or reply.theirs is None:
-            return False
-        ttl = milliseconds(self._terms().server_lease)
-        yield from self._apply(detached.leaving(reply.theirs["grant"], ttl), 0.0)
-        return reply.now is not None and reply.theirs["until"] > reply.now
 
     def _is_ours(self, reply: Reply) -> bool:
         """Whether the holder is a claim of this owner; not what a process holds for it."""

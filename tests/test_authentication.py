@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -17,28 +15,21 @@ from unittest.mock import MagicMock
 import pytest
 import trustme
 from django.core.checks import CheckMessage
-from django.core.management import call_command
 from django.db import connections
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
-from django_mongolock.documents import declared
-from django_mongolock.documents.document_lock import declare, undeclare
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.idempotency import idempotent
 from django_mongolock.inspection.named_locks import NamedLocks
-from django_mongolock.models import Lock
 from testproject.servers import Access, Mongod, ReplicaSet
-from tests.support.lock_documents import Document, entry
-from tests.support.lock_documents import document as lock_document
+from tests.support.lock_documents import Document
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
-from tests.test_admin import LIST, NAMES, browser, confirm, page_of, select
-from tests.test_incidents import ASK
 
 PASSWORD = "hunter2"
 DATABASE = "myproject"
@@ -74,7 +65,7 @@ def role(name: str, *actions: str) -> Document:
 
 
 def history_roles() -> list[Document]:
-    """What a history needs, beside the documented roles: of a process, and of whoever migrates."""
+    """What a history needs, beside the documented roles: of a process, and of the user that migrates."""
     history = {"db": DATABASE, "collection": "mongolock_locks_history"}
     actions = {
         "keeper": ("find", "insert"),
@@ -162,30 +153,6 @@ def hand_over(*, heard: bool = False) -> bool:
 class TestRights:
     """F14, F60: each right that is missing is named; everything else works."""
 
-    @pytest.mark.parametrize(
-        ("user", "said"),
-        [("mongolock", []), ("mongolockDeploy", []), ("least", ["W104"]), ("reader", ["E102", "W104"])],
-    )
-    def test_check(self, login: Connect, user: str, said: list[str]) -> None:
-        """`check --database` tells what the user lacks, before anybody waits for it."""
-        login(user)
-        assert ask() == said
-
-    def test_the_documented_settings(
-        self, guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """But for the address, they log in the user of the documented role, and not with another password."""
-        found, _ = documented_settings(monkeypatch)
-        for name in ("NAME", "USER", "PASSWORD"):
-            monkeypatch.setitem(connections["mongo"].settings_dict, name, found[name])
-        connect(guarded.uri, **found["OPTIONS"])
-        with mongo_lock("k"):
-            assert root.find_one({"_id": "k"})["holders"]
-        monkeypatch.setitem(connections["mongo"].settings_dict, "PASSWORD", "wrong")
-        connect(guarded.uri, **found["OPTIONS"])
-        with pytest.raises(LockBackendFailed):
-            mongo_lock("k", wait=0).acquire()
-
     def test_results(self, login: Connect, root: Any) -> None:
         """What `idempotent` needs; without it, it fails before anything is done, and the error names the rights."""
         database, ran = root.database, list[int]()
@@ -211,36 +178,6 @@ class TestRights:
             )
             database.mongolock_locks_results.drop()
 
-    @pytest.mark.parametrize("user", ["mongolock", "least"])
-    def test_the_least_rights_are_enough(
-        self, login: Connect, root: Any, user: str, request: pytest.FixtureRequest
-    ) -> None:
-        """Taking, renewing, waiting, shared, asking, forcing, clearing, the admin and the commands."""
-        for document_lock in declared():  # documents need rights of their own
-            undeclare(document_lock)
-            request.addfinalizer(partial(declare, document_lock))
-        login(user)
-        with mongo_lock("k", lease=6, label="nightly") as lock:
-            assert eventually(lambda: lock.remaining < 4.8, 8)
-            assert eventually(lambda: lock.remaining > 5.2, 8)  # renewed
-            lock.extend(30)
-            assert [found.key for found in Lock.objects.held().snapshots()] == ["k"]
-            admin = browser(*NAMES)
-            assert "was asked" in confirm(admin, select(admin, "ask_to_release", "k"), ASK).content.decode()
-            assert root.find_one({"_id": "k"})["holders"][0]["release_requested_by"]
-            assert "nightly" in admin.get(LIST).content.decode()
-            assert admin.get(page_of("k")).status_code == 200
-            assert "was taken" in confirm(admin, select(admin, "force_release", "k")).content.decode()
-            with contextlib.suppress(Exception):
-                lock.release()
-        assert hand_over()
-        root.insert_one(lock_document("stale", [entry(1, left=-60)], change={"clock": ""}))
-        out = io.StringIO()
-        call_command("list_locks", "--all", stdout=out)
-        call_command("clear_stale_locks", "--no-input", stdout=out)
-        assert "stale" in out.getvalue()
-        assert "of 1 stale locks" in out.getvalue()
-
     def test_the_roles_are_as_small_as_they_can_be(self, login: Connect, root: Any) -> None:
         """The user may not delete, drop, or look at any other collection."""
         root.database.orders.insert_one({"total": 5})
@@ -259,7 +196,7 @@ class TestRights:
                 forbidden()
             assert refusal.value.code == 13
 
-    def test_a_reader_is_told_what_is_missing(self, login: Connect) -> None:
+    def test_the_error_names_what_a_reader_lacks(self, login: Connect) -> None:
         """F14: the error of the lock names the rights, at once, and quotes neither command nor password."""
         login("reader")
         with pytest.raises(LockBackendFailed, match="needs find, insert and update on the collection") as refusal:
@@ -269,7 +206,7 @@ class TestRights:
 
     @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD), ("", PASSWORD)])
     def test_a_wrong_password(self, login: Connect, connect: Connect, user: str, password: str) -> None:
-        """F14: is told at once, as what it is."""
+        """F14: is an error at once, which says what it is."""
         login(user or "nobody", password)
         with pytest.raises(LockBackendFailed, match="authentication failed") as refusal:
             mongo_lock("k", wait=30).acquire()
@@ -277,7 +214,7 @@ class TestRights:
         assert password not in str(refusal.value)
 
     def test_rights_that_are_taken_away(self, login: Connect, root: Any) -> None:
-        """F14: while a lock is held: it is in danger, and then lost; nobody is told that it is held on."""
+        """F14: while a lock is held: it is in danger, and then lost; it never says that it is still held."""
         login("least")
         with contextlib.ExitStack() as stack:
             lock = mongo_lock("k", lease=2).acquire()
@@ -348,7 +285,7 @@ class TestTLS:
             assert lock.held
 
     def test_clear_text(self, encrypted: ReplicaSet, connect: Connect) -> None:
-        """The server takes nothing in clear text, and nobody is told that a lock is held."""
+        """The server takes nothing in clear text, and no lock is held."""
         connect(encrypted.uri.partition("&tls=")[0])
         with pytest.raises(LockBackendFailed, match="did not answer"):
             mongo_lock("k", wait=0).acquire()
@@ -359,7 +296,7 @@ class TestTLS:
         self.assert_refused(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile={other}", connect)
 
     def test_another_host(self, authority: Authority, connect: Connect) -> None:
-        """F14: so is the certificate of another host, signed by the right CA: whoever has it is not the server."""
+        """F14: so is the certificate of another host, signed by the right CA: it is not that of the server."""
 
         class Elsewhere(Mongod):
             def hello(self) -> Document:  # nobody can ask it: that is the point

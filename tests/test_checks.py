@@ -25,7 +25,6 @@ from django_mongolock.inspection import server_facts
 from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.inspection.server_facts import ServerFacts
 from django_mongolock.inspection.server_rules import server_rules
-from django_mongolock.versions import checks as version_checks
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document, Locks
 from tests.support.lock_fixtures import WITH_MONGO
@@ -136,7 +135,7 @@ class TestDatabase:
         assert "mongo" in str(found[0].hint)
 
     def test_router(self, settings: Settings) -> None:
-        """A missing router is told of: the model would be looked for in SQL."""
+        """The check names a missing router: the model would be looked for in SQL."""
         settings.DATABASE_ROUTERS = []
         assert ids(checks.check_settings(app_configs=None)) == ["W001"]
 
@@ -177,18 +176,10 @@ class TestDeployment:
         ],
     )
     def test_password_in_the_address(self, settings: Settings, host: str, expected: list[str]) -> None:
-        """A password inside HOST is told of, and not repeated."""
+        """The check names a password inside HOST, and does not repeat it."""
         found = self.deploy(settings, host)
         assert ids(found) == expected
         assert PASSWORD not in str(found)
-
-    @pytest.mark.parametrize("mode", [None, "DEFERRED", "immediate", "EXCLUSIVE"])
-    def test_transactions_on_sqlite(self, mode: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Models with a version on SQLite: the check names the setting with which transactions wait for each other."""
-        monkeypatch.setitem(connections["default"].settings_dict["OPTIONS"], "transaction_mode", mode)
-        found = version_checks.check_versions(app_configs=None)
-        assert ids(found) == (["W073"] if mode in (None, "DEFERRED") else [])
-        assert all('"transaction_mode": "IMMEDIATE"' in str(message.hint) for message in found)
 
 
 Connect = Callable[..., None]
@@ -227,7 +218,7 @@ class TestServer:
         assert checks.check_kinds(app_configs=None, databases=None) == []
 
     def test_wrong_settings_first(self, away: None, settings: Settings) -> None:
-        """A setting that is wrong is told by the other check; nobody is asked."""
+        """The other check reports a wrong setting; the server is not asked."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
         assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
 
@@ -347,7 +338,7 @@ class TestServer:
         assert "indexes not made" in caplog.text
         assert "hunter2" not in caplog.text
 
-    def test_the_facts_are_told(self, locks: Locks, settings: Settings) -> None:
+    def test_the_facts_are_shown(self, locks: Locks, settings: Settings) -> None:
         """`check --deploy` says which server answered, and the versions of all that works together."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
         output = io.StringIO()
@@ -403,7 +394,7 @@ class TestRights:
 
     @pytest.mark.parametrize(("user", "password"), [("full", "wrong"), ("stranger", PASSWORD)])
     def test_not_let_in(self, login: Callable[..., None], user: str, password: str) -> None:
-        """A wrong password is told of, not shown."""
+        """A wrong password is reported, not shown."""
         login(user, password)
         [found] = ask()
         assert ids([found]) == ["E101"]

@@ -148,7 +148,7 @@ class TestUser:
 
     @pytest.mark.parametrize(("user", "name"), [(User(username="bob"), "bob"), (AnonymousUser(), None), (None, None)])
     def test_set_by_others(self, user: Any, name: str | None) -> None:
-        """A user that token authentication has put on the request is told; no session is needed."""
+        """A user that token authentication has put on the request is recorded; no session is needed."""
         request = RequestFactory().get("/")
         request.user = user
         assert facts_within(request).get("user") == name

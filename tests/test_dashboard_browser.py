@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,18 +10,15 @@ from typing import Any
 import pytest
 from axe_core_python.sync_playwright import Axe
 from bson.int64 import Int64
-from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import close_backends, mongo_store
-from django_mongolock.models import LockEvent
+from django_mongolock.backends.base import mongo_store
 from tests.support.browsing import MIDDLEWARE, POLICY, browser, opened
 from tests.support.lock_documents import Locks, entry, now, waiter
 from tests.support.waiting import eventually
-from tests.test_admin import page_of
 
 pytestmark = [pytest.mark.long, pytest.mark.django_db(databases=["default", "mongo"], transaction=True)]
 
@@ -264,71 +259,6 @@ class TestEverybody:
                 found[f"{path}, empty"] = violations(axe.run(page))
             told = [f"{path}: {violation}" for path, what in found.items() for violation in what]
             assert not told, "\n".join(told)
-
-
-@contextmanager
-def holder(locks: Locks, key: str) -> Iterator[Callable[[], str]]:
-    """A process that holds the lock; call it for the next line that it says."""
-    command = [sys.executable, "-m", "tests.incident_holder", locks.collection.database.name, key]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("holds: ")
-        try:
-            yield process.stdout.readline
-        finally:
-            process.kill()
-
-
-class TestIncidents:
-    """Somebody asks for a lock, or takes it, and the process that holds it hears of it."""
-
-    @pytest.fixture(autouse=True)
-    def history(self, locks: Locks, settings: Settings) -> Iterator[None]:
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
-        mongo_store().events.drop()
-        yield
-        close_backends()
-        locks.collection.database["mongolock_locks_history"].drop()
-
-    def test_force_release_is_seen_by_the_holder(self, visit: Visit, locks: Locks) -> None:
-        """From the list by mouse: the page says who holds it; a reason is needed; the holder learns of it within its
-        lease; the page of the lock tells what happened, by whom and why."""
-        with holder(locks, "import:books") as next_line, visit(LIST) as page:
-            page.check("input[name=_selected_action]")
-            page.select_option("select[name=action]", "force_release")
-            page.click("button[name=index]")
-            assert "the nightly import" in page.inner_text("#content")
-            assert page.inner_text("h1") == "Force release?"
-            page.click("input.mongolock-danger")  # the browser itself asks for the reason
-            assert page.url.endswith(LIST)
-            assert not LogEntry.objects.exists()
-            page.fill("input[name=reason]", "it hangs since 2:40")
-            page.click("input.mongolock-danger")
-            assert "1 lock was taken from its holder." in page.inner_text(".messagelist")
-            assert next_line() == "lost: True\n"
-            assert "Reason: it hangs since 2:40" in LogEntry.objects.get().get_change_message()
-            kinds = ["forced", "granted", "lost"]
-            assert eventually(lambda: sorted(LockEvent.objects.values_list("event", flat=True)) == kinds)
-            page.goto(page_of("import:books"))
-            assert "by root · it hangs since 2:40" in page.inner_text("#content")
-
-    def test_a_request_is_granted_by_the_holder(self, visit: Visit, locks: Locks) -> None:
-        """From the page of the lock with the keyboard alone: the holder is told who asks and why, and releases it."""
-        with holder(locks, "import:books") as next_line, visit(page_of("import:books")) as page:
-            page.focus(".mongolock-next a[href*=ask-to-release]")
-            page.keyboard.press("Enter")
-            page.wait_for_selector("input[name=reason]")
-            assert page.inner_text("h1") == "Ask to release?"
-            page.focus("input[name=reason]")
-            page.keyboard.type("we deploy at 3")
-            page.keyboard.press("Enter")
-            page.wait_for_selector(".messagelist")
-            assert "The holder of 1 lock was asked" in page.inner_text(".messagelist")
-            assert next_line() == "asked: root, in the admin: we deploy at 3\n"
-            assert next_line() == "released: True\n"
-            assert page.url.endswith(page_of("import:books"))
-            page.reload()
-            assert "The lock is free." in page.inner_text("#content")
 
 
 def violations(found: dict[str, Any]) -> list[str]:

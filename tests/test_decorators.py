@@ -250,49 +250,17 @@ def find(name: str) -> dict[str, Any]:
     return holder(f"label:{name}")
 
 
-def busy_call(policy: Any, name: str, *, kind: str = "function") -> Any:
-    """What a decorated callable of that kind does while somebody else has its lock."""
-    ran: list[str] = []
-
-    def function(name: str) -> str:
-        ran.append(name)
-        return "ran"
-
-    async def afunction(name: str) -> str:
-        return function(name)
-
-    decorate: Callable[[Any], Any] = mongo_locked("busy:{name}", wait=0, on_contention=policy)
-    with held_elsewhere(f"busy:{name}", lease=20):
-        try:
-            return decorate(function)(name) if kind == "function" else asyncio.run(decorate(afunction)(name))
-        finally:
-            assert ran == []
-
-
 class TestContention:
     """What happens instead of the call when the lock is busy. The body never runs."""
 
-    @pytest.mark.parametrize("kind", ["function", "coroutine"])
-    def test_skip(self, name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def test_skip(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
         """SKIPPED, which is false, and a line in the log: nobody should have to guess that work was not done."""
-        with caplog.at_level(logging.INFO, "django_mongolock"):
-            result = busy_call("skip", name, kind=kind)
+        work = mongo_locked("busy:{name}", wait=0, on_contention="skip")(lambda name: "ran")
+        with caplog.at_level(logging.INFO, "django_mongolock"), held_elsewhere(f"busy:{name}", lease=20):
+            result = work(name)
         assert result is SKIPPED
         assert not result
         assert f"skipped, the lock is busy key=busy:{name}" in caplog.text
-
-    def test_callable(self, name: str) -> None:
-        """A callable gets the error and the arguments; what it returns is returned."""
-        error, arguments = busy_call(lambda error, *args, **kwargs: (error, (args, kwargs)), name)
-        assert isinstance(error, LockNotAcquired)
-        assert arguments == ((name,), {})
-
-    def test_async_callable(self, name: str) -> None:
-        async def later(error: LockNotAcquired, name: str) -> str:
-            await asyncio.sleep(0)
-            return f"later {name}"
-
-        assert busy_call(later, name, kind="coroutine") == f"later {name}"
 
     def test_async_callable_for_a_function(self) -> None:
         """For a plain function it may not: nobody would await it."""
@@ -303,7 +271,7 @@ class TestContention:
             mongo_locked("key", on_contention=later)(plain)
 
     def test_respond_without_request(self) -> None:
-        """A function that is called without a request cannot respond: told at every call, not first at night."""
+        """A function that is called without a request cannot respond: an error at every call, not first at night."""
 
         @mongo_locked("key", on_contention="respond")
         def work() -> None: ...
@@ -361,7 +329,7 @@ class TestRefused:
         ],
     )
     def test_arguments(self, decorate: Callable[[], Any], problem: str) -> None:
-        """Wrong arguments are told at import, not at the first call."""
+        """Wrong arguments are errors at import, not at the first call."""
         with pytest.raises((TypeError, ValueError), match=problem):
             decorate()
 

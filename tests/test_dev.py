@@ -134,7 +134,7 @@ def test_an_old_python_can_read_it() -> None:
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="the advice is for Linux")
 def test_what_the_machine_lacks_is_one_line(project: Path, patch: str, words: str) -> None:
-    """Each thing that a machine can lack is told in one line that says what to do, without a traceback."""
+    """Each thing that a machine can lack is one line that says what to do, without a traceback."""
     assert words in one_line(run(project, patch=patch, PATH=""))
 
 

@@ -93,26 +93,6 @@ def test_a_project_from_the_environment(shop: Path) -> None:
         assert (done.stdout, done.returncode) == ("35 True\n", 0), done.stderr
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("settings", "variables", "id_"),
-    [
-        ("from_url", {"MONGOLOCK_URL": f"mongodb://u:{SECRET}@h/db?lease=30"}, "E019"),
-        ("from_url", {"MONGOLOCK_URL": f"mongodb://u:{SECRET}?@h/db"}, "E019"),
-        ("from_json", {"MONGOLOCK_URL": "mongodb://h/db", "MONGOLOCK": '{"DATABASE": "locks",}'}, "E018"),
-        ("from_url", {"MONGOLOCK_URL": f"mongodb://u:{SECRET}@h"}, "E021"),
-        ("from_url", {"MONGOLOCK_URL": f"u:{SECRET}@h"}, "E019"),
-    ],
-)
-@pytest.mark.parametrize("command", ["check", "migrate"])
-def test_check_says_it(shop: Path, command: str, settings: str, variables: dict[str, str], id_: str) -> None:
-    """Both commands end with the id of the check, and with no other, no traceback and no password."""
-    done = run(shop, settings, "-m", "django", command, "--database", "locks", **variables)
-    assert re.findall(r"\((\w+\.[EW]\d+)\)", done.stderr) == [f"mongolock.{id_}"]
-    assert "Traceback" not in done.stderr
-    assert SECRET not in done.stdout + done.stderr
-
-
 @pytest.mark.parametrize(
     ("url", "code", "words"),
     [
@@ -189,6 +169,6 @@ def test_json(text: str, code: str | None, settings: Settings) -> None:
         assert get_settings().LEASE == 30
     else:
         assert all(message.hint for message in found)
-        with pytest.raises(ImproperlyConfigured) as caught:
+        with pytest.raises(ImproperlyConfigured, match="JSON, but not an object" if text == "[1]" else None) as caught:
             get_settings()
         assert SECRET not in str(caught.value)

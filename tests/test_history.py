@@ -130,7 +130,7 @@ class TestWhatIsWritten:
         assert not any(secret in str(document) for document in kept.find() for secret in secrets)
 
 
-class TestNobodyWaits:
+class TestNoOneWaits:
     """It costs the locks nothing but memory for a while."""
 
     def test_off(self, locks: Locks, commands: Commands) -> None:
@@ -141,7 +141,7 @@ class TestNobodyWaits:
         assert NAME not in locks.collection.database.list_collection_names()
 
     @pytest.mark.long
-    def test_a_writer_that_hangs_holds_nobody_up(self, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_writer_that_hangs_delays_no_lock(self, kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """While a write hangs, locks are taken and given back."""
         entered, go_on = threading.Event(), threading.Event()
 
@@ -173,7 +173,7 @@ class TestNobodyWaits:
     def test_mongodb_away(
         self, kept: Any, connect: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """It is told once, without an error for anybody; the process ends without waiting for long."""
+        """It is logged once, without an error for any caller; the process ends without waiting for long."""
         monkeypatch.setattr(history, "GATHER_SECONDS", 0)
         connect(NOBODY)
         store = mongo_store()
@@ -261,7 +261,7 @@ class TestBounds:
 class TestModel:
     """`LockEvent` is queried like any other model, and never written."""
 
-    def test_nobody_writes(self, kept: Any) -> None:
+    def test_it_is_read_only(self, kept: Any) -> None:
         """Neither by the model nor by its queries."""
         writes: list[Callable[[], object]] = [
             lambda: LockEvent(key="k").save(),

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -40,9 +37,9 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_mongolock import SKIPPED, LockLost, LockNotAcquired, mongo_lock
+from django_mongolock import SKIPPED, LockLost, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
-from django_mongolock.exceptions import LockBackendFailed, LockMisused
+from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
 from django_mongolock.idempotency import idempotent
 from django_mongolock.idempotency.results import MARGIN, Results, results_beside
 from django_mongolock.testing import override_locks
@@ -97,6 +94,7 @@ def charge(request: HttpRequest) -> HttpResponse:
     made.headers["Location"] = "/charges/1/"
     made.headers["X-Dollar"] = "$purge_at"
     made.set_cookie("secret", "of the first")
+    made.headers["Set-Cookie"] = "another=of the first"
     made.headers["Date"] = "Mon, 23 Nov 2026 12:00:00 GMT"
     return made
 
@@ -129,7 +127,9 @@ class TestViews:
             "$purge_at",
         )
         assert ("Idempotent-Replayed" in first, again["Idempotent-Replayed"]) == (False, "true")
-        assert (bool(first.cookies), bool(again.cookies), "Date" in again) == (True, False, False)
+        assert first.cookies
+        assert not again.cookies
+        assert not {"Set-Cookie", "Date"} & again.headers.keys()
 
     @pytest.mark.parametrize("change", [{"body": "b"}, {"method": "PUT"}, {"path": "/refund/"}, {"path": "/charge/?x"}])
     def test_another_request_with_the_same_key(self, view: Any, key: str, change: dict[str, Any]) -> None:
@@ -421,7 +421,7 @@ class TestParallel:
 
     @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
     def test_many_who_come_later(self, backend: str, key: str, kind: Any) -> None:
-        """Whoever comes while another one is given the response gets it as well."""
+        """A request that comes while another one gets the response gets it as well."""
         view = idempotent(client=me)(kind)
         post(view, key, key)
         sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
@@ -432,21 +432,6 @@ class TestParallel:
             thread.start()
             thread.join(20)
         assert [answer.status_code for answer in answers] == [201, 422]
-
-    @pytest.mark.long
-    def test_killed(self, key: str) -> None:
-        """F27: while the first process lives, 409. It is killed: after its lease, the next request runs."""
-        command = [sys.executable, "-m", "tests.idempotent_process", mongo_store().config.database, key]
-        view = idempotent(client=lambda request: "shop", lease=2)(charge)
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as first:
-            assert first.stdout is not None
-            assert first.stdout.readline() == "begun\n"
-            refused = post(view, key, "5")
-            first.kill()
-        assert refused.status_code == 409
-        done.pop("5", None)
-        assert eventually(lambda: post(view, key, "5").status_code == 201, 30)
-        assert [post(view, key, "5").content for _ in "12"] == [b'{"times": 1}'] * 2
 
 
 def view_call(view: Any) -> Any:

@@ -87,13 +87,8 @@ class TestTemplates:
         with pytest.raises(ValueError, match="key template .*" + problem):
             KeyTemplate(template)
 
-    @pytest.mark.parametrize("template", ["{a}{{:{b}", "{a}:{{{b}"])
-    def test_braces_between_fields(self, template: str) -> None:
-        """Doubled braces are text, also beside a separator."""
-        assert fill(template, a=1, b=2) == template.format(a=1, b=2)
-
     def test_unknown_parameter(self) -> None:
-        """A field that is no parameter of the function is told at once, with those that there are."""
+        """A field that is no parameter of the function is an error at once, which names those that there are."""
 
         def pay(request: object, order_id: int) -> None: ...
 

@@ -123,7 +123,7 @@ class TestNumbers:
         assert number("retries", what="other", error="OperationalError") == 1
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning")
-    def test_what_nobody_released(self, number: Number) -> None:
+    def test_a_lock_that_was_not_released(self, number: Number) -> None:
         """The gauge comes back to zero, whatever way a lock ends."""
         mongo_lock("a").acquire()
         assert eventually(lambda: number("held", template="other", **EXCLUSIVE) == 0)
@@ -194,7 +194,7 @@ class TestSpans:
         assert spans._held == {}
 
     def test_a_free_lock(self, provider: TracerProvider, ended: Callable[[], list[ReadableSpan]]) -> None:
-        """Beneath the span of whoever asked; with the template, without the key."""
+        """Beneath the span of the caller; with the template, without the key."""
         with provider.get_tracer("test").start_as_current_span("view"), mongo_lock(lock_key("order:{pk}", pk=4711)):
             pass
         hold, view = ended()
@@ -244,9 +244,17 @@ class TestActivation:
 
     @pytest.mark.long
     def test_opentelemetry(self, tmp_path: Path) -> None:
-        """Without an SDK it does nothing, and breaks nothing."""
-        app = "django_mongolock.contrib.opentelemetry.OpenTelemetryConfig"
-        assert self.run(app, "with mongo_lock('a'): print('held')", tmp_path) == "held\n"
+        """What is measured comes to the provider that is set later, as by `opentelemetry-instrument`."""
+        code = """
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+reader = InMemoryMetricReader()
+set_meter_provider(MeterProvider([reader]))
+with mongo_lock('a'): print(reader.get_metrics_data().to_json())
+"""
+        found = self.run("django_mongolock.contrib.opentelemetry.OpenTelemetryConfig", code, tmp_path)
+        assert '"mongolock.held"' in found
 
 
 def test_a_collector_that_fails_breaks_no_lock(

@@ -44,7 +44,7 @@ from django_mongolock.models import Lock, LockEvent
 from django_mongolock.router import MongoLockRouter
 from django_mongolock.rows import locked
 from django_mongolock.testing import MemoryLocks
-from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
+from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.admin import VersionedAdmin
 from testproject.rates.models import Rate
 from testproject.shop.models import Ad, Order
@@ -158,9 +158,9 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
         (lambda: enqueue_once("shop.tasks.export"), "enqueue_once(export_ad, [5])"),
         # numbers
         (lambda: retry_on_conflict(attempts="3"), "attempts is a "),  # type: ignore[call-overload]
-        (lambda: retrying_on_conflict(attempts=2.5), "attempts is a "),  # type: ignore[arg-type]
-        (lambda: retrying_on_conflict(backoff="1"), "backoff is a "),  # type: ignore[arg-type]
-        (lambda: retrying_on_conflict(longest=None), "longest is a "),  # type: ignore[arg-type]
+        (lambda: retry_on_conflict(attempts=2.5), "attempts is a "),  # type: ignore[call-overload]
+        (lambda: retry_on_conflict(backoff="1"), "backoff is a "),  # type: ignore[call-overload]
+        (lambda: retry_on_conflict(longest=None), "longest is a "),  # type: ignore[call-overload]
         (lambda: once_per(hours="24"), "hours is a "),  # type: ignore[arg-type]
         (lambda: once_per(days=True), "days is a "),
     ],
@@ -284,7 +284,7 @@ def test_members_of_a_replica_set_are_named_with_their_roles() -> None:
     assert "h2:1 (no answer) and 4 more." in described(*many)
 
 
-# on_contention: told where it is written, not under the first contention
+# on_contention: refused where it is written, not under the first contention
 
 
 def function(name: str, extra: int = 0) -> None: ...
@@ -309,7 +309,7 @@ def with_all(*args: Any, **kwargs: Any) -> None: ...
         (View, lambda error, request: None),
     ],
 )
-def test_a_policy_of_the_wrong_arity_is_told_at_decoration(called: Any, policy: Callable[..., Any]) -> None:
+def test_a_policy_of_the_wrong_arity_is_refused_at_decoration(called: Any, policy: Callable[..., Any]) -> None:
     """It takes the error, and then whatever the call may have."""
     said = unmeant(lambda: mongo_locked("k", on_contention=policy)(called))
     assert "def busy(error, *args, **kwargs)" in said
@@ -348,7 +348,7 @@ class UserLockAdmin(DocumentLockAdminMixin, admin.ModelAdmin):  # type: ignore[t
     """Without its document_lock."""
 
 
-def test_an_admin_without_what_it_is_about_is_told_by_check() -> None:
+def test_an_admin_without_what_it_is_about_fails_the_check() -> None:
     """No lock, the lock of another model, a model without a version."""
     site = admin.AdminSite()
 

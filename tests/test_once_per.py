@@ -28,7 +28,7 @@ def job(key: str, **period: float) -> tuple[Callable[..., Any], list[int]]:
 
 
 def test_runs_once() -> None:
-    """Many who come at once, and those who come later in the period: one runs, the others are told."""
+    """Many who come at once, and those who come later in the period: one runs, the others get SKIPPED."""
     run, runs = job(new_key(), minutes=10)
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(run, range(8)))

@@ -9,6 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.contrib.auth import alogout, login, logout
 from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.signals import user_logged_out
 from django.contrib.sessions.backends import signed_cookies
 from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.sessions.models import Session
@@ -139,6 +140,14 @@ class TestSession:
                 logout(request)
             assert holders(key) == []
             assert holders(kept)
+        assert not mine.release()
+
+    def test_the_signal_of_a_logout_releases(self, request_of: Callable[..., HttpRequest], anna: User) -> None:
+        """Before it returns; the flush of the session that follows would do so in the background."""
+        request, key = request_of(), new_key()
+        mine = mongo_lock(key, owner=session_owner(request)).acquire()
+        user_logged_out.send(sender=User, request=request, user=anna)
+        assert holders(key) == []
         assert not mine.release()
 
     def test_logout_while_mongodb_is_away(

@@ -16,12 +16,12 @@ from django.core.exceptions import ValidationError
 from django.db import connection, models
 from pytest_django import DjangoAssertNumQueries
 
-from django_mongolock import LockLost, LockNotAcquired, mongo_lock
+from django_mongolock import LockLost, mongo_lock
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.models import Lock
 from django_mongolock.rows import LockedQuerySet, locked
 from testproject.shop.models import Ad, Order, Seller
-from tests.support.looking import held_elsewhere, holders
+from tests.support.looking import holders
 
 pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
 
@@ -112,18 +112,8 @@ def test_reads_after_the_lock_was_taken(parcel: Parcel) -> None:
 
 
 @pytest.mark.long
-def test_is_the_lock_of_the_instance(parcel: Parcel) -> None:
-    """Whoever locks the instance, or its key, locks the row; it is free after the block."""
-    with Parcel.objects.locked(pk=parcel.pk):
-        assert is_busy(parcel)
-    assert holders(f"rows.parcel:{parcel.pk}") == []
-    with held_elsewhere(parcel), pytest.raises(LockNotAcquired):
-        Parcel.objects.locked(pk=parcel.pk, wait=0).__enter__()
-
-
-@pytest.mark.long
 def test_the_lock_itself(parcel: Parcel) -> None:
-    """It is there while the row is locked, with all that a lock has; losing it is told at the end of the block."""
+    """It is there while the row is locked, with all that a lock has; losing it is an error at the end of the block."""
     row = Parcel.objects.locked(pk=parcel.pk, lease=44, lock_options={"label": "weighing"})
     with pytest.raises(LockMisused, match="not locked"):
         row.lock  # noqa: B018
@@ -214,16 +204,6 @@ def test_inheritance() -> None:
         assert is_busy(Code(pk="s"))
     with locked(Code, code="s"):
         assert is_busy(special)
-
-
-@pytest.mark.long
-def test_another_spelling() -> None:
-    """Where the database finds a row under another spelling of its key, the row's own key is locked."""
-    Code.objects.create(code="abc")
-    with Code.objects.locked(pk="ABC") as code:
-        assert code.pk == "abc"
-        assert holders("rows.code:abc")
-        assert holders("rows.code:ABC") == []
 
 
 @pytest.mark.long

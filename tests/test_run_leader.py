@@ -118,23 +118,6 @@ def test_a_cut_network(start: Start, written: Log) -> None:
 
 
 @pytest.mark.long
-def test_a_paused_leader(start: Start, written: Log) -> None:
-    """P9: while it is paused, it cannot stop its program; it does so when it goes on, and then stands again."""
-    key = new_key("leader")
-    leading = run_leader(start, key, *program(written))
-    assert eventually(written.spans, 60)
-    (first,) = written.spans()
-    run_leader(start, key, *program(written))
-    assert eventually(lambda: lock_info(key).waiting == 1, 60)
-    leading.send_signal(signal.SIGSTOP)
-    assert eventually(lambda: written.others(first), 30)
-    leading.send_signal(signal.SIGCONT)
-    assert eventually(lambda: not runs(first), 10)
-    assert eventually(lambda: lock_info(key).waiting == 1, 60)
-    assert len(written.others(first)) == 1
-
-
-@pytest.mark.long
 def test_codes(start: Start) -> None:
     """A program that ends by itself ends the command, with its code; and one that does not exist."""
     key = new_key("leader")

@@ -128,7 +128,7 @@ class TestProgram:
 
     @pytest.mark.long
     def test_dashes(self, start: Start) -> None:
-        """What follows the first -- is the program's, with every other --; without one, the cure is told."""
+        """What follows the first -- is the program's, with every other --; without one, the error names the cure."""
         assert finished(start("run_locked", new_key(), "--", "echo", "--", "-x", "--"))[1] == "-- -x --\n"
         code, _, err = finished(start("run_locked", new_key(), "echo", "-x"))
         assert code == 2
@@ -174,7 +174,7 @@ class TestProgram:
         assert holders(key) == []
 
     def test_mistakes(self) -> None:
-        """A wrong key or time is told in one line."""
+        """A wrong key or time is an error of one line."""
         for arguments in (("", "--", "true"), ("k", "--lease", "0", "--", "true")):
             with pytest.raises(CommandError) as caught:
                 call_command("run_locked", *arguments)

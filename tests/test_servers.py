@@ -4,14 +4,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import psycopg
-import pymysql
 import pytest
 
-from testproject.servers import MariaDB, Postgres, Redis, ServerError, mongodb
-from tests import parts
+from testproject.servers import ServerError, mongodb
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP and SIGKILL are POSIX signals")
@@ -63,25 +59,3 @@ def test_mongodb_names_a_server_that_cannot_be_used_without_its_password(
     with pytest.raises(ServerError, match="cannot use the server that MONGODB_URI names") as caught, mongodb():
         pass
     assert "secret" not in str(caught.value)
-
-
-def answers(server: Any) -> bool:
-    if isinstance(server, MariaDB):
-        with pymysql.connect(host="127.0.0.1", port=server.port, user="root", database="test") as connection:
-            return bool(connection.cursor().execute("SELECT DATABASE()"))
-    if isinstance(server, Redis):
-        return server.answers()
-    with psycopg.connect(server.uri) as connection:
-        return connection.execute("SHOW listen_addresses").fetchone() == ("127.0.0.1",)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", [Redis, Postgres, MariaDB])
-def test_another_server_answers_and_ends(kind: type[Redis | Postgres | MariaDB]) -> None:
-    """Each on a port of its own, also for root; closed, nothing is left."""
-    parts.require("PostgreSQL" if kind is Postgres else kind.__name__)
-    with kind() as server:
-        assert answers(server)
-        pid, directory = server.pid, server.directory
-    assert not alive(pid)
-    assert not directory.exists()

@@ -1,4 +1,4 @@
-"""dev.py versions: the newest Python is found, its lack is told, and the table is that of a commit."""
+"""dev.py versions: the newest Python is found, its lack is reported, and the table is that of a commit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every text of the package that people read has its German; whoever adds one is told what is missing.
+"""Every text of the package that people read has its German; the tests name what is missing.
 
 To add what is missing: `cd django_mongolock`, `python -m django makemessages -l de --no-location --no-obsolete`,
 fill in what is empty or marked fuzzy in locale/de/LC_MESSAGES/django.po, then `python -m django compilemessages -l

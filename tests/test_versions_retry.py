@@ -15,8 +15,9 @@ from django.contrib.auth.models import User
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.transaction import TransactionManagementError
 
+from django_mongolock.engine import clock
 from django_mongolock.exceptions import VersionConflict
-from django_mongolock.versions import retry_on_conflict, retrying_on_conflict
+from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.checking import all_or_nothing
 from tests.versioned.databases import db, home, postgres
 from tests.versioned.shapes import Thing
@@ -63,11 +64,10 @@ def test_it_runs_again_until_it_works(pauses: list[float]) -> None:
 
 def test_pauses_are_really_random() -> None:
     """Full jitter: anything between nothing and the limit."""
-    retrying = retrying_on_conflict(backoff=1, longest=8)
-    found = [retrying.pause(3) for _ in range(200)]
+    found = [clock.backoff(3, 1, 8) for _ in range(200)]
     assert 0 <= min(found) < 1
     assert 3 < max(found) <= 4
-    assert retrying.pause(5000) <= 8
+    assert clock.backoff(5000, 1, 8) <= 8
 
 
 @pytest.mark.parametrize("error", [CONFLICT, OperationalError(1213, "Deadlock found")], ids=["version", "database"])
@@ -204,56 +204,7 @@ def test_generators_are_refused() -> None:
 def test_wrong_numbers(wrong: dict[str, Any]) -> None:
     """A clear error where it is written."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        retrying_on_conflict(**wrong)
-
-
-class TestBlock:
-    """The same as a loop."""
-
-    def test_until_it_works(self, pauses: list[float]) -> None:
-        """Attempts are numbered; the loop ends with the first that works."""
-        function, _ = failing(2)
-        seen = []
-        for attempt in retrying_on_conflict():
-            with attempt:
-                seen.append((attempt.number, repr(attempt)))
-                function()
-        assert seen == [(number, f"<Attempt {number} of 10>") for number in (1, 2, 3)]
-
-    def test_it_gives_up(self, pauses: list[float]) -> None:
-        """The last attempt raises."""
-        function, calls = failing(9)
-
-        def work() -> None:
-            for attempt in retrying_on_conflict(attempts=2):
-                with attempt:
-                    function()
-
-        with pytest.raises(VersionConflict):
-            work()
-        assert (len(calls), len(pauses)) == (2, 1)
-
-    async def test_async(self, pauses: list[float]) -> None:
-        """`async for`, and an ordinary `with`."""
-        function, calls = failing(2)
-        async for attempt in retrying_on_conflict():
-            with attempt:
-                function()
-        assert len(calls) == 3
-
-    def test_once_more(self, pauses: list[float]) -> None:
-        """One object may be looped over again, also by two at once."""
-        retrying = retrying_on_conflict()
-        for _ in range(2):
-            for attempt in retrying:
-                with attempt:
-                    assert attempt.number == 1
-
-    def test_a_forgotten_with(self) -> None:
-        """Otherwise the loop would run once, and its conflicts would not be retried."""
-        with pytest.raises(TypeError, match="put `with attempt:` around the body"):
-            for _ in retrying_on_conflict():
-                pass
+        retry_on_conflict(**wrong)
 
 
 class TestTransactions:
@@ -267,8 +218,6 @@ class TestTransactions:
             Thing.objects.exists()
             with pytest.raises(TransactionManagementError, match=f"open on '{db}'.*inside the retried code"):
                 retry_on_conflict(function)()
-            with pytest.raises(TransactionManagementError):
-                next(iter(retrying_on_conflict()))
             with pytest.raises(TransactionManagementError):
                 retry_on_conflict(function, using=db)()
             assert not calls

@@ -28,7 +28,6 @@ from rest_framework.views import APIView
 
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked
 from django_mongolock.decorator.contention import find_request, response
-from django_mongolock.exceptions import LockReentry
 from django_mongolock.signals import lock_released
 from tests.support.looking import held_elsewhere, holders
 from tests.support.row_files import Rows, row_file
@@ -59,33 +58,6 @@ class OnClass(View):
         return held(name)
 
 
-@mongo_locked("view:{name}", wait=0, on_contention="respond")
-class OnAsyncClass(View):
-    async def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        await asyncio.sleep(0)
-        return held(name)
-
-
-class OnAsyncMethod(View):
-    @mongo_locked("view:{self.kwargs[name]}", wait=0, on_contention="respond")
-    async def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return await self.answer()
-
-    async def answer(self) -> HttpResponse:
-        return held(self.kwargs["name"])
-
-
-class OnHelper(View):
-    """Locks a method that is not given the request, which the view has."""
-
-    def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return self.answer(name)
-
-    @mongo_locked("view:{name}", wait=0, on_contention="respond")
-    def answer(self, name: str) -> HttpResponse:
-        return held(name)
-
-
 class Plain(View):
     async def get(self, request: HttpRequest, name: str) -> HttpResponse:
         return held(name)
@@ -101,9 +73,6 @@ VIEWS: dict[str, Any] = {
     "function": function,
     "afunction": afunction,
     "class": OnClass.as_view(),
-    "aclass": OnAsyncClass.as_view(),
-    "amethod": OnAsyncMethod.as_view(),
-    "helper": OnHelper.as_view(),
     "as_view": mongo_locked("view:{name}", wait=0, on_contention="respond")(Plain.as_view()),
 }
 
@@ -223,6 +192,13 @@ async def async_view(request: HttpRequest, name: str) -> HttpResponse:
     return await sync_to_async(inside)()
 
 
+def has_transaction(*call: Any, **kwargs: Any) -> HttpResponse:
+    return HttpResponse(str(connections["file"].in_atomic_block))
+
+
+#: Answers whether a transaction is open while somebody else holds the lock.
+waiting = mongo_locked("row:{name}", wait=0, on_contention=has_transaction)
+
 #: The lock is below what makes the view, inside of the transaction.
 INSIDE = ("below_api_view", "api_method", "ninja")
 TRANSACTIONAL: dict[str, Any] = {
@@ -234,6 +210,8 @@ TRANSACTIONAL: dict[str, Any] = {
     "naive": naive(write),
     "function": mongo_locked("row:{name}")(write),
     "two": mongo_locked("outer:{name}")(mongo_locked("row:{name}")(write)),
+    "waits": waiting(another_write()),
+    "waits_inside": mongo_locked("outer:{name}")(waiting(another_write())),
     "class": mongo_locked("row:{name}")(subclass(Write)).as_view(),
     "method_decorator": method_decorator(mongo_locked("row:{name}"), name="dispatch")(subclass(Write)).as_view(),
     "method": MethodWrite.as_view(),
@@ -272,7 +250,7 @@ class TestViews:
         assert refused.status_code == 423
         assert 10 < int(refused["Retry-After"]) <= 22
 
-    @pytest.mark.parametrize("kind", ["function", "afunction", "class", "aclass"])
+    @pytest.mark.parametrize("kind", ["function", "afunction", "class"])
     async def test_asgi(self, kind: str, name: str) -> None:
         answer = await AsyncClient().get(f"/{kind}/{name}/")
         assert answer.json() == {"holders": 1, "place": f"view {kind}"}
@@ -350,11 +328,6 @@ class TestResponse:
         for policy in ("raise", "skip", "retry", lambda error: "handled"):
             with pytest.raises(LockBackendFailed):
                 resolve(policy, error, (), {})
-
-    def test_reentry_is_no_contention(self, name: str) -> None:
-        """A view that would wait for its own thread is a mistake in the code, and an error 500."""
-        with mongo_lock(f"view:{name}"), pytest.raises(LockReentry):
-            Client().get(f"/function/{name}/")
 
     def test_least_wait(self) -> None:
         """Retry-After is at least a second, also where nothing is known."""
@@ -464,11 +437,11 @@ class TestAtomicRequests:
         Client().get(f"/write-two/{name}/")
         assert at_release == [("row", [name]), ("outer", [name])]
 
-    def test_busy(self, name: str, settings: Settings) -> None:
-        """No transaction is open while a view waits for its lock."""
-        waiting = mongo_locked("row:{name}", wait=0, on_contention=lambda *call, **kw: HttpResponse(str(in_atomic())))
+    @pytest.mark.parametrize("kind", ["waits", "waits_inside"])
+    def test_busy(self, kind: str, name: str, rows: Any) -> None:
+        """No transaction is open while a view waits for its lock, nor while it has one and waits for another."""
         with held_elsewhere(f"row:{name}"):
-            assert waiting(write)(RequestFactory().get("/"), name=name).content == b"False"
+            assert Client().get(f"/write-{kind}/{name}/").content == b"False"
 
     @pytest.mark.parametrize("kind", ["none_below", "none_above", "none_class", "none_method"])
     def test_non_atomic_requests(self, kind: str, name: str, rows: Any) -> None:
@@ -495,7 +468,3 @@ def forget_connection(alias: str) -> None:
     """Have this thread make a new connection when it next needs one."""
     connections[alias].close()
     del connections[alias]
-
-
-def in_atomic() -> bool:
-    return connections["default"].in_atomic_block

@@ -10,7 +10,6 @@ import atexit
 import functools
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -21,9 +20,9 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from ..engine import clock
 from ..engine.logs import DEBUG, log, log_exception
 from ..engine.protocol import runner
+from ..engine.session.errands import Errands
 from ..engine.session.per_process import PerProcess
 from ..engine.session.worker_threads import WorkerThreads
 from ..engine.store.errors import bounded
@@ -36,16 +35,12 @@ Command = Callable[[Collection[Document]], Any]
 
 #: How often a command is sent whose outcome is unknown, besides what the driver does by itself.
 SENDS: Final = 2
-#: Threads that send commands where there is no session.
+#: Threads that send commands where there is no session: for a collection that is in no database of Django's.
 SENDING_THREADS: Final = 8
-#: How many things are tried in the background at a time.
-TRYING_THREADS: Final = 64
 #: Seconds before each try in the background. A command that the network held up may arrive after the first ones; the
 #: last one comes when a command that was under way at the first must have ended. While MongoDB does not answer, it is
 #: tried again after the last of these pauses.
 PAUSES: Final = (0.0, 0.1, 0.4, 1.0, 2.0, 5.0, 10.0)
-#: How many tries without an answer there are at most; then what it was about is left.
-MOST_TRIES: Final = 100
 #: For how many seconds a process that ends waits for the first try of what it has left.
 AT_EXIT: Final = 2.0
 
@@ -94,20 +89,19 @@ def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
 class Courier:
     """Runs steps on one collection, each command bound to *timeout* seconds.
 
-    threads: those of the session, for coroutines and for the main thread; without, some of its own. What is acquired
-    through it belongs to the process that made it. In a child that this process forks, it sends nothing, neither at
-    once nor in the background.
+    errands: those of the session. What is acquired through it belongs to the process that made it. In a child that this
+    process forks, it sends nothing, neither at once nor in the background.
     """
 
     def __init__(
         self,
         collection: Collection[Document],
         timeout: float,
-        threads: WorkerThreads | None = None,
+        errands: Errands | None = None,
         rights: str = "find and update",
     ) -> None:
         self._collection = as_a_lock_must(collection)
-        self._threads = threads or _threads.current()
+        self._errands = errands or _errands.current()
         self._rights = rights
         self._timeout = timeout
         self._pid = os.getpid()
@@ -118,22 +112,18 @@ class Courier:
         return self._pid != os.getpid()
 
     def run(self, steps: Steps[T]) -> T:
-        """Run *steps*, blocking. In the main thread another one sends the commands: see `engine.session.session`."""
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        send = self._send_elsewhere if in_main_thread else self.send
-        return runner.run(steps, lambda step: time.sleep(step.seconds) if isinstance(step, Pause) else send(step))
+        """Run *steps*, blocking."""
+        return runner.run(steps, self._perform)
 
     async def arun(self, steps: Steps[T]) -> T:
         """See run()."""
-        return await runner.arun(
-            steps, lambda step: asyncio.sleep(step.seconds) if isinstance(step, Pause) else self._asend(step)
-        )
+        return await runner.arun(steps, self._aperform)
 
     def send_in_background(self, command: Command) -> None:
         """Have *command* sent by another thread, again after each of the pauses until it returns True."""
         if not self.forked:
-            attempt = functools.partial(self._attempt, command)
-            _background.current().add(attempt, max(PAUSES[-1], self._timeout))
+            pauses = (*PAUSES[:-1], max(PAUSES[-1], self._timeout))
+            self._errands.in_background(functools.partial(self._attempt, command), pauses)
 
     def _attempt(self, command: Command) -> bool | None:
         """Send the command once. Return whether it has returned True; None if it had no answer."""
@@ -157,57 +147,25 @@ class Courier:
         if self.forked:
             raise LockMisused("another process started this: a forked child cannot continue it")
 
-    def _send_elsewhere(self, command: Command) -> Any:
-        self._refuse_child()  # these threads are the parent's
-        return self._threads.call(functools.partial(self.send, command), self._timeout)
+    def _perform(self, step: Command | Pause) -> Any:
+        if isinstance(step, Pause):
+            return time.sleep(step.seconds)
+        self._refuse_child()  # its threads are the parent's
+        return self._errands.send(functools.partial(self.send, step), self._timeout)
 
-    async def _asend(self, command: Command) -> Any:
+    async def _aperform(self, step: Command | Pause) -> Any:
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.seconds)
         self._refuse_child()
-        return await self._threads.acall(functools.partial(self.send, command), self._timeout)
+        return await self._errands.asend(functools.partial(self.send, step), self._timeout)
 
 
-class Background:
-    """Threads that try something again and again, one for each thing: what is stuck, such as a document that a
-    transaction keeps, delays no other, unless there are `TRYING_THREADS` of them."""
-
-    def __init__(self) -> None:
-        self._threads = WorkerThreads(TRYING_THREADS)
-        #: One for each thing that has not been tried yet.
-        self._untried: list[None] = []
-
-    def add(self, attempt: Callable[[], bool | None], longest: float) -> None:
-        """Have it tried after each of the pauses, the last of which is *longest* here, until *attempt* returns True.
-
-        If the last try had no answer (None), it is tried again after the longest pause. Never waits: the caller may be
-        handling a signal.
-        """
-        self._untried.append(None)
-        if not self._threads.submit(functools.partial(self._try, attempt, longest)):
-            self._untried.pop()
-
-    def flush(self, timeout: float) -> None:
-        """Wait until each thing has been tried once, at most *timeout* seconds."""
-        end = clock.now() + timeout
-        while self._untried and clock.now() < end:
-            time.sleep(0.01)
-
-    def _try(self, attempt: Callable[[], bool | None], longest: float) -> None:
-        for tries in range(MOST_TRIES):
-            time.sleep(PAUSES[tries] if tries < len(PAUSES) - 1 else longest)
-            done = attempt()
-            if tries == 0:
-                self._untried.pop()
-            if done or (done is False and tries >= len(PAUSES) - 1):
-                return
-
-
-_threads = PerProcess(lambda: WorkerThreads(SENDING_THREADS))
-_background = PerProcess(Background)
+_errands = PerProcess(lambda: Errands(WorkerThreads(SENDING_THREADS)))
 
 
 def _flush_at_exit() -> None:
     """Let a process that is interrupted in the middle of a batch release what it has left."""
-    _background.current().flush(AT_EXIT)
+    _errands.current().flush(AT_EXIT)
 
 
 atexit.register(_flush_at_exit)

@@ -74,8 +74,8 @@ class Source:
             timeout = get_settings().COMMAND_TIMEOUT
         except ImproperlyConfigured:  # a program without Django's settings
             timeout = LockSettings().COMMAND_TIMEOUT
-        threads = None if self.alias is None else get_backend(self.alias).session().threads
-        return Courier(self.collection(), timeout, threads)
+        errands = None if self.alias is None else get_backend(self.alias).session().errands
+        return Courier(self.collection(), timeout, errands)
 
     def collection(self) -> Collection[Document]:
         """Return the collection, in a client that may be used from any thread."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pymongo.collection import Collection
@@ -17,7 +17,7 @@ from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, Documen
 from .commands import Refusal, Written, read_one, read_some, write_many, write_one
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot
-from .updates import Mark, Own, Request, Statement, acquiring, new_mark, own_of, process_of
+from .updates import Own, Request, Statement, acquiring, process_of
 
 #: How often a refused acquisition asks again, if the reason was gone when it looked.
 ROUNDS: Final = 3
@@ -41,41 +41,24 @@ class Context:
         return self.source.name
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One attempt to acquire documents: by whom, and the mark of what it writes."""
-
-    owner: str
-    mark: Mark
-
-    def granted(self, request: Request, document: Document, rules: Rules) -> Own:
-        """Return what this attempt holds, since *request* was granted."""
-        return own_of(self.mark, self.owner, request.id, request.version + 1, document.get(rules.fields.version))
-
-    def putting_back(self, rules: Rules, request: Request) -> Statement:
-        """Set a document that this attempt was granted to the failed state of its work."""
-        own = own_of(self.mark, self.owner, request.id, request.version + 1)
-        return own.failing(rules, rules.pending[request.pending], new_mark().at(0))
-
-
-def acquire(context: Context, attempt: Attempt, request: Request) -> Steps[Document]:
+def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
     """Acquire one document; return it as it is then.
 
     Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, DocumentRefused, LockBackendFailed.
     """
     unanswered: list[BaseException] = []
     try:
-        return (yield from _acquire(context, attempt, request, unanswered))
+        return (yield from _acquire(context, own, request, unanswered))
     except BaseException:
         if unanswered:  # a copy may have been granted, or may be yet
-            put_back(context, [attempt.putting_back(context.rules, request)])
+            put_back(context, [own])
         raise
 
 
-def _acquire(context: Context, attempt: Attempt, request: Request, unanswered: list[BaseException]) -> Steps[Document]:
+def _acquire(context: Context, own: Own, request: Request, unanswered: list[BaseException]) -> Steps[Document]:
     rules, id_, dead = context.rules, request.id, None
     for rest in reversed(range(ROUNDS)):
-        statement = acquiring(rules, attempt.mark, attempt.owner, request, dead)
+        statement = acquiring(rules, own, request, dead)
         answer = yield from send(write_one(statement), unanswered)
         if isinstance(answer, Refusal):
             raise DocumentRefused(context.name, id_, str(answer))
@@ -83,81 +66,21 @@ def _acquire(context: Context, attempt: Attempt, request: Request, unanswered: l
             return answer  # type: ignore[no-any-return]
         found: dict[Any, Document] = yield from send(read_some(rules.fields, [id_]))
         seen = None if id_ not in found else read_snapshot(rules, found[id_])
-        if seen is not None and seen.token == request.token(attempt.mark):  # by the copy that was not answered
+        if seen is not None and seen.token in own.tokens:  # by the copy that was not answered
             return (yield from send(read_one(rules.fields, id_)))  # type: ignore[no-any-return]
         refusal = why_not(context, request, seen)
         # The holder may have finished just now: ask again, rather than name a holder that is gone.
         if seen is None or not (rest and isinstance(refusal, DocumentHeld)):
             raise refusal
-        dead = dead_run(seen, attempt.owner)
+        dead = dead_run(seen, own.owner)
         if dead is None and seen.holder and seen.work not in rules.ended:
             raise refusal
     raise AssertionError("not reached")
 
 
-@dataclass(slots=True)
-class Outcome:
-    """The documents that were granted, as they are now; and why others were not, by their ids."""
-
-    granted: dict[Any, Document] = field(default_factory=dict)
-    refused: dict[Any, LockError] = field(default_factory=dict)
-
-
-def acquire_many(context: Context, attempt: Attempt, requests: Sequence[Request]) -> Steps[Outcome]:
-    """Acquire those of many documents that are available, in three commands for each `BATCH`."""
-    outcome, unanswered, asked = Outcome(), list[BaseException](), list[Request]()
-    try:
-        for start in range(0, len(requests), BATCH):
-            some = requests[start : start + BATCH]
-            asked += some
-            yield from _acquire_some(context, attempt, some, outcome, unanswered)
-    except BaseException:
-        # The caller learns of none of them.
-        put_back(context, [attempt.putting_back(context.rules, request) for request in asked])
-        raise
-    if unanswered:
-        left = [request for request in requests if request.id not in outcome.granted]
-        put_back(context, [attempt.putting_back(context.rules, request) for request in left])
-    return outcome
-
-
-def _acquire_some(
-    context: Context, attempt: Attempt, requests: Sequence[Request], outcome: Outcome, unanswered: list[BaseException]
-) -> Steps[None]:
-    rules, dead = context.rules, dict[Any, str | None]()
-    for _ in range(2):  # the second time only for what a dead run of the same owner holds
-        statements = [acquiring(rules, attempt.mark, attempt.owner, each, dead.get(each.id)) for each in requests]
-        written: Written = yield from send(write_many(statements), unanswered)
-        found: dict[Any, Document] = yield from send(_read_granted(rules, attempt, requests))
-        outcome.granted.update(found)
-        requests = [each for each in requests if each.id not in found]
-        if not requests:
-            return
-        states: dict[Any, Document] = yield from send(read_some(rules.fields, [each.id for each in requests]))
-        seen = {id_: read_snapshot(rules, document) for id_, document in states.items()}
-        for each in requests:
-            if (refusal := written.refused.get(each.id)) is not None:
-                outcome.refused[each.id] = DocumentRefused(context.name, each.id, str(refusal))
-            else:
-                outcome.refused[each.id] = why_not(context, each, seen.get(each.id))
-        dead = {id_: dead_run(state, attempt.owner) for id_, state in seen.items()}
-        requests = [each for each in requests if dead.get(each.id) is not None]
-        if not requests:
-            return
-
-
-def _read_granted(rules: Rules, attempt: Attempt, requests: Iterable[Request]) -> Command:
-    fields, tokens = rules.fields, {request.id: request.token(attempt.mark) for request in requests}
-
-    def command(collection: Collection[Document]) -> dict[Any, Document]:
-        query = {fields.key: {"$in": list(tokens)}, fields.token: {"$in": list(tokens.values())}}
-        return {document[fields.key]: document for document in collection.find(query)}
-
-    return command
-
-
-def put_back(context: Context, statements: Sequence[Statement]) -> None:
-    """Have documents released in the background, many with one command. Never waits."""
+def put_back(context: Context, several: Sequence[Own]) -> None:
+    """Have documents released in their failed states in the background, many with one command. Never waits."""
+    statements = [own.failing(context.rules, own.last_token()) for own in several]
     for start in range(0, len(statements), BATCH):
         context.courier.send_in_background(_putting_back(context, statements[start : start + BATCH]))
 

@@ -16,35 +16,14 @@ from ..engine.store.errors import is_refusal
 from .rules import Fields
 from .updates import Statement
 
-#: Codes that say nothing about the document, so that the outcome is unknown: those that MongoDB's list of its codes
-#: (src/mongo/base/error_codes.yml) has in the categories of network errors, shutdown, step-down, interruption, time
-#: limits, snapshots, stale routing, overload and what may be tried again; and, of those without a category, conflicts,
-#: locks that are taken, and a server without room or rights to write.
-_PASSING: Final = frozenset(
-    {
-        *{6, 7, 89, 202, 9001},  # the network
-        *{91, 189, 10058, 10107, 11600, 11602, 13435, 13436},  # shutdown, and no primary any more
-        *{24, 50, 262, 279, 290, 355, 407, 453, 11601, 46841, 91331, 10045600},  # interrupted, or out of time
-        *{134, 239, 246, 250, 272, 406},  # no snapshot of the majority yet, or a chunk on its way
-        *{63, 150, 249, 13388},  # routing by an old version
-        *{402, 433, 449, 450, 462},  # too much to do
-        *{46, 107, 112, 117, 216, 267, 365},  # a conflict, or a lock that is taken
-        *{146, 371, 14031},  # no memory, no disk, or writing is blocked
-    }
-)
 _NAMES: Final = {11000: "DuplicateKey", 121: "DocumentValidationFailure", 28: "PathNotViable"}
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(str):
     """MongoDB does not write this document: its validator, a unique index, or a path of the changes that leads through
-    a value without fields."""
+    a value without fields. For people."""
 
-    code: int
-    name: str
-
-    def __str__(self) -> str:
-        return f"MongoDB refused it (code {self.code}, {self.name})"
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +36,10 @@ class Written:
 
 def refusal_of(error: OperationFailure) -> Refusal | None:
     """Return what the server refused about one document; None for an error about anything else."""
-    known = error.code is not None and error.code not in _PASSING and is_refusal(error)
-    if not known or error.has_error_label("RetryableWriteError"):
+    if error.code is None or not is_refusal(error):
         return None
-    return _refusal(error.code or 0, (error.details or {}).get("codeName"))
-
-
-def _refusal(code: int, name: object) -> Refusal:
-    return Refusal(code, str(name or _NAMES.get(code, "not written")))
+    name = (error.details or {}).get("codeName") or _NAMES.get(error.code, "not written")
+    return Refusal(f"MongoDB refused it (code {error.code}, {name})")
 
 
 def write_one(statement: Statement) -> Command:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Collection as SizedCollection
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 
@@ -12,15 +12,15 @@ from pymongo.collection import Collection
 from ..backends.courier import Steps
 from ..backends.field_paths import meets
 from ..backends.places import make_source
-from ..engine import clock
+from ..engine.lock.grants import calling_line
+from ..engine.protocol.runner import twins
 from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
-from . import acquiring, sweep
+from . import sweep
 from .acquiring import Context
-from .batch import Batch
-from .held_document import HeldDocument
+from .batch import Batch, acquire_many
+from .held_document import FinalState, HeldDocument
 from .hold import BatchOptions, Hold, HoldOptions, PendingState, Plan
-from .holding import FinalState, calling_place
 from .rules import Rules, check_age
 from .saving import protect
 from .snapshot import DocumentSnapshot
@@ -132,37 +132,30 @@ class DocumentLock(Generic[D]):
         plan = self._plan(pending, owner, final, changes)
         return Hold(self.context, plan, plan.request(document), check_wait(wait))
 
-    def acquire(self, document: Any, pending: PendingState = None, **options: Unpack[HoldOptions]) -> HeldDocument[D]:
+    def _acquire(
+        self, document: Any, pending: PendingState = None, **options: Unpack[HoldOptions]
+    ) -> Steps[HeldDocument[D]]:
         """Acquire a document; the arguments are those of hold().
 
         Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, DocumentRefused, LockBackendFailed.
         """
-        return self.hold(document, pending, **options).acquire()
+        return self.hold(document, pending, **options)._acquire()
 
-    async def aacquire(
-        self, document: Any, pending: PendingState = None, **options: Unpack[HoldOptions]
-    ) -> HeldDocument[D]:
-        """See acquire()."""
-        return await self.hold(document, pending, **options).aacquire()
+    acquire, aacquire = twins(_acquire)
 
     # Several documents
 
-    def acquire_many(
+    def _acquire_many(
         self, documents: Iterable[Any], pending: PendingState = None, **options: Unpack[BatchOptions]
-    ) -> Batch[D]:
+    ) -> Steps[Batch[D]]:
         """Acquire those of many documents that are available; see `Batch`. The arguments are those of hold().
 
-        Three commands for 500 documents, however many of them are refused. Raises LockBackendFailed.
+        Three commands for 500 documents, however many of them are refused. Awaited, a queryset must have been read
+        before. Raises LockBackendFailed.
         """
-        context, plan = self.context(), self._plan(pending, **options)
-        return context.courier.run(acquire_many(context, plan, documents))
+        return acquire_many(self.context(), self._plan(pending, **options), documents)
 
-    async def aacquire_many(
-        self, documents: Iterable[Any], pending: PendingState = None, **options: Unpack[BatchOptions]
-    ) -> Batch[D]:
-        """See acquire_many(). A queryset must have been read before."""
-        context, plan = self.context(), self._plan(pending, **options)
-        return await context.courier.arun(acquire_many(context, plan, documents))
+    acquire_many, aacquire_many = twins(_acquire_many)
 
     # Who is at which document now
 
@@ -175,57 +168,44 @@ class DocumentLock(Generic[D]):
         """Return the condition that a document was held for longer than `stale_after`; see held()."""
         return self._condition("stale")
 
-    def snapshots(
+    def _snapshots(
         self, state: str = "all", *, ids: Iterable[Any] | None = None, limit: int = 0, **which: Unpack[Which]
-    ) -> list[DocumentSnapshot]:
+    ) -> Steps[list[DocumentSnapshot]]:
         """Read who holds which document, the one held for longest first. They may be outdated at once.
 
         state: "held", "stale", "damaged" (a field of the lock has an invalid value), or "all" of these.
         owner: only what this owner holds. older_than: only what has been stale for so many seconds.
         ids: only these documents, by their ids or as you have read them. limit: how many at most; 0: all.
         """
-        return self._run(lambda context: sweep.find(context, self._choice(state, ids, **which), limit))
+        return sweep.find(self.context(), self._choice(state, ids, **which), limit)
 
-    async def asnapshots(
-        self, state: str = "all", *, ids: Iterable[Any] | None = None, limit: int = 0, **which: Unpack[Which]
-    ) -> list[DocumentSnapshot]:
-        """See snapshots()."""
-        return await self._arun(lambda context: sweep.find(context, self._choice(state, ids, **which), limit))
+    snapshots, asnapshots = twins(_snapshots)
 
-    def force_release(
+    def _force_release(
         self, shown: Iterable[DocumentSnapshot], *, by: str = "", reason: str = ""
-    ) -> list[DocumentSnapshot]:
+    ) -> Steps[list[DocumentSnapshot]]:
         """Take these documents from their holders, before they are stale; return those that were released.
 
         Each gets the failed state of its work. shown: as they were read and confirmed: a document that has another
         holder by now is left as it is. What a holder writes afterwards through the lock is refused; its work is not
         stopped, so make sure that it is dead, or that the service compares versions. by, reason: for the log.
         """
-        return self._run(lambda context: sweep.force(context, self.name, shown, by, reason))
+        return sweep.force(self.context(), self.name, shown, by, reason)
 
-    async def aforce_release(
-        self, shown: Iterable[DocumentSnapshot], *, by: str = "", reason: str = ""
-    ) -> list[DocumentSnapshot]:
-        """See force_release()."""
-        return await self._arun(lambda context: sweep.force(context, self.name, shown, by, reason))
+    force_release, aforce_release = twins(_force_release)
 
-    def clear_stale(
+    def _clear_stale(
         self, ids: Iterable[Any] | None = None, *, batch: int = sweep.SWEEP_BATCH, **which: Unpack[Which]
-    ) -> Swept:
+    ) -> Steps[Swept]:
         """Set stale documents to the failed state that belongs to their work, for a retry job, and release them. What
         their holders write afterwards, if they still live, is refused.
 
         The server decides in the update itself: a document that is finished or renewed in the same moment stays.
         The arguments are those of snapshots(). batch: how many documents one update releases.
         """
-        return self._run(lambda context: sweep.sweep(context, self._choice("stale", ids, **which), batch))
+        return sweep.sweep(self.context(), self._choice("stale", ids, **which), batch)
 
-    async def aclear_stale(
-        self, ids: Iterable[Any] | None = None, *, batch: int = sweep.SWEEP_BATCH, **which: Unpack[Which]
-    ) -> Swept:
-        """See clear_stale()."""
-        choice = self._choice("stale", ids, **which)
-        return await self._arun(lambda context: sweep.sweep(context, choice, batch))
+    clear_stale, aclear_stale = twins(_clear_stale)
 
     # How
 
@@ -236,13 +216,11 @@ class DocumentLock(Generic[D]):
             check_apart(self)
         return Context(self._source, self.rules, courier)
 
-    def _run(self, steps: Callable[[Context], Steps[T]]) -> T:
-        context = self.context()
-        return context.courier.run(steps(context))
+    def _run(self, steps: Steps[T]) -> T:
+        return self.context().courier.run(steps)
 
-    async def _arun(self, steps: Callable[[Context], Steps[T]]) -> T:
-        context = self.context()
-        return await context.courier.arun(steps(context))
+    def _arun(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
+        return self.context().courier.arun(steps)
 
     def _plan(
         self,
@@ -251,9 +229,7 @@ class DocumentLock(Generic[D]):
         final: FinalState = None,
         changes: Mapping[str, Any] | None = None,
     ) -> Plan:
-        plan = Plan(self._source, self.rules, pending, owner, final, changes or {}, calling_place())
-        plan.check()
-        return plan
+        return Plan(self._source, self.rules, pending, owner, final, changes or {}, calling_line())
 
     def _choice(
         self, state: str, ids: Iterable[Any] | None, owner: str | None = None, older_than: Seconds = 0.0
@@ -279,23 +255,6 @@ class _OnServer(Func):
 
     def as_mql(self, compiler: Any, connection: Any, as_expr: bool = False) -> Any:
         return self.expression if as_expr else {"$expr": self.expression}
-
-
-def acquire_many(context: Context, plan: Plan, documents: Iterable[Any]) -> Steps[Batch[Any]]:
-    """Acquire those of many documents that are available, and return them in the order in which they are asked for."""
-    sent, attempt = clock.now(), plan.attempt()
-    requests: dict[Any, Any] = {}
-    for request in map(plan.request, documents):
-        other = requests.setdefault(request.id, request)
-        if isinstance(other.id, bool) is not isinstance(request.id, bool):
-            raise ValueError(f"{other.id!r} and {request.id!r} are two ids, but the same to Python: ask one by one")
-    outcome = yield from acquiring.acquire_many(context, attempt, list(requests.values()))
-    held = [
-        plan.held(context, attempt, request, outcome.granted[id_], sent)
-        for id_, request in requests.items()
-        if id_ in outcome.granted
-    ]
-    return Batch(context, held, {id_: outcome.refused[id_] for id_ in requests if id_ not in outcome.granted})
 
 
 def declare(lock: DocumentLock[Any]) -> None:

@@ -1,20 +1,49 @@
-"""A document that a flow holds, for the flow: each of its methods, blocking and awaited, and the block."""
+"""A document that a flow holds: what the flow may do with it, and the end of its block."""
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
-from ..backends.courier import Courier, Steps
-from ..backends.field_paths import Document
+from bson.int64 import Int64
+
+from ..backends.courier import Courier, Steps, send
+from ..backends.field_paths import LAST_VERSION, Document, aware, get_path
 from ..backends.transactions import open_transactions, warn_once
-from ..exceptions import DocumentLockLost
-from .holding import FinalState, Holding, forgotten
+from ..engine import clock
+from ..engine.logs import WARNING, log
+from ..engine.protocol.runner import twins
+from ..exceptions import (
+    DocumentChanged,
+    DocumentDamaged,
+    DocumentLockLost,
+    DocumentNotFound,
+    DocumentRefused,
+    LockBackendFailed,
+    LockError,
+    LockMisused,
+)
+from .acquiring import Context, put_back
+from .commands import Refusal, read_one, write_one
+from .snapshot import read_snapshot
+from .updates import Own, releasing
 
 D = TypeVar("D")
+T = TypeVar("T")
+
+#: The state in which work ends: one, or a function that chooses it for the document. None: the only one there is.
+FinalState = str | Callable[[Any], str] | None
+
+#: How the work on a document ended that was lost.
+LOST: Final = "lost"
+#: Why a forked child has lost what its parent holds.
+FORKED: Final = "a forked child does not hold its parent's documents"
+#: Why a block cannot begin.
+TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it, or hold fewer at once"
 
 
 class Block:
@@ -22,8 +51,11 @@ class Block:
 
     _courier: Courier
 
-    def _warn(self) -> None:
-        """Warn if the block ends inside a transaction of another database."""
+    def _run(self, steps: Steps[T]) -> T:
+        return self._courier.run(steps)
+
+    def _arun(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
+        return self._courier.arun(steps)
 
     def _leave(self, error: BaseException | None) -> Steps[Any]:
         raise NotImplementedError
@@ -34,8 +66,7 @@ class Block:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._warn()
-        self._courier.run(self._leave(error))
+        self._run(self._leave(error))
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -43,7 +74,7 @@ class Block:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._courier.arun(self._leave(error))
+        await self._arun(self._leave(error))
 
 
 class HeldDocument(Block, Generic[D]):
@@ -55,19 +86,38 @@ class HeldDocument(Block, Generic[D]):
     process that acquired it: in a forked child it is lost, and leaving the block does nothing.
     """
 
-    def __init__(self, holding: Holding) -> None:
-        self._holding = holding
-        self._courier = holding.context.courier
-        weakref.finalize(self, forgotten, holding).atexit = False
+    #: The document as it was granted, or after the last `update`; raw, as MongoDB has it.
+    document: Document
+    #: The state that the document has while it is held.
+    pending: str
+    #: Since when it is held, for people: by the server's clock.
+    since: datetime | None
+
+    def __init__(
+        self, context: Context, own: Own, document: Document, *, final: FinalState, sent: float, place: str
+    ) -> None:
+        """Note what was granted.
+
+        own: how the document was left. final: in which state the block ends. sent: when the command was sent that
+        acquired it, by the local clock. place: the line of the program that did.
+        """
+        self.document = document
+        self.pending = get_path(document, context.rules.fields.state)
+        self.since = aware(get_path(document, context.rules.fields.time))
+        self._context = context
+        self._courier = context.courier
+        self._own = own
+        own.kind = Int64 if isinstance(get_path(document, context.rules.fields.version), Int64) else int
+        self._final = final
+        self._place = place
+        # By the local clock, counted from before the command was sent that is known to have set the time.
+        self._deadline = sent + context.rules.stale_after
+        self._made: tuple[Document, D] | None = None
+        weakref.finalize(self, forgotten, context, own, place).atexit = False
 
     def __repr__(self) -> str:
         how = self.ended or f"{self.pending}, {self.remaining:.1f} s left"
-        return f"<HeldDocument {self._holding.context.name} {self.id!r}, version {self.version}, {how}>"
-
-    @property
-    def document(self) -> Document:
-        """The document as it was granted, or after the last `update`; raw, as MongoDB has it."""
-        return self._holding.document
+        return f"<HeldDocument {self._context.name} {self.id!r}, version {self.version}, {how}>"
 
     @property
     def instance(self) -> D:
@@ -75,107 +125,225 @@ class HeldDocument(Block, Generic[D]):
 
         Its `save()` writes what is not the lock's, if the document is still held, as `update` does.
         """
-        made: D = self._holding.instance
-        return made
+        if self._made is None or self._made[0] is not self.document:
+            made: Any = self._context.source.instance(self.document)
+            if self._context.source.model is not None:
+                made._document_held = Holder(self)
+            self._made = self.document, made
+        return self._made[1]
 
     @property
     def id(self) -> Any:
         """Its key."""
-        return self._holding.id
+        return self._own.id
 
     @property
     def owner(self) -> str:
         """Who holds it, as the document says."""
-        return self._holding.owner
-
-    @property
-    def pending(self) -> str:
-        """The state that the document has while it is held."""
-        return self._holding.pending
-
-    @property
-    def since(self) -> datetime | None:
-        """Since when it is held, for people: by the server's clock."""
-        return self._holding.since
+        return self._own.owner
 
     @property
     def version(self) -> int:
         """Grows with all that the lock writes; an external service can compare it."""
-        return self._holding.version
+        return self._own.known
 
     @property
     def ended(self) -> str | None:
         """How it ended; None while it is held."""
-        return self._holding.ended
+        return LOST if self._courier.forked else self._own.ended
 
     @property
     def remaining(self) -> float:
         """Seconds until it may be stale; 0 when it has ended. By the local clock, counted from before the command was
         sent. The server judges by its own clock, which must not be set forward meanwhile."""
-        return self._holding.remaining
+        return 0.0 if self.ended is not None else max(0.0, self._deadline - clock.now())
 
-    def finish(self, final: FinalState = None, changes: Mapping[str, Any] | None = None) -> None:
+    def _finish(self, final: FinalState = None, changes: Mapping[str, Any] | None = None) -> Steps[None]:
         """Set the final state, write *changes*, and release the document, in one update.
 
         final: None: the one that was named before, or the only one there is. Raises DocumentLockLost, which says
         whether something may have been written. Or DocumentChanged, if a writer without the lock raised the version,
         and DocumentRefused: nothing was written, and it is still held, so `fail` it, or let the block do so.
         """
-        self._courier.run(self._holding.finish(final, changes or {}))
+        self._check()
+        chosen = final if final is not None else self._final
+        if callable(chosen):  # for the document as it will be
+            chosen = chosen(self._context.source.changed(self.instance, changes or {}))
+        state = self._context.rules.check_final(chosen)
+        yield from self._write(self._stored(changes or {}), ends=state)
+        self._own.ended = state
 
-    async def afinish(self, final: FinalState = None, changes: Mapping[str, Any] | None = None) -> None:
-        """See finish()."""
-        await self._courier.arun(self._holding.finish(final, changes or {}))
+    finish, afinish = twins(_finish)
 
-    def fail(self) -> bool:
+    def _fail(self) -> Steps[bool]:
         """Set the failed state that belongs to the pending one, and release the document, whatever its version is.
 
         Returns whether it was still held.
         """
-        return self._courier.run(self._holding.fail())
+        if self._courier.forked:
+            return False
+        self._check()
+        own, rules, token = self._own, self._context.rules, self._own.last_token()
+        try:
+            answer = yield write_one(own.failing(rules, token))
+        except BaseException:
+            put_back(self._context, [own])
+            raise
+        if isinstance(answer, Refusal):
+            raise DocumentRefused(self._context.name, self.id, str(answer))
+        own.ended = own.failed
+        if answer is not None:
+            return True
+        found = yield from send(read_one(rules.fields, self.id))  # the driver may have sent it twice
+        return found is not None and get_path(found, rules.fields.token) == token
 
-    async def afail(self) -> bool:
-        """See fail()."""
-        return await self._courier.arun(self._holding.fail())
+    fail, afail = twins(_fail)
 
-    def update(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
+    def _update(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> Steps[D]:
         """Write changes to the document and raise its version, if it is still held; return it as it is then.
 
         The changes mean what they mean to MongoDB's `$set`. Raises DocumentLockLost, DocumentChanged, DocumentRefused,
         LockBackendFailed. After the last of these they may have been written; the next write, or the end of the block,
         takes that into account.
         """
-        self._courier.run(self._holding.update({**(changes or {}), **more}))
+        self._check()
+        made = self._stored({**(changes or {}), **more})
+        if not made:
+            raise TypeError("update() needs something to write")
+        yield from self._write(made)
         return self.instance
 
-    async def aupdate(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> D:
-        """See update()."""
-        await self._courier.arun(self._holding.update({**(changes or {}), **more}))
-        return self.instance
+    update, aupdate = twins(_update)
 
-    def renew(self) -> None:
+    def _renew(self) -> Steps[None]:
         """Count `stale_after` from now. Raises DocumentLockLost, DocumentChanged."""
-        self._courier.run(self._holding.renew())
+        self._check()
+        sent = clock.now()
+        yield from self._write({}, renew=True)
+        self._deadline = sent + self._context.rules.stale_after  # _write has seen that this very write was done
 
-    async def arenew(self) -> None:
-        """See renew()."""
-        await self._courier.arun(self._holding.renew())
+    renew, arenew = twins(_renew)
+
+    # Writing
+
+    def _write(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
+        """Write, if the document is still as this flow left it. One look at its token tells whether that was done where
+        the answer was lost; late copies of earlier writes are refused by their version."""
+        own, rules, unanswered = self._own, self._context.rules, list[BaseException]()
+        if own.sent >= LAST_VERSION - 1:
+            raise DocumentDamaged(self._context.name, self.id, "its version is too large")
+        token = own.mark.at(own.sent + 1) if ends is None else own.last_token()
+        values = changes if ends is None else {**changes, **releasing(rules, ends, token)}
+        statement, in_doubt = own.writing(rules, values, token, renew=renew), own.in_doubt
+        own.sent += 1  # it may have been done from now on
+        answer = yield from send(write_one(statement), unanswered)
+        if isinstance(answer, Refusal):
+            own.sent -= 1  # it was certainly not done
+            raise DocumentRefused(self._context.name, self.id, str(answer))
+        if answer is None:
+            answer = yield from send(read_one(rules.fields, self.id))
+            if answer is None or get_path(answer, rules.fields.token) != token:
+                why = self._why_not(answer, maybe_written=bool(unanswered) or in_doubt)
+                own.sent -= not unanswered
+                if isinstance(why, (DocumentLockLost, DocumentNotFound)):
+                    own.ended = LOST
+                raise why
+        self.document = answer
+        own.known = own.sent
+
+    def _why_not(self, found: Document | None, *, maybe_written: bool = False) -> LockError:
+        """Return why a write was not done to the document, which was *found* like this afterwards."""
+        name = self._context.name
+        if found is None:
+            return DocumentNotFound(name, self.id)
+        seen = read_snapshot(self._context.rules, found)
+        if seen.damage:
+            return DocumentDamaged(name, self.id, seen.damage)
+        if seen.holder == self.owner and seen.token in self._own.tokens:
+            return DocumentChanged(name, self.id, self.version, seen.version)
+        return DocumentLockLost(name, self.id, self.version, seen.holder, seen.work, maybe_written=maybe_written)
+
+    def _stored(self, changes: Mapping[str, Any]) -> Document:
+        return self._context.rules.check_changes(self._context.source.changes(changes))
+
+    def _check(self) -> None:
+        """Raise DocumentLockLost in a forked child, and LockMisused when the work has ended."""
+        if self._courier.forked:
+            raise DocumentLockLost(self._context.name, self.id, self.version, reason=FORKED)
+        if self.ended is not None:
+            raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
+
+    # The block
 
     def __enter__(self) -> Self:
-        self._holding.check()
+        self._check()
         if self.remaining == 0:
-            reason = "it was held for longer than stale_after before its block began: renew() it, or hold fewer at once"
-            raise DocumentLockLost(self._holding.context.name, self.id, self.version, reason=reason)
+            raise DocumentLockLost(self._context.name, self.id, self.version, reason=TOO_LATE)
         return self
 
-    def _warn(self) -> None:
-        if self.ended is None and (opened := open_transactions()):
+    def _leave(self, error: BaseException | None) -> Steps[bool]:
+        """End the block: final, or failed after an error, which is never hidden by one of ours. Return whether MongoDB
+        answered."""
+        if self.ended is not None:
+            return True
+        if opened := open_transactions():
             warn_once(
-                self._holding.place,
-                f"the document {self._holding.context.name} {self.id!r} was released inside the transaction that is "
-                f"open on {opened[0].alias!r}: the next flow does not yet see what was written under the lock. Open "
-                "the transaction inside the block",
+                self._place,
+                f"the document {self._context.name} {self.id!r} was released inside the transaction that is open on "
+                f"{opened[0].alias!r}: the next flow does not yet see what was written under the lock. Open the "
+                "transaction inside the block",
             )
+        if error is not None:
+            return (yield from self._fail_quietly())
+        try:
+            yield from self._finish()
+        except BaseException as problem:
+            if self.ended is None:
+                if isinstance(problem, LockBackendFailed) or not isinstance(problem, Exception):
+                    abandon(self._context, [self._own])
+                else:
+                    yield from self._fail_quietly()
+            raise
+        return True
 
-    def _leave(self, error: BaseException | None) -> Steps[Any]:
-        return self._holding.leave(error)
+    def _fail_quietly(self) -> Steps[bool]:
+        own, facts = self._own, {"document": self.id, "place": self._context.name}
+        if own.in_doubt:
+            abandon(self._context, [own])  # MongoDB did not answer just now: one wait is enough
+            return False
+        try:
+            if not (yield from self._fail()):
+                log(WARNING, "document lost before its work failed", **facts)
+        except LockError as problem:
+            log(WARNING, "document not released", **facts, error=problem)
+            if isinstance(problem, LockBackendFailed):  # it is released in the background
+                own.ended = own.failed
+                return False
+        return True
+
+
+class Holder:
+    """How an instance knows that its document is held. It keeps nothing alive; a copy that goes elsewhere knows
+    nothing."""
+
+    def __init__(self, held: HeldDocument[Any]) -> None:
+        self.held = weakref.ref(held)
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+def abandon(context: Context, several: list[Own]) -> None:
+    """Have documents released in the background."""
+    put_back(context, several)
+    for own in several:
+        own.ended = own.failed
+
+
+def forgotten(context: Context, own: Own, place: str) -> None:
+    """Release a document whose object is gone, so that no code can end its work. Called when it was collected."""
+    if own.ended is None and not context.courier.forked:
+        log(WARNING, "document forgotten", document=own.id, place=context.name, acquired=place)
+        abandon(context, [own])
+        what = f"the document {own.id!r} of {context.name}, acquired at {place},"
+        warnings.warn(f"{what} was not ended, and no code can now", ResourceWarning, stacklevel=2)

@@ -40,7 +40,7 @@ class DocumentKind:
     def rows(self, choice: Choice, limit: int = 0) -> list[DocumentSnapshot]:
         if choice.state not in sweep.STATES:
             return []
-        return self._lock._run(lambda context: sweep.find(context, choice, limit))
+        return self._lock._run(sweep.find(self._lock.context(), choice, limit))
 
     def again(self, shown: Sequence[tuple[Any, Any]]) -> list[DocumentSnapshot]:
         holders = {self._lock._source.checked_key(id_): holder for id_, holder in shown}
@@ -62,12 +62,11 @@ class DocumentKind:
         return ids
 
     def counts(self) -> Counts:
-        found: Counts = self._lock._run(lambda context: send(sweep.counting(self.name, context.rules)))
-        return found
+        return self._lock._run(sweep.counts(self._lock.context(), self.name))
 
     def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = sweep.SWEEP_BATCH) -> Iterator[Swept]:
         if not dry_run:
-            yield self._lock._run(lambda context: sweep.sweep(context, choice, batch))
+            yield self._lock._run(sweep.sweep(self._lock.context(), choice, batch))
             return
         stale = self.rows(replace(choice, state="stale"))
         damaged = self.rows(Choice("damaged")) if choice.owner is None else []
@@ -85,7 +84,7 @@ class DocumentKind:
             return missing, bool(missing) or sweep.has_index(collection, self._lock.rules)
 
         try:
-            missing, indexed = self._lock._run(lambda _context: send(command))
+            missing, indexed = self._lock._run(send(command))
         except (LockBackendFailed, ImproperlyConfigured):  # other checks report it, or the user may not list indexes
             return
         fields = self._lock.rules.fields

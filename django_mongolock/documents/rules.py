@@ -6,12 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.db.models import CharField, DateTimeField, Field, TextField
-
 from ..backends.field_paths import check_changes, check_path, meets
 from ..backends.places import Source
 from ..engine.rule.options import Seconds, as_seconds, check_seconds
-from ..engine.text_checks import MAX_FACT_LENGTH, check_fact, check_text
+from ..engine.text_checks import check_text
 from ..versions.checking import is_version_field
 
 #: The largest id, holder, version, time or token that is read, in bytes.
@@ -69,15 +67,13 @@ class Rules:
     """Fields, states and times of one document lock.
 
     pending: the states of work under way, each with its failed state. final: the states in which work ends well.
-    stale_after: seconds after which a held document is stale. longest_owner: how many characters the holder's field
-    takes.
+    stale_after: seconds after which a held document is stale.
     """
 
     fields: Fields
     pending: Mapping[str, str]
     final: tuple[str, ...]
     stale_after: float
-    longest_owner: int = MAX_FACT_LENGTH
 
     @classmethod
     def declare(
@@ -89,7 +85,7 @@ class Rules:
         stale_after: Seconds,
     ) -> Rules:
         """Check what was declared. Raises TypeError and ValueError that name the cure."""
-        columns = {role: source.column(name) for role, name in fields.items()}
+        columns = {role: _column(source, role, name) for role, name in fields.items()}
         if not pending or not hasattr(pending, "items"):
             raise TypeError('pending names each pending state and its failed state: {"exporting": "export_failed"}')
         if isinstance(final, str) or not final:
@@ -99,15 +95,15 @@ class Rules:
         for state in (*ends, *plain.values()):
             if state in plain:
                 raise ValueError(f"{state!r} is a pending state: it cannot be a final or a failed one as well")
-        longest = MAX_FACT_LENGTH
-        for role, name in fields.items():
-            if (field := source.field(name)) is not None:
-                _check_kind(role, field)
-                longest = min(longest, (field.max_length or longest) if role == "holder" else longest)
-                _check_choices(role, field, (*plain, *plain.values(), *ends))
-        return cls(
-            Fields(**columns, key=source.key_column), plain, ends, check_seconds("stale_after", stale_after), longest
-        )
+        version = source.field(fields["version"])
+        if version is not None and not is_version_field(version):
+            raise TypeError(
+                f"version={version.name!r} is a {type(version).__name__} of {source.name}: make it a VersionField of "
+                "django_mongolock.versions, so that save() of an instance that was read before does not write over "
+                "what a flow has done since"
+            )
+        seconds = check_seconds("stale_after", stale_after)
+        return cls(Fields(**columns, key=source.key_column), plain, ends, seconds)
 
     @property
     def failed(self) -> tuple[str, ...]:
@@ -127,40 +123,16 @@ class Rules:
         """Return the final state that is meant, which may be a failed one. None: the only final one there is."""
         return _choose("final", state, self.final, self.failed)
 
-    def check_owner(self, owner: str | None) -> str | None:
-        """Return *owner* as it may be stored. Raises TypeError, ValueError."""
-        plain = check_fact("owner", owner)
-        if plain is not None and len(plain) > self.longest_owner:
-            raise ValueError(f"owner has at most {self.longest_owner} characters here: this one has {len(plain)}")
-        return plain
-
     def check_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return *changes* if they touch no field of the lock. Raises TypeError, ValueError."""
         return check_changes(changes, self.fields.names().values())
 
 
-def _check_kind(role: str, field: Field[Any, Any]) -> None:
-    """Raise TypeError if a field of a model cannot hold what the lock writes into it."""
-    where = f"{role}={field.name!r} is a {type(field).__name__} of {field.model._meta.label}"
-    if role == "version":
-        if not is_version_field(field):
-            raise TypeError(
-                f"{where}: make it a VersionField of django_mongolock.versions, so that save() of an instance that was "
-                "read before does not write over what a flow has done since"
-            )
-        return
-    kinds, words = ((DateTimeField,), "date and time") if role == "time" else ((CharField, TextField), "text")
-    # A field that is derived from none of Django's knows itself what it holds.
-    known = any(base.__module__.startswith("django.") for base in {*type(field).__mro__} - {*Field.__mro__})
-    if known and not isinstance(field, kinds):
-        raise TypeError(f"{where}: the lock keeps {words} in it")
-
-
-def _check_choices(role: str, field: Field[Any, Any], states: Collection[str]) -> None:
-    choices = {str(value) for value, _ in field.flatchoices} if role == "state" else set()
-    for state in states if choices else ():
-        if state not in choices:
-            raise ValueError(f"the field {field.name!r} has no choice {state!r}: it has {', '.join(sorted(choices))}")
+def _column(source: Source, role: str, name: str) -> str:
+    try:
+        return source.column(name)
+    except ValueError as error:
+        raise ValueError(f"{error}. Add this field, or say which one it is: {role}=") from None
 
 
 def check_state(state: object) -> str:

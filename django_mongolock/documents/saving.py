@@ -10,7 +10,7 @@ from django.db.models import Model
 
 from ..versions.checking import conflict, is_version_field, version_read
 from ..versions.hooks import FromSave
-from .holding import Holding
+from .held_document import HeldDocument, Holder
 from .rules import Rules
 
 
@@ -31,7 +31,8 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
         if any(is_version_field(field) and not isinstance(value, FromSave) for field, _, value in values):
             return do_update(self, base_qs, using, pk, values, *rest)  # a fixture
         kept = [value for value in values if value[0].column not in self.never_saved]
-        held: Holding | None = vars(self).get("_document_held")
+        holder: Holder | None = vars(self).get("_document_held")
+        held = None if holder is None else holder.held()
         if held is None or held.ended is not None:
             return do_update(self, base_qs, using, pk, kept, *rest)
         _save_held(self, held, {field.name: value for field, _, value in kept if not is_version_field(field)}, using)
@@ -40,12 +41,12 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _save_held(instance: Model, held: Holding, changes: dict[str, Any], using: str) -> None:
+def _save_held(instance: Model, held: HeldDocument[Any], changes: dict[str, Any], using: str) -> None:
     """Write what an instance has, if its document is still held, and as the instance was read. Raises VersionConflict,
     and what `HeldDocument.update` raises."""
-    version: Any = held.context.source.field(held.rules.fields.version)
+    version: Any = held._context.source.field(held._context.rules.fields.version)
     if (read := version_read(instance, version)) != held.version:
         raise conflict(instance, read, using, changes)
     if changes:
-        held.context.courier.run(held.update(changes))
+        held.update(changes)
         setattr(instance, version.attname, held.version)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from pymongo.collection import Collection
 
-from ..backends.courier import Command, Steps, send
-from ..backends.field_paths import Document, get_path, is_type
+from ..backends.courier import Steps, send
+from ..backends.field_paths import Document, get_path
 from ..engine.logs import INFO, WARNING, log
 from ..inspection.kinds import Choice, Counts, Swept
 from ..inspection.snapshot import State
@@ -24,7 +25,7 @@ STATES: Final = ("all", "held", "stale", "damaged")
 #: How many documents one update releases.
 SWEEP_BATCH: Final = 500
 #: How many documents are counted.
-MAX_COUNTED: Final = 10_000
+MAX_COUNTED: Final = 1_000
 
 
 def query(rules: Rules, choice: Choice) -> Document:
@@ -141,32 +142,13 @@ def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[Documen
     return [replace(by_id[id_], state=State.DAMAGED, damage=str(refusal)) for id_, refusal in written.refused.items()]
 
 
-def counting(name: str, rules: Rules) -> Command:
-    """Make the command that counts the documents of a lock, as `Counts`."""
-    time = f"${rules.fields.time}"
-    age = {"$cond": [is_type(rules.fields.time, "date"), {"$subtract": ["$$NOW", time]}, None]}
-    kinds = [
-        {"case": {"$not": [is_whole(rules.fields)]}, "then": "damaged"},
-        {"case": {"$not": [is_taken(rules)]}, "then": "free"},
-        {"case": is_stale(rules), "then": "stale"},
-    ]
-    where = query(rules, Choice())
-    del where["$expr"]
-    pipeline: list[Document] = [
-        {"$match": where},
-        {"$limit": MAX_COUNTED},
-        {"$project": {"kind": {"$switch": {"branches": kinds, "default": "held"}}, "age": age}},
-        {"$group": {"_id": "$kind", "count": {"$sum": 1}, "longest": {"$max": "$age"}}},
-    ]
-
-    def command(collection: Collection[Document]) -> Counts:
-        found = {row["_id"]: row for row in collection.aggregate(pipeline)}
-        held, stale_ones, damaged = (found.get(kind, {}).get("count", 0) for kind in ("held", "stale", "damaged"))
-        longest = max((row["longest"] or 0.0 for kind, row in found.items() if kind != "free"), default=0.0)
-        more = sum(row["count"] for row in found.values()) >= MAX_COUNTED
-        return Counts(name, held, stale_ones, damaged, max(0.0, longest) / 1000, more=more)
-
-    return command
+def counts(context: Context, name: str) -> Steps[Counts]:
+    """Count the documents of a lock, up to a bound."""
+    found = yield from find(context, Choice(), MAX_COUNTED)
+    states = Counter(each.state for each in found)
+    longest = max((each.seconds for each in found), default=0.0)
+    held, stale_ones, damaged = (states[each] for each in (State.HELD, State.STALE, State.DAMAGED))
+    return Counts(name, held, stale_ones, damaged, longest, more=len(found) >= MAX_COUNTED)
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bson.int64 import Int64
-
 from ..backends.field_paths import Document, has, is_type, is_version, literal, version_of
 from ..engine.protocol.processes import this_process
 from .rules import Fields, Rules
@@ -110,12 +108,8 @@ class Request:
     pending: str
     changes: Document = field(default_factory=dict)
 
-    def token(self, mark: Mark) -> str:
-        """Return the token that is in the document if this was granted."""
-        return mark.at(self.version + 1)
 
-
-def acquiring(rules: Rules, mark: Mark, owner: str, request: Request, dead: str | None = None) -> Statement:
+def acquiring(rules: Rules, own: Own, request: Request, dead: str | None = None) -> Statement:
     """Set holder, state, time and token, and raise the version.
 
     The document still has its version, and is not held; or the same owner holds it by the token *dead*, whose process
@@ -125,10 +119,10 @@ def acquiring(rules: Rules, mark: Mark, owner: str, request: Request, dead: str 
     fields = rules.fields
     available: Document = {"$not": [is_held(rules)]}
     if dead is not None:
-        available = {"$or": [available, {"$and": [has(fields.holder, [owner]), has(fields.token, [dead])]}]}
+        available = {"$or": [available, {"$and": [has(fields.holder, [own.owner]), has(fields.token, [dead])]}]}
     same = {"$eq": [version_of(fields.version), literal(request.version)]}
-    own = {fields.holder: owner, fields.state: request.pending, fields.token: request.token(mark)}
-    update = raising(fields, request.version, {**request.changes, **own})
+    held = {fields.holder: own.owner, fields.state: request.pending, fields.token: own.mark.at(own.known)}
+    update = raising(fields, request.version, {**request.changes, **held})
     update["$currentDate"] = {fields.time: True}
     return Statement(fields.key, request.id, {"$and": [is_whole(fields), same, available]}, update)
 
@@ -141,17 +135,27 @@ def raising(fields: Fields, version: int, values: Document) -> Document:
     return {"$set": {**values, fields.version: 1}}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Own:
     """A document that a flow holds, as its writes may have left it: in version *known*, or in a later one up to *sent*,
-    by writes that were not answered. kind: the type of its version."""
+    by writes that were not answered.
+
+    failed: the failed state of its work. kind: the type of its version. ended: how the work ended; None: not yet.
+    """
 
     id: Any
     owner: str
     mark: Mark
     known: int
     sent: int
+    failed: str
     kind: type[int] = int
+    ended: str | None = None
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a write was not answered."""
+        return self.sent > self.known
 
     @property
     def tokens(self) -> list[str]:
@@ -173,21 +177,20 @@ class Own:
             update["$currentDate"] = {fields.time: True}
         return Statement(fields.key, self.id, self.is_as_left(fields), update)
 
-    def failing(self, rules: Rules, failed: str, token: str) -> Statement:
+    def last_token(self) -> str:
+        """Return the token of a write that ends the work: that of no holder."""
+        return new_mark().at(self.sent + 1)
+
+    def failing(self, rules: Rules, token: str) -> Statement:
         """Release the document in its failed state, if the flow holds it, in whatever version."""
         fields = rules.fields
         mine = [has(fields.holder, [self.owner]), has(fields.token, self.tokens), is_version(fields.version)]
-        update = raising(fields, 1, releasing(rules, failed, token))
+        update = raising(fields, 1, releasing(rules, self.failed, token))
         return Statement(fields.key, self.id, {"$and": mine}, update)
 
 
 def _is(name: str, value: Any) -> Document:
     return {"$eq": [{"$ifNull": [f"${name}", None]}, literal(value)]}
-
-
-def own_of(mark: Mark, owner: str, id_: Any, version: int, found: object = None) -> Own:
-    """Return the document that *mark* was granted in this version. found: the version as it is stored."""
-    return Own(id_, owner, mark, version, version, Int64 if isinstance(found, Int64) else int)
 
 
 def releasing(rules: Rules, state: str | None, token: str) -> Document:

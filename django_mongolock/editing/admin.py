@@ -25,11 +25,11 @@ from ..conf import missing_app
 from ..versions.admin import SealedPages
 from ..versions.seal import Fields, keep_what_no_page_shows
 from . import texts
-from .listing import EDITOR, EditedFilter, note_editors
+from .listing import EDITOR, note_editors
 from .page import Editing, gone
 from .page_request import ACTION, SEAL
 
-__all__ = ["EditLockMixin", "EditedFilter"]
+__all__ = ["EditLockMixin"]
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]

@@ -10,21 +10,20 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
 
-from ..claims import Detached
+from ..backends.base import get_backend
 from ..conf import get_settings
 from ..context import BROWSER
-from ..engine.lock import detached
+from ..engine.lock.detached import Detached
 from ..engine.logs import INFO, log
 from ..engine.protocol.actions import Protocol
+from ..engine.protocol.runner import twins
 from ..engine.rule.document import Terms, entry, milliseconds
 from ..engine.rule.replies import Reply
-from ..engine.rule.step import Step
 from ..engine.text_checks import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..keys import row_key
@@ -77,60 +76,70 @@ class EditLock(Detached):
         facts: Mapping[str, str] | None = None,
         using: str | None = None,
     ) -> None:
-        super().__init__(key, using)
+        stored = check_key(key, get_settings().KEY_PREFIX)
+        super().__init__(stored, lambda: get_backend(using).session())
         self.key = key
         self.person = person
         self.tab = tab or new_tab()
         self.lease = get_settings().EDIT_LEASE
         self._facts = facts or {}
 
-    def take(self, former: str = "") -> EditLockStatus:
+    def _take(self, former: str = "") -> Protocol[EditLockStatus]:
         """Take the lock if it is free; keep it if it is this tab's. What a tab has released it does not take again.
 
         former: an earlier page of this very tab, whose place this one takes.
         """
-        return self._run(self._take(former and self._grant(former)))
+        return (yield from self._take_from(former and self._grant(former)))
 
-    async def atake(self, former: str = "") -> EditLockStatus:
-        """See take()."""
-        return await self._arun(self._take(former and self._grant(former)))
+    take, atake = twins(_take)
 
-    def beat(self) -> EditLockStatus:
+    def _beat(self) -> Protocol[EditLockStatus]:
         """Keep the lock for another lease, if it is still there."""
-        return self._run(self._beat())
+        return self._status((yield from self.keeping(self._grant(), self._terms())))
 
-    async def abeat(self) -> EditLockStatus:
-        """See beat()."""
-        return await self._arun(self._beat())
+    beat, abeat = twins(_beat)
 
-    def read(self) -> EditLockStatus:
+    def _read(self) -> Protocol[EditLockStatus]:
         """Read who has it; change nothing."""
-        return self._run(self._read())
+        return self._status((yield from self.looking(self._grant())))
 
-    async def aread(self) -> EditLockStatus:
-        """See read()."""
-        return await self._arun(self._read())
+    read, aread = twins(_read)
 
-    def release(self) -> EditLockStatus:
+    def _release(self) -> Protocol[EditLockStatus]:
         """Release it, if this tab has it: otherwise nothing is written.
 
         A command of this tab that is still on its way finds a tombstone.
         """
-        return self._run(self._release())
+        grant, ttl = self._grant(), milliseconds(self._terms().server_lease)
+        reply = yield from self.leaving(grant, ttl, given=grant)
+        return self._status(reply) if reply.found else (yield from self._read())
 
-    async def arelease(self) -> EditLockStatus:
-        """See release()."""
-        return await self._arun(self._release())
+    release, arelease = twins(_release)
 
-    def take_over(self, token: int) -> EditLockStatus:
+    def _take_over(self, token: int) -> Protocol[EditLockStatus]:
         """Take it from the editor with that fencing token, but not from one who came later."""
-        return self._run(self._take_over(token))
+        reply = yield from self.looking()
+        if reply.theirs is None or reply.theirs["token"] != token:
+            return (yield from self._take_from())  # that editor is gone, and a later one stays
+        status = yield from self._take_from(reply.theirs["grant"])
+        if status.held:
+            log(INFO, "edit lock taken over", key=self._stored, by=self.person.name, holder=reply.holder)
+        return status
 
-    async def atake_over(self, token: int) -> EditLockStatus:
-        """See take_over()."""
-        return await self._arun(self._take_over(token))
+    take_over, atake_over = twins(_take_over)
 
     # What is sent
+
+    def _take_from(self, former: str = "") -> Protocol[EditLockStatus]:
+        grant, before = self._grant(), self._belief
+        facts = {"label": "edit lock", "host": BROWSER, "user": self.person.name, **self._facts}
+        tidy = {name: tidy_fact(value) for name, value in facts.items() if value}
+        own: dict[str, str | int] = {**tidy, "editor": tidy_fact(self.person.id)}
+        new = entry(grant, grant.partition(".")[0], self._terms(), own)
+        status = self._status((yield from self.taking(new, former)))
+        if status.is_mine and self._belief is before:
+            return (yield from self._beat())  # this tab had it already, for the rest of an earlier lease
+        return status
 
     def _grant(self, tab: str = "") -> str:
         """Return the id that the lock is held under. Only the server can make it, and only for this user."""
@@ -141,55 +150,16 @@ class EditLock(Detached):
         part = get_settings().CLOCK_MARGIN
         return Terms(lease=self.lease, clock_margin=part, waiter_lease=self.lease, owner=self.person.owner)
 
-    def _entry(self) -> dict[str, Any]:
-        grant = self._grant()
-        facts = {"label": "edit lock", "host": BROWSER, "user": self.person.name, **self._facts}
-        tidy = {name: tidy_fact(value) for name, value in facts.items() if value}
-        own: dict[str, str | int] = {**tidy, "editor": tidy_fact(self.person.id)}
-        return entry(grant, grant.partition(".")[0], self._terms(), own)
-
-    def _beat(self) -> Protocol[EditLockStatus]:
-        return (yield from self._change(detached.keeping(self._grant(), self._terms())))
-
-    def _take(self, former: str = "") -> Protocol[EditLockStatus]:
-        before = self._belief
-        status = yield from self._change(detached.taking(self._entry(), former))
-        if status.is_mine and self._belief is before:
-            return (yield from self._beat())  # this tab had it already, for the rest of an earlier lease
-        return status
-
-    def _take_over(self, token: int) -> Protocol[EditLockStatus]:
-        reply = yield from self._look()
-        if reply.theirs is None or reply.theirs["token"] != token:
-            return (yield from self._take())  # that editor is gone, and a later one stays
-        status = yield from self._take(former=reply.theirs["grant"])
-        if status.held:
-            log(INFO, "edit lock taken over", key=self._stored, by=self.person.name, holder=reply.holder)
-        return status
-
-    def _read(self) -> Protocol[EditLockStatus]:
-        return self._status((yield from self._look(self._grant())))  # reading does not change the belief
-
-    def _release(self) -> Protocol[EditLockStatus]:
-        step = detached.leaving(self._grant(), milliseconds(self._terms().server_lease))
-        reply = yield from self._apply(replace(step, given=self._grant()), self.lease)
-        return self._status(reply) if reply.found else (yield from self._read())
-
-    def _change(self, step: Step) -> Protocol[EditLockStatus]:
-        return self._status((yield from self._apply(step, self.lease)))
-
     def _status(self, reply: Reply) -> EditLockStatus:
         return read_status(reply, self._grant(), self.person, self._belief)
 
-    # Sending
-
-    def _run(self, steps: Protocol[EditLockStatus]) -> EditLockStatus:
+    def _run(self, steps: Protocol[Any]) -> Any:
         try:
             return self._session().run(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:
             return _problem(error)
 
-    async def _arun(self, steps: Protocol[EditLockStatus]) -> EditLockStatus:
+    async def _arun(self, steps: Protocol[Any]) -> Any:
         try:
             return await self._session().arun(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from ..claims import Belief
+from ..engine.lock.detached import Belief
 from ..engine.rule.replies import Reply
 from ..engine.text_checks import tidy_fact
 from ..exceptions import printable

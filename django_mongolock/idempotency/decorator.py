@@ -343,7 +343,7 @@ class IdempotentCall(LockedCall):
         store: Any = session.store
         if not isinstance(store, MongoStore):  # in memory, for tests
             return store.results
-        return Courier(results_beside(store.collection), get_settings().COMMAND_TIMEOUT, session.threads, RIGHTS)
+        return Courier(results_beside(store.collection), get_settings().COMMAND_TIMEOUT, session.errands, RIGHTS)
 
     # Results
 

@@ -20,7 +20,7 @@ from ..exceptions import VersionConflict
 
 if TYPE_CHECKING:
     from .querysets import VersionedManager, VersionedQuerySet
-    from .retry import retry_on_conflict, retrying_on_conflict
+    from .retry import retry_on_conflict
     from .versioned_model import VersionedModel, VersionField
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "VersionedModel",
     "VersionedQuerySet",
     "retry_on_conflict",
-    "retrying_on_conflict",
 ]
 
 #: Where the names are. They are imported when they are used: a model cannot be made before the apps are known.
@@ -40,7 +39,6 @@ _PLACES: Final = {
     "VersionedModel": "versioned_model",
     "VersionedQuerySet": "querysets",
     "retry_on_conflict": "retry",
-    "retrying_on_conflict": "retry",
 }
 
 

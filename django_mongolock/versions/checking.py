@@ -161,11 +161,13 @@ def conflict(
     row = type(instance)._base_manager.using(using).filter(pk=instance.pk).first()
     if row is None or field is None:
         return counted(VersionConflict(label, instance.pk, read, problem="it was deleted meanwhile"))
+    never_saved = getattr(type(instance), "never_saved", ())  # the fields of a document lock are not the instance's
     changed = {
         other.name: (mine, theirs)
         for other in instance._meta.concrete_fields
         if other.attname in instance.__dict__ and (names is None or {other.name, other.attname} & set(names))
         if other is not field and not other.primary_key and not getattr(other, "auto_now", False)
+        if other.column not in never_saved
         if (mine := _plain(other, instance)) != (theirs := _plain(other, row))
     }
     return counted(VersionConflict(label, instance.pk, read, row.__dict__[field.attname], changed, problem))

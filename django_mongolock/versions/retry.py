@@ -6,17 +6,16 @@ import asyncio
 import functools
 import inspect
 import logging
-import random
 import time
 from collections.abc import Callable, Collection
-from types import TracebackType
-from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from .. import signals
+from ..engine import clock
 from ..engine.lock.commit_hooks import out_of_commit_hook
 from ..engine.rule.options import Seconds, as_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
@@ -37,44 +36,6 @@ class RetryOptions(TypedDict, total=False):
     using: str | None
 
 
-class Attempt:
-    """One run of the block. It suppresses the conflict that leads to another run, and nothing else."""
-
-    def __init__(self, number: int, attempts: int) -> None:
-        self.number = number
-        self.attempts = attempts
-        self.conflict: BaseException | None = None
-        self._entered = False
-
-    def __repr__(self) -> str:
-        return f"<Attempt {self.number} of {self.attempts}>"
-
-    def __enter__(self) -> Self:
-        self._entered = True
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        if error is None or out_of_commit_hook(error) or not all(map(is_conflict, errors := leaves(error))):
-            return False
-        if self.number == self.attempts:
-            error.add_note(f"gave up after {self.attempts} attempts")
-            return False
-        self.conflict = error
-        for each in errors:
-            what = each.what if isinstance(each, VersionConflict) else ""
-            logger.debug("conflict what=%s error=%s attempt=%d", what, type(each).__name__, self.number)
-            signals.send(signals.conflict_retried, what=what, error=type(each).__name__, attempt=self.number)
-        return True
-
-    def again(self) -> bool:
-        """Return whether another attempt is necessary."""
-        if not self._entered:
-            raise TypeError("put `with attempt:` around the body of the loop over retrying_on_conflict()")
-        return self.conflict is not None
-
-
 def is_conflict(error: BaseException) -> bool:
     """Return whether another attempt may succeed: a row or document was changed meanwhile, a document is held, or the
     database says so. An error of a function that runs after the commit is none: the work is done."""
@@ -91,7 +52,7 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 class Retrying:
-    """The attempts at a block, see `retrying_on_conflict`."""
+    """How often a function is called, and the pauses in between; see `retry_on_conflict`."""
 
     def __init__(
         self, attempts: int = 10, backoff: Seconds = 0.05, longest: Seconds = 1.0, using: str | None = None
@@ -108,73 +69,21 @@ class Retrying:
         self.attempts, self.aliases = attempts, None if using is None else [using]
         self.backoff, self.longest = seconds
 
-    def pause(self, attempt: int, conflict: BaseException | None = None) -> float:
-        """Return how many seconds to wait after *attempt*: up to a limit that doubles each time (full jitter), or as
-        long as a document that is held makes it sensible."""
-        if isinstance(conflict, DocumentHeld):
-            return min(self.longest, conflict.retry_after)
-        limit = min(self.longest, self.backoff * 2.0 ** min(attempt - 1, 60))
-        return random.uniform(0, limit)  # noqa: S311 - spreads writers out, and hides nothing
-
-    def __iter__(self) -> Attempts:
-        return Attempts(self)
-
-    def __aiter__(self) -> Attempts:
-        return Attempts(self)
-
-
-class Attempts:
-    """One pass over the attempts, in a thread or in a coroutine."""
-
-    def __init__(self, retrying: Retrying) -> None:
-        self._retrying = retrying
-        self._attempt: Attempt | None = None
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __aiter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Attempt:
-        if self._attempt is None:
-            refuse_open_transaction(self._retrying.aliases)
-        elif not self._attempt.again():
-            raise StopIteration
-        else:
-            end_failed_commits()
-            time.sleep(self._retrying.pause(self._attempt.number, self._attempt.conflict))
-        return self._next()
-
-    async def __anext__(self) -> Attempt:
-        if self._attempt is None:
-            await sync_to_async(refuse_open_transaction)(self._retrying.aliases)  # where Django's connections are
-        elif not self._attempt.again():
-            raise StopAsyncIteration
-        else:
-            await sync_to_async(end_failed_commits)()
-            await asyncio.sleep(self._retrying.pause(self._attempt.number, self._attempt.conflict))
-        return self._next()
-
-    def _next(self) -> Attempt:
-        number = self._attempt.number + 1 if self._attempt else 1
-        self._attempt = Attempt(number, self._retrying.attempts)
-        return self._attempt
-
-
-def retrying_on_conflict(**options: Unpack[RetryOptions]) -> Retrying:
-    """Attempts at a block that reads and writes; `for` it, or `async for`.
-
-        for attempt in retrying_on_conflict():
-            with attempt:
-                rate = Rate.objects.get(pk=pk)
-                rate.value += 1
-                rate.save()
-
-    A conflict inside `with attempt` leads to the next attempt; the last attempt raises it. Other errors are raised. See
-    `retry_on_conflict` for what a conflict is, and for the arguments. Leave the loop at its end, or with `return`.
-    """
-    return Retrying(**options)
+    def pause(self, attempt: int, error: BaseException) -> float:
+        """Return how many seconds to wait after the *error* of an *attempt*: a random time, or as long as a document
+        that is held makes it sensible. Raises *error* if it leads to no other attempt."""
+        if out_of_commit_hook(error) or not all(map(is_conflict, errors := leaves(error))):
+            raise error
+        if attempt == self.attempts:
+            error.add_note(f"gave up after {self.attempts} attempts")
+            raise error
+        for each in errors:
+            what = each.what if isinstance(each, VersionConflict) else ""
+            logger.debug("conflict what=%s error=%s attempt=%d", what, type(each).__name__, attempt)
+            signals.send(signals.conflict_retried, what=what, error=type(each).__name__, attempt=attempt)
+        if isinstance(error, DocumentHeld):
+            return min(self.longest, error.retry_after)
+        return clock.backoff(attempt, self.backoff, self.longest)
 
 
 @overload
@@ -217,19 +126,31 @@ def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable
 
         @functools.wraps(function)
         async def acall(*args: Any, **kwargs: Any) -> Any:
-            async for attempt in retrying:
-                with attempt:
+            await sync_to_async(refuse_open_transaction)(retrying.aliases)  # where Django's connections are
+            attempt = 0
+            while True:
+                attempt += 1
+                try:
                     return await function(*args, **kwargs)
-            return None  # not reached: the last attempt returns or raises
+                except BaseException as error:  # noqa: BLE001 - pause() raises it
+                    pause = retrying.pause(attempt, error)
+                await sync_to_async(end_failed_commits)()
+                await asyncio.sleep(pause)
 
         return acall
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        for attempt in retrying:
-            with attempt:
+        refuse_open_transaction(retrying.aliases)
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
                 return _finished(function(*args, **kwargs), function)
-        return None  # not reached: the last attempt returns or raises
+            except BaseException as error:  # noqa: BLE001 - pause() raises it
+                pause = retrying.pause(attempt, error)
+            end_failed_commits()
+            time.sleep(pause)
 
     return call
 

@@ -13,12 +13,11 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
-from celery.signals import task_postrun, worker_init
+from celery.signals import worker_init
 
 from django_mongolock import LockError, mongo_lock, mongo_locked, once_per
 from django_mongolock.contrib.celery import OnceTask, retry_current_task
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.idempotency import idempotent
 from tests.celery.records import DIRECTORY, Story, listen, note, work
 from tests.support.looking import holders
 
@@ -65,22 +64,6 @@ def early(self: Task[Any, Any], key: str, name: str, seconds: float = 0) -> str:
     with work(directory(), name, str(self.request.id)):
         time.sleep(seconds)
     return name
-
-
-@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
-@idempotent(key="{key}", lease=6)
-def charged(self: Task[Any, Any], key: str, seconds: float, dies: bool = False) -> int:
-    """A task that is done once; its process may die when it is done, before its message is acknowledged."""
-    with work(directory(), key, str(self.request.id)):
-        time.sleep(seconds)
-    return os.getpid()
-
-
-@task_postrun.connect(sender=charged)
-def die(args: Any, **facts: Any) -> None:
-    if args[2:] == [True] and not Story(directory()).count("died"):
-        note(directory(), "died")
-        os._exit(1)
 
 
 def nested(keys: list[str], clean_up: float, body: Callable[[], None], lease: float = 60) -> None:
@@ -173,20 +156,6 @@ def facts(key: str) -> list[Any]:
 def keep(key: str) -> int:
     kept.append(mongo_lock(key, lease=600, auto_renew=False).acquire())
     return os.getpid()
-
-
-@app.task
-def interrupted(key: str) -> None:
-    """Acquires and releases until its soft time limit strikes."""
-    while True:
-        with mongo_lock(key, wait=0, lease=60):
-            pass
-
-
-@app.task
-@mongo_locked("{key}", lease=60)
-def interrupted_inside(key: str) -> None:
-    time.sleep(10)
 
 
 @app.task(bind=True)

@@ -154,7 +154,7 @@ def test_a_second_delivery(sent: list[Any], key: str, policy: Any) -> None:
 
 
 def test_another_holder_since(sent: list[Any], key: str) -> None:
-    """F95: the run has ended, whoever holds the lock now."""
+    """F95: the run has ended, even if another holds the lock now."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     with OtherRun(key, task, "the-id"), in_task(task), pytest.raises(Retry):
         function()

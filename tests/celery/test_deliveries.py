@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
-from itertools import product
 from typing import Any
 
 import pytest
@@ -48,20 +46,3 @@ def test_an_idle_pool(place: MakePlace, name: str) -> None:
     here.start(pool="threads", concurrency=8)
     all_run_once(here, name, "several", [(1, 2), (0.3, 3)])
     all_run_once(here, f"{name}-by-hand", "by_hand", [(1, 2)])
-
-
-@pytest.mark.long
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("acks_late", [True, False])
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-@pytest.mark.parametrize("full", [True, False])
-def test_all(place: MakePlace, name: str, pool: str, acks_late: bool, full: bool) -> None:
-    """Each length of a clean-up with each number of locks, in each kind of pool."""
-    here = place(task_track_started=True, task_acks_late=acks_late)
-    here.start(pool=pool, concurrency=2 if full else 8)
-    begun = time.monotonic()
-    for kind in ("several", "by_hand"):
-        for clean_ups in [CLEAN_UPS] if full else [CLEAN_UPS[:2], CLEAN_UPS[2:4], CLEAN_UPS[4:]]:
-            all_run_once(here, f"{name}-{clean_ups[0]}", kind, list(product(clean_ups, DEPTHS)))
-    messages, done = here.story.count("message"), here.story.count("end")
-    print(f"\n{messages / done:.1f} messages for a task, {time.monotonic() - begun:.0f} s")  # noqa: T201 - figures

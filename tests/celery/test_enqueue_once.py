@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -108,38 +107,6 @@ def test_replaced(place: MakePlace, name: str) -> None:
     assert enqueue_once(tasks.replaced, (name, 2), key=name)[0].id == result.id
     assert eventually(lambda: not holders(name), 60), here.logs()
     assert here.story.count("end", name=f"{name}-instead") == 1
-
-
-#: What the processes of a deployment do. They have opened no connection before.
-FRESH = """
-import os, django, kombu.transport.redis; django.setup()
-from django_mongolock.contrib.celery import enqueue_once
-from tests.celery import app as tasks
-assert tasks.app.backend
-for _ in range(20):
-    if os.fork() == 0:
-        try:
-            result, sent = enqueue_once(tasks.plain, ({name!r},), key={name!r})
-            os.write(1, f"{{result.id}} {{sent}}\\n".encode())
-        finally:
-            os._exit(0)
-for _ in range(20):
-    os.wait()
-"""
-
-
-@pytest.mark.program
-@pytest.mark.timeout(300)
-def test_fresh_processes(place: MakePlace, name: str) -> None:
-    """F128: of 20 that enqueue one task at once, as at a deployment, each has the answer, and one message is sent."""
-    here = place()
-    command = [sys.executable, "-c", FRESH.format(name=name)]
-    done = subprocess.run(command, env=here.environment, capture_output=True, text=True, timeout=250, check=True)
-    answers = [line.split() for line in done.stdout.splitlines()]
-    assert len(answers) == 20, done.stderr
-    assert len({answer[0] for answer in answers}) == 1
-    assert [answer[1] for answer in answers].count("True") == 1
-    assert here.messages_left() == 1
 
 
 def free(key: str) -> bool:

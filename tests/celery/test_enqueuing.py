@@ -103,7 +103,7 @@ def test_a_broker_that_cannot_be_reached() -> None:
 
 
 def test_a_process_that_dies_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F105: it is not on its way, and its key is free after a lease. Nobody is told that nothing has to be done."""
+    """F105: it is not on its way, and its key is free after a lease. No caller learns that there is nothing to do."""
     key = new_key()
     monkeypatch.setattr(enqueue, "SENDING", 0.1)
     with monkeypatch.context() as patch:
@@ -190,7 +190,7 @@ def test_eager() -> None:
 
 
 def test_revoked() -> None:
-    """What a worker's own process is told of: the key of that task is free, and no other's."""
+    """What a worker's own process reports: the key of that task is free, and no other's."""
     key, other = new_key(), new_key()
     result, _ = enqueue_once(export, key=key)
     enqueue_once(export, key=other)
@@ -255,7 +255,7 @@ class TestForks:
         assert [each["process"] for each in holders(key)] == ([] if state == states.SUCCESS else ["none"])
 
 
-def test_a_key_that_somebody_else_uses() -> None:
+def test_a_key_that_is_no_tasks() -> None:
     """A lock that is no task's is not waited for, and no result is made up."""
     key = new_key()
     with held_elsewhere(key), pytest.raises(LockBackendFailed, match="not a task"):

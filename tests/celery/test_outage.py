@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any
 
 import pytest
 
@@ -15,7 +13,6 @@ from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.records import Story
-from tests.celery.workers import Beat, Place
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -56,53 +53,6 @@ def test_mongodb_stops(place: MakePlace, mongod: ReplicaSet, name: str) -> None:
     assert_each_ran_once(here.story, count)
 
 
-def test_the_primary_dies(place: MakePlace, name: str) -> None:
-    """The primary of three nodes is killed while tasks take turns: all of them run, none two at a time, none fails."""
-    with ReplicaSet(3, election_timeout=2) as cluster:
-        here = place(mongo=cluster.uri)
-        here.start(concurrency=4)
-        for number in range(24):
-            tasks.early.delay(f"{name}-{number % 3}", f"{number % 3}", 0.2)
-        assert eventually(lambda: here.story.count("end") > 3, 60), here.logs()
-        cluster.primary().kill()
-        assert eventually(lambda: here.story.count("end") == 24, 90), here.logs()
-    assert [here.story.overlaps(f"{number}") for number in range(3)] == [0] * 3
-    assert here.story.count("state", state="FAILURE") == 0
-
-
-@pytest.mark.program
-@pytest.mark.timeout(600)
-def test_many_failovers(place: MakePlace, name: str) -> None:
-    """Five primaries of three nodes are killed, one after the other, under two workers and two beats: tasks that come
-    back all run, none two at a time, and a job runs once in its period."""
-    with ReplicaSet(3, election_timeout=2) as cluster:
-        here = place(mongo=cluster.uri, beat_schedule=ticks(name))
-        here.start_all(2, concurrency=3)
-        with Beat(here), Beat(here):
-            for kill in range(5):
-                for number in range(40):
-                    (tasks.late if number % 2 else tasks.early).delay(f"{name}-{number % 4}", f"{number % 4}", 0.1)
-                assert eventually(lambda least=40 * kill + 10: taken(here) > least, 60), here.logs()  # type: ignore[misc]
-                victim = cluster.primary()
-                victim.kill()
-                time.sleep(3)
-                victim.restart()
-            assert eventually(lambda: taken(here) == 200, 120), here.logs()
-        assert eventually(here.is_quiet, 60)
-    story = here.story
-    print(f"\n5 failovers: {story.summary()}")  # noqa: T201 - figures
-    assert [story.overlaps(f"{number}") for number in range(4)] == [0] * 4
-    failed = {each["id"] for each in story.of("state", state="FAILURE")}
-    assert not failed & {each["id"] for each in story.of("begin") if each["name"] != name}
-    assert min(after_success(story, name)) > 1.7
-    assert story.overlaps(name) == 0
-
-
-def taken(here: Place) -> int:
-    """How many tasks have ended, but for those of the beats."""
-    return sum(each["name"] in "0123" for each in here.story.of("end"))
-
-
 def test_rabbitmq(place: MakePlace, rabbitmq: RabbitMQ, name: str) -> None:
     """With RabbitMQ, tasks for a busy lock come back, and what a killed worker ran is delivered again at once."""
     here = place(broker=rabbitmq.uri)
@@ -119,15 +69,3 @@ def test_rabbitmq(place: MakePlace, rabbitmq: RabbitMQ, name: str) -> None:
     assert eventually(lambda: here.story.count("end", name="long"), 60), here.logs()
     assert here.story.overlaps("long") == 0
     assert eventually(here.is_quiet, 30)
-
-
-def ticks(name: str) -> dict[str, Any]:
-    """A schedule that is shorter than the period of the task."""
-    return {"tick": {"task": tasks.tick.name, "schedule": 0.5, "args": [name]}}
-
-
-def after_success(story: Story, name: str) -> list[float]:
-    """The seconds from the beginning of each run that succeeded to that of the next one."""
-    succeeded = {each["id"] for each in story.of("done")}
-    runs = sorted(story.of("begin", name=name), key=lambda each: each["at"])
-    return [later["at"] - run["at"] for run, later in pairwise(runs) if run["id"] in succeeded]

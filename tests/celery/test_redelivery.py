@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sys
 from typing import Any
 
 import pytest
-from celery.exceptions import SoftTimeLimitExceeded
 
 from django_mongolock import SKIPPED, mongo_lock
 from tests import parts
@@ -97,21 +95,6 @@ def test_processes_have_sessions_of_their_own(place: MakePlace, name: str) -> No
     assert holders(parent) == []
 
 
-def test_soft_time_limit(place: MakePlace, name: str) -> None:
-    """F29: soft time limits that strike anywhere in acquire, body and release leave no lock behind."""
-    here = place()
-    here.start(concurrency=2)
-    sent = [tasks.interrupted] * 14 + [tasks.interrupted_inside] * 6
-    results = [
-        task.apply_async((f"{name}{number}",), soft_time_limit=random.uniform(0.05, 0.2))  # type: ignore[arg-type]
-        for number, task in enumerate(sent)
-    ]
-    for result in results:
-        with pytest.raises(SoftTimeLimitExceeded):
-            done(here, result)
-    assert eventually(lambda: not any(holders(f"{name}{number}") for number in range(len(sent))), 5)
-
-
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_pools(place: MakePlace, name: str, pool: str) -> None:
     """F30, F31: in every pool tasks take their locks, wait, come back, and a warm shutdown gives back what was kept.
@@ -160,24 +143,3 @@ def test_the_first_run_dies(place: MakePlace, name: str) -> None:
     assert eventually(here.is_quiet, 60), here.logs()
     assert (here.story.count("begin"), here.story.overlaps("a")) == (2, 0)
     assert result.get(timeout=10) == "a"
-
-
-def test_sent_twice(place: MakePlace, name: str) -> None:
-    """Two messages with one key: while the first runs, the second comes back; both have the result of the first."""
-    here = place()
-    here.start(concurrency=2)
-    first, second = (tasks.charged.delay(name, 2) for _ in "12")
-    assert first.get(timeout=60) == second.get(timeout=60) != os.getpid(), here.logs()
-    assert tasks.charged.delay(name, 2).get(timeout=60) == first.get(timeout=1)
-    assert here.story.count("begin") == 1, here.logs()
-
-
-def test_killed_when_it_was_done(place: MakePlace, name: str) -> None:
-    """F49: its process dies before the message is acknowledged: the next delivery reports the result of the first."""
-    here = place()
-    here.start(concurrency=1)
-    result = tasks.charged.delay(name, 0, True)
-    (pid,) = {result.get(timeout=60)}
-    assert here.story.count("died") == 1, here.logs()
-    (begin,) = here.story.of("begin")
-    assert begin["pid"] == pid

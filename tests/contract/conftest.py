@@ -44,14 +44,14 @@ class World:
         return MongoLock(lambda: session, made.keys, made.options, lambda: {"host": "elsewhere", "pid": 1})
 
     def is_queued(self, number: int) -> bool:
-        """Does somebody of that process wait in a queue?"""
+        """Does that process wait in a queue?"""
         grants = [
             grant for session in self.sessions[number : number + 1] for grant in list(session.registry.grants.values())
         ]
         return any(grant.lease.until for grant in grants)
 
     def kill(self, lock: MongoLock) -> None:
-        """The process that holds *lock* is killed: nobody renews it any more."""
+        """The process that holds *lock* is killed: it is not renewed any more."""
         session = own(lock).session
         assert session is not None
         for grant in list(session.registry.grants.values()):
@@ -59,7 +59,7 @@ class World:
             session.ending.forget(grant)
 
     def take_away(self, lock: MongoLock) -> None:
-        """An operator takes *lock* away from its holder, which is not told."""
+        """An operator takes *lock* away from its holder, which does not learn of it."""
         (session, (grant,)) = (own(lock).session, own(lock).grants)
         assert session is not None
         session.store.apply(lock.key, Step(ask=grant.id, remove=(grant.id,), force=True), 10)

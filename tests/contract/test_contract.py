@@ -26,7 +26,7 @@ def key(world: World) -> str:
 
 
 def test_a_try_that_waits(key: str, face: Face, elsewhere: Elsewhere) -> None:
-    """F155: for as long as it is told, whatever the lock was made with; it returns whether the lock is held then."""
+    """F155: for as long as it is asked to, whatever the lock was made with. It returns whether the lock is held."""
     lock = mongo_lock(key, wait=0)
     with elsewhere(key):
         began = time.monotonic()
@@ -60,7 +60,7 @@ class TestOne:
         with elsewhere(key, label="nightly"), pytest.raises(LockNotAcquired) as caught:
             face.acquire(mongo_lock(key, wait=wait))
         assert caught.value.key == key
-        assert caught.value.waited >= wait
+        assert wait <= caught.value.waited < 8  # of ten, if no wait were given
         assert "host elsewhere" in (caught.value.holder or "")
         assert 0 < caught.value.retry_after <= 33
 
@@ -192,7 +192,7 @@ class TestTurns:
 
 
 class TestTime:
-    """Leases, by the clock of whoever keeps the locks."""
+    """Leases, by the clock of the backend."""
 
     @pytest.mark.long
     def test_a_living_holder_keeps_it(self, key: str, world: World, elsewhere: Elsewhere) -> None:
@@ -236,7 +236,7 @@ class TestTime:
 
 
 class TestSignals:
-    """What is told of a lock: the same, wherever it is kept."""
+    """The signals of a lock are the same wherever it is kept."""
 
     @pytest.fixture
     def heard(self, key: str) -> Iterator[list[tuple[str, dict[str, Any]]]]:

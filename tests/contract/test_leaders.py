@@ -61,6 +61,18 @@ def test_a_term(key: str, elsewhere: Elsewhere) -> None:
     assert (term.held, term.ended.is_set(), lock_info(key).state) == (False, True, "free")
 
 
+def test_a_term_ends_while_its_lock_is_held() -> None:
+    """Its lease is not renewed: the work is to stop when a third of it is left, so that no two are at work."""
+    with override_locks() as locks, leader("late", lease=30) as term:
+        assert term.left == pytest.approx(20, abs=1)
+        with locks.unavailable():
+            locks.advance(18)
+            assert term.held
+            locks.advance(4)
+            assert eventually(term.ended.is_set, 2)
+            assert term.lock.held
+
+
 async def test_a_term_in_a_coroutine(key: str) -> None:
     """Its event is one of asyncio, which other threads set, too."""
     async with leader(key) as term:

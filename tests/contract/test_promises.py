@@ -17,6 +17,7 @@ from pymongo.collection import Collection
 
 from django_mongolock import LockLost, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms, entry
 from django_mongolock.engine.rule.step import Step
@@ -71,7 +72,7 @@ class TestOneHolder:
     def test_a_late_answer_makes_no_lease_longer(
         self, memory: MemoryWorld, key: str, monkeypatch: pytest.MonkeyPatch, command: str
     ) -> None:
-        """P1: a lease counts from before its command was sent, however long the answer takes."""
+        """P1, F16: a lease counts from before its command was sent, however long the answer takes."""
         lock = mongo_lock(key, lease=30, auto_renew=command == "renewal")
 
         def held_up(name: str) -> None:
@@ -111,7 +112,7 @@ class TestOneHolder:
         memory.let_pass(5)
         assert other.try_acquire()
 
-    def test_a_minimum_hold_that_is_over_keeps_nobody_out(self, memory: MemoryWorld, key: str) -> None:
+    def test_a_minimum_hold_that_is_over_keeps_no_one_out(self, memory: MemoryWorld, key: str) -> None:
         """P1: it counts from the grant, not from the release."""
         with mongo_lock(key, min_hold=20, lease=60):
             memory.let_pass(20.1)
@@ -189,7 +190,7 @@ class TestOneClock:
     def test_a_wrong_clock_changes_nothing(
         self, world: World, key: str, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, ahead: float
     ) -> None:
-        """P4: a clock on the wall that is years off makes no lease longer or shorter, and lets nobody in."""
+        """P4, F25: a clock on the wall that is years off makes no lease longer or shorter, and lets nobody in."""
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + ahead)
         with mongo_lock(key, lease=20) as lock:
@@ -198,6 +199,37 @@ class TestOneClock:
                 elsewhere(key, wait=0).acquire()
             assert 10 < caught.value.retry_after <= 22
         assert elsewhere(key).try_acquire()
+
+    @WITH_MONGO
+    def test_no_command_has_a_time_of_the_client(self, commands: Commands, key: str, in_thread: InThread) -> None:
+        """P4: no date, and no number that is one: neither to acquire, wait and extend, nor to renew and release."""
+        with mongo_lock(key, lease=600) as lock, mongo_lock(f"{key}:other", lease=600):
+            waiter = mongo_lock(key)
+            waiting = in_thread(waiter.acquire)
+            assert eventually(lambda: own(waiter).wanted is not None)
+            lock.extend(700)
+            for grant in own(lock).grants:
+                grant.lease.renew_at = 0.0
+            lock._session_now().heartbeat.wake()
+            assert eventually(lambda: {"findAndModify", "update", "find"} <= set(commands.names()))
+        waiting.join(10)
+        waiter.release()
+        assert [found for command in commands.sent for found in times_in(command)] == []
+
+    def test_deadlines_are_by_a_clock_that_cannot_be_set(self) -> None:
+        """P4: and that runs on while a machine sleeps, where there is one."""
+        real = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+        assert clock.now() == pytest.approx(real, abs=1)
+
+
+def times_in(value: Any) -> list[Any]:
+    """The dates in a command, and the numbers that are today's date, in seconds or milliseconds."""
+    if isinstance(value, dict):
+        return [found for each in value.values() for found in times_in(each)]
+    if isinstance(value, (list, tuple)):
+        return [found for each in value for found in times_in(each)]
+    is_number = isinstance(value, (int, float)) and any(abs(value / unit - time.time()) < 86_400 for unit in (1, 1000))
+    return [value] if is_number or isinstance(value, datetime) else []
 
 
 class TestFair:
@@ -219,8 +251,8 @@ class TestFair:
         holder.release()
         assert eventually(lambda: order == ["first", "second"])
 
-    def test_nobody_overtakes_a_waiter(self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
-        """P5: whoever asks just after the release is behind the one that waits, also if it would be first to ask."""
+    def test_no_one_overtakes_a_waiter(self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
+        """P5: one that asks just after the release is behind the one that waits, also if it would be first to ask."""
         holder, leave = elsewhere(key).acquire(), threading.Event()
 
         def wait() -> None:
@@ -233,17 +265,20 @@ class TestFair:
         assert not mongo_lock(key).try_acquire()
         leave.set()
 
-    def test_a_dead_waiter_is_passed_over(self, memory: MemoryWorld, key: str, in_thread: InThread) -> None:
-        """P5: it delays the queue by its place in it, and by no more."""
+    @pytest.mark.parametrize("expired", [False, True], ids=["granted the lock", "its place has expired"])
+    def test_a_dead_waiter_is_passed_over(self, memory: MemoryWorld, key: str, *, expired: bool) -> None:
+        """P5, F41, F42: it delays the queue by its place in it, and by no more."""
         holder = memory.elsewhere(key, lease=600).acquire()
         store = memory.new_session().store
         dead = Terms(lease=600, margin=MARGIN, waiter_lease=10)
         assert not store.apply(key, Step(ask="dead", add=entry("dead", "s", dead, {})), 10).held
+        if expired:
+            memory.let_pass(10 + MARGIN)
         holder.release()
         other = memory.elsewhere(key)
-        assert not other.try_acquire()
+        assert other.try_acquire() == expired
         memory.let_pass(10 + MARGIN)
-        assert other.try_acquire()
+        assert expired or other.try_acquire()
 
 
 class TestNothingLeaks:
@@ -361,17 +396,17 @@ class TestCheap:
         waiter.release()
 
     def test_renewals_go_together(self, commands: Commands, key: str) -> None:
-        """P8: those of ten locks are one update and one read."""
+        """P8, F40: those of ten locks are one update and one read, by which one is found that was taken away."""
         locks = [mongo_lock(f"{key}:{number}", lease=600).acquire() for number in range(10)]
+        mongo_store().collection.update_one({"_id": f"{key}:7"}, {"$set": {"holders": []}})
         session = locks[0]._session_now()
         commands.sent.clear()
         for grant in session.registry.grants.values():
             grant.lease.renew_at = 0.0
         session.heartbeat.wake()
-        assert eventually(lambda: commands.names()[:2] == ["update", "find"])
-        for lock in locks:
-            lock.release()
-        assert commands.names()[:3] == ["update", "find", "update"]
+        assert eventually(lambda: locks[7].lost)
+        assert commands.names() == ["update", "find"]
+        assert [lock.release() for lock in locks].count(True) == 9
 
 
 class TestNoConsensus:
@@ -384,7 +419,7 @@ class TestNoConsensus:
         now = memory.elsewhere(key).acquire()
         assert late.fencing_token < now.fencing_token
 
-    def test_a_late_holder_that_asks_is_told(self, memory: MemoryWorld, key: str) -> None:
+    def test_a_late_holder_that_asks_gets_an_error(self, memory: MemoryWorld, key: str) -> None:
         """P9: after a pause beyond its lease, `ensure_held` raises at once, without asking the server."""
         late = mongo_lock(key, lease=10, auto_renew=False).acquire()
         late.ensure_held()

@@ -198,7 +198,7 @@ def test_exit_codes(name: str) -> None:
     assert not missing, f"docs/reference/commands.md: add {missing} to the exit codes of `{name}`"
 
 
-# What is told: log lines, metrics
+# What is reported: log lines, metrics
 
 
 def logged() -> Iterator[tuple[Path, str, list[str]]]:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,11 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock import LockBackendFailed
-from django_mongolock.backends.courier import Background, Courier
+from django_mongolock.backends.courier import Courier
 from django_mongolock.backends.field_paths import get_path, set_path
 from django_mongolock.documents import DocumentLock, declared
 from django_mongolock.documents.document_lock import declare, undeclare
+from django_mongolock.engine.session.errands import Errands
 from tests.documents.models import Advert
 from tests.support import failpoints
 
@@ -89,12 +90,12 @@ def forget() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _leave_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test leaves to the background is not tried again after it: the next test may count or strike commands."""
-    over, add = threading.Event(), Background.add
+    over, add = threading.Event(), Errands.in_background
 
-    def add_own(background: Background, attempt: Callable[[], bool | None], longest: float) -> None:
-        add(background, lambda: over.is_set() or attempt(), longest)
+    def add_own(errands: Errands, call: Callable[[], bool | None], pauses: Sequence[float]) -> None:
+        add(errands, lambda: over.is_set() or call(), pauses)
 
-    monkeypatch.setattr(Background, "add", add_own)
+    monkeypatch.setattr(Errands, "in_background", add_own)
     yield
     over.set()
 
@@ -178,11 +179,10 @@ def awaiting(thing: Any, name: str, *arguments: Any, **options: Any) -> Any:
     return asyncio.run(call())
 
 
-@pytest.fixture(params=[blocking, awaiting])
-def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Each method in both of its faces."""
-    face: Callable[..., Any] = request.param
-    return face
+@pytest.fixture
+def call() -> Callable[..., Any]:
+    """A method in its blocking face: both have the same steps. `test_outages` is about both."""
+    return blocking
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ class TestGranted:
         ground.age(first.id, 61)
         second = ground.lock.acquire((first.id, 2), "exporting", owner="me")
         for write in (first.renew, lambda: first.update(price=1), lambda: first.finish("exported")):
-            first._holding._ended = None
+            first._own.ended = None
             with pytest.raises(DocumentLockLost):
                 write()
         second.finish("exported")

@@ -58,12 +58,8 @@ def test_wrong(collection: Collection[Document], wrong: dict[str, Any], problem:
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
-        ({"holder": "locked_buy"}, r"shop\.Ad has no field 'locked_buy': it has body, deleted"),
-        ({"pending": {"exportnig": "failed"}}, "has no choice 'exportnig'"),
-        ({"final": ["exported", "gone"]}, "has no choice 'gone'"),
+        ({"holder": "locked_buy"}, r"shop\.Ad has no field 'locked_buy': it has body, deleted.*: holder="),
         ({"version": "price"}, "make it a VersionField"),
-        ({"time": "title"}, "keeps date and time in it"),
-        ({"holder": "price"}, "keeps text in it"),
         ({}, "share"),
     ],
 )
@@ -144,7 +140,7 @@ def test_names_of_a_model() -> None:
     roles = {"state": "state", "version": "version", "holder": "holder", "time": "time"}
     by_name = DocumentLock(Advert, using="mongo", **{**RIGHT, **roles})
     assert by_column.rules.fields == by_name.rules.fields == ad_exports.rules.fields
-    assert (by_column.rules.longest_owner, by_column.alias) == (64, "mongo")
+    assert by_column.alias == "mongo"
 
 
 def test_another_backend(make: Callable[..., Ground], settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import warnings
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from django_mongolock.exceptions import (
     DocumentRefused,
     LockMisused,
 )
-from tests.documents.conftest import Ground
+from tests.documents.conftest import Ground, awaiting
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
 
@@ -35,6 +36,32 @@ WRITES: dict[str, tuple[Any, ...]] = {"finish": ("withdrawn",), "renew": (), "up
 @pytest.fixture
 def held(ground: Ground, call: Call) -> Any:
     return call(ground.lock, "acquire", (ground.add(1), 1), "withdrawing", owner="me")
+
+
+def test_awaited(ground: Ground) -> None:
+    """Each method has a twin that is awaited, and `async with` does what `with` does."""
+    lock = ground.lock
+    held = awaiting(lock, "acquire", (ground.add(1), 1), "exporting")
+    awaiting(held, "update", {"price": 7})
+    awaiting(held, "renew")
+    (seen,) = awaiting(lock, "snapshots")
+    assert (seen.id, seen.version) == (held.id, 4)
+    awaiting(held, "finish", "exported", {"price": 8})
+    assert ground.read(held.id, "state", "price", "version") == ("exported", 8, 5)
+    (again,) = awaiting(lock, "acquire_many", [(held.id, 5)], "exporting")
+    assert awaiting(again, "fail")
+    (taken,) = awaiting(lock, "acquire_many", [(held.id, 7)], "exporting")
+    assert [each.id for each in awaiting(lock, "force_release", lock.snapshots())] == [taken.id]
+    left = awaiting(lock.hold((held.id, 9), "exporting"), "acquire")
+    ground.age(left.id, 100)
+    assert awaiting(lock, "clear_stale").count == 1
+
+    async def in_block() -> None:
+        async with lock.hold((held.id, 11), "exporting", final="exported"):
+            pass
+
+    asyncio.run(in_block())
+    assert ground.read(held.id, "state", "version") == ("exported", 13)
 
 
 class TestMethods:

@@ -149,10 +149,11 @@ class TestSaving:
         """Refused: the flow holds what it has, and ends as if nothing had been."""
         ad, held = self.outdated(adverts)
         ad.price = 9
-        with pytest.raises(VersionConflict):
+        with pytest.raises(VersionConflict) as caught:
             save(ad)
         assert adverts.read(ad.pk, "holder", "state", "version", "price") == ("flow", "exporting", 2, 5)
         held.finish("exported")
+        assert set(caught.value.changed) <= {"price"}  # the fields of the lock are not what the user has typed
 
     def test_up_to_date(self, adverts: Ground) -> None:
         """What was read while a flow is at work saves the rest: the flow's end is refused, and done again."""
@@ -251,7 +252,7 @@ def test_no_other_state_is_lost(plain: Ground) -> None:
     """F136: an operator resets a document to `new` while a flow holds it: held, listed, stale in time, and swept."""
     held = plain.lock.acquire((plain.add(1), 1), "exporting", owner="flow")
     plain.change(held.id, state="new")
-    assert [seen.state for seen in plain.lock.snapshots("held")] == ["new"]
+    assert [seen.work for seen in plain.lock.snapshots("held")] == ["new"]
     assert plain.collection.count_documents(plain.lock.held()) == 1
     plain.age(held.id, 61)
     assert [seen.holder for seen in plain.lock.snapshots("stale", owner="flow")] == ["flow"]

@@ -16,7 +16,7 @@ from django.urls import path
 from django.views.generic import UpdateView
 
 from django_mongolock.editing import Editing, EditLockViewMixin
-from django_mongolock.editing.admin import EditedFilter, EditLockMixin
+from django_mongolock.editing.admin import EditLockMixin
 from django_mongolock.versions.admin import VersionedAdmin
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
@@ -59,7 +59,6 @@ class OrderAdmin(EditLockMixin, ModelAdmin):
 
     list_display = ("pk", "item", "price")
     list_editable = ("price",)
-    list_filter = (EditedFilter,)
     fields = ("buyer", "item", "price", "state")
     save_as = True
 

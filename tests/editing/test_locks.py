@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -49,14 +48,6 @@ def do(request: pytest.FixtureRequest, locks: Locks) -> Do:
 @pytest.fixture
 def key() -> str:
     return new_key("edit")
-
-
-def test_both_faces_have_the_same_methods() -> None:
-    """None was forgotten."""
-    names = {name for name, value in vars(EditLock).items() if inspect.isfunction(value) and not name.startswith("_")}
-    plain = {name for name in names if f"a{name}" in names}
-    assert names == plain | {f"a{name}" for name in plain}
-    assert len(plain) == 5
 
 
 def test_one_at_a_time(do: Do, key: str) -> None:

@@ -49,7 +49,7 @@ class Parties:
         return self._waiters[-1]
 
     def close(self) -> None:
-        """End all of them. Who waits still is told so."""
+        """End all of them. Those that still wait get an error."""
         for waiter in self._waiters:
             waiter.let_go()
         for party in self._made:

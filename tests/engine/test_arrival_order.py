@@ -158,7 +158,7 @@ def test_eight_of_one_process_then_four_of_another(new_process: NewProcess, queu
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_threads_and_tasks_of_three_processes_in_turns(new_process: NewProcess, queue: Queue, seed: int) -> None:
-    """F69: whoever asks, in whatever order they come: that is the order in which they are served."""
+    """F69: in whatever order they come, they are served in that order."""
     chance = random.Random(seed)
     processes = [new_process() for _ in range(3)]
     queue.hold(new_process())
@@ -181,34 +181,6 @@ def test_in_the_process_that_holds_the_lock(new_process: NewProcess, queue: Queu
     time.sleep(pause)
     queue.let_go()
     assert queue.served() == ["A1", "B1", "A2", "B2"]
-
-
-@pytest.mark.parametrize("way", ["its wait is over", "it is cancelled"])
-def test_whoever_comes_after_one_who_has_left(new_process: NewProcess, queue: Queue, way: str) -> None:
-    """F69: the head of a process's line leaves: the next of it stands where it has come, not at the end."""
-    one, two = new_process(), new_process()
-    queue.hold(new_process())
-    queue.ask("A0", one, wait=1.2 if way == "its wait is over" else 60)
-    for name, process in (("A1", one), ("B0", two), ("A2", one), ("B1", two)):
-        queue.ask(name, process)
-    if way == "it is cancelled":
-        queue.locks["A0"].cancel()
-    assert eventually(lambda: queue.left == ["A0"])
-    time.sleep(0.3)
-    queue.let_go()
-    assert queue.served() == ["A1", "B0", "A2", "B1"]
-
-
-def test_readers_of_one_process_and_a_writer_of_another(new_process: NewProcess, queue: Queue) -> None:
-    """F69, F46: readers who came before the writer go in together, before it; those after it, after it."""
-    one, two = new_process(), new_process()
-    queue.hold(new_process())
-    for name in ("R1", "R2", "R3"):
-        queue.ask(name, one, terms=READER, hold=0.6)
-    queue.ask("W", two)
-    queue.ask("R4", one, terms=READER)
-    queue.let_go()
-    assert queue.served() == ["R1", "R2", "R3", "W", "R4"]
 
 
 # All who wait are visible

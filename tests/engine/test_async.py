@@ -30,16 +30,6 @@ async def cancelled(task: asyncio.Task[Any]) -> bool:
     return False
 
 
-async def test_cancelled_before_anything_was_sent(session: Session, entries: Entries) -> None:
-    """F36: nothing was begun, nothing is left, and the object can be used."""
-    lock = make_lock(session)
-    assert await cancelled(asyncio.create_task(lock.aacquire()))
-    assert not session.registry.grants
-    async with lock:
-        assert lock.held
-    assert entries() == []
-
-
 async def test_cancelled_in_flight(here: Here, monkeypatch: pytest.MonkeyPatch, door: str) -> None:
     """F36: the command is applied after the cancellation; the lock is taken back, and the next one gets it."""
     sent, let_go, applied, apply = (
@@ -132,24 +122,8 @@ async def test_a_cancelled_acquisition_of_several_keys_leaves_none(here: Here) -
         assert here.entries("a") == here.entries("b") == []
 
 
-def test_one_event_loop_after_another(session: Session, entries: Entries) -> None:
-    """F37: WSGI gives every async view a loop of its own; a lock is bound to none, not even while it is held."""
-    lock = make_lock(session)
-    asyncio.run(_call(lock.aacquire))
-    assert lock.held
-    assert asyncio.run(_call(lock.arelease))
-    for _ in range(3):
-        asyncio.run(_use(session))
-    assert entries() == []
-
-
 async def _call(method: Callable[[], Awaitable[Any]]) -> Any:
     return await method()
-
-
-async def _use(session: Session) -> None:
-    async with make_lock(session) as lock:
-        assert lock.held
 
 
 def test_two_event_loops_at_once(session: Session, in_thread: Callable[..., threading.Thread]) -> None:

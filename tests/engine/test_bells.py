@@ -1,4 +1,4 @@
-"""Bells: who is granted the lock by another process's command is told so, and believes no more than it may."""
+"""Bells: a bell reports a grant that another process's command made; its waiter believes no more than it may."""
 
 import threading
 import time
@@ -78,7 +78,7 @@ def bell_of(session: Session, token: int) -> Bell:
     return Bell(session.id, mine(session).id, News(token, datetime.now(UTC)))
 
 
-def test_a_bell_tells_and_nobody_asks(queued: tuple[MongoLock, Waiter], commands: Commands) -> None:
+def test_a_bell_reports_the_grant_without_a_question(queued: tuple[MongoLock, Waiter], commands: Commands) -> None:
     """P8, F121: a waiter sends nothing while it waits, and its grant reaches it by the bell alone."""
     theirs, waiter = queued
     commands.clear()
@@ -109,14 +109,14 @@ def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tupl
 
 
 def test_a_forced_release_rings_for_the_next(queued: tuple[MongoLock, Waiter], session: Session) -> None:
-    """P8: whoever takes the lock from its holder by force wakes the first waiter."""
+    """P8: a forced release wakes the first waiter."""
     theirs, waiter = queued
     forced = clock.now()
     assert operations.force_release(store_of(session), "k", [grant_of(theirs).id])
     assert waiter.end().at - forced < SOON
 
 
-def test_who_listens_has_looked_at_all_bells(collection: Collection[Document]) -> None:
+def test_the_listener_has_looked_at_all_bells(collection: Collection[Document]) -> None:
     """A release does not look first whether the bell is there: the thread that listens has done so."""
     ours = bells.Bells(collection)
     for each in ours.collections:
@@ -226,7 +226,7 @@ def kill_cursor(mongo: MongoClient[Document], appname: str, collection: Collecti
 
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["killed", "dropped", "emptied", 136, 13])
-def test_listening_that_ends_comes_back_and_nobody_is_forgotten(
+def test_listening_that_ends_comes_back_and_no_waiter_is_forgotten(
     here: Here,
     queued: tuple[MongoLock, Waiter],
     end: str | int,
@@ -265,7 +265,7 @@ def test_listening_that_ends_comes_back_and_nobody_is_forgotten(
 
 
 def test_a_full_collection_takes_the_next_bell(queued: tuple[MongoLock, Waiter], session: Session) -> None:
-    """F11: the oldest bells go, and whoever listens stays."""
+    """F11: the oldest bells go, and the listener stays."""
     theirs, waiter = queued
     bell = store_of(session).bells.collections[bells._number(session.id)]
     for _ in range(3):
@@ -322,7 +322,7 @@ def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
 
 
 @pytest.mark.long
-def test_one_listener_for_a_process_and_only_while_somebody_waits(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_listener_for_a_process_and_only_while_it_waits(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """P8: a thread and a cursor with the first waiter, one for all keys, and none a moment after the last."""
     monkeypatch.setattr(listener, "LINGER", 0.2)
     with here.lock("free"), here.lock("free2"):
@@ -344,7 +344,7 @@ def test_one_listener_for_a_process_and_only_while_somebody_waits(here: Here, mo
         assert listening(here.session)
 
 
-def test_a_holder_that_wants_to_know_is_told_at_once(session: Session, lock: LockMaker, new_session: Any) -> None:
+def test_a_holder_that_wants_to_know_is_asked_at_once(session: Session, lock: LockMaker, new_session: Any) -> None:
     """A request to release rings, too: nobody waits for the next renewal."""
     from django_mongolock.inspection.operations import ask_to_release
 

@@ -12,13 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo.collection import Collection
 
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.session.session import Session
-from tests.engine.conftest import Document, Here, make_lock
+from tests.engine.conftest import Here, make_lock
 from tests.engine.faces import Face
-from tests.engine.processes import processes
 from tests.engine.twins import CALM
 from tests.support.waiting import eventually
 
@@ -81,15 +79,3 @@ async def test_what_one_gave_up_is_not_refused_to_the_other(here: Here, clones: 
         assert await asyncio.to_thread(eventually, lambda: field("tombstones") and not field("waiters"))
     async with take(second, wait=2) as mine:
         assert mine.held
-
-
-@pytest.mark.long
-def test_copies_of_a_whole_process(collection: Collection[Document]) -> None:
-    """F79: a process with a session that has not been used yet is copied, and nobody in it is told: all their ids
-    differ, though each takes itself for the one process that there was."""
-    with processes(1, "clone", collection.name) as (process,):
-        one, two = process.hear(), process.hear()
-    assert one["random"] == two["random"], "they are no copies"
-    assert len(one["grants"]) == len(two["grants"]) == 20
-    same = set(one["grants"]) & set(two["grants"])
-    assert same == set(), f"{len(same)} of 20 ids are the same"

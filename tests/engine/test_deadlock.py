@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,6 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule.deadlock import cycles
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.ending import ABANDONED, How
 from django_mongolock.engine.session.grant import Grant
@@ -118,9 +116,7 @@ def test_processes_find_their_deadlock(collection: Collection[Document], entries
         pytest.param(HEAVY, OF_THREE, HEAVY, False, id="the heavy one is free", marks=pytest.mark.long),
     ],
 )
-def test_who_has_to_be_in_a_cycle(
-    here: Here, free: Terms | None, holder: Terms, wanted: Terms, is_deadlock: bool
-) -> None:
+def test_what_makes_a_cycle(here: Here, free: Terms | None, holder: Terms, wanted: Terms, is_deadlock: bool) -> None:
     """F45: the owner of "data" waits for "gpu", whose holders wait for "data", but for one that is free: it is a
     deadlock only if what that one will release is not enough."""
     bystander = None if free is None else here.waiter(here.other("gpu", terms=free)).end()
@@ -147,23 +143,6 @@ def test_who_has_to_be_in_a_cycle(
 
 
 @pytest.mark.long
-def test_cycles_are_listed_once_for_the_admin(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F45: `cycles` finds each deadlock once, whoever is asked, and none among those who merely wait."""
-    monkeypatch.setattr(procedures, "DEADLOCK_CHECK_AFTER", 1.5)
-    parties = ring(here.in_thread, [here.lock, here.other], here.entries)
-    bystander = here.waiter(here.lock("key0", wait=20))
-    assert eventually(lambda: len(here.entries("key0")) == 3)
-    documents = list(here.collection.find())
-    (found,) = cycles(documents, datetime.now(UTC).replace(tzinfo=None))
-    assert sorted(found.keys) == ["key0", "key1"]
-    assert found.victim.key == "key0"
-    assert cycles([d for d in documents if d["_id"] == "key0"], datetime.now(UTC).replace(tzinfo=None)) == []
-    for party in (*reversed(parties), bystander):
-        party.let_go()
-        party.end()
-
-
-@pytest.mark.long
 def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45, F100: a thread that lost its lock object, to a signal for example, and asks again, waits for the release."""
     queued, end = threading.Event(), here.session.ending.end
@@ -182,7 +161,7 @@ def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, monkeypatch: py
 
 
 @pytest.mark.long
-def test_a_deadlock_that_is_over_is_not_told(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deadlock_that_is_over_is_not_reported(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """F45: what was seen once and is gone at the second look was no deadlock (somebody gave up just then)."""
     store = store_of(here.session)
     waiter = here.waiter(here.lock("x", wait=2), first=here.lock("y")).ready()

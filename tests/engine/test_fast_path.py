@@ -101,7 +101,7 @@ def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(here: Here) 
     assert sent(here.commands) == ["TAKE_FREE", "RELEASE_UNCONTENDED"]
 
 
-def test_a_key_that_somebody_waited_for_is_not_guessed(here: Here) -> None:
+def test_a_key_with_waiters_is_not_guessed(here: Here) -> None:
     """Whose release lets somebody in has not left a free key."""
     mine, theirs = here.lock().acquire(), here.other()
     thread = here.in_thread(lambda: theirs.acquire(10).release())

@@ -407,7 +407,7 @@ def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
     assert before == [first, second]
 
 
-def test_whoever_stands_in_line_is_counted(
+def test_all_who_stand_in_line_are_counted(
     server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
 ) -> None:
     """By the entry of the first, for the limit of the queue; and by the session, so that a leak shows."""
@@ -449,7 +449,7 @@ def test_a_lock_that_was_handed_over_leaves_nothing(
 def test_a_refusal_in_line_names_the_holder(
     session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
 ) -> None:
-    """P8: whoever stands behind another of its process knows it from that one; a single try asks the server, which
+    """P8: a waiter behind another of its process knows it from that one; a single try asks the server, which
     knows the end of the lease as well."""
     theirs = make_lock(new_session(), terms=LONG).acquire()
     first = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))
@@ -617,7 +617,7 @@ def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
     assert not mine.held
 
 
-def test_what_the_heartbeat_was_not_told_of_it_finds(
+def test_the_heartbeat_finds_what_was_not_reported_to_it(
     server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F33, F65: a lock object dies, and a signal strikes before the reference to it says whose it was."""

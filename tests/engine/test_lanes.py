@@ -57,41 +57,6 @@ async def test_tries_of_a_stuck_key(process: Party, collection: Collection[Docum
 
 
 @pytest.mark.long
-async def test_tries_that_wait_share_an_answer(
-    process: Party, parties: Parties, collection: Collection[Document]
-) -> None:
-    """F110: when the transaction ends, those who wait for the answer to the same question get one."""
-    holder = parties.new().lock(CALM, "k").acquire()
-    with stuck(collection, "k"):
-        trying = [asyncio.create_task(process.lock(CALM, "k", wait=0).aacquire()) for _ in range(40)]
-        await asyncio.sleep(1)
-        before = collection.find_one({"_id": "k"})
-    errors = await asyncio.gather(*trying, return_exceptions=True)
-    after = collection.find_one({"_id": "k"})
-    assert all(isinstance(error, LockNotAcquired) and error.holder for error in errors)
-    assert before is not None
-    assert after is not None
-    assert after["changes"] - before["changes"] <= 8
-    assert holder.release()
-
-
-@pytest.mark.long
-async def test_releases_of_stuck_keys(process: Party, collection: Collection[Document]) -> None:
-    """F110, F159: twenty-four keys that cannot be released delay no other release, and no acquisition."""
-    keys = [f"k{number}" for number in range(24)]
-    locks = [await process.lock(CALM, key).aacquire() for key in keys]
-    mine = await process.lock(CALM, "mine").aacquire()
-    with stuck(collection, *keys):
-        releasing = [asyncio.create_task(lock.arelease()) for lock in locks]
-        await asyncio.sleep(0.1)
-        began = clock.now()
-        assert await mine.arelease()
-        assert await took(process.lock(CALM, "free")) < 3
-        assert clock.now() - began < 3
-    await asyncio.gather(*releasing)
-
-
-@pytest.mark.long
 def test_many_stuck_keys_and_a_few_others(process: Party, collection: Collection[Document]) -> None:
     """F111, F66: thirty-two documents that cannot be renewed cost no other lock of their process its lease."""
     keys = [f"k{number:02}" for number in range(32)]
@@ -103,26 +68,6 @@ def test_many_stuck_keys_and_a_few_others(process: Party, collection: Collection
             assert [lock.key for lock in others if not lock.held] == []
             time.sleep(0.05)
         assert not any(lock.held for lock in held)
-    assert all(lock.release() for lock in others)
-
-
-@pytest.mark.long
-def test_a_stuck_key_that_is_waited_for(process: Party, parties: Parties, collection: Collection[Document]) -> None:
-    """F66: a process waits for a key whose document is stuck: for three leases none of its other locks is lost. They
-    are renewed in the order of their keys, and this one comes in between."""
-    short = Terms(lease=5, margin=0.5, waiter_lease=5)
-    others = [process.lock(short, f"{letter}{number}").acquire() for letter in "az" for number in range(20)]
-    holder = parties.new().lock(CALM).acquire()
-    waiter = parties.waiter(process.lock(short))
-    assert eventually(lambda: collection.find_one({"_id": "k", "waiters.0": {"$exists": True}}))
-    with stuck(collection, "k"):
-        end = clock.now() + 3 * short.lease
-        while clock.now() < end:
-            assert [lock.key for lock in others if not lock.held] == []
-            time.sleep(0.02)
-        assert not waiter.done
-    assert holder.release()
-    assert waiter.end().has_it
     assert all(lock.release() for lock in others)
 
 

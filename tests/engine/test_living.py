@@ -10,28 +10,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 import pytest
-from bson import Int64
 
 from django_mongolock import mongo_lock
-from django_mongolock.engine import clock
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.session.grant import Grant, State
+from django_mongolock.engine.session.grant import State
 from django_mongolock.engine.session.notifications import MOST_CALLBACKS
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockLost, LockNotAcquired
-from tests.engine.conftest import QUICK, Document, Here, LockMaker, Timer, make_lock, renewed, store_of
+from tests.engine.conftest import Here, LockMaker, Timer, make_lock, renewed
 from tests.engine.processes import processes
 from tests.engine.twins import CALM
 from tests.engine.worker import PAUSE_WAITING
-from tests.support.grants import grant_of, new_grant
-from tests.support.lock_fixtures import Commands
+from tests.support.grants import grant_of
 from tests.support.looking import holder, new_key
 from tests.support.waiting import eventually
 
@@ -129,19 +124,6 @@ def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker, timer: Time
 # The heartbeat
 
 
-@pytest.mark.long
-def test_a_heartbeat_that_is_starved_keeps_the_deadline_honest(here: Here) -> None:
-    """F35: a thread that does not let go of the interpreter: the lock is not held after its lease, whoever looks, and
-    others had it."""
-    with processes(1, "starve", here.collection.name) as (process,):
-        token = process.hear()["token"]
-        process.say()
-        with here.lock(wait=30) as mine:
-            assert mine.fencing_token > token
-            told = process.hear()
-        assert told == {"held": False, "lost": True, "heartbeat": True}
-
-
 def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, session: Session, entries: Entries) -> None:
     """F39: a renewal that was on its way when the lock was given back does nothing to the next grant of the same
     object, and brings the old one not back."""
@@ -156,64 +138,6 @@ def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, sess
     assert len(entries()) == 1
     assert not before.held
     assert mine.held
-
-
-@pytest.mark.long
-def test_ten_thousand_locks_are_renewed_by_twenty_two_commands(session: Session, commands: Commands) -> None:
-    """F40, P8: an update and a read for each thousand; one of them was lost, and that one is told so, no other."""
-    terms = Terms(lease=3_000, margin=1, waiter_lease=60)
-    # The pattern first: it takes a real lock, after which the heartbeat must lie down again, or it would beat as well.
-    _document(session, new_grant(session, make_lock(session, terms=terms), threading.current_thread()))
-    assert eventually(lambda: session.heartbeat.wakes_at > clock.now())
-    grants = []
-    for number in range(10_000):
-        key = f"k{number:05}"
-        lock = make_lock(session, key, terms=terms)
-        (grant,) = _hold(session, lock)
-        grants.append(grant)
-    documents = [_document(session, grant) for grant in grants]
-    store_of(session).collection.insert_many(documents)
-    store_of(session).collection.update_one({"_id": "k07777"}, {"$set": {"holders": []}})
-    commands.clear()
-    for grant in grants:
-        grant.lease.renew_at = 0
-    session.heartbeat.do_due()
-    assert eventually(lambda: not any(grant.lease.renewing for grant in grants), 60)
-    assert len(commands.names()) <= 22, commands.names()
-    assert [grant.key for grant in grants if not grant.held] == ["k07777"]
-    assert all(grant.remaining > 2_900 for grant in grants if grant.held)  # it was 100
-    for grant in grants:
-        grant.lose("the test is over")
-        session.ending.forget(grant)
-
-
-def _hold(session: Session, lock: MongoLock) -> list[Grant]:
-    """Make the session believe that it holds the key of *lock*."""
-    from datetime import UTC
-
-    from django_mongolock.engine.protocol.actions import Granted
-
-    grant = new_grant(session, lock, threading.current_thread())
-    session.registry.grants[grant.id] = grant
-    grant.hold(Granted(5, datetime.now(UTC), clock.now() + 100, clock.now()))
-    return [grant]
-
-
-def _document(session: Session, grant: Grant) -> Document:
-    """The document of a key that is held; made from one that the rule made."""
-    global _pattern  # noqa: PLW0603
-    if _pattern is None:
-        # By another session: this one would look soon whether its release was undone, and renew on that occasion.
-        another = Session(MongoStore(store_of(session).config))
-        with contextlib.closing(another), make_lock(another, "pattern", terms=grant.terms):
-            _pattern = store_of(session).collection.find_one({"_id": "pattern"})
-    assert _pattern is not None
-    token = Int64(grant.token)
-    holder = {**_pattern["holders"][0], "grant": grant.id, "token": token}
-    return {**_pattern, "_id": grant.key, "holders": [holder], "token": token}
-
-
-_pattern: Document | None = None
 
 
 # Stopped processes
@@ -248,7 +172,7 @@ def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(here: Here, g
         process.say().end()
 
 
-# Whoever looks
+# What other threads see
 
 
 def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object]) -> tuple[Any, bool]:
@@ -270,7 +194,7 @@ def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
-def test_what_is_released_is_not_held_to_whoever_looks(here: Here, name: str, expected: object) -> None:
+def test_a_released_lock_never_looks_held(here: Here, name: str, expected: object) -> None:
     """P1: another thread releases a lock and somebody else has got it; at whatever line the end of the release meets
     one who looks, to him the lock is not held."""
     for number in itertools.count(1):
@@ -306,30 +230,6 @@ def test_what_is_released_is_not_held_to_whoever_looks(here: Here, name: str, ex
 
 
 # Fork and exit
-
-
-@pytest.mark.long
-def test_a_fork_with_a_lock_held_one_waited_for_and_the_stream_open(here: Here) -> None:
-    """F30, F31: the child holds nothing and takes locks of its own; it ends by os._exit with one held, which is free
-    after its lease. The parent's lock, its place in the queue and its listener go on."""
-    with here.other(terms=CALM) as theirs, processes(1, "fork", here.collection.name) as (process,):
-        process.hear()
-        assert len(here.entries()) == 2
-        process.say()
-        assert process.hear() == {"status": 0, "held": True, "waits": True}
-        assert len(here.entries("own")) == 1
-        assert eventually(lambda: make_free(here.other, "own"))
-        time.sleep(3.5)
-        assert len(here.entries()) == 2
-        theirs.release()
-        process.say()
-        assert process.hear() == {"held": True, "mine": True}
-        theirs.acquire(wait=10)
-
-
-def make_free(other: LockMaker, key: str) -> bool:
-    lock = other(key, terms=QUICK)
-    return lock.try_acquire() and lock.release()
 
 
 @pytest.mark.long
@@ -377,7 +277,7 @@ def test_a_signal_while_cleaning_up_leaves_nothing(here: Here, monkeypatch: pyte
 
 
 @pytest.mark.long
-def test_who_loses_its_lock_in_its_last_moment_is_told(here: Here) -> None:
+def test_a_loss_in_the_last_moment_is_reported(here: Here) -> None:
     """P7: the block ends, its lock turns out to have been taken away, and nobody has the lock object any more: by an
     error and by `on_lost`, which has its lock even so."""
     told: list[str] = []

@@ -83,7 +83,7 @@ def test_an_owner_that_waits_for_its_living_process_notices_its_death(here: Here
 
 
 @pytest.mark.long
-def test_a_process_that_nobody_can_judge_is_waited_for(here: Here, face: Face, former: Process) -> None:
+def test_a_process_of_unknown_fate_is_waited_for(here: Here, face: Face, former: Process) -> None:
     """F49: on another machine or in another container a pid proves nothing: then only the end of the lease counts."""
     former.hear()
     former.send(signal.SIGKILL)

@@ -5,8 +5,6 @@ The limit of tokens: where the document is gone, or an older one, *and* the serv
 was given, nobody is left who knows that token. docs/explanation/promises.md says so.
 """
 
-import re
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +17,7 @@ import pytest
 from bson.int64 import Int64
 
 from django_mongolock.engine.protocol.procedures import TOMBSTONE_TTL
-from django_mongolock.engine.rule.document import MAX_ENTRIES, UNLIMITED, Terms
+from django_mongolock.engine.rule.document import MAX_ENTRIES, UNLIMITED
 from django_mongolock.engine.rule.step import BRIEF_RETENTION, Limits, Step
 from django_mongolock.engine.store.base import Store
 from django_mongolock.engine.store.mongo import MongoStore
@@ -115,15 +113,6 @@ def test_a_clock_that_is_behind(twin: Twin, way: str) -> None:
     found = tokens(twin)
     assert found == list(range(ahead + 1, ahead + 1 + len(found)))
     assert found
-
-
-def test_the_limit_is_said() -> None:
-    """F78: in the promise itself: what is removed or restored while the clock is behind starts again lower."""
-    promises = (ROOT / "docs/explanation/promises.md").read_text()
-    (section,) = re.findall(r"## Order \(P2\)\n(.*?)\n## ", promises, re.DOTALL)
-    limit = section.partition("*The limit.*")[2]
-    assert "clock" in limit
-    assert re.search(r"removed|restored", limit)
 
 
 # For how long the document of a free lock is kept
@@ -230,20 +219,3 @@ def test_a_document_full_of_them_stays_usable(store: MongoStore, lock: LockMaker
         assert mine.held
     leave_tombstones(store, 1, 2)
     assert len(tombstones(stored())) <= MOST
-
-
-@pytest.mark.long
-def test_a_pair_costs_not_noticeably_more(store: MongoStore, lock: LockMaker, other: LockMaker) -> None:
-    """F77: acquire and release a key with the tombstones of thousands of commands, and one without any, in turns. A
-    reader is there, so the whole rule is sent, and not the short forms."""
-    terms, keys = Terms("shared", 9, lease=60, margin=1, waiter_lease=60), ("many", "none")
-    leave_tombstones(store, 0, MANY, "many")
-    times: dict[str, list[float]] = {key: [] for key in keys}
-    with other("many", terms=terms), other("none", terms=terms):
-        for _ in range(60):
-            for key in keys:
-                started = time.perf_counter()
-                lock(key, terms=terms).acquire().release()
-                times[key].append(time.perf_counter() - started)
-    many, none = (statistics.median(times[key][5:]) for key in keys)
-    assert many < 1.5 * none, f"{many * 1000:.2f} ms with tombstones, {none * 1000:.2f} ms without"

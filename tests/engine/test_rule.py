@@ -616,7 +616,7 @@ def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -
 
 @pytest.mark.parametrize("face", ["mongodb", "memory"])
 def test_a_place_has_one_length(store: MongoStore, face: str) -> None:
-    """F107: however long the queue is, a place in it lives as long as its waiter was told."""
+    """F107: however long the queue is, a place in it lives as long as its waiter believes."""
     kept: Store = store if face == "mongodb" else MemoryStore(MemoryServer(), Limits())
     for number in range(40):
         kept.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", TERMS, {})), 5)
@@ -642,32 +642,6 @@ def test_what_a_waiter_says_of_its_time_is_bounded(store: MongoStore, face: str)
     assert find_damage(document) is None
 
 
-NASTY = [
-    "$token", "$$ROOT", "$5 off", "a.b.$",
-    '{"$function": {"body": "function() { return 1 }", "args": [], "lang": "js"}}',
-    '"', "'", "\\", "<script>alert(1)</script>", "$", ".", "{}", "__proto__", "null", "🔒" * 50,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", NASTY)
-def test_every_string_is_stored_as_it_is(store: MongoStore, text: str, stored: Stored) -> None:
-    """F54: keys, owners, labels and ids are never read as expressions, and come back letter by letter."""
-    client = Client(store, text)
-    terms = Terms(owner=text)
-    assert client.add(text, terms, label=text, user=text, host=text).held
-    assert client.add("other", Terms(owner=f"{text}2")).place == 0
-    document = stored(text)
-    holder = document["holders"][0]
-    assert [holder[name] for name in ("grant", "owner", "label", "user", "host")] == [text] * 5
-    assert text in (client.apply(ask="another").holder or "")
-    assert client.renew(text).held
-    again = client.add("again", terms)
-    assert again.former is not None
-    assert again.former.grant == text
-    client.remove(text, "again", tombstone_ttl=1000)
-    assert [e["grant"] for e in stored(text)["holders"]] == ["other"]
-
-
 # Damage
 
 
@@ -675,7 +649,7 @@ def test_every_string_is_stored_as_it_is(store: MongoStore, text: str, stored: S
 def test_a_single_try_never_takes_over_a_damaged_document(
     store: MongoStore, collection: Collection[Document], end: float
 ) -> None:
-    """F55: the damage is told as soon as the answer cannot be explained otherwise: nobody holds the key, or its
+    """F55: the damage is an error as soon as the answer cannot be explained otherwise: nobody holds the key, or its
     holder's time is over, and yet it was not granted. Until then the key is simply taken."""
     collection.insert_one(lock_document("k", [lock_entry(left=3600)], change={"clock": "", "purge_at": "never"}))
     travel(collection, "k", 3600 - end)

@@ -27,7 +27,6 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockError
 from django_mongolock.signals import signal_sender
 from tests.engine.conftest import Document, Here, make_lock
-from tests.engine.processes import processes
 from tests.engine.waiters import Waiter
 from tests.support.grants import grant_of
 from tests.support.waiting import eventually
@@ -159,18 +158,6 @@ def test_no_line_under_a_lock_that_is_dropped(here: Here, way: str) -> None:
     quiet = Strikes(0)
     drop("k", quiet)
     assert quiet.events == 0
-    assert nothing_is_left(here.session, here.collection), f"{held(here.collection)} are held: {known(here.session)}"
-
-
-@pytest.mark.long
-def test_every_call_under_a_lock_that_is_dropped_in_a_cycle(here: Here) -> None:
-    """F65: the same where the garbage collector finds it, with everything struck."""
-    for number in range(10):
-        mine: Any = here.lock(f"k{number}", terms=CALM).acquire()
-        mine.itself = mine
-        with Strikes(1):
-            del mine
-            gc.collect()
     assert nothing_is_left(here.session, here.collection), f"{held(here.collection)} are held: {known(here.session)}"
 
 
@@ -314,15 +301,3 @@ def test_a_hand_over_whose_giver_was_struck(here: Here, monkeypatch: pytest.Monk
 
 
 # Real signals
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [1, 2])
-def test_signals_while_a_lock_dies(collection: Collection[Document], seed: int) -> None:
-    """F65, F29: sixty locks are dropped in a process that is struck every few microseconds: none is held for ever, and
-    nothing of what is raised is swallowed."""
-    with processes(1, "drop", collection.name, 60, seed) as (process,):
-        told = process.hear()
-    assert told["swallowed"] == 0, told
-    assert told["known"] == 0, told
-    assert held(collection) == []

@@ -165,7 +165,7 @@ def test_a_wrong_name_of_the_database_is_no_outage(name: str) -> None:
         (50, "MaxTimeMSExpired", "did not answer", True),
     ],
 )
-def test_what_the_server_refuses_is_told_in_our_words(
+def test_what_the_server_refuses_is_reported_in_our_words(
     store: MongoStore, failpoint: Callable[..., None], *, code: int, name: str, words: str, passing: bool
 ) -> None:
     """F14, F57: the right that is missing is named, whatever may pass is marked so, and the command, which the

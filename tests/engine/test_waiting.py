@@ -2,35 +2,29 @@
 
 import asyncio
 import contextlib
-import random
 import signal
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from itertools import pairwise
+from datetime import UTC
 from typing import Any
 
 import pytest
-from pymongo.collection import Collection
 from pymongo.errors import AutoReconnect
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule.document import Terms, entry
-from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import bells
-from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired, LockQueueFull
-from tests.engine.conftest import QUICK, Document, Here, LockMaker, make_lock
+from django_mongolock.engine.store.mongo import MongoStore
+from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError
+from tests.engine.conftest import Document, Here, make_lock
 from tests.engine.processes import processes
 from tests.engine.twins import CALM
 from tests.engine.waiters import InThread
-from tests.engine.worker import COMPETE
 from tests.support.grants import new_grant
 from tests.support.waiting import eventually
 
@@ -67,19 +61,6 @@ def local_handover(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # News
-
-
-@pytest.mark.long
-def test_missed_news_are_made_good_by_the_renewal(here: Here) -> None:
-    """P5: an event that never came costs a third of a waiter's lease, not the lock."""
-    here.session.waits.listener._on_bell = lambda _: None
-    with here.other(terms=CALM):
-        waiter = here.waiter(here.lock(terms=CALM, wait=None))
-        assert listening(here.session)
-        time.sleep(0.3)
-    assert not eventually(lambda: waiter.done, 0.3)
-    here.timer.bring_forward_the_beat(CALM.waiter_lease / 3)
-    waiter.end().let_go()
 
 
 @pytest.mark.long
@@ -123,7 +104,7 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
 @pytest.mark.long
 @pytest.mark.parametrize(("sessions", "threads"), [(2, 1), (8, 1), (1, 8), (1, 64), (4, 8)])
 def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, threads: int) -> None:
-    """P8, F44: one to queue, one to give back, one (getMore) to be told, however many wait, and a bell that nobody
+    """P8, F44: one to queue, one to give back, one (getMore) to hear of it, however many wait, and a bell that no one
     awaits; what a process hands over within costs one in all."""
     all_sessions = [here.new_session() for _ in range(sessions)]
     workers, rounds = sessions * threads, max(3, 120 // (sessions * threads))
@@ -172,38 +153,6 @@ def test_long_in_line_is_no_reason_to_be_renewed(here: Here, local_handover: Non
 
 
 # The line of the process
-
-
-def test_the_line_is_first_come_first_served(lock: LockMaker, session: Session, in_thread: InThread) -> None:
-    """P5: within the process as well."""
-    order: list[int] = []
-
-    def work(number: int) -> None:
-        with lock(terms=CALM, wait=None):
-            order.append(number)
-
-    with lock(terms=CALM):
-        for number in range(12):
-            in_thread(lambda number=number: work(number))
-            assert in_line(session, number + 1)
-    assert eventually(lambda: len(order) == 12)
-    assert order == list(range(12))
-
-
-def test_a_process_does_not_keep_the_lock_to_itself(here: Here) -> None:
-    """P5: handed over within the process, a lock still goes to whoever is ahead in the queue between processes."""
-    first = here.lock(terms=CALM).acquire()
-    foreign = here.waiter(here.other(terms=CALM, wait=None))
-    assert eventually(lambda: len(here.entries()) == 2)
-    locals_ = [here.waiter(here.lock(terms=CALM, wait=None)) for _ in range(3)]
-    assert in_line(here.session, 3)
-    first.release()
-    assert foreign.end().has_it
-    assert not any(waiter.done for waiter in locals_)
-    for waiter in (foreign, *locals_):
-        waiter.let_go()
-    for waiter in locals_:
-        waiter.end()
 
 
 class Gate:
@@ -332,7 +281,7 @@ async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, en
 
 
 def test_a_giver_that_had_lost_the_lock(here: Here) -> None:
-    """P7, F38: it is told so, and who was next in line goes on and waits for whoever has the lock now."""
+    """P7, F38: it learns of it, and the next in line goes on and waits for the present holder."""
     mine = here.lock(terms=CALM).acquire()
     next_waiter = here.waiter(here.lock(terms=CALM, wait=None))
     assert in_line(here.session, 1)
@@ -478,200 +427,6 @@ def test_another_thread_ends_the_wait(here: Here, phase: str, failpoint: Callabl
 # The queue
 
 
-@pytest.mark.long
-def test_a_full_queue_refuses_at_once(here: Here, config: StoreConfig) -> None:
-    """F13: whoever would be one too many is told clearly, and those who wait are served."""
-    sessions = [Session(MongoStore(replace(config, limits=Limits(waiters=2)))) for _ in range(4)]
-    holder = make_lock(sessions[0], terms=CALM).acquire()
-    waiters = []
-    for number in (1, 2):
-        waiters.append(here.waiter(make_lock(sessions[number], terms=CALM, wait=None)))
-        assert eventually(partial(queue_is, here.entries, number + 1))
-    with pytest.raises(LockQueueFull, match="queue is full"):
-        make_lock(sessions[3], terms=CALM, wait=None).acquire()
-    assert len(here.entries()) == 3
-    next_waiter = here.waiter(make_lock(sessions[0], terms=CALM, wait=None))
-    assert in_line(sessions[0], 1)
-    holder.release()
-    assert isinstance(next_waiter.end().error, LockQueueFull)
-    for waiter in waiters:
-        assert waiter.end().let_go().has_it
-    assert nothing_left(*sessions)
-    for session in sessions:
-        session.close()
-
-
-def add_dead(store: MongoStore, *names: str, waiter_lease: float = 2) -> None:
-    """Queue waiters that have died the moment they were queued."""
-    terms = Terms(lease=60, margin=0.1, waiter_lease=waiter_lease)
-    for name in names:
-        store.apply("k", Step(ask=name, add=entry(name, "dead", terms, {}, worker="dead")), 5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("dead", ["head", "middle", "all"])
-def test_dead_waiters_are_passed_over(here: Here, store: MongoStore, dead: str) -> None:
-    """F41: after their waiter's lease, long before a lease; the living get the lock then, and a key that nobody living
-    waits for is free."""
-    holder = here.other(terms=CALM).acquire()
-    living = []
-    if dead == "middle":
-        living.append(here.waiter(here.lock(terms=QUICK, wait=None)))
-        assert eventually(lambda: len(here.entries()) == 2)
-    add_dead(store, "one", "two")
-    if dead != "all":
-        living.append(here.waiter(make_lock(here.session, terms=QUICK, wait=None)))
-        living[-1].let_go()
-    time.sleep(0.1)
-    released = clock.now()
-    holder.release()
-    for waiter in living:
-        assert waiter.let_go().end(30).has_it
-    if dead == "all":
-        assert eventually(lambda: here.other(terms=CALM).try_acquire(), 30)
-    assert clock.now() - released < CALM.lease / 2
-
-
-@pytest.mark.long
-def test_a_grant_to_a_dead_waiter_costs_no_whole_lease(here: Here, store: MongoStore) -> None:
-    """F42: who was granted the lock and is dead holds it for the rest of its waiter's lease, not for its lease."""
-    holder = here.other(terms=CALM).acquire()
-    add_dead(store, "dead", waiter_lease=3)
-    waiter = here.waiter(here.lock(terms=CALM, wait=None))
-    time.sleep(0.2)
-    released = clock.now()
-    holder.release()
-    assert [held["grant"] for held in here.stored()["holders"]] == ["dead"]
-    assert not waiter.done
-    # Nobody tells the one behind: it looks when the renewal of its own place has shown that it is at the head.
-    left = (here.stored()["holders"][0]["until"] - datetime.now(UTC).replace(tzinfo=None)).total_seconds()
-    assert left < 3.2
-    assert eventually(lambda: here.lock(terms=CALM).try_acquire() or waiter.done, 30)
-    assert clock.now() - released < CALM.lease / 2
-    waiter.let_go().end()
-
-
-def call_later(seconds: float, call: Callable[[], object]) -> None:
-    time.sleep(seconds)
-    call()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["deadline", "cancel", "task"])
-def test_giving_up_in_the_moment_of_the_grant(here: Here, how: str) -> None:
-    """F43: in many rounds, a waiter gives up at the very moment when it is granted the lock: it has it, or it has
-    not and the key is free; no entry is left either way. One that came away empty is more patient next time."""
-    giver, taker = here.new_session(), here.new_session()
-    chance = random.Random(43)
-    outcomes: list[bool] = []
-    patience = 0.02
-    for number in range(300):
-        if number >= 60 and len(set(outcomes)) == 2:
-            break
-        holder = make_lock(giver, terms=CALM).acquire()
-        delay = 0.02 + chance.uniform(-0.010, 0.004)
-        wanted = make_lock(taker, terms=CALM, wait=patience if how == "deadline" else None)
-        got: list[bool] = []
-
-        async def task(wanted: MongoLock = wanted, got: list[bool] = got, patience: float = patience) -> None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(patience):
-                    await wanted.aacquire()
-            got.append(wanted.held)
-            await wanted.arelease()
-
-        def thread(wanted: MongoLock = wanted, got: list[bool] = got) -> None:
-            try:
-                wanted.acquire()
-                got.append(True)
-                wanted.release()
-            except LockNotAcquired:
-                got.append(False)
-
-        def loop(task: Callable[[], Any] = task) -> None:
-            asyncio.run(task())
-
-        waiting = here.in_thread(loop if how == "task" else thread)
-        started = clock.now()
-        if how == "cancel":
-            here.in_thread(partial(call_later, patience, wanted.cancel))
-        time.sleep(max(0.0, delay - (clock.now() - started)))
-        holder.release()
-        waiting.join(10)
-        outcomes += got
-        assert len(got) == 1, number
-        patience *= 0.9 if got[0] else 1.1
-        assert eventually(lambda: here.entries() == []), (number, here.entries())
-    assert nothing_left(giver, taker)
-    assert {True, False} == set(outcomes)
-
-
-def overtaken(turns: list[Document]) -> list[tuple[Document, Document]]:
-    """Turns, each with the next one, where somebody waited before who had come earlier than the next.
-
-    By more than half a second: two commands that arrive together are applied in an order of their own.
-    """
-    together = timedelta(seconds=0.5)
-    return [
-        (turn, after)
-        for turn, after in pairwise(turns)
-        if turn["waiters"] and turn["waiters"][0]["since"] + together < after["holders"][0]["since"]
-    ]
-
-
-@pytest.mark.long
-def test_a_stampede_is_served_in_order(here: Here) -> None:
-    """P5, F44, F69: 40 sessions with five threads each rush at one key: the queue is as long as there are sessions, and
-    counts all threads; everybody is served in the order of arrival, and there is no storm of commands."""
-    sessions = [here.new_session() for _ in range(40)]
-    turns: list[Document] = []
-
-    def work(session: Session) -> None:
-        for _ in range(2):
-            with make_lock(session, terms=CALM, wait=None):
-                turns.append(here.stored())
-
-    with make_lock(sessions[0], terms=CALM):
-        threads = [here.in_thread(lambda session=session: work(session)) for session in sessions * 5]
-        time.sleep(1.5)
-    for thread in threads:
-        thread.join(60)
-    assert len(turns) == 400
-    assert max(len(document["waiters"]) for document in turns) <= 40
-    assert overtaken(turns) == []
-    # A cursor each, with its collection, and a look when it has come up.
-    assert len(here.commands.names()) - 40 * 6 <= 4.5 * 400, {
-        n: here.commands.names().count(n) for n in set(here.commands.names())
-    }
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["writer", "reader"])
-def test_neither_readers_nor_writers_starve(lock: LockMaker, other: LockMaker, in_thread: InThread, kind: str) -> None:
-    """F46: a writer gets in among readers that never leave the key alone, and a reader among writers; after those who
-    came before it, and not after many who came later."""
-    stop, crowd = threading.Event(), READER if kind == "writer" else CALM
-    turns = [0]
-
-    def throng(make: LockMaker) -> None:
-        while not stop.is_set():
-            with make(terms=crowd, wait=30):
-                turns[0] += 1
-                time.sleep(0.01)
-
-    threads = [in_thread(lambda make=make: throng(make)) for make in (lock, other) for _ in range(3)]
-    assert eventually(lambda: turns[0] > 10)
-    try:
-        for make in (lock, other, lock):
-            before = turns[0]
-            with make(terms=CALM if kind == "writer" else READER, wait=30):
-                assert turns[0] - before < 50
-    finally:
-        stop.set()
-    for thread in threads:
-        thread.join(10)
-
-
 # Killed
 
 
@@ -704,40 +459,7 @@ def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(here: Here, moved
         waiter.let_go()
 
 
-@pytest.mark.long
-def test_killing_anybody_at_any_time_blocks_nobody(collection: Collection[Document], entries: Entries) -> None:
-    """P6, F27, F41: holders, waiters and heads of the queue are killed at random; the key never stays held or blocked
-    for longer than a lease and a waiter's lease, and is free when all are dead."""
-    chance = random.Random(41)
-    terms = COMPETE.server_lease  # what a lease or a place in the queue lasts at most
-    with contextlib.ExitStack() as stack:
-        alive = [stack.enter_context(processes(1, "compete", collection.name))[0] for _ in range(6)]
-        for process in alive:
-            process.hear()
-        for _ in range(12):
-            time.sleep(chance.uniform(0.05, 0.3))
-            alive.pop(chance.randrange(len(alive))).send(signal.SIGKILL)
-            before = acquisitions(collection)
-            alive.append(stack.enter_context(processes(1, "compete", collection.name))[0])
-            assert eventually(lambda before=before: acquisitions(collection) > before, 2 * terms + 8)  # type: ignore[misc]
-        for process in alive:
-            process.send(signal.SIGKILL)
-    assert eventually(lambda: not _living(collection), terms + 5)
-
-
-def acquisitions(collection: Collection[Document]) -> int:
-    document = collection.find_one({"_id": "k"})
-    return 0 if document is None else int(document["acquisitions"])
-
-
-def _living(collection: Collection[Document]) -> int:
-    """How many entries have not come to their end, by the server's clock."""
-    entries = {"$concatArrays": ["$holders", "$waiters"]}
-    living = {"$filter": {"input": entries, "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}}
-    return sum(document["n"] for document in collection.aggregate([{"$project": {"n": {"$size": living}}}]))
-
-
-def test_a_line_may_change_while_somebody_looks_at_it(session: Session, in_thread: InThread) -> None:
+def test_a_line_may_change_while_another_thread_reads_it(session: Session, in_thread: InThread) -> None:
     """Threads come and go while another one asks whether it is its turn: it gets an answer, not a RuntimeError."""
     first = new_grant(session, make_lock(session), object())
     session.queue.join(first, trial=False)

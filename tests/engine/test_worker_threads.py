@@ -73,7 +73,7 @@ def fail(left: float) -> None:
 # What comes back
 
 
-def test_a_call_that_nobody_awaits_may_fail(threads: WorkerThreads, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_without_a_caller_may_fail(threads: WorkerThreads, caplog: pytest.LogCaptureFixture) -> None:
 
     def leave() -> None:
         raise SystemExit
@@ -260,33 +260,30 @@ async def test_a_refusal_is_that_of_all_who_asked_the_same_before(new_threads: C
     assert eventually(lambda: not threads._under_way)
 
 
-def test_no_call_is_left_lying(new_threads: Callable[..., WorkerThreads]) -> None:
-    """Under contention for threads and slots, every call is made once, and at the end no thread has anything to do."""
-    threads = new_threads(4, shares=(1, 0.5))
-    rounds = 2_000
-    made: list[None] = []
-
-    def ask() -> None:
-        for number in range(rounds):
-            if number % 3:
-                threads.submit(lambda: made.append(None), priority=number % 2, key=f"{number % 5}")
-            else:
-                threads.call(lambda left: made.append(None), LONG, priority=number % 2, key=f"{number % 5}")
-
-    asking = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in asking:
-        thread.start()
-    for thread in asking:
-        thread.join(LONG)
-    assert eventually(lambda: waiting(threads) == 0 and len(made) == 4 * rounds, LONG)
-    assert eventually(lambda: len(threads._idle) == len(threads), LONG)
-    assert eventually(lambda: threads._tickets.qsize() == 0)
-    assert not threads._under_way
-    assert not threads._parked
-    assert not threads._running
-
-
 # Deadlines
+
+
+async def test_an_answer_to_a_question_from_before_is_not_shared(new_threads: Callable[..., WorkerThreads]) -> None:
+    """F110: who asks while the same is being asked already is answered by a command that is sent after that."""
+    threads, refused, known = new_threads(8), Answer(Reply(), 0.0, 0.0), list[object]()
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    def slow(left: float) -> Answer:
+        begun.release()
+        go.wait(LONG)
+        return refused
+
+    def later(left: float, **shared: object) -> Answer:
+        known.append(shared)
+        return refused
+
+    asking = [asyncio.create_task(threads.acall(slow, LONG, key="k", same="x")) for _ in range(2)]
+    assert await asyncio.to_thread(lambda: begun.acquire(timeout=LONG) and begun.acquire(timeout=LONG))
+    asking.append(asyncio.create_task(threads.acall(later, LONG, key="k", same="x")))
+    await asyncio.sleep(0.05)
+    go.set()
+    await asyncio.gather(*asking)
+    assert known == [{}]
 
 
 def test_a_call_gets_the_seconds_that_are_left(threads: WorkerThreads) -> None:
@@ -305,7 +302,7 @@ def test_a_call_gets_the_seconds_that_are_left(threads: WorkerThreads) -> None:
 
 
 def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> None:
-    """F67: its caller is told so when its time is over, and not when a thread is free."""
+    """F67: its caller gets the error when its time is over, and not when a thread is free."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     started = time.monotonic()
     with pytest.raises(LockBackendFailed, match=r"not sent within 0\.2 s"):
@@ -344,45 +341,6 @@ def test_a_call_that_does_not_end_is_given_up(
 
 
 # What nobody awaits any more
-
-
-async def test_a_call_that_has_begun_goes_on(threads: WorkerThreads) -> None:
-    begun, go, ended, told = threading.Event(), threading.Event(), threading.Event(), []
-
-    def work(left: float) -> None:
-        begun.set()
-        go.wait(LONG)
-        ended.set()
-
-    task = asyncio.create_task(threads.acall(work, LONG, on_withdrawn=lambda: told.append(True)))
-    assert await asyncio.to_thread(begun.wait, LONG)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    go.set()
-    assert await asyncio.to_thread(ended.wait, LONG)
-    assert told == []
-
-
-@pytest.mark.long
-async def test_a_call_is_either_begun_or_withdrawn(new_threads: Callable[..., WorkerThreads]) -> None:
-    """Cancelled at any moment, it was begun or its owner was told that it was not: never both, never neither."""
-    threads = new_threads(2)
-    for attempt in range(1_000):
-        begun, told = list[float](), list[bool]()
-
-        async def ask(begun: list[float] = begun, told: list[bool] = told) -> None:
-            await threads.acall(begun.append, LONG, on_withdrawn=lambda: told.append(True))
-
-        tasks = [asyncio.create_task(ask()) for _ in range(4)]
-        for _ in range(attempt % 3 + 1):
-            await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await threads.acall(lambda left: None, LONG)
-        await threads.acall(lambda left: None, LONG)
-        assert await asyncio.to_thread(eventually, lambda: len(begun) + len(told) == 4)  # noqa: B023
 
 
 # Signals

@@ -9,7 +9,6 @@ TEXT = "the text of a lock is ours: it names the key, the token and the seconds 
 PRIVATE = "a private method, which only threading itself calls"
 FIXED = "the number of permits is fixed: a release without an acquisition adds none"
 TURNS = "counts turns of the event loop: a hand-over takes a command, and so more turns"
-ZOOKEEPER = "uses what only ZooKeeper has"
 
 EXEMPT: Final[dict[str, str]] = {
     "threading.Lock.test_repr": TEXT,
@@ -30,9 +29,6 @@ EXEMPT: Final[dict[str, str]] = {
     "asyncio.Semaphore.test_acquire": TURNS,
     "asyncio.Semaphore.test_acquire_fifo_order_2": FIXED,
     "asyncio.Semaphore.test_acquire_fifo_order_3": FIXED,
-    "kazoo.Lock.test_lock_ephemeral": ZOOKEEPER,
-    "kazoo.Semaphore.test_inconsistent_max_leases": "the smallest number of permits among the holders counts",
-    "kazoo.Semaphore.test_inconsistent_max_leases_other_data": ZOOKEEPER,
 }
 if sys.version_info >= (3, 12):
     EXEMPT["asyncio.Semaphore.test_acquire_fifo_order_4"] = FIXED

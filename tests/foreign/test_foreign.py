@@ -1,4 +1,4 @@
-"""CPython's and kazoo's tests of locks, on MongoDB and in memory. Those that do not apply are in exempt.py."""
+"""CPython's tests of locks, on MongoDB and in memory. Those that do not apply are in exempt.py."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from .processes import close_all
 
 pytestmark = pytest.mark.long
 BACKENDS: Final = ("mongo", "memory")
-#: And whose they are.
-SUITES: Final = {"threading": "Python", "asyncio": "Python", "kazoo": "kazoo"}
+SUITES: Final = ("threading", "asyncio")
 
 #: Tests that are to fail may do so in a thread.
 IN_THREADS: Final = pytest.mark.filterwarnings(
@@ -58,9 +57,9 @@ FOUND: Final = found()
 
 def parameters(*, exempt: bool) -> Iterator[Any]:
     """The tests of all suites that apply, or those that do not; on both backends."""
-    for suite, owner in SUITES.items():
+    for suite in SUITES:
         if suite not in FOUND:
-            yield pytest.param("mongo", suite, marks=pytest.mark.skip(reason=f"needs the tests of {owner}"))
+            yield pytest.param("mongo", suite, marks=pytest.mark.skip(reason="needs the tests of Python"))
         for backend, name in itertools.product(BACKENDS, FOUND.get(suite, ())):
             if not reason_of(backend, name, NOT_RUN) and bool(reason_of(backend, name)) == exempt:
                 yield pytest.param(backend, name, id=f"{backend}-{name}")
@@ -129,9 +128,6 @@ EXCLUDING: Final = [
         "threading.BoundedSemaphore.test_try_acquire_contended",
         "asyncio.Lock.test_acquire",
         "asyncio.Semaphore.test_acquire_cancel_before_awoken",
-        "kazoo.Lock.test_lock_many_threads_no_block",
-        "kazoo.Lock.test_write_lock",
-        "kazoo.Semaphore.test_non_blocking",
     )
     if name.split(".")[0] in FOUND
 ]

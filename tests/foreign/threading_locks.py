@@ -20,7 +20,7 @@ from django_mongolock.engine.session.shared import SENDING_THREADS
 from django_mongolock.exceptions import LockReentry
 from tests.support.looking import new_key
 
-from .processes import Process
+from .processes import lock_elsewhere
 
 
 def wait_of(blocking: bool, timeout: float) -> float | None:
@@ -142,7 +142,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch, *, exempt: bool) -> None:
     """
     if exempt:
         monkeypatch.setattr("test.support.SHORT_TIMEOUT", 0.5)
-    with contextlib.suppress(LockNotAcquired), Process().lock(key := new_key("threading")):
+    with contextlib.suppress(LockNotAcquired), lock_elsewhere(key := new_key("threading")):
         mongo_lock(key, wait=0.01).acquire()
     session = get_backend().session()
     all_at_work = threading.Barrier(SENDING_THREADS + 1, timeout=10)

@@ -70,16 +70,6 @@ async def acount_view(request: HttpRequest, key: str) -> HttpResponse:
     return HttpResponse(str(os.getpid()))
 
 
-@mongo_locked("{key}", wait=0, on_contention="respond")
-def busy_view(request: HttpRequest, key: str) -> HttpResponse:
-    return HttpResponse("free")
-
-
-@mongo_locked("{key}", wait=0)
-def failing_view(request: HttpRequest, key: str) -> HttpResponse:
-    return HttpResponse("free")
-
-
 def metrics_view(request: HttpRequest) -> HttpResponse:
     from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
@@ -91,8 +81,6 @@ def metrics_view(request: HttpRequest) -> HttpResponse:
 urlpatterns = [
     path("count/<path:key>", count_view),
     path("acount/<path:key>", acount_view),
-    path("busy/<path:key>", busy_view),
-    path("failing/<path:key>", failing_view),
     path("metrics", metrics_view),
 ]
 wsgi = get_wsgi_application()

@@ -50,7 +50,7 @@ def member(name: str, *permissions: str, is_staff: bool = True) -> Client:
 
 
 def without_rights() -> list[Client]:
-    """Whoever may not change an order."""
+    """Clients that may not change an order."""
     return [
         Client(),
         member("customer", "change_order", is_staff=False),
@@ -105,7 +105,7 @@ class TestVisitors:
 
     @pytest.mark.long
     @pytest.mark.parametrize("page", ["own", "async"])
-    def test_who_only_reads_has_no_session(self, locks: Locks, order: Order, page: str) -> None:
+    def test_a_reader_has_no_session(self, locks: Locks, order: Order, page: str) -> None:
         """Neither a row nor a cookie for a visitor of a page that another one edits, for a HEAD, a prefetch or an image
         on another site, nor for what the page's script sends without a lock."""
         address = EDITED[page].format(order.pk)
@@ -124,7 +124,7 @@ class TestVisitors:
         assert Session.objects.count() == before
 
     @pytest.mark.parametrize("page", ["own", "async"])
-    def test_who_holds_it_has_one(self, order: Order, page: str) -> None:
+    def test_a_holder_has_a_session(self, order: Order, page: str) -> None:
         """A view without a login lets a visitor edit: then their session says who they are."""
         visitor = Client()
         first = visitor.get(EDITED[page].format(order.pk))

@@ -14,7 +14,7 @@ from bson import ObjectId
 from django.core.checks import CheckMessage
 from django.db import models
 from django.http import HttpRequest, HttpResponse
-from django.test import AsyncClient, Client
+from django.test import Client
 from django.urls import include, path, re_path
 from django.utils.decorators import method_decorator
 from django.views import View
@@ -26,7 +26,7 @@ from rest_framework.viewsets import ViewSet
 
 from django_mongolock import LockNotAcquired, mongo_lock, mongo_locked, once_per
 from django_mongolock.checks.locked import check_views
-from django_mongolock.exceptions import LockBackendFailed, LockKeyInvalid
+from django_mongolock.exceptions import LockKeyInvalid
 from django_mongolock.keys import KeyTemplate, lock_key
 from testproject.shop.models import Order
 from tests.support.lock_fixtures import WITH_MONGO
@@ -253,10 +253,6 @@ class TestViews:
             assert "Retry-After" not in response
             assert b"seen" not in response.content
 
-    async def test_async(self) -> None:
-        client = AsyncClient(raise_request_exception=False)
-        assert [(await client.get(f"/afunction/{name}")).status_code for name in NO_KEYS] == [400] * len(NO_KEYS)
-
     def test_json(self) -> None:
         response = Client().get(f"/function/{NO_KEYS[0]}", headers={"Accept": "application/json"})
         assert json.loads(response.content)["code"] == "invalid"
@@ -296,8 +292,6 @@ class TestViews:
 
 
 # The check
-
-PLAIN = path("a/<str:name>/", function)
 
 
 def warnings(*patterns: Any) -> list[CheckMessage]:
@@ -351,12 +345,3 @@ class TestCheck:
         assert check_views(app_configs=None) == []
         del settings.ROOT_URLCONF
         assert check_views(app_configs=None) == []
-
-
-@pytest.mark.long
-def test_no_server_is_asked(connect: Callable[..., None]) -> None:
-    connect("mongodb://127.0.0.1:9/?directConnection=true")
-    with pytest.raises(LockKeyInvalid):
-        mongo_locked("x:{a:int}")(print_nothing)("no number")
-    with pytest.raises(LockBackendFailed):
-        mongo_locked("x:{a:int}", wait=0)(print_nothing)("5")

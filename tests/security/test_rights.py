@@ -72,7 +72,7 @@ def run(uri: str, user: str, *tasks: list[str], history: int = 0) -> dict[str, d
 
 
 def test_the_documented_commands(guarded: str) -> None:
-    """F74: the deploy role migrates, the other one does everything else, and check finds nothing to complain about."""
+    """F60, F74: the deploy role migrates, the other one does everything else, and check finds nothing wrong."""
     deployed = run(guarded, "mongolockDeploy", ["migrate", "--database", "locks"], ["migrate"], *COMMANDS[:2])
     assert {name: report["error"] for name, report in deployed.items() if report["error"]} == {}
     reports = run(guarded, "mongolock", *COMMANDS)

@@ -185,14 +185,14 @@ class TestAnotherSite:
     def all(locks: Locks) -> list[dict[str, Any]]:
         return list(locks.collection.find({"_id": {"$regex": "^theirs"}}).sort("_id"))
 
-    @pytest.mark.long
+    @pytest.mark.witness
     def test_pages(self, theirs: list[dict[str, Any]], locks: Locks) -> None:
         """Every page, also at the addresses of their keys; actions and forms."""
         client = operator()
         for number in (1, 2, 3):
             for _, address in addresses(f"theirs-only:{number}"):
                 self.compare(client.get(address, follow=True).content.decode(), number)
-            form = json.dumps([f"theirs-only:{number}", [TOKEN + 3, TOKEN + 5, TOKEN + 6]])
+            form = json.dumps(["locks", f"theirs-only:{number}", [TOKEN + 3, TOKEN + 5, TOKEN + 6]])
             for name in ("lock_force_release", "lock_ask_to_release"):
                 posted = client.post(PAGES[name][0], {"lock": form, "reason": "x"}, follow=True)
                 self.compare(posted.content.decode(), number)
@@ -291,7 +291,7 @@ VALUES = st.text(max_size=12) | st.sampled_from(
 FIELDS = st.dictionaries(
     st.sampled_from(["lock", "reason", "back", "filters", "action", "_selected_action", "index", "q", "p", "o", "state",
                      "mode", "event", "part", "e", "all", "select_across", "next", "force", "owner",
-                     "document", "_popup", "_to_field"])
+                     "kind", "_popup", "_to_field"])
     | st.text(max_size=4),
     VALUES, max_size=4,
 )  # fmt: skip
@@ -392,8 +392,8 @@ def test_what_the_log_of_the_admin_shows(locks: Locks, action: str) -> None:
     page = client.post("/admin/shop/ad/", {"action": action, "_selected_action": str(ad.pk), "index": "0"}, follow=True)
     if action == "force_release_documents":
         assert "\u202e" not in page.content.decode()
-        shown = json.dumps(["ad exports", json_util.dumps(ad.pk), EVIL_NAME])
-        client.post(f"{LIST}documents/force-release/", {"document": shown, "reason": "why \u202e"})
+        shown = json_util.dumps(["ad exports", ad.pk, EVIL_NAME])
+        client.post(f"{LIST}force-release/", {"lock": shown, "reason": "why \u202e"})
     entry = LogEntry.objects.get(object_id=str(ad.pk))
     assert "a\\u202eb\\u001b[2J" in entry.change_message
     assert entry.change_message.isprintable()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-#: For tests that fork: a process that has threads is told of it.
+#: For tests that fork: Python warns a process that has threads.
 FORKS = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

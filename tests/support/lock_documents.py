@@ -171,15 +171,6 @@ class Locks:
             document(f"held:{number:07d}", [holder], change={"clock": self.clock}) for number in range(held)
         )
 
-    def a_million(self, held: int, waited: int) -> None:
-        """Add a million of them, made by the server; so many of them held, by fifty processes, and some waited for."""
-        self.multiply(document("free", change={"clock": self.clock}), 1_000_000 - held)
-        self.multiply(document("held", [entry(1)], change={"clock": self.clock}), held - waited)
-        self.multiply(document("waited", [entry(1)], [waiter(2)], change={"clock": self.clock}), waited)
-        number = {"$toInt": {"$last": {"$split": ["$_id", ":"]}}}
-        name = {"$concat": ["secret-", {"$toString": {"$mod": [number, 50]}}]}
-        self.collection.update_many({"expires_at": {"$ne": None}}, [{"$set": {"holders.session": name}}])
-
     def multiply(self, made: Document, count: int) -> None:
         """Add *count* documents like this one, with a number in their keys."""
         number = {"$add": [{"$multiply": ["$thousand", 1_000]}, "$one"]}

@@ -75,7 +75,7 @@ def test_the_collection_is_like_mongodb(mongo: MongoClient[dict[str, Any]]) -> N
     collection = mongo.get_database("mongolock_simulation").get_collection("documents")
     collection.drop()
     collection.insert_many(made)
-    own = Own(0, "a", Mark("one", "p"), 1, 2)
+    own = Own(0, "a", Mark("one", "p"), 1, 2, "failed")
     conditions = [
         updates.is_whole(RULES.fields), updates.is_taken(RULES), updates.is_stale(RULES), updates.is_held(RULES),
         updates.is_undated(RULES), own.is_as_left(RULES.fields), sweep.stale(RULES, Choice(older_than=300)),
@@ -89,7 +89,12 @@ def test_the_collection_is_like_mongodb(mongo: MongoClient[dict[str, Any]]) -> N
     simulated: Any = SimCollection({each["_id"]: each for each in made}, now, lambda *_: None)
     granted = 0
     for number in range(len(made)):
-        statement = updates.acquiring(RULES, Mark("3", "p"), "a", Request(number, number % 3, "exporting"), "one:1 p")
+        statement = updates.acquiring(
+            RULES,
+            Own(number, "a", Mark("3", "p"), number % 3 + 1, number % 3 + 1, "failed"),
+            Request(number, number % 3, "exporting"),
+            "one:1 p",
+        )
         real_one = collection.find_one_and_update(statement.query, statement.update, return_document=True)
         mine_one = simulated.find_one_and_update(statement.query, statement.update, return_document=True)
         for each in (real_one, mine_one):

@@ -1,6 +1,7 @@
 """Locks that no process keeps alive: they are held for an owner, who takes them up later, perhaps elsewhere.
 
-The steps are those of everything that no process renews: parked locks, the claims of `claims`, and edit locks.
+There is one of these, with three faces: the lock of a task whose message is in the queue (`Parked`), the claims of
+`claims`, and edit locks.
 
 A parked lock is an entry like any other whose process is `processes.NO_PROCESS`, so that the next who asks in the name
 of its owner resumes it. It is not renewed: it lasts for as long as its lease says.
@@ -8,58 +9,118 @@ of its owner resumes it. It is not renewed: it lasts for as long as its lease sa
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...exceptions import LockError, LockMisused
+from ...exceptions import LockBackendFailed, LockError, LockMisused
+from .. import clock
+from ..protocol import runner
+from ..protocol.actions import Answer, Apply, Protocol, Read
 from ..protocol.procedures import TOMBSTONE_TTL
 from ..protocol.processes import NO_PROCESS
 from ..rule.document import Terms, entry, milliseconds
 from ..rule.replies import Reply
 from ..rule.step import Step
+from ..session.session import Session
 from ..store.base import Store
 from .lock import MongoLock
 
 
-def taking(new: dict[str, Any], former: str = "") -> Step:
-    """Take the lock with this entry, if it is free; or from *former*, a grant whose place it takes."""
-    step = Step(ask=new["grant"], add=new, trial=True)
-    return replace(step, remove=(former,), force=True, resumes=True) if former else step
-
-
-def keeping(grant: str, terms: Terms, beat: int = 0) -> Step:
-    """Let a grant last for a whole lease from now."""
-    lease, server_lease = milliseconds(terms.lease), milliseconds(terms.server_lease)
-    return Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease, beat=beat)
-
-
-def leaving(grant: str, tombstone_ttl: int) -> Step:
-    """See to it that a grant is gone, also one whose command is still on its way."""
-    return Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=tombstone_ttl)
-
-
 @dataclass(frozen=True, slots=True)
-class Parked:
-    """A lock that waits for its owner."""
+class Belief:
+    """The time for which this process knows that the lock is held, by the local clock; true until then.
 
-    store: Store
-    key: str
-    grant: str
-    terms: Terms
+    It is one lease, counted from before a command was sent that is known to have taken or renewed the lock. What is
+    only read does not make it longer.
+    """
 
-    def keep(self, lease: float, timeout: float = 5.0) -> bool:
-        """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendFailed.
+    until: float = 0.0
+    now: Callable[[], float] = clock.now
+    pid: int = 0
 
-        By the server's clock alone: no process believes to hold what is parked.
-        """
-        step = keeping(self.grant, replace(self.terms, lease=lease), beat=1)
-        return self.store.apply(self.key, step, timeout).held
+    def __bool__(self) -> bool:
+        return self.pid == os.getpid() and self.now() < self.until
 
-    def give_up(self, timeout: float = 5.0) -> None:
+    @property
+    def remaining(self) -> float:
+        """Seconds until then."""
+        return max(0.0, self.until - self.now()) if self else 0.0
+
+
+class Detached:
+    """A lock that no process keeps alive, and what the answers to its steps are worth.
+
+    Make one for each request; in a forked child, its parent's sends nothing. find: returns the session of this process.
+    """
+
+    def __init__(self, key: str, find: Callable[[], Session] | None = None) -> None:
+        self._stored = key
+        self._find = find
+        self._pid = os.getpid()
+        self._belief = Belief()
+
+    def taking(self, new: Mapping[str, Any], former: str = "") -> Protocol[Reply]:
+        """Take the lock with this entry, if it is free; or from *former*, a grant whose place it takes."""
+        step = Step(ask=new["grant"], add=dict(new), trial=True)
+        if former:
+            step = replace(step, remove=(former,), force=True, resumes=True)
+        return self._apply(step, new["lease"] / 1000)
+
+    def keeping(self, grant: str, terms: Terms, beat: int = 0) -> Protocol[Reply]:
+        """Let a grant last for a whole lease from now."""
+        lease, server_lease = milliseconds(terms.lease), milliseconds(terms.server_lease)
+        step = Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease, beat=beat)
+        return self._apply(step, terms.lease)
+
+    def leaving(self, grant: str, tombstone_ttl: int, given: str = "") -> Protocol[Reply]:
+        """See to it that a grant is gone, also one whose command is still on its way. given: only if it is there."""
+        return self._apply(Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=tombstone_ttl, given=given), 0.0)
+
+    def looking(self, grant: str = "") -> Protocol[Reply]:
+        """Read how the lock stands. It makes no belief longer."""
+        answer: Answer = yield Read(self._stored, grant)
+        return answer.reply
+
+    def _apply(self, step: Step, lease: float) -> Protocol[Reply]:
+        answer: Answer = yield Apply(self._stored, step)
+        # Only a command that has itself taken or renewed the lock is a reason to believe in it.
+        if answer.whole and answer.reply.held:
+            self._belief = Belief(answer.sent + lease, self._session().now, self._pid)
+        return answer.reply
+
+    def _session(self) -> Session:
+        if self._find is None or self._pid != os.getpid():
+            raise LockBackendFailed("a forked child cannot use what its parent has made", self._stored, passing=False)
+        return self._find()
+
+
+class Parked(Detached):
+    """A lock that waits for its owner. By the server's clock alone: no process believes to hold it."""
+
+    def __init__(self, store: Store, key: str, grant: str, terms: Terms, timeout: float = 5.0) -> None:
+        super().__init__(key)
+        self.store = store
+        self.grant = grant
+        self.terms = terms
+        self.timeout = timeout
+
+    def keep(self, lease: float) -> bool:
+        """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendFailed."""
+        return self.send(self.keeping(self.grant, replace(self.terms, lease=lease), beat=1)).held
+
+    def give_up(self) -> None:
         """See to it that it is gone. Raises LockBackendFailed: then it ends with its lease."""
-        self.store.apply(self.key, leaving(self.grant, TOMBSTONE_TTL), timeout)
+        self.send(self.leaving(self.grant, TOMBSTONE_TTL))
+
+    def send(self, steps: Protocol[Reply]) -> Reply:
+        """Run steps without a session, which would count the command as a beat."""
+        return runner.run(steps, self._perform)
+
+    def _perform(self, action: Any) -> Answer:
+        return Answer(self.store.apply(self._stored, action.step, self.timeout), 0.0, 0.0)
 
 
 def park(
@@ -71,10 +132,9 @@ def park(
     """
     if terms.owner is None:
         raise ValueError("a detached lock needs an owner, and the terms name none")
-    session = secrets.token_hex(6)
-    new = entry(f"{session}.1", session, terms, facts, process=NO_PROCESS)
-    parked = Parked(store, key, new["grant"], terms)
-    reply = store.apply(key, taking(new, former), timeout)
+    name = secrets.token_hex(6)
+    parked = Parked(store, key, f"{name}.1", terms, timeout)
+    reply = parked.send(parked.taking(entry(parked.grant, name, terms, facts, process=NO_PROCESS), former))
     return parked if reply.held else reply
 
 

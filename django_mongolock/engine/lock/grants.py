@@ -74,7 +74,7 @@ class LockGrants:
                 began = session.now()
             self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
             self.last = self.grants
-            where = _calling_line()
+            where = calling_line()
             for grant in grants:
                 grant.acquired_from = grant.acquired_from or where
         except LockNotAcquired:
@@ -342,7 +342,7 @@ def _weakly(lock: object, callback: Callable[..., object]) -> Callback:
     return bind
 
 
-def _calling_line() -> str:
+def calling_line() -> str:
     """File and line of the program that called into the library: the nearest that is not part of it."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:

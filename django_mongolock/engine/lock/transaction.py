@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from functools import partial
 from types import TracebackType
@@ -224,7 +223,7 @@ def pauses(limit: float) -> Iterator[float]:
     for attempts in itertools.count(1):
         if clock.now() >= give_up:
             return
-        yield random.uniform(0, min(0.2, 0.005 * 2 ** min(attempts, 10)))  # noqa: S311 - spreads load
+        yield clock.backoff(attempts + 1, 0.005, 0.2)
 
 
 def is_transient(error: BaseException) -> bool:

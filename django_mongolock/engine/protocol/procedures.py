@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockMisused, LockNotAcquired, LockQueueFull
+from ..clock import backoff
 from ..rule.deadlock import Cycle
 from ..rule.replies import News, Reply
 from ..rule.step import Step
@@ -226,8 +227,7 @@ def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, de
             failures += 1
             if not error.passing or (failures > 1 and now >= deadline):
                 raise
-            pause = random.uniform(0, min(1.0, 0.05 * 2 ** min(failures, 10)))  # noqa: S311 - spreads load
-            result: WaitResult = yield Pause(acquisition.grant, pause)
+            result: WaitResult = yield Pause(acquisition.grant, backoff(failures + 1))
             began, now = now, result.now
             if result.answer is not None:  # to the command of another grant of its line
                 return result.answer

@@ -14,11 +14,12 @@ from ..store.base import Store
 from .cleanup import Cleanup
 from .commands import Commands
 from .ending import RELEASED, Ending
+from .errands import Errands
 from .grant import CLOSED, Grant, State
 from .notifications import Observer
 from .orphans import Orphans
 from .renewals import Renewals
-from .shared import Shared
+from .shared import BACKGROUND, Shared
 from .waits import CLOSED_WAITER, Waits
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class Session(Shared):
         self.waits = Waits(self)
         self.commands = Commands(self, self.waits, command_timeout)
         self.cleanup = Cleanup(self, self.commands)
+        self.errands = Errands(self.threads, BACKGROUND)
         self.ending = Ending(self, self.cleanup)
         self.renewals = Renewals(self, self.commands, self.ending)
         self.orphans = Orphans(self, self.ending)
@@ -107,6 +109,7 @@ class Session(Shared):
         if self._closed:
             return
         end = self.now() + timeout
+        self.errands.flush(timeout)
         self.waits.close()
         self.heartbeat.close()
         self.cleanup.repeat_releases()

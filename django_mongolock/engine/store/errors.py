@@ -14,8 +14,24 @@ from pymongo.server_description import ServerDescription
 
 from ...exceptions import LockBackendFailed
 
-#: A duplicate key from two upserts that raced (the server repeats them itself, but need not); a time limit.
-_PASSING_CODES: Final = {11000, 262}
+#: Codes that say nothing about what was asked, so that the outcome is unknown and trying again may help: those that
+#: MongoDB's list of its codes (src/mongo/base/error_codes.yml) has in the categories of network errors, shutdown,
+#: step-down, interruption, time limits, snapshots, stale routing, overload and what may be tried again; and, of those
+#: without a category, conflicts, locks that are taken, and a server without room or rights to write.
+_PASSING: Final = frozenset(
+    {
+        *{6, 7, 89, 202, 9001},  # the network
+        *{91, 189, 10058, 10107, 11600, 11602, 13435, 13436},  # shutdown, and no primary any more
+        *{24, 50, 262, 279, 290, 355, 407, 453, 11601, 46841, 91331, 10045600},  # interrupted, or out of time
+        *{134, 239, 246, 250, 272, 406},  # no snapshot of the majority yet, or a chunk on its way
+        *{63, 150, 249, 13388},  # routing by an old version
+        *{402, 433, 449, 450, 462},  # too much to do
+        *{46, 107, 112, 117, 216, 267, 365},  # a conflict, or a lock that is taken
+        *{146, 371, 14031},  # no memory, no disk, or writing is blocked
+    }
+)
+#: Two upserts of one key raced: the server repeats them itself, but need not.
+_DUPLICATE_KEY: Final = 11000
 #: The rights that locks need.
 RIGHTS: Final = "find, insert and update on the collection"
 #: How many servers an error names.
@@ -66,7 +82,7 @@ def translate(
     return LockBackendFailed(
         f"MongoDB refused the command (code {error.code}, {_code_name(error)})",
         key,
-        passing=error.code in _PASSING_CODES or error.has_error_label("RetryableWriteError"),
+        passing=error.code == _DUPLICATE_KEY or _is_passing(error),
     )
 
 
@@ -120,9 +136,15 @@ def forget_frames(error: BaseException | None) -> None:
 
 
 def is_refusal(error: PyMongoError) -> bool:
-    """Whether the server would not carry the command out, for another reason than missing rights."""
-    unsure = isinstance(error, WriteConcernError)
-    return isinstance(error, OperationFailure) and not (unsure or error.timeout or error.code in _REFUSALS)
+    """Whether the server would not carry the command out because of what was asked: not for missing rights, nor for
+    something that passes."""
+    if not isinstance(error, OperationFailure) or isinstance(error, WriteConcernError):
+        return False
+    return not (error.timeout or error.code in _REFUSALS or _is_passing(error))
+
+
+def _is_passing(error: OperationFailure) -> bool:
+    return error.code in _PASSING or error.has_error_label("RetryableWriteError")
 
 
 def tls_problem(error: Exception | None) -> str | None:

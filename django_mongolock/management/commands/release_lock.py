@@ -90,7 +90,7 @@ class Command(LockCommand):
             return [(kind, rows)]
         if not (again := kind.again([(rows[0].key, [token])])):
             raise CommandError(f"{ids[0]!r} is not held with fencing token {token} now", returncode=FREE)
-        return [(kind, again)]
+        return [(kind, list(again))]
 
     def _of_owner(self, options: dict[str, Any]) -> Found:
         """All that an owner has. Raises CommandError for an owner who has nothing."""

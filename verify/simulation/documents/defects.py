@@ -8,8 +8,8 @@ from unittest import mock
 
 from django_mongolock.backends.courier import Steps, send
 from django_mongolock.backends.field_paths import Document, has
-from django_mongolock.documents import acquiring, batch, holding, updates
-from django_mongolock.documents.holding import Holding
+from django_mongolock.documents import acquiring, batch, held_document, updates
+from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.updates import Own, Statement
 
 Patch = Callable[[], AbstractContextManager[Any]]
@@ -27,7 +27,7 @@ def _patch(value: Callable[..., Any], *targets: tuple[object, str]) -> Patch:
 
 
 def _acquiring(change: Callable[[Statement], Statement]) -> Patch:
-    return _patch(lambda *given: change(updates.acquiring(*given)), (acquiring, "acquiring"))
+    return _patch(lambda *given: change(updates.acquiring(*given)), (acquiring, "acquiring"), (batch, "acquiring"))
 
 
 def _without_version(statement: Statement) -> Statement:
@@ -46,7 +46,9 @@ def _renewing_nothing(
     return made
 
 
-def _denying(self: Holding, found: Any, *, maybe_written: bool = False, whole: Any = Holding.why_not) -> Exception:
+def _denying(
+    self: HeldDocument[Any], found: Any, *, maybe_written: bool = False, whole: Any = HeldDocument._why_not
+) -> Exception:
     made: Exception = whole(self, found)
     return made
 
@@ -63,16 +65,20 @@ DEFECTS: Final[dict[str, tuple[str, Patch]]] = {
     ),
     "a living run of the owner is resumed": (
         "held twice",
-        _patch(lambda seen, owner: str(seen.token) if seen.holder == owner else None, (acquiring, "dead_run")),
+        _patch(
+            lambda seen, owner: str(seen.token) if seen.holder == owner else None,
+            (acquiring, "dead_run"),
+            (batch, "dead_run"),
+        ),
     ),
     "all that is held is stale": ("held twice", _patch(lambda *_: ALWAYS, (updates, "is_stale"))),
     "a renewal leaves the time": ("held twice", _patch(_renewing_nothing, (Own, "writing"))),
     "a grant does not raise the version": ("without a new version", _acquiring(_not_raised)),
     "any version is granted": ("not read", _acquiring(_without_version)),
-    "what may have been written is denied": ("which was denied", _patch(_denying, (Holding, "why_not"))),
+    "what may have been written is denied": ("which was denied", _patch(_denying, (HeldDocument, "_why_not"))),
     "nothing is put back": (
         "stays pending",
-        _patch(lambda *_: None, (acquiring, "put_back"), (holding, "put_back"), (batch, "put_back")),
+        _patch(lambda *_: None, (acquiring, "put_back"), (batch, "put_back"), (held_document, "put_back")),
     ),
-    "an unknown outcome is no doubt": ("stays pending", _patch(_certain, (acquiring, "send"))),
+    "an unknown outcome is no doubt": ("stays pending", _patch(_certain, (acquiring, "send"), (batch, "send"))),
 }

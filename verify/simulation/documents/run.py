@@ -7,9 +7,9 @@ from typing import Any
 from django_mongolock.backends.courier import Pause, Steps
 from django_mongolock.documents import sweep
 from django_mongolock.documents.acquiring import Context
-from django_mongolock.documents.batch import Batch
+from django_mongolock.documents.batch import Batch, acquire_many
 from django_mongolock.documents.commands import read_one
-from django_mongolock.documents.document_lock import DocumentLock, acquire_many
+from django_mongolock.documents.document_lock import DocumentLock
 from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.hold import Hold, Plan
 from django_mongolock.documents.snapshot import read_snapshot
@@ -57,7 +57,7 @@ class Flow:
         dice, plan = self.world.random, self.plan()
         document = yield read_one(self.lock.rules.fields, dice.choice(list(self.world.documents)))
         hold: Hold[Document] = Hold(lambda: self.context, plan, plan.request(document), dice.choice((0.0, 3.0, 10.0)))
-        held: HeldDocument[Any] = yield from hold._acquire(self.context)
+        held: HeldDocument[Any] = yield from hold._acquire()
         self.strand.held.append(held)
         yield from self.in_block(held, self.on_one(held))
 
@@ -66,9 +66,9 @@ class Flow:
         for _ in range(dice.choice((0, 1, 2, 12))):
             yield Pause(dice.uniform(0.1, dice.choice((1.0, 25.0))))
             if dice.random() < 0.4:
-                yield from held._holding.renew()
+                yield from held._renew()
             elif dice.random() < 0.5:
-                yield from held._holding.update({"price": dice.randint(1, 99)})
+                yield from held._update({"price": dice.randint(1, 99)})
         if (how := dice.random()) < 0.2:
             raise KeyError("the work failed")
         if how < 0.5:
@@ -79,7 +79,7 @@ class Flow:
         self.strand.final.discard(held.id)
         self.strand.held.remove(held)  # its work is over, whatever comes of this
         try:
-            yield from held._holding.finish("exported", {"price": 100})
+            yield from held._finish("exported", {"price": 100})
         except DocumentLockLost as error:
             if not error.maybe_written:
                 self.world.at(0, lambda: self.check_unwritten(held))

@@ -12,14 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from unittest import mock
 
-from django_mongolock.backends import courier
 from django_mongolock.backends.courier import PAUSES, Command, Pause, Steps
-from django_mongolock.documents import acquiring, held_document, hold, holding, sweep
+from django_mongolock.documents import acquiring, held_document, hold, sweep, updates
 from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.document_lock import DocumentLock, undeclare
 from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.updates import Mark
 from django_mongolock.engine import clock
+from django_mongolock.engine.session.errands import MOST_TRIES
 from django_mongolock.exceptions import LockBackendFailed, LockError
 
 from .collection import Document, SimCollection
@@ -86,7 +86,7 @@ class SimCourier:
         self._world.start(self._process, self._tries(command))
 
     def _tries(self, command: Command) -> Steps[None]:
-        for pause in itertools.chain(PAUSES, itertools.repeat(PAUSES[-1], courier.MOST_TRIES)):
+        for pause in itertools.chain(PAUSES, itertools.repeat(PAUSES[-1], MOST_TRIES)):
             yield Pause(pause)
             try:
                 if (yield command):
@@ -300,8 +300,8 @@ def patched(world: World) -> Iterator[DocumentLock[Document]]:
     with ExitStack() as stack:
         for target, name, value in (
             (clock, "now", lambda: world.now),
-            *((module, "new_mark", new_mark) for module in (acquiring, hold, holding, sweep)),
-            (held_document, "forgotten", lambda _holding: None),
+            *((module, "new_mark", new_mark) for module in (hold, sweep, updates)),
+            (held_document, "forgotten", lambda *_: None),
             (acquiring, "fate", fate),
             (random, "uniform", world.random.uniform),
         ):
