@@ -77,7 +77,7 @@ def errors() -> str:
     return table(["error", "is a", "meaning", "attributes"], rows)
 
 
-def fields_of(error: type[BaseException]) -> list[str]:
+def fields_of(error: Any) -> list[str]:
     """The facts of an error."""
     return [field.name for field in dataclasses.fields(error)] if dataclasses.is_dataclass(error) else []
 

@@ -91,7 +91,7 @@ def run(task: list[str]) -> dict[str, Any]:
         if task[0] in ("locks", "admin", "declare", "documents"):
             out.write(str(globals()[task[0]]()))
         else:
-            checks = {"skip_checks": False} if task[0] == "migrate" else {}  # as on a command line
+            checks: dict[str, Any] = {"skip_checks": False} if task[0] == "migrate" else {}  # as on a command line
             call_command(*task, stdout=out, stderr=out, **checks)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the report
         return {"task": task, "error": f"{type(error).__name__}: {error}", "out": out.getvalue()}
