@@ -53,7 +53,7 @@ def comments(module: Any) -> dict[str, str]:
 def options() -> str:
     """The options of `mongo_lock`."""
     told = items(inspect.getdoc(locks.mongo_lock) or "")
-    assert set(told) == locks.LockOptions.__annotations__.keys()
+    assert set(told) == locks.LockKeywords.__annotations__.keys()
     return table(["option", "meaning"], ([f"`{name}`", text] for name, text in told.items()))
 
 

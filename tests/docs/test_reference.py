@@ -139,7 +139,7 @@ def test_a_table_that_is_not_current_is_found() -> None:
 
 def test_every_option_of_mongo_lock() -> None:
     """F151: all of those that its signature takes, in a table."""
-    assert set(rows("howto/locks.md", "Options")) == locks.LockOptions.__annotations__.keys()
+    assert set(rows("howto/locks.md", "Options")) == locks.LockKeywords.__annotations__.keys()
 
 
 def test_no_page_shows_its_source() -> None:
