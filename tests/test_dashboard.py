@@ -118,9 +118,7 @@ class TestPage:
             store = mongo_store()
             assert operations.ask_to_release(store, "asked", "anna, in the admin: we deploy at 3") == 1
             said = text_of(admin.get(f"{LIST}asked/change/"))
-        assert re.search(
-            r"\? asked Asked to release it \d\.\d s ago, by anna, in the admin: we deploy", said
-        )
+        assert re.search(r"\? asked Asked to release it \d\.\d s ago, by anna, in the admin: we deploy", said)
 
     def test_names_and_zones(self, admin: Client, settings: Settings) -> None:
         """F150: two filters never both say "All"; a moment has its time zone."""

@@ -716,6 +716,18 @@ async def test_a_release_goes_before_what_asks_for_a_lock(
     await asyncio.gather(*asking)
 
 
+def test_a_request_is_for_the_grants_that_it_names(new_session: Callable[..., MemorySession]) -> None:
+    """P7: of two readers, only the one that is asked finds that its release is requested."""
+    sessions = [new_session(), new_session()]
+    terms = replace(LONG, mode="shared", capacity=2)
+    readers = [make_lock(session, terms=terms).acquire() for session in sessions]
+    step = Step(request_release_of=(grant_of(readers[0]).id,), requested_by="ann")
+    sessions[0].store.apply("k", step, TIMEOUT)
+    for session, lock in zip(sessions, readers, strict=True):
+        session.renewals.renew([grant_of(lock)])
+    assert [lock.release_requested for lock in readers] == ["ann", None]
+
+
 @pytest.mark.parametrize("renewed", [False, True])
 def test_two_threads_release_one_lock(
     session: MemorySession, in_thread: InThread, monkeypatch: pytest.MonkeyPatch, renewed: bool

@@ -255,6 +255,25 @@ def test_a_cancellation_while_the_server_is_away_says_how_long_the_wait_was() ->
     assert refusal.value.waited == pytest.approx(4)
 
 
+def test_a_cancellation_in_the_queue_says_how_long_the_wait_was() -> None:
+    """P5: the place is given up by a command, and the error counts from the call."""
+    play = queued()
+    assert play.hear(after=3, cancelled=True) == Apply("k", Step(ask="g", remove=("g",), force=True))
+    with pytest.raises(LockCancelled) as refusal:
+        play.answer(GONE)
+    assert refusal.value.waited == pytest.approx(3, abs=0.1)
+
+
+def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
+    """P1: the answer to a second copy is no lease: the reader asks for one of its own before it believes anything."""
+    steps = procedures.downgrade(ACQUISITION, "former", FOREVER, 100.0)
+    next(steps)
+    assert is_confirmation(steps.send(Answer(SHORT, 100.0, 100.1)))
+    with pytest.raises(StopIteration) as end:
+        steps.send(Answer(WHOLE, 100.1, 100.2, whole=True))
+    assert end.value.value.until == 110.1
+
+
 def test_a_final_refusal_is_raised_at_once() -> None:
     """F14: what cannot pass (no rights, wrong password) is not repeated."""
     play = Play(wait=60)
