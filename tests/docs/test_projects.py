@@ -123,6 +123,7 @@ class Reader:
     def shell(self, script: str) -> str:
         """Run it to its end. What it leaves in the background may go on: no pipe is waited for."""
         shown = self.folder / "shown"
+        shown.unlink(missing_ok=True)  # what is still in the background writes into the former one
         with shown.open("w") as output:
             subprocess.run(
                 ["bash", "-c", script],

@@ -212,7 +212,8 @@ def logged() -> Iterator[tuple[Path, str, list[str]]]:
                     | ast.Call(func=ast.Attribute(value=ast.Name("logger")), args=[text, *_])
                 ):
                     facts = [each.arg for each in node.keywords if each.arg not in {None, "exc_info"}]
-                    yield path, event(text), [fact for fact in facts if fact]
+                    texts = [text.body, text.orelse] if isinstance(text, ast.IfExp) else [text]
+                    yield from ((path, event(each), [fact for fact in facts if fact]) for each in texts)
 
 
 def event(text: ast.expr) -> str:

@@ -101,8 +101,8 @@ class Renewals:
         except LockBackendFailed as error:
             news = any(not grant.lease.failures for grant in grants)
             held = any(grant.state is State.HELD for grant in grants)
-            what = "renewal failed" if held else "places in queues not renewed"
-            log(WARNING if news else DEBUG, what, grants=len(grants), error=error)
+            level = WARNING if news else DEBUG
+            log(level, "renewal failed" if held else "places in queues not renewed", grants=len(grants), error=error)
         finally:
             for grant, length, count in zip(grants, lengths, behind, strict=True):
                 grant.waiting.counted = count > 0
