@@ -18,6 +18,8 @@ from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAc
 from ..signals import lock_skipped, send
 from .responses import make_response
 
+__all__ = ["CallFacts", "Policy"]
+
 #: Why a call could not acquire its lock.
 Unlocked = LockError | LockKeyInvalid
 #: What is called: a view, anything else, a generator.

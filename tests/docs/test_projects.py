@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 
+from django_mongolock.engine.store.bells import COLLECTIONS
 from testproject.demo.browser import Browser
 from testproject.demo.site import free_port
 from tests import parts
@@ -199,7 +200,8 @@ def test_to_the_letter(reader: Reader) -> None:
     reader.follow(PAGE.read_text())
     with MongoClient[dict[str, Any]](reader.environment["MONGODB_URI"]) as client:
         assert set(client["tutorial"].list_collection_names()) == {
-            *("mongolock_locks", "mongolock_locks_results", "django_migrations")
+            *("mongolock_locks", "django_migrations"),
+            *(f"mongolock_locks_bells_{number}" for number in range(COLLECTIONS)),
         }
         assert len(client["tutorial"]["mongolock_locks"].index_information()) == 1 + 3  # that of _id, and ours
         assert "kombu_default" in client.list_database_names()
