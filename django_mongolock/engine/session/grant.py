@@ -321,7 +321,7 @@ class Grant:
 
     def _end(self, state: State, reason: str, *, by_release: bool = False, leaving: Any = None) -> bool | None:
         with self._mutex:
-            if leaving is not None and (others := self._users_but(leaving)):
+            if leaving is not None and len(self.users) > 1 and (others := self._users_but(leaving)):
                 self.users = others
                 return None
             if self.state not in (State.WAITING, State.HELD):
