@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .info import lock_info
     from .locks import mongo_lock, mongo_semaphore
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 #: In which module each name is.
 _MODULES = {

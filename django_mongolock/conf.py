@@ -34,22 +34,30 @@ _TERMS: Final = Terms()
 class LockSettings:
     """The project's settings, with their defaults. Times are in seconds; a project may give each as a `timedelta`.
 
-    DATABASE: the DATABASES alias of the MongoDB that keeps the locks. BACKEND: dotted path of the backend class.
-    KEY_PREFIX: the start of every key, so that several sites can share a database.
-    LEASE: how long a lock lives without renewal. WAIT: how long to wait for a lock (None: without end).
-    CLOCK_MARGIN: how much longer the server lets a lease live than its holder believes, as a part of the lease; at
-    least one second. WAITER_LEASE: how long a place in the queue lives without renewal. MAX_WAITERS: how long a queue
-    may be. RETENTION: how long the document of a free lock is kept for which there was a queue.
-    COMMAND_TIMEOUT: how long one command may take.
-    CONTENTION_STATUS: the HTTP status of on_contention="respond". SHORT_WAIT: how long `mongo_locked` waits where a
-    worker should not be blocked for long: in views; at most WAIT.
-    RETRY: dotted path of the function that has a task of another queue than Celery come back (on_contention="retry").
-    RETRY_OUTAGE: for how long a Celery task with on_contention="retry" comes back while MongoDB does not answer; then
-    it fails.
-    HISTORY: how many megabytes of MongoDB the history of the locks may take; 0: none is written.
-    EDIT_LEASE: how long the edit lock of a browser tab lives without a beat. EDIT_BEAT: the time between two beats.
-    EDIT_IDLE: the time without a key or a click after which it is released (None: never). EDIT_FAIL_CLOSED: while
-    MongoDB does not answer, save nothing (otherwise, what has not been changed since it was read is saved).
+    - DATABASE: the DATABASES alias of the MongoDB that stores the locks. Required.
+    - BACKEND: dotted path of the class that stores the locks.
+    - KEY_PREFIX: the start of every key, so that several sites can share a database. It ends with one of
+      `: / | , ; # =`, which it contains only once.
+    - LEASE: how long a lock lives after its process has died. A live process renews it. At least 20, to outlast a
+      failover.
+    - WAIT: how long to wait for a lock. `0`: a single attempt. `None`: no limit.
+    - CLOCK_MARGIN: how much longer the server keeps a lease than its holder relies on it: a part of the lease, from
+      0 to 1. It is at least one second.
+    - WAITER_LEASE: how long a place in the queue is valid without renewal.
+    - MAX_WAITERS: how many threads and tasks may wait for one key, from 1 to 5000. More get `LockQueueFull`.
+    - RETENTION: how long the document of an unused lock is kept if someone ever waited for it, at least an hour. Other
+      documents are kept for two hours.
+    - COMMAND_TIMEOUT: how long one command to MongoDB may take.
+    - CONTENTION_STATUS: the HTTP status of `on_contention="respond"`, from 400 to 599.
+    - SHORT_WAIT: how long `mongo_locked` waits in a view. At most `WAIT`.
+    - RETRY: dotted path of the function that sends a task of another queue than Celery again.
+    - RETRY_OUTAGE: how long a Celery task with `on_contention="retry"` comes back while MongoDB does not answer. Then
+      it fails.
+    - HISTORY: how many megabytes the history of the locks may take in MongoDB. `0`: there is no history.
+    - EDIT_LEASE: how long the edit lock of a browser tab is valid without a beat.
+    - EDIT_BEAT: the time between two beats of a tab.
+    - EDIT_IDLE: how long a tab may be without a key press or click until its edit lock is released. `None`: for ever.
+    - EDIT_FAIL_CLOSED: whether saving under an edit lock is refused while MongoDB does not answer.
     """
 
     DATABASE: str = ""

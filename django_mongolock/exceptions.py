@@ -54,6 +54,10 @@ def printable(text: object, keep: str = "") -> str:
     return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in _CODED and c not in keep else c for c in shown)
 
 
+#: How `LockDocumentDamaged.problem` begins if nothing is wrong with the document.
+NEWER: Final = "a newer release of django_mongolock wrote it"
+
+
 class LockError(Exception):
     """The base of all errors of this library. Invalid arguments raise TypeError or ValueError instead."""
 
@@ -248,16 +252,16 @@ class LockBackendFailed(LockError):
 
 @dataclass(eq=False, repr=False)
 class LockDocumentDamaged(LockError):
-    """The document stored under the key is damaged, or another program wrote it. It is left as it is."""
+    """The document of the key is damaged, or another program or a newer release wrote it. It is left as it is."""
 
     key: str
     problem: str = "it is not a lock document"
 
     def _text(self) -> str:
-        return (
-            f"the document {self.key!r} in the locks collection cannot be used: {self.problem}. "
-            "Inspect it in mongosh, and delete it there if nothing else needs it"
-        )
+        cure = "Inspect it in mongosh, and delete it there if nothing else needs it"
+        if self.problem.startswith(NEWER):
+            cure = "Upgrade this process, and leave the document as it is: it may be held"
+        return f"the document {self.key!r} in the locks collection cannot be used: {self.problem}. {cure}"
 
 
 @dataclass(eq=False, repr=False)

@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final, Never, TypeVar
+from types import TracebackType
+from typing import Any, Final, Literal, Never, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 
@@ -174,8 +175,10 @@ class Leader:
             term.lock.release()
             raise
 
-    def __exit__(self, *error: object) -> None:
-        self._end().__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        return self._end().__exit__(kind, error, traceback)
 
     async def __aenter__(self) -> AsyncTerm:
         term = self._new_term(AsyncTerm)
@@ -186,8 +189,10 @@ class Leader:
             await term.lock.arelease()
             raise
 
-    async def __aexit__(self, *error: object) -> None:
-        await self._end().__aexit__(*error)
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> Literal[False]:
+        return await self._end().__aexit__(kind, error, traceback)
 
     @contextlib.contextmanager
     def _standing(self) -> Iterator[None]:

@@ -101,23 +101,22 @@ def mongo_lock(*keys: Key, **options: Unpack[LockKeywords]) -> MongoLock:
     A key is text, or a saved model instance (``"shop.order:<pk>"``). Of several keys, it acquires all or none, always
     in the same order. Each time is a number of seconds or a `timedelta`. The options:
 
-    - lease: seconds that the lock lives after its process has died (MONGOLOCK["LEASE"]); it is renewed until then.
-    - wait: seconds to wait for it (MONGOLOCK["WAIT"]); 0: a single try; None: without end.
-    - mode: "exclusive" (the default), or "shared" for readers, who exclude only exclusive holders.
-    - owner: on whose behalf the lock is held, such as the id of a task, so that the owner can resume after a crash: if
-      the process of a holder has certainly ended (on this machine, in this container), an acquisition for the same
-      owner takes its place at once, with a new fencing token. While that process may live, it waits in its turn.
+    - lease: seconds that the lock lives after its process has died. It is renewed until then. Default: the setting
+      LEASE.
+    - wait: seconds to wait for the lock. 0: a single attempt. None: no limit. Default: the setting WAIT.
+    - mode: "exclusive" (the default), or "shared" for readers, which exclude only exclusive holders.
+    - owner: for whom the lock is held, such as the id of a task. If the process of a holder is proven dead, a lock with
+      the same owner takes over at once, with a new fencing token.
     - label: text for the people who look at the locks.
-    - min_hold: seconds that the key stays locked from the grant on, even if it is released before.
-    - reentrant: whether this thread or task may take a key again that it holds. If not, that raises LockReentry.
+    - min_hold: seconds that the key stays locked from the grant on, even if it is released sooner.
+    - reentrant: whether this thread or task may take a key that it holds already. If not, that raises LockReentry.
     - auto_renew: whether the lease is renewed in the background (the default). If not, it ends unless you `extend` it.
-    - max_hold: seconds after which the lock is no longer renewed and is lost, for work that may hang.
-    - on_lost: called with the lock, once, in a thread of its own, when the lock was lost. A plain function.
-    - on_release_requested: the same when its release is requested (`MongoLock.release_requested`).
-    - release: "on_commit" releases the lock when the transactions that are open at the end of the block have ended, by
-      commit or rollback, on all databases of this thread; "now" releases it at the end of the block, without a warning
-      about open transactions.
-    - using: the DATABASES alias (MONGOLOCK["DATABASE"]).
+    - max_hold: seconds after which the lock is no longer renewed, and is lost. For work that may hang.
+    - on_lost: a function that is called with the lock, once, in a thread of its own, when the lock was lost.
+    - on_release_requested: the same for a request to release the lock.
+    - release: "on_commit" releases the lock when the transactions that are open at the end of the block have ended.
+      "now" releases it at the end of the block, without a warning about open transactions.
+    - using: the DATABASES alias. Default: the setting DATABASE.
 
     Raises TypeError and ValueError for invalid arguments, before anything is sent.
     """

@@ -26,23 +26,29 @@ from .engine.lock.lock import MongoLock
 from .engine.logs import log_exception
 from .engine.session.grant import Grant
 
+#: Another holder has the lock: a wait begins, or a single attempt has failed. `reason` is the holder. The arguments of
+#: this and the next five: `key`, `template`, `mode`, `using`, `token`, `waited`, `held`, `contended`, `reason`.
 lock_contended: Final = Signal()
+#: The lock was acquired.
 lock_acquired: Final = Signal()
+#: The lock was not acquired. `reason`: "busy", "queue full", "deadlock", "cancelled", or the name of an error.
 lock_not_acquired: Final = Signal()
+#: The lock was released.
 lock_released: Final = Signal()
+#: The lock was lost. `reason` says why.
 lock_lost: Final = Signal()
+#: The release of the lock was requested. `reason` says by whom.
 lock_release_requested: Final = Signal()
-#: A call was skipped, by ``on_contention="skip"`` or `once_per`: key, template, reason (the holder).
+#: A call was skipped, by `on_contention="skip"` or `once_per`. `key`, `template`, `reason` (the holder).
 lock_skipped: Final = Signal()
-#: This process took a lock from its holders: key, using, by and reason (who did it and why, if given).
+#: This process forced a release. `key`, `using`, `by`, `reason`.
 lock_forced: Final = Signal()
-#: This process cleared stale locks: count, using.
+#: This process cleared stale locks. `count`, `using`.
 stale_locks_cleared: Final = Signal()
 
-#: A write was refused because its row or document was changed since it was read: what (the model or the collection).
+#: A write was refused: its row or document was changed since it was read. `what`: the model or the collection.
 version_conflict: Final = Signal()
-#: A conflict leads to another attempt: what (see `version_conflict`; "" if the database itself reported it), error (the
-#: name of its class), attempt (the number of the one that failed).
+#: `retry_on_conflict` makes another attempt. `what`, `error` (its class), `attempt` (the number of the failed one).
 conflict_retried: Final = Signal()
 
 #: The events of the engine.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import posixpath
@@ -21,6 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
 django.setup()  # for the reference, which is made from docstrings
+
+from django_mongolock import exceptions  # noqa: E402
+from tests.docs.tables import public_names  # noqa: E402
 
 project = "django-mongolock"
 author = "django-mongolock contributors"
@@ -65,6 +69,31 @@ def in_the_site(folder: str, text: str) -> str:
     return LINK.sub(turned, text)
 
 
+#: Classes whose members are those of a class that is not ours.
+OTHERS = {"EditLockMixin", "EditLockViewMixin", "EditedFilter", "Editor", "OnceTask", "Person", "SealedModelForm"}
+
+
+def whole_docstrings(listed: dict[str, list[str]]) -> str:
+    """What the site has below a table of names: their docstrings, as a part of the page."""
+    parts = ["", "## In full"]
+    for module, names in listed.items():
+        for name in names:
+            thing = getattr(importlib.import_module(module), name)
+            kind = "class" if inspect.isclass(thing) else "function" if callable(thing) else None
+            kind = "exception" if kind == "class" and issubclass(thing, Exception) else kind
+            if kind:
+                members = "" if kind == "function" or name in OTHERS else "\n   :members:"
+                parts.append(f"```{{eval-rst}}\n.. auto{kind}:: {module}.{name}{members}\n```")
+    return "\n\n".join(parts)
+
+
+#: The pages that are longer on the site than in the repository.
+DOCSTRINGS = {
+    "reference/api": lambda: whole_docstrings(public_names()),
+    "reference/errors": lambda: whole_docstrings({"django_mongolock.exceptions": exceptions.__all__}),
+}
+
+
 def arguments_apart(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Make a list of a docstring's paragraph on arguments: "key: the lock. waited: seconds"."""
     try:
@@ -85,6 +114,7 @@ def setup(app: Sphinx) -> None:
     """Adapt the links of included pages, and links to files outside, so that they work in the site."""
 
     def page(app: Sphinx, name: str, content: list[str]) -> None:
+        content[0] += DOCSTRINGS[name]() if name in DOCSTRINGS else ""
         content[0] = in_the_site(posixpath.dirname(name), content[0])
 
     def included(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:

@@ -255,7 +255,7 @@ class TestKept:
             assert "◇ kept" in text
             assert re.search(r"bill done 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC on web-1", text)
             assert "4002" not in text
-        assert re.search(r"once ◇ kept bill .* held for – lease left 2 h", text_of(response))
+        assert re.search(r"once ◇ kept Its work is done, .* If you do nothing: free in 2 h .* bill .* held for – lease left 2 h", text_of(response))
         assert "kept until" in text
         assert "Ask to release" not in text
         assert "The lock is free" not in text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import trustme
@@ -39,9 +39,12 @@ Connect = Callable[..., None]
 
 
 def documented_roles() -> dict[str, Document]:
-    """The roles of the documentation, as it writes them."""
-    blocks = re.findall(r"```json\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return {role["createRole"]: role for role in map(json.loads, blocks)}
+    """The roles of the documentation, as its script makes them."""
+    client = MagicMock()
+    script, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(script, {"client": client})  # noqa: S102 - our own page
+    made = client.myproject.command.call_args_list
+    return {call.args[1]: {"createRole": call.args[1], **call.kwargs} for call in made}
 
 
 def documented_settings(monkeypatch: pytest.MonkeyPatch) -> tuple[Document, Document]:
@@ -49,7 +52,7 @@ def documented_settings(monkeypatch: pytest.MonkeyPatch) -> tuple[Document, Docu
     monkeypatch.setenv("LOCKS_USER", "mongolock")
     monkeypatch.setenv("LOCKS_PASSWORD", PASSWORD)
     names: dict[str, Any] = {"DATABASES": {}, "os": os}
-    user, encryption = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    _, user, encryption = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(user, names)  # noqa: S102 - our own page
     plain = copy.deepcopy(names["DATABASES"]["locks"])
     exec(encryption, names)  # noqa: S102

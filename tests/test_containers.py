@@ -1,4 +1,4 @@
-"""docs/howto/containers.md is run: a test of a user's on a real replica set, with a stand-in for Docker.
+"""docs/howto/testing.md is run: a test of a user's on a real replica set, with a stand-in for Docker.
 
 The stand-in for the container starts a mongod; with Docker itself, tests/test_testcontainers.py does the same.
 """
@@ -22,7 +22,7 @@ from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.programs import python
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs" / "howto/containers.md").read_text()
+PAGE = (ROOT / "docs" / "howto/testing.md").read_text().partition("## Against a real MongoDB")[2]
 
 SETTINGS = """
 SECRET_KEY = "x"

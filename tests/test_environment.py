@@ -1,4 +1,4 @@
-"""From environment variables to settings: docs/howto/environment.md is run, and wrong text becomes a check."""
+"""From environment variables to settings: docs/reference/settings.md is run, and wrong text becomes a check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from django_mongolock.environment import database_from_url
 from testproject.servers import Access, ReplicaSet
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = (ROOT / "docs/howto/environment.md").read_text()
+PAGE = (ROOT / "docs/reference/settings.md").read_text()
 EXAMPLE, JSON_EXAMPLE = re.findall(r"^```console\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
 SECRET = "hunter2"
 

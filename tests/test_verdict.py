@@ -46,7 +46,7 @@ def judged(holders: list[dict[str, Any]], waiters: int, usual: float | None) -> 
     return judge(read_snapshot({**found, **read}), usual)
 
 
-ASKED = {"release_requested_by": "anna, in the admin"}
+ASKED: dict[str, Any] = {"release_requested_by": "anna, in the admin"}
 CASES: dict[str, tuple[list[dict[str, Any]], int, float | None, Verdict | None, str]] = {
     "free": ([], 0, None, None, ""),
     "renewed": ([holder(heard=3)], 0, None, Verdict.WORKS, "Renewed 3.0 s ago. "),

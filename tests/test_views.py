@@ -357,7 +357,7 @@ class TestResponse:
         """A function learns how long it holds its lock, from calls that ran."""
         times = itertools.count(0, 8)
         monkeypatch.setattr(calls, "clock", SimpleNamespace(now=lambda: next(times)))
-        view = mongo_locked("view:{name}", wait=0, on_contention="respond", lease=60)(
+        view: Any = mongo_locked("view:{name}", wait=0, on_contention="respond", lease=60)(
             lambda request, name: HttpResponse()
         )
         for _ in "123":

@@ -8,7 +8,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..inspection import display
-from ..inspection.verdict import verdict_badge
+from ..inspection.verdict import Verdict, verdict_badge
 from ..models import Lock
 from .listing import Computed
 
@@ -20,10 +20,10 @@ class Columns:
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
-        """The verdict; in words too, where a lock needs a look."""
+        """The verdict; in words too, unless all is well."""
         judged = lock.row.judged
         shown = verdict_badge(judged.verdict) or display.state_badge(lock.row.state)
-        text = format_html("<br><small>{}</small>", judged.text) if judged.needs_a_look else ""
+        text = "" if judged.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", judged.text)
         return format_html('<span title="{}">{}</span>{}', judged.text, shown, text)
 
     @admin.display(description=_("holder"))

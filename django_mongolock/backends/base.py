@@ -65,7 +65,7 @@ def get_backend(using: str | None = None) -> Backend[Session]:
     if (backend := _backends.get(alias)) is not None:
         return backend
     if apps.ready and not apps.is_installed(APP):
-        raise ImproperlyConfigured(f'put "{APP}" into INSTALLED_APPS: it makes the indexes, and checks the settings')
+        raise ImproperlyConfigured('put "django_mongolock" into INSTALLED_APPS: it makes the indexes, and checks the settings')
     try:
         make = import_string(current.BACKEND)
     except ImportError as error:

@@ -8,7 +8,8 @@ from django.utils.module_loading import import_string
 
 from ..conf import get_settings
 from ..context import running_celery_task
-from ..decorator.policies import CallFacts, Policy, Retry, Unlocked, queues, responders
+from ..decorator import policies
+from ..decorator.policies import CallFacts, Policy, Retry, Unlocked
 
 
 def register() -> None:
@@ -16,7 +17,8 @@ def register() -> None:
 
     Where Celery is imported already, as in a worker, also connect to its signals.
     """
-    queues[:], responders[:] = [_in_queue], [_raise_api_exception]
+    # By its module: `queues` here is the module beside this one, once that is imported.
+    policies.queues[:], policies.responders[:] = [_in_queue], [_raise_api_exception]
     if "celery" in sys.modules:
         from . import celery  # noqa: F401 - connects to its signals
 

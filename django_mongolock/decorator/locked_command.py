@@ -16,9 +16,11 @@ from ..exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from ..keys import KeyTemplate
 from ..locks import LockKeywords, chosen, make_lock
 
-#: Exit codes from sysexits.h: try again later; the lock was lost; MongoDB cannot be reached.
+#: The exit code of a command whose lock is held elsewhere, as in sysexits.h.
 BUSY: Final = 75
+#: The exit code of a command whose lock was lost.
 LOST: Final = 76
+#: The exit code of a command that cannot reach MongoDB.
 UNAVAILABLE: Final = 69
 
 

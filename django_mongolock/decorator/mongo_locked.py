@@ -99,8 +99,8 @@ def mongo_locked(
     a task, and on the class or on one of its methods for a view class.
     Raises TypeError and ValueError at once for what it cannot decorate and for templates that do not fit.
     """
-    template: object
-    for template in templates:
+    given: tuple[object, ...] = templates
+    for template in given:
         if callable(template) or isinstance(template, (classmethod, property)):
             raise TypeError(
                 "write @mongo_locked(), with brackets: then all calls of the function share one lock. "

@@ -97,11 +97,12 @@ def _check_cluster(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
             "Run it as a replica set; one node is enough to begin with (--replSet, rs.initiate()).",
         )
     elif facts.sharded:
-        yield warning(
-            "W107",
+        yield error(
+            "E105",
             f"DATABASES[{alias!r}] is a sharded cluster: each mongos judges leases by its own clock. Where two clocks "
             "differ by more than a lock's margin, the lock can have two holders.",
-            'Keep the locks in a replica set of their own: an alias of its own, named by MONGOLOCK["DATABASE"].',
+            'Keep the locks in a replica set of their own: an alias of its own, named by MONGOLOCK["DATABASE"]. If you '
+            'know that all mongos have one clock, SILENCED_SYSTEM_CHECKS = ["mongolock.E105"].',
         )
     if not facts.journaled:
         yield error(

@@ -43,7 +43,7 @@ class Verdict(StrEnum):
 WORDS: Final = {
     Verdict.WORKS: ("●", _("works")),
     Verdict.SLOW: ("◑", _("slow")),
-    Verdict.ASKED: ("?", _("asked to release")),
+    Verdict.ASKED: ("?", _("asked")),
     Verdict.HANGS: ("▲", _("hangs")),
     Verdict.SILENT: ("◌", _("silent")),
     Verdict.DEAD: ("◐", _("dead")),

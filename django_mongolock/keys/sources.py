@@ -50,8 +50,8 @@ def as_key(source: object) -> object:
     if type(source) is str and (field := _FIELD.search(source[:MAX_TEXT_LENGTH])):
         text = source if len(source) <= 200 else f"{source[:200]}…"
         raise LockKeyInvalid(
-            f"the key {text!r} has the field {field[0][:50]!r}, which nothing fills: write an f-string, or "
-            "lock_key(template, name=value). In a template, double braces that are text"
+            f"the key {text!r} has the field {field[0][:50]!r}, which nothing fills: make it with lock_key(template, "
+            "name=value), where braces in a value are data. In a template, double braces that are text"
         )
     return source
 

@@ -22,12 +22,10 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 #: The pages that other tests run, each as a project of its own.
 ELSEWHERE: Final = {
-    "docs/howto/containers.md": "tests/test_containers.py",
-    "docs/howto/dashboard.md": "tests/test_dashboard.py",
-    "docs/howto/environment.md": "tests/test_environment.py",
+    "docs/reference/settings.md": "tests/test_environment.py",
     "docs/howto/security.md": "tests/test_authentication.py",
     "docs/howto/testing.md": "tests/docs/test_projects.py",
-    "docs/tutorial/index.md": "tests/docs/test_projects.py",
+    "docs/tutorial/quickstart.md": "tests/docs/test_projects.py",
 }
 STEP: Final = re.compile(
     r"(?P<skip><!-- skip: next .*? -->\n)?"

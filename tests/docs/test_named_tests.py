@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import ROOT
 
 FAILURES = ROOT / "docs" / "evidence/failures.md"
-PROMISES = ROOT / "docs" / "explanation/promises.md"
+PROMISES = ROOT / "docs" / "evidence/promises.md"
 THREATS = ROOT / "SECURITY.md"
 ORIGINS = ROOT / "docs" / "evidence/origins.md"
 NAME = re.compile(r"`(tests/[\w/]+\.py)::([\w:]+)`")

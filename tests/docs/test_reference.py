@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.apps import apps
@@ -21,12 +20,12 @@ from django.core.management.base import BaseCommand
 from django.dispatch import Signal
 from django.template import engines
 
-import django_mongolock
-from django_mongolock import conf, exceptions, signals
+from django_mongolock import conf, locks, signals
 from django_mongolock.engine.store.indexes import INDEXES
 from django_mongolock.history import writer as history
 from django_mongolock.models import Lock, LockEvent
-from tests.docs.pages import ROOT
+from tests.docs import tables, words
+from tests.docs.pages import ROOT, pages
 from tests.tested_versions import BEGIN, END, HEAD
 
 PACKAGE = ROOT / "django_mongolock"
@@ -115,74 +114,50 @@ def test_what_signals_send() -> None:
         for node in ast.walk(tree):
             match node:
                 case ast.Call(func=ast.Name("send"), args=[ast.Name(signal)], keywords=facts) if signal in documented:
-                    told = {word for word in re.findall(r"`(\w+)`", documented[signal][1]) if word != "sender"}
+                    told = set(re.findall(r"`(\w+)`", documented[signal][0].partition(". ")[2]))
                     assert {fact.arg for fact in facts} == told, f"docs/reference/signals.md: {signal}, see {path}"
 
 
-def test_errors() -> None:
-    real = {f"django_mongolock.exceptions.{name}" for name in exceptions.__all__}
-    documented = re.findall(r"(?m)^\.\. autoexception:: (\S+)$", section("reference/errors.md"))
-    todo = [f"docs/reference/errors.md: add `.. autoexception:: {name}`" for name in sorted(real - set(documented))]
-    todo += [f"docs/reference/errors.md: take out {name}" for name in sorted(set(documented) - real)]
-    assert not todo, "\n".join(todo)
-    for name in exceptions.__all__:
-        assert inspect.getdoc(getattr(exceptions, name)), f"{name} needs a docstring: the reference shows it"
+# What is made from docstrings and fields
 
 
-# Python names
+@pytest.mark.parametrize("page", sorted({page for page, _ in tables.TABLES}))
+def test_tables_are_current(page: str) -> None:
+    """F151: options, errors, signals, settings and names can be read in the repository, as the code has them."""
+    text = section(page)
+    assert tables.with_tables(page, text) == text, f"run `python3 dev.py docs --write`: docs/{page} is not current"
 
 
-def public_modules() -> dict[str, Any]:
-    """What users import from: the modules that say so by `__all__`, below engine/ excepted."""
-    found: dict[str, Any] = {"django_mongolock": django_mongolock}
-    for info in pkgutil.walk_packages(django_mongolock.__path__, "django_mongolock."):
-        if not re.match(r"django_mongolock\.(engine|management|migrations)\b", info.name):
-            module = importlib.import_module(info.name)
-            if hasattr(module, "__all__"):
-                found[info.name] = module
-    return found
+def test_a_table_that_is_not_current_is_found() -> None:
+    """F151: a row that was taken out comes back, and a page without a place for its table is an error."""
+    text = section("howto/locks.md")
+    cut = re.sub(r"\n\| `lease` .*", "", text)
+    assert cut != text == tables.with_tables("howto/locks.md", cut)
+    with pytest.raises(AssertionError, match="no place"):
+        tables.with_tables("howto/locks.md", "# Using locks")
 
 
-def documented_names() -> dict[str, str]:
-    """The dotted names that have an entry, each with the heading that it stands under."""
-    found: dict[str, str] = {}
-    for part in re.split(r"(?m)^## ", section("reference/api.md"))[1:]:
-        for name in re.findall(r"(?m)^\.\. auto(?:class|function|data):: (\S+)$", part):
-            assert name not in found, f"docs/reference/api.md: {name} is there twice"
-            found[name] = part.partition("\n")[0].strip("`")
-    return found
+def test_every_option_of_mongo_lock() -> None:
+    """F151: all of those that its signature takes, in a table."""
+    assert set(rows("howto/locks.md", "Options")) == locks.LockKeywords.__annotations__.keys()
 
 
-def resolve(name: str) -> Any:
-    """What a dotted name stands for; None if for nothing."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute, None)
+def test_no_page_shows_its_source() -> None:
+    """F151: what the site alone can show is on no page of the repository."""
+    wrong = [page.name for page in pages() if re.search(r"```\{(?!toctree)|^\.\. ", page.text, re.MULTILINE)]
+    assert [name for name in wrong if not name.startswith("docs/project/")] == []
 
 
-def test_every_public_name_has_its_entry() -> None:
-    """In the module that it is imported from, or in one of several."""
-    entries = documented_names()
-    known = [resolve(name) for name in entries] + [getattr(exceptions, name) for name in exceptions.__all__]
-    todo = []
-    for module_name, module in public_modules().items():
-        for name in module.__all__:
-            thing, dotted = getattr(module, name), f"{module_name}.{name}"
-            if dotted in entries or (not isinstance(thing, int) and any(thing is other for other in known)):
-                continue
-            kind = "class" if inspect.isclass(thing) else "function" if callable(thing) else "data"
-            todo.append(f"docs/reference/api.md: under the heading ## `{module_name}` add `.. auto{kind}:: {dotted}`")
-            assert kind == "data" or inspect.getdoc(thing), f"{dotted} needs a docstring: the reference shows it"
-    assert not todo, "\n".join(todo)
+@pytest.mark.parametrize("part", words.LIMITS)
+def test_words(part: str) -> None:
+    """Each part can be read in the time that it is for: `dev.py docs --words`."""
+    assert words.totals()[part] <= words.LIMITS[part], words.report()
 
 
-def test_every_entry_is_a_public_name() -> None:
-    """An entry stands under the heading of its module, which says by `__all__` that the name is public."""
-    modules = public_modules()
-    for name, heading in documented_names().items():
-        module, _, attribute = name.rpartition(".")
-        assert module == heading, f"docs/reference/api.md: {name} stands under {heading}"
-        assert module in modules, f"docs/reference/api.md: {module} has no __all__, so it is not public"
-        assert attribute in modules[module].__all__, f"docs/reference/api.md: {name} is not in {module}.__all__"
+def test_what_is_counted() -> None:
+    """What readers see: text, examples and tables. No comments, and no targets of links."""
+    assert words.words("a [b c](d.md) <!-- e\nf --> | g |\n|---|\n`h`") == 5
+    assert {words.part_of(page.name) for page in pages()} == {*words.LIMITS, None}
 
 
 # Commands

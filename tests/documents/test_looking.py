@@ -744,7 +744,6 @@ class TestDashboard:
         client = browser(is_superuser=True)
         page = client.get(DASHBOARD).content.decode()
         assert "Documents cannot be read: test: " in page
-        assert "ad exports" in page
 
     def test_one_command(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each lock is counted by one command, up to a bound."""

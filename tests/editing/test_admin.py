@@ -52,7 +52,7 @@ class TestPage:
         other = ben.get(page_of(order))
         assert state_of(other) == "busy"
         assert "This is being edited by anna." in text_of(other)
-        since = r"Since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d \([\d.]+ s ago\), last seen [\d.]+ s ago"
+        since = r"Since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \([\d.]+ s ago\), last seen [\d.]+ s ago"
         assert re.search(since, text_of(other))
         assert 'name="item"' not in other.content.decode()
         assert "Save" not in text_of(other)

@@ -121,10 +121,20 @@ def test_an_entry_that_is_no_document_is_damage(item: object) -> None:
 
 def test_a_version_or_a_token_that_we_do_not_know_is_damage() -> None:
     """F53, F55: a later version is not guessed at; a token near the end of int64 is not counted on."""
-    assert "version is 2" in (find_damage(document(v=2)) or "")
+    assert "version is 0" in (find_damage(document(v=0)) or "")
     assert "too large" in (find_damage(document(token=LAST_TOKEN)) or "")
     assert "token" in (find_damage(document(token=5.0)) or "")
     assert "token" in (find_damage(document(token=5)) or "")
+
+
+def test_what_a_newer_release_wrote_is_to_be_left_alone() -> None:
+    """F142: whatever shape it has by then, the error says to upgrade, and never to delete it: it may be held."""
+    problem = find_damage({**document(v=2), "holders": {"in": "another shape"}}) or ""
+    said = str(LockDocumentDamaged("k", problem))
+    assert "version 2" in said
+    assert "Upgrade this process" in said
+    assert "delete" not in said
+    assert "delete" in str(LockDocumentDamaged("k", find_damage(document(v=0)) or ""))
 
 
 def test_a_reply_tells_how_a_grant_stands() -> None:

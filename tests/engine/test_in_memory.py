@@ -510,9 +510,9 @@ def test_nothing_is_renewed_that_was_never_granted(
     assert eventually(lambda: len(server.documents["k"]["waiters"]) == 1)
     (grant,) = session.queue.waiting.values()
     for each, said in ((grant, "places in queues not renewed"), (grant_of(theirs), "renewal failed")):
-        server.away = True
+        server.away = threading.current_thread()
         session.renewals.renew([each])
-        server.away = False
+        server.away = None
         assert said in caplog.messages[-1]
     theirs.release()
     waiter.let_go().end()

@@ -23,6 +23,7 @@ from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.grant import Grant, OwnerRef, State
 from django_mongolock.engine.session.per_process import Sessions
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.indexes import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
@@ -85,6 +86,29 @@ def test_a_renewal_that_fails_for_a_while_does_not_lose_the_lock(
     here.timer.move(CALM.lease * 0.6)
     assert mine.held
     assert mine.release()
+
+
+def test_documents_that_are_gone_are_a_loss_at_the_next_beat(here: Here) -> None:
+    """F144, F6: a collection that was dropped or restored holds no lock. A primary that was left behind may lack the
+    document, but cannot make it again: so that is done before what is missing counts."""
+    mine = here.lock(terms=CALM).acquire()
+    here.collection.delete_many({})
+    assert mine.held
+    here.session.renewals.renew([grant_of(mine)])
+    assert mine.lost
+    assert here.entries() == []
+    assert here.other(terms=CALM).acquire().fencing_token > mine.fencing_token
+
+
+def test_indexes_that_are_gone_come_back(here: Here) -> None:
+    """F144: at the next use of a new key, where the user has the right to make them; looked for once in a minute."""
+    assert isinstance(here.session.store, MongoStore)
+    here.collection.drop_indexes()
+    here.lock("new").acquire().release()
+    assert missing_indexes(here.collection) == sorted(INDEXES)
+    here.session.store.indexes.looked -= 61
+    here.lock("newer").acquire().release()
+    assert eventually(lambda: missing_indexes(here.collection) == [])
 
 
 def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Session) -> None:

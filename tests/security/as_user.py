@@ -61,8 +61,8 @@ def admin() -> str:
     return str(statuses) + (f" {said[1]}" if said else "")
 
 
-def documents() -> str:
-    """Hold and finish a document, list and clear others."""
+def declare() -> Any:
+    """Declare a document lock, as a project does."""
     from django_mongolock.backends.base import mongo_store
     from django_mongolock.documents import DocumentLock
 
@@ -70,9 +70,14 @@ def documents() -> str:
         store = mongo_store()
         return store.client[store.config.database]["shop_ad"]
 
-    lock: DocumentLock[Any] = DocumentLock(
+    return DocumentLock(
         ads, name="ads", state="state", pending={"exporting": "failed"}, final=["exported"], stale_after=60
     )
+
+
+def documents() -> str:
+    """Hold and finish a document, list and clear others."""
+    lock = declare()
     with lock.hold((1, 0)) as held:
         held.renew()
         listed = [each.id for each in lock.snapshots("held")]
@@ -83,10 +88,11 @@ def run(task: list[str]) -> dict[str, Any]:
     """Carry out one task; report its output, or its error in one line."""
     out = io.StringIO()
     try:
-        if task[0] in ("locks", "admin", "documents"):
-            out.write(globals()[task[0]]())
+        if task[0] in ("locks", "admin", "declare", "documents"):
+            out.write(str(globals()[task[0]]()))
         else:
-            call_command(*task, stdout=out, stderr=out)
+            checks: dict[str, Any] = {"skip_checks": False} if task[0] == "migrate" else {}  # as on a command line
+            call_command(*task, stdout=out, stderr=out, **checks)
     except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the report
         return {"task": task, "error": f"{type(error).__name__}: {error}", "out": out.getvalue()}
     return {"task": task, "error": None, "out": out.getvalue()}

@@ -46,6 +46,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield servers.uri
 
 
+@pytest.fixture
+def root_of(guarded: str) -> Iterator[MongoClient[Document]]:
+    """The server, for one who may do everything."""
+    with MongoClient[Document](guarded, username="root", password=PASSWORD) as client:
+        yield client
+
+
 def run(uri: str, user: str, *tasks: list[str], history: int = 0) -> dict[str, dict[str, Any]]:
     """Let a project that logs in as *user* carry out these tasks; return the reports by their words."""
     environment = os.environ | {
@@ -76,6 +83,44 @@ def test_the_documented_commands(guarded: str) -> None:
     assert reports["admin"]["out"] == str([200] * 9)
     for name in ("check", "check --database locks"):
         assert "no issues" in deployed[name]["out"] + reports[name]["out"]
+
+
+#: What `migrate` says of each documented right that is taken away, if it fails at all.
+FAILS = {
+    ("mongolock_locks", "find"): "E102",
+    ("mongolock_locks", "insert"): "E102",
+    ("mongolock_locks", "update"): "E102",
+    ("shop_ad", "find"): "E103",
+    ("shop_ad", "update"): "E103",
+    ("", "listCollections"): "not authorized",
+    ("django_migrations", "find"): "DatabaseError",  # it is Django that asks
+    ("django_migrations", "insert"): "DatabaseError",
+}
+
+
+def test_each_right_of_a_deployment(guarded: str, root_of: MongoClient[Document]) -> None:
+    """F143: with a document lock, too, the documented deploy roles run the documented `migrate`. Without one of their
+    rights, it works all the same, or the error is about that right."""
+    roles = documented_roles()
+    rights = [*roles["mongolockDeploy"]["privileges"], *roles["mongolockDocuments"]["privileges"]]
+    rights = [each for each in rights if not each["resource"]["collection"].endswith(tuple("1234567"))]
+    database, task = root_of[DATABASE], ["migrate", "--database", "locks"]
+    every = [(each["resource"]["collection"], action) for each in rights for action in each["actions"]]
+    failed: dict[Any, str] = {}
+    for taken in [None, *every]:
+        left = [(name, action) for name, action in every if (name, action) != taken]
+        left += [(f"mongolock_locks_bells_{n}", action) for n in range(1, 8) for action in ("find", "insert")]
+        privileges = [{"resource": {"db": DATABASE, "collection": name}, "actions": [action]} for name, action in left]
+        database.command("createRole", "some", privileges=privileges, roles=[])
+        database.command("createUser", "some", pwd=PASSWORD, roles=["some"])
+        database.django_migrations.drop()
+        database.mongolock_locks_bells_0.drop()
+        if error := run(guarded, "some", ["declare"], task)[" ".join(task)]["error"]:
+            failed[taken] = error
+        database.command("dropUser", "some")
+        database.command("dropRole", "some")
+    assert failed.keys() == FAILS.keys()
+    assert {taken: error for taken, error in failed.items() if FAILS[taken] not in error} == {}
 
 
 def test_a_missing_right_is_named(guarded: str) -> None:

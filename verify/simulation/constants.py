@@ -40,7 +40,7 @@ LOW: Final[dict[str, float]] = {
     "session.listener.SILENCE": 1.2,
     "session.listener.RETRY_FIRST": 0.1,
     "session.listener.RETRY_LAST": 0.5,
-    "session.notifications.CALLBACK_THREADS": 1,
+    "session.notifications.CALLBACK_THREADS": 4,
     "session.notifications.MOST_CALLBACKS": 8,
     "session.releases.LOOK_EVERY": 0.1,
     "session.releases.REMEMBERED_FOR": 15.0,

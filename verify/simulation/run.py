@@ -144,9 +144,12 @@ def _try_all(world: World) -> None:
 
     for key in KEYS:
         kernel.spawn(worker.process, lambda key=key: take(key), "last")  # type: ignore[misc]
-    # What a process had that ended with many is looked at only.
+    # What a process had that ended with many is looked at only. An end that a clock of before has written is far away:
+    # whoever came would give it a whole lease from now.
+    now = world.servers.primary.time(kernel)
     for key in (key for worker in world.workers for key in worker.bulk):
-        ends = [e["until"] for e in world.servers.documents.get(key, {}).get("holders", ())]
-        left = (max(ends) - world.servers.primary.time(kernel)).total_seconds() if ends else 0.0
-        world.records.append({"what": "free", "t": over + max(0.0, left), "pid": 0, "key": key, "since": over})
+        holders = world.servers.documents.get(key, {}).get("holders", ())
+        left = [min((e["until"] - now).total_seconds(), e["server_lease"] / 1000) for e in holders]
+        free = over + max([0.0, *left])
+        world.records.append({"what": "free", "t": free, "pid": 0, "key": key, "since": over})
     kernel.run(kernel.time + FREEING + 5.0)

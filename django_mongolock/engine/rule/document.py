@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from ...exceptions import printable
+from ...exceptions import NEWER, printable
 from ..text_checks import tidy_fact
 
 Mode = Literal["exclusive", "shared", "semaphore"]
@@ -162,6 +162,9 @@ def is_waiter(value: object) -> bool:
 
 def find_damage(document: Mapping[str, Any]) -> str | None:
     """Say what makes a stored document unusable, or None if it can be used."""
+    version = document.get("v")
+    if isinstance(version, int) and version > SCHEMA:  # first: its other fields may have another shape
+        return f"{NEWER} (version {version}, and this one knows version {SCHEMA})"
     return _find_damage(document) or _find_damaged_entry(document)
 
 

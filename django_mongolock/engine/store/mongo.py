@@ -23,7 +23,7 @@ from pymongo.read_concern import ReadConcern
 
 from ...exceptions import LockBackendFailed, LockDocumentDamaged
 from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
-from ..rule.document import find_damage
+from ..rule.document import LAST_TOKEN, find_damage
 from ..rule.pipeline import pipeline
 from ..rule.replies import (
     REPLY,
@@ -44,6 +44,7 @@ from .base import is_heard_here
 from .bells import Bells
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .errors import bare, forget_frames, is_refusal, translate
+from .indexes import IndexKeeper
 
 Document = dict[str, Any]
 
@@ -56,6 +57,8 @@ MAJORITY: Final = WriteConcern(w="majority", j=True)
 #: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`shared.MOST_THREADS`) may need
 #: one each, and so may threads of the program.
 MIN_POOL_LIMIT: Final = 160
+#: What a renewal finds where there was no document: no later grant either.
+GONE: Final = Found(LAST_TOKEN, {}, {})
 #: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
 #: while several of its threads take locks.
 MAX_IDLE_MS = 60_000
@@ -100,6 +103,7 @@ class MongoStore:
         self.hearers: dict[str, Callable[[Bell], object]] = {}
         #: Writes what happens to the locks; None if that is not wanted.
         self.history: Notes | None = None
+        self.indexes = IndexKeeper()
 
     @cached_property
     def client(self) -> MongoClient[Document]:
@@ -211,6 +215,8 @@ class MongoStore:
             **command,
         }
         answer = collection.database.command(command, codec_options=collection.codec_options)
+        if not answer.get("lastErrorObject", {}).get("updatedExisting"):
+            self.indexes.see_to(collection)
         if failure := answer.get("writeConcernError"):
             raise LockBackendFailed(
                 f"the majority of the replica set did not confirm in time (code {failure.get('code')})", key
@@ -264,8 +270,28 @@ class MongoStore:
         fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
-            found = list(self.collection.find({"_id": {"$in": list(keys)}}, fields, batch_size=len(keys) + 1))
+            found = self._find(keys, fields)
+            if gone := found.keys() ^ set(keys):
+                made = self._make_again(gone)
+                found |= {**self._find(gone, fields), **dict.fromkeys(made, GONE)}
+        return found
+
+    def _find(self, keys: Iterable[str], fields: Document) -> dict[str, Found]:
+        """What is in the documents of *keys*, as the majority has them."""
+        ids = list(keys)
+        found = self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1)
         return {document["_id"]: read_found(document) for document in found}
+
+    def _make_again(self, keys: Iterable[str]) -> list[str]:
+        """Make the documents of *keys* that are gone, as after a drop of the collection, and return their keys.
+
+        A primary that was left behind may lack a document as well, but cannot make it. So what had to be made was gone,
+        and its holders have lost their locks.
+        """
+        step = Step(remove=("",), tombstone_ttl=1)  # the rule's own way to an empty document
+        made = [pymongo.UpdateOne({"_id": {"$eq": key}}, pipeline(step), upsert=True) for key in keys]
+        let = step.arguments(self.limits, CLOCK, CLUSTER_TIME)
+        return list((self.collection.bulk_write(made, let=let, ordered=False).upserted_ids or {}).values())
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
         """See Store.deadlock(). It is looked for twice: waits that were read one after another need not be a cycle."""
