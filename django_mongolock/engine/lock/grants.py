@@ -240,7 +240,8 @@ class LockGrants:
 
     def release(self, early: bool = False) -> Protocol[bool]:
         """Release all keys; return whether all were held until then. early: also end their minimum hold."""
-        session, grants = self.session, self.grants
+        # The tokens, too: another thread may clear them, and the heartbeat would release what is being released.
+        session, grants, tokens = self.session, self.grants, self._owner_tokens
         if session is None or not self.is_ours:
             return False
         ours = bool(grants)
@@ -252,6 +253,7 @@ class LockGrants:
             raise
         finally:
             self.clear(grants)
+            del tokens
         return ours
 
     def clear(self, grants: tuple[Grant, ...]) -> None:
