@@ -304,11 +304,14 @@ class MemorySession(Session):
         grants = self.holding(key)
         self.commands.send(Apply(key, Step(remove=tuple(grant.id for grant in grants), force=True)))
         for grant in grants:
-            reported, reporting = threading.Event(), grant.reporting
-            call = None if reporting.on_lost is None else reporting.on_lost()
-            reporting.on_lost = partial(partial, _call_and_set, call, reported)
+            reported: list[threading.Event] = []
+            for user in grant.users:
+                if user.lock() is not None and (call := user.calls.get("on_lost")) is not None:
+                    reported.append(threading.Event())
+                    user.calls["on_lost"] = partial(_call_and_set, call, reported[-1])
             if self.ending.taken(grant):
-                reported.wait(5.0)
+                for each in reported:
+                    each.wait(5.0)
         return len(grants)
 
     def run(self, steps: Protocol[T]) -> T:
@@ -330,9 +333,8 @@ class MemorySession(Session):
         return self.waits.result(grant)
 
 
-def _call_and_set(callback: Callable[[], object] | None, done: threading.Event) -> None:
+def _call_and_set(callback: Callable[[Any], object], done: threading.Event, lock: object) -> None:
     try:
-        if callback is not None:
-            callback()
+        callback(lock)
     finally:
         done.set()

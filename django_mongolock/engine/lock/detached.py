@@ -9,6 +9,7 @@ of its owner resumes it. It is not renewed: it lasts for as long as its lease sa
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from ..protocol.processes import NO_PROCESS
 from ..rule.document import Terms, entry, milliseconds
 from ..rule.replies import Reply
 from ..rule.step import Step
+from ..session.ending import ABANDONED, HANDED_OVER
 from ..session.session import Session
 from ..store.base import Store
 from .lock import MongoLock
@@ -134,7 +136,14 @@ def park(
         raise ValueError("a detached lock needs an owner, and the terms name none")
     name = secrets.token_hex(6)
     parked = Parked(store, key, f"{name}.1", terms, timeout)
-    reply = parked.send(parked.taking(entry(parked.grant, name, terms, facts, process=NO_PROCESS), former))
+    try:
+        reply = parked.send(parked.taking(entry(parked.grant, name, terms, facts, process=NO_PROCESS), former))
+    except LockError:
+        raise
+    except BaseException:  # a signal: its caller will never have it
+        with contextlib.suppress(LockError):
+            parked.give_up()
+        raise
     return parked if reply.held else reply
 
 
@@ -148,16 +157,19 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
     if session is None or len(grants) != 1:
         raise LockMisused("only a lock on one key that is acquired can be detached")
     (grant,) = grants
-    if not lock.held:  # lost, or a parent's, which is not ours to park
+    # First: from now on it is no loss if a renewal does not find it.
+    if not (lock.held and grant.release()):  # lost, or a parent's, which is not ours to park
         lock.release()
         return None
     try:
         parked = park(session.store, grant.key, terms, facts, former=grant.id, timeout=session.command_timeout)
-    except LockError:
-        lock.release()
+        if isinstance(parked, Parked):
+            session.ending.end(grant, HANDED_OVER)
+        else:
+            session.ending.taken(grant, by_release=True)
+    except BaseException:
+        session.ending.end(grant, ABANDONED, stays=True)
         raise
-    if not isinstance(parked, Parked):
-        lock.release()
-        return None
-    own.hand_over(session)
-    return parked
+    finally:
+        own.clear(grants)
+    return parked if isinstance(parked, Parked) else None

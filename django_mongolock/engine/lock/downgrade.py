@@ -14,7 +14,7 @@ from ..session.session import Session
 from .grants import LockGrants
 
 
-def downgrade(own: LockGrants, lock: object) -> Protocol[bool]:
+def downgrade(own: LockGrants) -> Protocol[bool]:
     """Hold every key of *own* as a reader from now on; return whether all are held."""
     session, grants = own.session, own.grants
     if session is None or not own.all_held(grants):
@@ -29,7 +29,7 @@ def downgrade(own: LockGrants, lock: object) -> Protocol[bool]:
             )
     for grant in grants:
         terms = replace(grant.terms, mode="shared", capacity=UNLIMITED, lease=grant.lease.length)
-        reader = own.new_grant(session, grant.key, grant.worker, lock, terms)
+        reader = own.new_grant(session, grant.key, grant.worker, terms)
         token = reader.own(session.heartbeat.inbox.put)
         reader.acquired_from = grant.acquired_from
         if not (yield from _take_place(own, session, grant, reader)):

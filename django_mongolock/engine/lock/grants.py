@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import sys
@@ -12,15 +11,15 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from ...exceptions import LockBackendFailed, LockMisused, LockNotAcquired, LockReentry
+from ...exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..logs import WARNING, log
 from ..protocol import procedures
 from ..protocol.acquisition import Acquisition
 from ..protocol.actions import FOREVER, Protocol, ReleaseUncontended
 from ..rule.document import Terms, milliseconds
 from ..rule.options import LockOptions, Seconds, check_seconds
-from ..session.ending import ABANDONED, HANDED_OVER, LOST, REFUSED, RELEASED
-from ..session.grant import Callback, Grant, OwnerToken
+from ..session.ending import ABANDONED, LOST, REFUSED, RELEASED
+from ..session.grant import Grant, OwnerToken, User
 from ..session.grant_registry import current_worker
 from ..session.session import Session
 
@@ -36,9 +35,12 @@ class LockGrants:
     also when it is released: that it was granted stays a fact. wanted: what is waited for now.
     """
 
-    __slots__ = ("_busy", "_facts", "_owner_tokens", "grants", "keys", "last", "options", "session", "terms", "wanted")
+    __slots__ = (
+        *("_busy", "_facts", "_lock", "_owner_tokens", "_user"),
+        *("grants", "keys", "last", "options", "session", "terms", "wanted"),
+    )
 
-    def __init__(self, keys: tuple[str, ...], terms: Terms, options: LockOptions, facts: Facts) -> None:
+    def __init__(self, lock: object, keys: tuple[str, ...], terms: Terms, options: LockOptions, facts: Facts) -> None:
         self.keys, self.terms, self.options = keys, terms, options
         self.session: Session | None = None
         self.grants: tuple[Grant, ...] = ()
@@ -47,6 +49,12 @@ class LockGrants:
         self._facts = facts
         self._owner_tokens: tuple[OwnerToken, ...] = ()
         self._busy = threading.Lock()
+        self._lock = weakref.ref(lock)
+        self._user = self._new_user()
+
+    def _new_user(self) -> User:
+        calls = {"on_lost": self.options.on_lost, "on_release_requested": self.options.on_release_requested}
+        return User(self._lock, {name: callback for name, callback in calls.items() if callback is not None})
 
     @property
     def is_ours(self) -> bool:
@@ -58,8 +66,8 @@ class LockGrants:
         release them meanwhile, and of no grants at all it would be true that all are held."""
         return bool(grants) and self.is_ours and all(grant.held for grant in grants)
 
-    def acquire(self, session: Session, wait: float | None, lock: object) -> Protocol[None]:
-        """Acquire all keys, for *lock*, or none."""
+    def acquire(self, session: Session, wait: float | None) -> Protocol[None]:
+        """Acquire all keys, or none."""
         self._begin()
         called = began = session.now()
         deadline = FOREVER if wait is None else began + wait
@@ -67,9 +75,10 @@ class LockGrants:
         tokens: list[OwnerToken] = []
         try:
             for key in self.keys:
-                grant = yield from self._acquire_one(session, key, (began, deadline), lock, tokens, trial=wait == 0)
+                grant = yield from self._acquire_one(session, key, (began, deadline), tokens, trial=wait == 0)
                 grants.append(grant)
                 began = session.now()
+            self._refuse_lost(grants)
             self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
             self.last = self.grants
             where = calling_line()
@@ -90,9 +99,15 @@ class LockGrants:
         finally:
             self._busy.release()
 
+    def _refuse_lost(self, grants: list[Grant]) -> None:
+        """Raise LockLost if one of *grants* was lost while the next one was waited for."""
+        for grant in grants:
+            if not grant.held:
+                raise LockLost(grant.key, grant.token, grant.reason)
+
     def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
         """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
-        alone = [grant for grant in grants if grant.users == (id(self),) and not grant.in_doubt and grant.release()]
+        alone = [grant for grant in grants if not grant.in_doubt and grant.leave(self._lock)]
         if not alone:
             return
         with contextlib.suppress(LockBackendFailed):
@@ -109,13 +124,13 @@ class LockGrants:
             self._busy.release()
             raise LockMisused("this lock object is in use: release it first, or make a new one for every use")
         self.grants = self.last = self._owner_tokens = ()
+        self._user = self._new_user()
 
     def _acquire_one(
         self,
         session: Session,
         key: str,
         times: tuple[float, float],
-        lock: object,
         tokens: list[OwnerToken],
         *,
         trial: bool,
@@ -126,7 +141,7 @@ class LockGrants:
         if mine is not None and (token := (yield from self._enter_again(session, mine))) is not None:
             tokens.append(token)
             return mine
-        grant = self.new_grant(session, key, worker, lock)
+        grant = self.new_grant(session, key, worker)
         tokens.append(grant.own(session.heartbeat.inbox.put))
         began, deadline = times
         grant.waiting.began, grant.waiting.back_by = began, deadline + session.commands.timeout
@@ -165,8 +180,7 @@ class LockGrants:
                 raise self._reentry(grant)
             session.ending.taken(grant)
             return None
-        grant.users += (id(self),)
-        return token
+        return token if grant.share(self._user) else None
 
     def _reentry(self, grant: Grant) -> LockReentry:
         """The error. (Where it is raised no variable has it: it leads to the frames there, and they to a token.)"""
@@ -175,7 +189,7 @@ class LockGrants:
         error.differs = self.options.reentrant
         return error
 
-    def new_grant(self, session: Session, key: str, worker: object, lock: object, terms: Terms | None = None) -> Grant:
+    def new_grant(self, session: Session, key: str, worker: object, terms: Terms | None = None) -> Grant:
         """A grant that has not been asked for yet. terms: if not those of the lock."""
         terms, options, facts = terms or self.terms, self.options, self._facts()
         # What its worker holds already. A release that is still on its way is waited for, and is no deadlock.
@@ -193,12 +207,8 @@ class LockGrants:
             nested=bool(others),
             now=session.now,
         )
-        grant.users = (id(self),)
+        grant.users = (self._user,)
         grant.reporting.template = options.templates.get(key, "")
-        if options.on_lost is not None:
-            grant.reporting.on_lost = _weakly(lock, options.on_lost)
-        if options.on_release_requested is not None:
-            grant.reporting.on_release_requested = _weakly(lock, options.on_release_requested)
         grant.acquisition = Acquisition(
             key,
             grant.id,
@@ -230,7 +240,8 @@ class LockGrants:
 
     def release(self, early: bool = False) -> Protocol[bool]:
         """Release all keys; return whether all were held until then. early: also end their minimum hold."""
-        session, grants = self.session, self.grants
+        # The tokens, too: another thread may clear them, and the heartbeat would release what is being released.
+        session, grants, tokens = self.session, self.grants, self._owner_tokens
         if session is None or not self.is_ours:
             return False
         ours = bool(grants)
@@ -241,17 +252,23 @@ class LockGrants:
             self._drop(session, grants, stays=not early)
             raise
         finally:
-            self.grants, self._owner_tokens = (), ()
+            self.clear(grants)
+            del tokens
         return ours
+
+    def clear(self, grants: tuple[Grant, ...]) -> None:
+        """*grants* have ended. What was acquired since another thread has released them stays."""
+        if self.grants is grants:
+            self.grants = self._owner_tokens = ()
 
     def _release_one(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
         """Release one grant, unless another lock object of its worker shares it; return whether it was held."""
-        grant.unshare(id(self))
-        if grant.users:
+        if (was_held := grant.leave(self._lock)) is None:
             return grant.held
-        if not grant.release():
+        if not was_held:
             session.ending.end(grant, LOST)
             return False
+        grant.releaser = current_worker()
         # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
         outcome_unknown = grant.in_doubt
         stays = grant.terms.min_hold > 0 and not early
@@ -277,7 +294,7 @@ class LockGrants:
         if was_there:
             session.ending.end(grant, RELEASED)
         else:
-            session.ending.taken(grant, by_release=True)
+            was_there = not session.ending.taken(grant, by_release=True)
         return was_there
 
     def abandon(self, *, stays: bool = False) -> None:
@@ -291,17 +308,8 @@ class LockGrants:
     def _drop(self, session: Session, grants: Iterable[Grant], *, stays: bool = False) -> None:
         """Have grants removed in the background. May be called again for the same ones. stays: see `abandon`."""
         for grant in grants:
-            grant.unshare(id(self))
-            if not grant.users:
+            if grant.leave(self._lock) is not None:
                 session.ending.end(grant, ABANDONED, stays=stays)
-
-    def hand_over(self, session: Session) -> None:
-        """End what is held: a command has put other grants in its place."""
-        for grant in self.grants:
-            grant.release()
-            session.ending.end(grant, HANDED_OVER)
-        # Only now: the heartbeat takes a held grant without its token for one that was forgotten.
-        self.grants = self._owner_tokens = ()
 
     # Extend
 
@@ -318,10 +326,12 @@ class LockGrants:
             # With another token, it was taken away, and a command of before that was held up has brought it back.
             if answer.reply.token != grant.token:
                 session.ending.taken(grant)
-                return False
+                break
             if answer.whole:
                 grant.renewed(answer.sent + length, answer.now, length)
-        return self.all_held(grants)
+        if self.all_held(grants):
+            return True
+        return self.grants is not grants and (yield from self.extend(lease))  # downgraded meanwhile
 
     def replace(self, grant: Grant, other: Grant, token: OwnerToken) -> None:
         """*other*, with its *token*, has taken the place of *grant*. If that was released meanwhile by another thread,
@@ -329,17 +339,6 @@ class LockGrants:
         if grant in self.grants:
             self.grants = self.last = tuple(other if each is grant else each for each in self.grants)
             self._owner_tokens += (token,)
-
-
-def _weakly(lock: object, callback: Callable[..., object]) -> Callback:
-    """*callback* with *lock*, without keeping the lock from being collected until there is something to report."""
-    reference = weakref.ref(lock)
-
-    def bind() -> Callable[[], object] | None:
-        found = reference()
-        return None if found is None else functools.partial(callback, found)
-
-    return bind
 
 
 def calling_line() -> str:

@@ -42,7 +42,8 @@ class MongoLock(LockState):
         """Acquire the lock, waiting at most *wait* seconds (as made if not given; 0: one try; None: no end).
 
         Returns itself. Raises LockNotAcquired (LockReentry, LockQueueFull) if it could not be acquired,
-        LockBackendFailed if MongoDB cannot be reached, and LockMisused if this object is in use.
+        LockBackendFailed if MongoDB cannot be reached, LockLost if one of several keys was lost while another was
+        waited for, and LockMisused if this object is in use.
 
         Another thread or task may release it. But if this thread ends, or this object is dropped, while the lock is
         held, it is released soon after, with a warning in the log: no code is left that would do it.
@@ -58,7 +59,7 @@ class MongoLock(LockState):
             )
         try:
             session = self._session_now()
-            session.run(self._own.acquire(session, limit, self))
+            session.run(self._own.acquire(session, limit))
         except LockError:
             raise
         except BaseException:
@@ -69,9 +70,10 @@ class MongoLock(LockState):
     async def aacquire(self, wait: Seconds | Unset | None = UNSET, **unknown: Never) -> Self:
         """See acquire()."""
         refuse_options(unknown)
+        limit = self._limit(wait)
         try:
             session = self._session_now()
-            await session.arun(self._own.acquire(session, self._limit(wait), self))
+            await session.arun(self._own.acquire(session, limit))
         except LockError:
             raise
         except BaseException:
@@ -147,12 +149,12 @@ class MongoLock(LockState):
         again. Raises LockLost if the lock is not held any more, LockMisused if it is not exclusive, and
         LockBackendFailed if MongoDB did not answer until the end of the lease; then the lock is given up.
         """
-        if not self._session().run(downgrade(self._own, self)):
+        if not self._session().run(downgrade(self._own)):
             raise self._loss(self._own.grants)
 
     async def adowngrade(self) -> None:
         """See downgrade()."""
-        if not await self._session().arun(downgrade(self._own, self)):
+        if not await self._session().arun(downgrade(self._own)):
             raise self._loss(self._own.grants)
 
     @overload

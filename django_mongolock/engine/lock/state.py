@@ -9,7 +9,7 @@ from typing import TypeVar
 from ...exceptions import LockError, LockLost, LockMisused
 from ..rule.document import Terms
 from ..rule.options import LockOptions
-from ..session.grant import Grant, State
+from ..session.grant import Grant
 from ..session.session import Session
 from .grants import LockGrants
 
@@ -35,7 +35,7 @@ class LockState:
         self.terms = terms
         self.options = options
         self._session_now = session
-        self._own = LockGrants(keys, terms, options, facts)
+        self._own = LockGrants(self, keys, terms, options, facts)
 
     @property
     def key(self) -> str:
@@ -50,8 +50,7 @@ class LockState:
     @property
     def lost(self) -> bool:
         """Whether it was acquired by this object and then lost, rather than released."""
-        grants = self._own.grants
-        return bool(grants) and not self._own.all_held(grants)
+        return self._has_lost(self._own.grants)
 
     @property
     def in_danger(self) -> bool:
@@ -131,20 +130,23 @@ class LockState:
             raise self._not_acquired()
         return grants
 
+    def _has_lost(self, grants: tuple[Grant, ...]) -> bool:
+        """Whether one of *grants* is lost, rather than released, or is a parent's, which a forked child does not
+        hold."""
+        return bool(grants) and (not self._own.is_ours or any(grant.lost for grant in grants))
+
     def _loss(self, grants: tuple[Grant, ...]) -> LockError:
         """The error that says why one of *grants* is not held."""
-        if not grants:
+        if not self._has_lost(grants):
             return self._not_acquired()
         if not self._own.is_ours:
             return LockLost(grants[0].key, grants[0].token, "a forked child does not hold its parent's locks")
-        gone = [grant for grant in grants if not grant.held]
-        # One that was released along with a lost one is not what was lost.
-        grant = next((grant for grant in gone if grant.state is State.LOST), (*gone, *grants)[0])
-        return LockLost(grant.key, grant.token, grant.reason)
+        lost = next(grant for grant in grants if grant.lost)
+        return LockLost(lost.key, lost.token, lost.reason)
 
     def _report_loss(self, grants: tuple[Grant, ...], error: BaseException | None) -> None:
         """On leaving the block: report that the lock was lost, without hiding what the block itself raised."""
-        if not grants or not self._own.is_ours:
+        if not self._own.is_ours or not self._has_lost(grants):
             return
         if error is None:
             raise self._loss(grants)

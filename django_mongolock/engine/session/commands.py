@@ -158,7 +158,9 @@ class Commands:
         if known is not None:
             return self.answer(step.ask, known.reply, known.sent)
         if self._closed and step.add is not None:
-            raise LockMisused("the session was closed before the lock was asked for")
+            if not step.remove or step.resumes:
+                raise LockMisused("the session was closed before the lock was asked for")
+            step = replace(step, add=None)  # a release goes on, without its heir
         grant, sent = self._session.registry.grants.get(step.ask), self._session.now()
         step = replace(step, beat=next(self.numbers))
         if step.add is not None and grant is not None:

@@ -60,10 +60,8 @@ class Ending:
         if how is ABANDONED:
             grant.release()
         is_news = self.forget(grant)
-        if how is LOST and not is_news:
-            return
         # Of a lost grant that was taken away, only a copy of its command can be left: that must not bring it back.
-        if how is ABANDONED or (how is LOST and (grant.reason != TAKEN or grant.outcome_unknown)):
+        if how is ABANDONED or (how is LOST and is_news and (grant.reason != TAKEN or grant.in_doubt)):
             if self._session.pid != os.getpid():
                 return
             self._cleanup.ensure_removed(grant, stays=stays)
@@ -72,8 +70,6 @@ class Ending:
             self._session.notifications.not_acquired(grant, reason, self._session.now() - grant.waiting.began)
         else:
             self._session.notifications.ended(grant, noticed=noticed)
-        if how is LOST:
-            self._session.notifications.lost(grant)
 
     def forget(self, grant: Grant) -> bool:
         """Renew it no more, and let the next of its line ask. Return whether it was renewed until now."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from .. import clock
 from ..protocol.acquisition import Acquisition
@@ -23,10 +23,6 @@ TAKEN: Final = "it was taken away, or its lease ended on the server"
 CLOSED: Final = "its session was closed"
 
 LineKey = tuple[str, str, int, int, str | None, int]
-
-
-#: Gives the call to make, which keeps its lock alive from then on; None if the lock is gone.
-Callback = Callable[[], Callable[[], object] | None]
 
 
 class State(Enum):
@@ -53,6 +49,17 @@ class OwnerRef(weakref.ref[OwnerToken]):
 
     __slots__ = ("grant",)
     grant: Grant
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class User:
+    """A lock object that has a grant, through one acquisition, and what is to be called for it, by names of options.
+
+    It does not keep the lock object from being collected.
+    """
+
+    lock: weakref.ref[object]
+    calls: dict[str, Callable[[Any], object]]
 
 
 @dataclass(slots=True, eq=False)
@@ -112,8 +119,6 @@ class Reporting:
     waited: float = 0.0
     held_for: float = 0.0
     release_requested_by: str | None = None
-    on_lost: Callback | None = None
-    on_release_requested: Callback | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
@@ -124,10 +129,11 @@ class Grant:
     lease does on the server. So code that sees `held` knows that no other grant was let in.
 
     line: which line of this process it stands in. The grants of a line compete on the same terms, and only the
-    first of them stands in the queue of the document. worker: the thread or task that asked. users: ids of the lock
-    objects that share it (reentrant locks). acquired_from: the line of the program. owner_ref: refers to what is
-    alive while there is code that may release it; None when all is done. outcome_unknown: a command that adds it
-    got no answer, so a copy of it may still arrive, whatever came of the next.
+    first of them stands in the queue of the document. worker: the thread or task that asked. releaser: the one that
+    releases it now. users: the lock objects that share it (reentrant locks); the last one stays noted, to be told of a
+    loss. acquired_from: the line of the program. owner_ref: refers to what is alive while there is code that may
+    release it; None when all is done. outcome_unknown: a command that adds it got no answer, so a copy of it may still
+    arrive, whatever came of the next.
     """
 
     id: str
@@ -140,7 +146,8 @@ class Grant:
     nested: InitVar[bool] = False
     now: Callable[[], float] = clock.now
     line: LineKey = field(init=False)
-    users: tuple[int, ...] = ()
+    users: tuple[User, ...] = ()
+    releaser: object = None
     acquired_from: str = ""
     acquired_at: datetime | None = None
     acquisition: Acquisition = field(init=False)
@@ -174,9 +181,15 @@ class Grant:
         return self.state is State.HELD
 
     @property
+    def lost(self) -> bool:
+        """Whether it is not held any more, and was not released."""
+        return not self.held and self.state is State.LOST
+
+    @property
     def in_doubt(self) -> bool:
         """Whether a command that adds it may still arrive: one without an answer, or of another grant's hand-over."""
-        return self.outcome_unknown or self.waiting.handover_reserved
+        # In this order: `finish_handover` writes the first before the second.
+        return self.waiting.handover_reserved or self.outcome_unknown
 
     @property
     def remaining(self) -> float:
@@ -215,9 +228,22 @@ class Grant:
         self.owner_ref.grant = self
         return token
 
-    def unshare(self, user: int) -> None:
-        """Note that a lock object shares it no more."""
-        self.users = tuple(other for other in self.users if other != user)
+    def share(self, user: User) -> bool:
+        """Let *user* have it, too. Return whether it is still held."""
+        with self._mutex:
+            if self.state is State.HELD:
+                self.users = (*self._users_but(user.lock), user)
+            return self.state is State.HELD
+
+    def _users_but(self, lock: weakref.ref[object] | None) -> tuple[User, ...]:
+        return tuple(user for user in self.users if user.lock is not lock and user.lock() is not None)
+
+    def end_is_news(self) -> bool:
+        """Return, once, that it was reported to be acquired, and that its end is to be."""
+        with self._mutex:
+            if is_news := self.reporting.reported == "acquired":
+                self.reporting.reported = "end"
+            return is_news
 
     def hold(self, granted: Granted) -> bool:
         """Note that it was granted. Return False where it has ended before, as its session was closed meanwhile."""
@@ -277,9 +303,9 @@ class Grant:
     def lose(self, reason: str, *, by_release: bool = False) -> bool:
         """Note that it is not ours any more. Return whether that is news.
 
-        by_release: it was about to be released, and was not there.
+        by_release: it was about to be released, and was not there, though no other part of its session released it.
         """
-        return self._end(State.LOST, reason, by_release=by_release)
+        return bool(self._end(State.LOST, reason, by_release=by_release))
 
     def owner(self) -> OwnerToken | None:
         """Its owner token, while it is held; None if the heartbeat is about to release it, since no code can."""
@@ -287,12 +313,19 @@ class Grant:
 
     def release(self) -> bool:
         """Note that it is about to be released. Return whether it was held until now."""
-        return self.held and self._end(State.RELEASED, "released")
+        return self.held and bool(self._end(State.RELEASED, "released"))
 
-    def _end(self, state: State, reason: str, *, by_release: bool = False) -> bool:
+    def leave(self, lock: weakref.ref[object]) -> bool | None:
+        """See release(). But while other lock objects than *lock* have it, it stays held, and None is returned."""
+        return self.held and self._end(State.RELEASED, "released", leaving=lock)
+
+    def _end(self, state: State, reason: str, *, by_release: bool = False, leaving: Any = None) -> bool | None:
         with self._mutex:
+            if leaving is not None and len(self.users) > 1 and (others := self._users_but(leaving)):
+                self.users = others
+                return None
             if self.state not in (State.WAITING, State.HELD):
-                if not (by_release and self.state is State.RELEASED):
+                if not (by_release and self.state is State.RELEASED and self.reason != CLOSED):
                     return False
                 self.state, self.reason = state, reason
                 return True  # how long it was held was noted before

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from ..logs import DEBUG, INFO, WARNING, is_enabled_for, log, log_exception
-from .grant import CLOSED, Callback, Grant, State
+from .grant import CLOSED, Grant, State
 from .worker_threads import WorkerThreads
 
 #: How many callbacks and observers are called at a time, and how many with those that have taken half a second.
@@ -53,22 +53,20 @@ class Notifications:
 
         noticed: the session has noticed it, rather than the caller.
         """
-        if grant.reporting.reported == "acquired":
-            grant.reporting.reported = "end"
-            self._report("lost" if grant.state is State.LOST else "released", grant, noticed=noticed)
-
-    def lost(self, grant: Grant) -> None:
-        """Have the program called. `ended` reports the loss to all others."""
-        self._call(grant.reporting.on_lost, grant)
+        if grant.end_is_news():
+            event = "lost" if grant.state is State.LOST else "released"
+            self._report(event, grant, noticed=noticed)
+            if event == "lost" and grant.reason != CLOSED:
+                self._call("on_lost", grant, last=True)
 
     def release_requested(self, grant: Grant, requested_by: str) -> None:
-        """Report, once, that its release was requested."""
+        """Report, once, that its release was requested, while it is held."""
         reporting = grant.reporting
-        if reporting.release_requested_by is None:
+        if reporting.release_requested_by is None and reporting.reported == "acquired" and grant.held:
             reporting.release_requested_by, reporting.held_for = requested_by, grant.held_for
             log(INFO, "release requested", key=grant.key, by=requested_by)
             self._report("release_requested", grant, noticed=True)
-            self._call(reporting.on_release_requested, grant)
+            self._call("on_release_requested", grant)
 
     def close(self) -> None:
         """End the threads, when they have made the calls that there are."""
@@ -83,10 +81,15 @@ class Notifications:
             if not (noticed and self.in_threads and self.threads.submit(observe)):
                 observe()
 
-    def _call(self, callback: Callback | None, grant: Grant) -> None:
-        """Have the program called, in another thread. Its lock may be about to go: from here on it stays."""
-        if callback is not None and (call := callback()) is not None:
-            self.threads.submit(functools.partial(_call_safely, call, grant))
+    def _call(self, name: str, grant: Grant, *, last: bool = False) -> None:
+        """Have the program called, in other threads. Its locks may be about to go: from here on they stay.
+
+        last: not again for the same acquisition, which may be one of several keys.
+        """
+        for user in grant.users:
+            lock, callback = user.lock(), user.calls.pop(name, None) if last else user.calls.get(name)
+            if lock is not None and callback is not None:
+                self.threads.submit(functools.partial(_call_safely, functools.partial(callback, lock), grant))
 
 
 def _facts(event: str, grant: Grant) -> dict[str, object]:

@@ -40,7 +40,7 @@ class Orphans:
         for grant in list(self._session.registry.grants.values()):
             if (owner_ref := grant.owner_ref) is not None and owner_ref() is None:
                 self._clean_up(grant)
-            elif grant.state is State.HELD and grant.held and _has_ended(grant.worker):
+            elif (grant.held and _has_ended(grant.worker)) or _has_ended(grant.releaser):
                 self._release(grant, "its thread or event loop has ended")
         for grant in list(self._session.queue.waiting.values()):
             if _has_ended(grant.worker):
@@ -56,7 +56,7 @@ class Orphans:
         if was_held:
             self._release(grant, "its lock object is gone")
         else:
-            self._ending.end(grant, ABANDONED, noticed=True)
+            self._ending.end(grant, ABANDONED, stays=grant.state is State.RELEASED, noticed=True)
         # The caller may have left the line without waking the next.
         self._session.queue.wake_first(grant.line)
         if was_held:

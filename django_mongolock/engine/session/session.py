@@ -93,9 +93,11 @@ class Session(Shared):
         self.queue.leave(grant)
         if (due := min(grant.lease.renew_at, grant.lease.until)) < seen_to:
             self.heartbeat.see_to(due)
-        if grant.reporting.on_release_requested is not None:
+        if any("on_release_requested" in user.calls for user in grant.users):
             self.waits.listen()
         self.notifications.acquired(grant)
+        if grant.id not in self.registry.grants:  # it has ended since, when there was nothing to report yet
+            self.ending.end(grant, RELEASED)
 
     # The end
 
@@ -118,7 +120,8 @@ class Session(Shared):
         ended = list(self.registry.grants.values())
         held = [grant for grant in ended if grant.state is not State.WAITING and not grant.in_doubt]
         for grant in ended:
-            grant.lose(CLOSED)
+            if not grant.lose(CLOSED) and grant.state is State.RELEASED:
+                grant.reason = CLOSED  # its own release may find nothing
             if grant not in held:
                 self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
         self.cleanup.finish(held, end)

@@ -75,7 +75,9 @@ class Waits:
     def _is_waited(self) -> bool:
         """Whether bells may concern this session."""
         grants = list(self._session.registry.grants.values())
-        return bool(self._session.queue.waiting) or any(grant.reporting.on_release_requested for grant in grants)
+        return bool(self._session.queue.waiting) or any(
+            "on_release_requested" in user.calls for grant in grants for user in grant.users
+        )
 
     def _seconds(self, pause: Pause, grant: Grant) -> float:
         if pause.poll == FOREVER:

@@ -1,0 +1,476 @@
+"""The ends of a grant, where two parties come to it at once: on the rule in Python, with commands held up."""
+
+import asyncio
+import functools
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from django_mongolock.engine.lock.detached import Parked, park_held
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.session.ending import How
+from django_mongolock.engine.session.grant import Grant
+from django_mongolock.exceptions import LockBackendFailed, LockLost
+from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
+from tests.engine.conftest import make_lock
+from tests.engine.test_signal_nets import Strikes
+from tests.engine.waiters import InThread
+from tests.support.grants import grant_of, new_grant
+from tests.support.waiting import eventually
+
+TIMEOUT = 5.0
+#: Longer than any test lets time go by.
+LONG = Terms(lease=6_000, margin=1, waiter_lease=6_000)
+
+Events = list[tuple[str, str]]
+
+
+@pytest.fixture
+def server() -> MemoryServer:
+    return MemoryServer()
+
+
+@pytest.fixture
+def events() -> Events:
+    """What was reported of the grants of `session`, with their keys."""
+    return []
+
+
+@pytest.fixture
+def session(server: MemoryServer, events: Events) -> Iterator[MemorySession]:
+    session = MemorySession(
+        MemoryStore(server, Limits()), observer=lambda event, grant: events.append((event, grant.key))
+    )
+    yield session
+    session.close()
+
+
+def holders(server: MemoryServer, key: str = "k") -> list[dict[str, Any]]:
+    return list(server.documents[key]["holders"])
+
+
+class Gate:
+    """Holds up the first call of a function: before it, or (*late*) its answer. error: what it raises then."""
+
+    def __init__(self, call: Callable[..., Any], *, late: bool = False, error: BaseException | None = None) -> None:
+        self.call, self.late, self.error = call, late, error
+        self.there, self.go = threading.Event(), threading.Event()
+        self._passed = False
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if self._passed:
+            return self.call(*arguments, **options)
+        self._passed = True
+        answer = self.call(*arguments, **options) if self.late else None
+        self.there.set()
+        self.go.wait(20)
+        if self.error is not None:
+            raise self.error
+        return answer if self.late else self.call(*arguments, **options)
+
+
+class Call:
+    """A function that another thread calls: what it returned, or raised."""
+
+    def __init__(self, in_thread: InThread, call: Callable[..., Any], *arguments: Any) -> None:
+        self.result: Any = None
+        self._thread = in_thread(functools.partial(self._run, call, arguments))
+
+    def _run(self, call: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            self.result = call(*arguments)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.result = error
+
+    def end(self) -> Any:
+        self._thread.join(10)
+        return self.result
+
+
+HoldUp = Callable[..., Gate]
+
+
+@pytest.fixture
+def hold_up(monkeypatch: pytest.MonkeyPatch) -> HoldUp:
+    """Puts a gate before a method: hold_up(session.store, "apply")."""
+
+    def hold_up(owner: Any, name: str, **options: Any) -> Gate:
+        gate = Gate(getattr(owner, name), **options)
+        monkeypatch.setattr(owner, name, gate)
+        return gate
+
+    return hold_up
+
+
+@pytest.mark.parametrize("how", ["forced", "max_hold"])
+def test_a_key_that_is_lost_while_the_next_is_waited_for(
+    server: MemoryServer, session: MemorySession, in_thread: InThread, how: str
+) -> None:
+    """F164, P7: acquire() never returns what is not held."""
+    theirs = make_lock(MemorySession(MemoryStore(server, Limits())), "b", terms=LONG).acquire()
+    options = {"max_hold": 60.0} if how == "max_hold" else {}
+    mine = make_lock(session, "a", "b", terms=LONG, wait=None, **options)
+    acquiring = Call(in_thread, mine.acquire)
+    assert eventually(lambda: server.documents.get("b", {}).get("waiters"))
+    if how == "forced":
+        session.lose("a")
+    else:
+        server.advance(61)
+    theirs.release()
+    assert isinstance(acquiring.end(), LockLost)
+    assert eventually(lambda: not (holders(server, "a") or holders(server, "b") or session.known))
+
+
+# One lock object, and two threads
+
+
+def test_what_was_acquired_since_another_thread_released_it(
+    session: MemorySession, in_thread: InThread, hold_up: HoldUp
+) -> None:
+    """F165: a release whose answer comes late ends what it released, and not what the object has acquired since."""
+    lock = make_lock(session, terms=LONG).acquire()
+    gate = hold_up(session.store, "release_uncontended", late=True)
+    first = Call(in_thread, lock.release)
+    assert gate.there.wait(TIMEOUT)
+    assert not lock.release()
+    with lock:
+        gate.go.set()
+        assert first.end() is True
+        assert lock.held
+
+
+def test_what_another_thread_is_releasing_is_not_lost(
+    session: MemorySession, in_thread: InThread, hold_up: HoldUp
+) -> None:
+    """F165: neither its block nor `lost` reports a loss while the command of the release is on its way."""
+    gate = hold_up(session.store, "release_uncontended")
+    with make_lock(session, terms=LONG) as lock:
+        first = Call(in_thread, lock.release)
+        assert gate.there.wait(TIMEOUT)
+        assert not lock.lost
+    gate.go.set()
+    assert first.end() is True
+
+
+def test_an_extension_and_a_downgrade(session: MemorySession, in_thread: InThread, hold_up: HoldUp) -> None:
+    """F165: what another thread has downgraded is extended as it is now."""
+    lock = make_lock(session, terms=LONG).acquire()
+    gate = hold_up(session.store, "apply")
+    extending = Call(in_thread, lock.extend, 9_000)
+    assert gate.there.wait(TIMEOUT)
+    lock.downgrade()
+    gate.go.set()
+    assert extending.end() is None
+    assert lock.remaining > 8_000
+
+
+# A lock that is parked
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_lock_that_is_parked_is_not_lost(
+    session: MemorySession, events: Events, in_thread: InThread, hold_up: HoldUp, interrupted: bool
+) -> None:
+    """F166: it is renewed while the command that parks it is on its way; a signal that strikes then leaves nothing."""
+    lost: list[object] = []
+    terms = replace(LONG, owner="me")
+    lock = make_lock(session, terms=terms, on_lost=lost.append).acquire()
+    grant = grant_of(lock)
+    gate = hold_up(session.store, "apply", late=True, error=KeyboardInterrupt() if interrupted else None)
+    parking = Call(in_thread, park_held, lock, terms, {})
+    assert gate.there.wait(TIMEOUT)
+    session.renewals.renew([grant])
+    gate.go.set()
+    parked = parking.end()
+    assert isinstance(parked, KeyboardInterrupt if interrupted else Parked)
+    assert (events, lost) == ([("acquired", "k"), ("released", "k")], [])
+    assert eventually(lambda: not session.known)
+    assert (session.store.read("k", "", TIMEOUT).first_end is None) == interrupted
+
+
+# A command of a hand-over that may still arrive
+
+
+def test_a_hand_over_that_ends_while_it_is_asked_for(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F167: whoever looks while its giver ends it, without an answer, sees one or the other."""
+    grant = new_grant(session, make_lock(session, terms=LONG), object())
+    waiting, grant.waiting.handover_reserved = grant.waiting, True
+
+    class Reserved:
+        @property
+        def handover_reserved(self) -> bool:
+            grant.waiting = waiting
+            session.queue.finish_handover(grant, None)
+            return waiting.handover_reserved
+
+    grant.waiting = Reserved()  # type: ignore[assignment]
+    assert grant.in_doubt
+
+
+def test_what_is_lost_while_a_hand_over_to_it_is_under_way(
+    session: MemorySession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F167: a copy of the command that queued it must not bring it back."""
+    grant = grant_of(make_lock(session, terms=LONG).acquire())
+    grant.waiting.handover_reserved = True
+    session.store.apply("k", Step(remove=(grant.id,), force=True), TIMEOUT)
+    removed: list[Grant] = []
+    monkeypatch.setattr(session.cleanup, "ensure_removed", lambda grant, **_: removed.append(grant))
+    session.ending.taken(grant)
+    assert removed == [grant]
+
+
+async def test_a_wrong_argument_releases_nothing(session: MemorySession) -> None:
+    """F168: as in acquire()."""
+    async with make_lock(session, terms=LONG) as lock:
+        with pytest.raises(TypeError):
+            await lock.aacquire("5")  # type: ignore[arg-type]
+        assert lock.held
+
+
+# What is reported
+
+
+@pytest.mark.parametrize("how", ["pause", "close"])
+def test_a_grant_that_ends_before_it_is_reported(
+    server: MemoryServer, session: MemorySession, events: Events, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """F169: its process was stopped for longer than the lease, or the session is closed, just then: it is reported as
+    acquired, and as lost, and nothing is known of it any more."""
+    hold = session.registry.hold
+
+    def late(grant: Grant) -> None:
+        if how == "close":
+            session.close()
+        else:
+            server._moved += 7_000
+            session.heartbeat.do_due()
+        hold(grant)
+
+    monkeypatch.setattr(session.registry, "hold", late)
+    with pytest.raises(LockLost):
+        make_lock(session, terms=LONG).acquire()
+    assert events == [("acquired", "k"), ("lost", "k")]
+    assert not session.registry.by_line
+    assert not session.registry._by_worker
+
+
+def test_two_ends_at_once_are_one(
+    session: MemorySession, events: Events, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F169: the caller releases it, and the session is closed: one of the two reports it."""
+    lock = make_lock(session, terms=LONG).acquire()
+    others: list[threading.Thread] = []
+    reporting = grant_of(lock).reporting
+
+    class Slow:
+        """Lets another end come in between the look and the note."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(reporting, name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "reported" and not others:
+                others.append(in_thread(functools.partial(session.notifications.ended, grant)))
+                others[0].join(0.2)
+            setattr(reporting, name, value)
+
+    grant = grant_of(lock)
+    grant.reporting = Slow()  # type: ignore[assignment]
+    lock.release()
+    others[0].join(TIMEOUT)
+    assert events == [("acquired", "k"), ("released", "k")]
+
+
+@pytest.mark.parametrize("found_by", ["heartbeat", "caller"])
+def test_a_loss_is_told_once(
+    server: MemoryServer, session: MemorySession, events: Events, monkeypatch: pytest.MonkeyPatch, found_by: str
+) -> None:
+    """F169: for each acquisition, also where it is of several keys, and whoever finds it first."""
+    told: list[object] = []
+    lock = make_lock(session, "a", "b", terms=LONG, auto_renew=False, on_lost=told.append).acquire()
+    if found_by == "heartbeat":
+        server.advance(7_000)
+    else:
+        monkeypatch.setattr(session.heartbeat, "do_due", lambda: None)
+        server._moved += 7_000
+        lock._own.abandon()
+    assert eventually(lambda: told)
+    assert not eventually(lambda: len(told) > 1, 0.1)
+    assert {("lost", "a"), ("lost", "b")} <= set(events)
+
+
+def test_a_request_that_is_found_after_the_release(
+    session: MemorySession, events: Events, in_thread: InThread, hold_up: HoldUp
+) -> None:
+    """F169: that the release was requested is not reported of what is released; its object holds another grant now."""
+    asked: list[object] = []
+    lock = make_lock(session, terms=LONG, on_release_requested=asked.append).acquire()
+    grant = grant_of(lock)
+    session.store.apply("k", Step(request_release_of=(grant.id,), requested_by="me"), TIMEOUT)
+    gate = hold_up(session.store, "renew", late=True)
+    renewing = Call(in_thread, session.renewals.renew, [grant])
+    assert gate.there.wait(TIMEOUT)
+    lock.release()
+    lock.acquire()
+    gate.go.set()
+    renewing.end()
+    assert not eventually(lambda: asked, 0.1)
+    assert "release_requested" not in dict(events)
+
+
+# A session that is closed
+
+
+def test_a_release_that_finds_its_session_has_released(
+    session: MemorySession, events: Events, in_thread: InThread, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F170: the session is closed while the command of the caller is on its way: that is no loss."""
+    lock = make_lock(session, terms=LONG).acquire()
+    gate = hold_up(session.store, "release_uncontended")
+    releasing = Call(in_thread, lock.release)
+    assert gate.there.wait(TIMEOUT)
+    end = session.ending.end
+
+    def late(grant: Grant, how: How, **options: Any) -> None:
+        gate.go.set()
+        releasing.end()
+        end(grant, how, **options)
+
+    monkeypatch.setattr(session.ending, "end", late)
+    session.close()
+    assert releasing.end() is True
+    assert events == [("acquired", "k"), ("released", "k")]
+
+
+def test_a_release_in_a_session_that_is_being_closed(
+    server: MemoryServer, session: MemorySession, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F170: it goes on without its heir, and does not replace the error of its block."""
+    lock = make_lock(session, terms=LONG).acquire()
+    waiting = Call(in_thread, make_lock(session, terms=LONG, wait=None).acquire)
+    assert eventually(lambda: session.queue.waiting)
+    reserve = session.queue.reserve_handover
+
+    def late(grant: Grant) -> Grant | None:
+        heir = reserve(grant)
+        session.commands.close(TIMEOUT)
+        return heir
+
+    monkeypatch.setattr(session.queue, "reserve_handover", late)
+    assert lock.release()
+    assert holders(server) == []
+    session.close()
+    waiting.end()
+
+
+# A release that nobody ends
+
+
+def test_a_minimum_hold_lasts_where_signals_strike_the_release(server: MemoryServer, session: MemorySession) -> None:
+    """F171: wherever the first one strikes, and after it at every line."""
+    terms = replace(LONG, min_hold=3_000)
+
+    def release(key: str, first: int) -> Strikes:
+        locks = [make_lock(session, key, terms=terms).acquire()]
+        with Strikes(first) as strikes:
+            locks[0].release()
+        locks.clear()
+        gc.collect()
+        return strikes
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        events = release("k", 0).events
+        keys = [f"k{first}" for first in range(1, events, 5)]
+        for number, key in enumerate(keys):
+            release(key, 1 + number * 5)
+        assert eventually(lambda: not session.known)
+    assert [key for key in keys if not any("released" in holder for holder in holders(server, key))] == []
+
+
+def test_a_loop_that_is_closed_while_it_releases(server: MemoryServer, session: MemorySession, hold_up: HoldUp) -> None:
+    """F171: its command failed, and no task can send another; the lock object lives on."""
+    loop = asyncio.new_event_loop()
+    lock = make_lock(session, terms=LONG)
+    loop.run_until_complete(loop.create_task(lock.aacquire()))
+    gate = hold_up(session.store, "release_uncontended", error=LockBackendFailed("no answer", "k"))
+    task = loop.create_task(lock.arelease())
+
+    async def until_it_is_sent() -> None:
+        await asyncio.to_thread(gate.there.wait, TIMEOUT)
+
+    loop.run_until_complete(until_it_is_sent())
+    loop.close()
+    gate.go.set()
+    session.heartbeat.do_due()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert eventually(lambda: not (holders(server) or session.known))
+        del task
+
+
+# One grant, and several lock objects
+
+
+def both(session: MemorySession, told: list[object]) -> tuple[MongoLock, MongoLock]:
+    """Two lock objects of one thread, which share a grant."""
+
+    def make() -> MongoLock:
+        return make_lock(session, terms=LONG, reentrant=True, on_lost=told.append, on_release_requested=told.append)
+
+    return make().acquire(), make().acquire()
+
+
+@pytest.mark.parametrize("event", ["lost", "requested"])
+@pytest.mark.parametrize("left", [False, True])
+def test_each_object_that_shares_a_grant_is_told(session: MemorySession, event: str, left: bool) -> None:
+    """F172: as long as it shares it: not the one that has left it."""
+    told: list[object] = []
+    outer, inner = both(session, told)
+    if left:
+        assert outer.release()
+    if event == "lost":
+        session.lose("k")
+    else:
+        session.notifications.release_requested(grant_of(inner), "me")
+    expected = {inner} if left else {outer, inner}
+    assert eventually(lambda: set(told) == expected)
+    assert not eventually(lambda: len(told) > len(expected), 0.1)
+
+
+def test_the_last_object_that_lives_releases(server: MemoryServer, session: MemorySession) -> None:
+    """F172: the other one, which shared the grant, was dropped."""
+    outer, inner = both(session, [])
+    del outer
+    gc.collect()
+    assert inner.release()
+    assert holders(server) == []
+
+
+def test_a_grant_that_is_entered_again_while_it_is_released(
+    session: MemorySession, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F172: it is shared before, and stays held; or after, and is another grant."""
+    outer = make_lock(session, terms=LONG, reentrant=True).acquire()
+    inner = make_lock(session, terms=LONG, reentrant=True)
+    owner = Grant.owner
+    released: list[object] = []
+
+    def look(grant: Grant) -> Any:
+        token = owner(grant)
+        if not released:
+            released.append(Call(in_thread, outer.release).end())
+        return token
+
+    monkeypatch.setattr(Grant, "owner", look)
+    inner.acquire()
+    assert released == [True]
+    assert inner.held
