@@ -214,6 +214,6 @@ def test_eight_who_wait_are_eight(eight_wait: str) -> None:
     assert overview(mongo_store()).waiting == 8
     out = StringIO()
     call_command("list_locks", "--waiting", stdout=out)
-    (line,) = (line for line in out.getvalue().splitlines() if eight_wait in line)
+    line = next(line for line in out.getvalue().splitlines() if eight_wait in line)
     assert "8" in line.replace(eight_wait, "").split()
     assert Lock.objects.get(pk=eight_wait).waiting == 8

@@ -13,7 +13,8 @@ import pytest
 
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
+from django_mongolock.engine.rule.replies import Found
 from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
@@ -474,3 +475,13 @@ def test_a_grant_that_is_entered_again_while_it_is_released(
     inner.acquire()
     assert released == [True]
     assert inner.held
+
+
+def test_a_renewal_that_was_sent_before_the_grant(session: MemorySession) -> None:
+    """F144, F160: it found no document, since the command that granted the lock came later: that is no loss."""
+    lock = make_lock(session, terms=LONG).acquire()
+    grant = grant_of(lock)
+    session.renewals.judge(grant, Found(LAST_TOKEN, {}, {}), 1, grant.lease.since - 0.1, grant.length)
+    assert lock.held
+    session.renewals.judge(grant, Found(LAST_TOKEN, {}, {}), 1, grant.lease.since, grant.length)
+    assert lock.lost

@@ -150,8 +150,8 @@ def test_giants_with_a_lock_in_them(locks: Locks, ads: tuple[Collection[Document
     }  # fmt: skip
     looks["json"] = lambda: client.get(documents, headers={"Accept": "application/json"})
     looks["owner"] = lambda: client.post(documents, {"force": "owner", "owner": "h"})
-    looks["ask"] = lambda: client.post(documents, {"force": "x", "document": shown})
-    looks["force"] = lambda: client.post(f"{documents}force-release/", {"document": shown[:1], "reason": "x"})
+    looks["ask"] = lambda: client.post(documents, {"force": "x", "lock": shown})
+    looks["force"] = lambda: client.post(f"{LIST}force-release/", {"lock": shown[:1], "reason": "x"})
     looks |= commands(
         "list_locks", "list_locks --all --json", "list_locks --all --limit 0 --wide", "clear_stale_locks --dry-run",
         "release_lock --kind giants 0-5 --no-input", "clear_stale_locks --no-input",

@@ -7,7 +7,7 @@ from tests.outside.settings import *  # noqa: F403
 from tests.outside.settings import DATABASES, INSTALLED_APPS, MONGOLOCK
 
 ROOT_URLCONF = "tests.outside.urls"
-INSTALLED_APPS += ["django_mongolock.documents"]
+INSTALLED_APPS += ["django_mongolock.documents", "django_mongolock.history"]
 DATABASES["default"]["NAME"] = ":memory:"
 locks: Any = DATABASES["locks"]
 locks |= {

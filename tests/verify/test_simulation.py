@@ -66,12 +66,12 @@ def test_every_fault_is_chosen_by_some_seed() -> None:
 def test_every_fault_is_injected() -> None:
     """Each is begun and healed, and so is what the processes do to themselves."""
     events = [Event(name, 1.0 + place / 2, place) for place, name in enumerate(FAULTS)]
-    outcome = simulate(3, 20.0, sorted([*events, *schedule(3, 20.0)], key=lambda event: event.at))
+    outcome = simulate(7, 20.0, sorted([*events, *schedule(7, 20.0)], key=lambda event: event.at))
     seen = {record["name"] for record in outcome.records if record["what"] == "fault"}
     assert seen >= {*FAULTS, "cancel", "strike"}
     assert outcome.is_good
     assert all(outcome.counts[name] > 0 for name in ("answers lost", "commands twice", "cancellations", "signals"))
-    usual = {record["name"] for record in simulate(3, 20.0, []).records if record["what"] == "fault"}
+    usual = {record["name"] for record in simulate(7, 20.0, []).records if record["what"] == "fault"}
     assert usual == {"cancel", "strike", "forget", "fork"}
 
 

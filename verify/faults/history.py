@@ -280,6 +280,10 @@ class History:
         is that of a document, and may be judged by the clock of another primary."""
         token = attempt.tokens.get(key)
         forced = self.forced.get((key, token), FOREVER) if token is not None else FOREVER
+        if f"{attempt.id}-reader" in self.attempts and token is not None:
+            # A downgrade: where the reader was taken away before it knew its token, nothing says whose that was.
+            later = (at for (forced_key, its), at in self.forced.items() if forced_key == key and its > token)
+            forced = min(forced, *(at for at in later if at > (attempt.leave or FOREVER)), FOREVER)
         if attempt.kind == "document":
             forced = min(forced, self._other_clock(attempt))
         forced = min(forced, self.ended.get(attempt.pid, FOREVER))

@@ -132,8 +132,9 @@ class Renewals:
                 grant.renewed(sent + length, self._session.now())
             if beat.release_requested_by is not None:
                 self._session.notifications.release_requested(grant, beat.release_requested_by)
-        elif held and found is not None and beat is None and found.token >= grant.token:
-            # Majority-committed, and no older than the grant itself; an id never comes back.
+        elif held and found is not None and beat is None and found.token >= grant.token and sent >= grant.lease.since:
+            # Majority-committed, and no older than the grant itself; an id never comes back. Where the document was
+            # missing (`MongoStore.renew`), only the time says that.
             self._ending.taken(grant, noticed=True)
         else:
             grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)

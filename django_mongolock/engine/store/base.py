@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
 
 from ..rule.deadlock import Cycle
 from ..rule.replies import Bell, Found, Reply
@@ -72,6 +73,18 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Disconnect."""
+
+
+class Notes(Protocol):
+    """What writes the history of the locks: see `history.writer`."""
+
+    def make(self, *, resize: bool = False) -> None: ...
+
+    def note(self, key: str, what: Any, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
+        """Note what happened to *key*, and to the holder with that *entry*."""
+
+    def close(self) -> None:
+        """Write what is left."""
 
 
 def is_heard_here(store: Store, bell: Bell) -> bool:

@@ -9,9 +9,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion
@@ -40,7 +39,7 @@ from ..rule.replies import (
 from ..rule.short_forms import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from ..rule.step import Limits, Step
 from ..rule.validity import IS_WHOLE
-from .base import is_heard_here
+from .base import Notes, is_heard_here
 from .bells import Bells
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .errors import bare, forget_frames, is_refusal, translate
@@ -74,18 +73,6 @@ class StoreConfig:
     collection: str = "mongolock_locks"
     limits: Limits = Limits()  # noqa: RUF009 - it is frozen
     history: int = 0
-
-
-class Notes(Protocol):
-    """What writes the history of the locks: see `history.writer`."""
-
-    def make(self, *, resize: bool = False) -> None: ...
-
-    def note(self, key: str, what: Any, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
-        """Note what happened to *key*, and to the holder with that *entry*."""
-
-    def close(self) -> None:
-        """Write what is left."""
 
 
 class MongoStore:
