@@ -375,6 +375,7 @@ def test_a_release_in_a_session_that_is_being_closed(
 # A release that nobody ends
 
 
+@pytest.mark.long
 def test_a_minimum_hold_lasts_where_signals_strike_the_release(server: MemoryServer, session: MemorySession) -> None:
     """F171: wherever the first one strikes, and after it at every line."""
     terms = replace(LONG, min_hold=3_000)
