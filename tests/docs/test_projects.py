@@ -36,6 +36,7 @@ SETTINGS = """
 SECRET_KEY = "x"
 INSTALLED_APPS = ["django_mongolock"]
 MONGOLOCK = {"DATABASE": "locks", "KEY_PREFIX": "shop:"}
+DATABASE_ROUTERS = ["django_mongolock.router.MongoLockRouter"]
 DATABASES = {
     "default": {},
     "locks": {"ENGINE": "django_mongodb_backend", "HOST": "mongodb://127.0.0.1:9/", "NAME": "none"},

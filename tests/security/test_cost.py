@@ -145,7 +145,7 @@ def test_giants_with_a_lock_in_them(locks: Locks, ads: tuple[Collection[Document
     documents = f"{LIST}documents/"
     looks: dict[str, Any] = {
         path: (lambda path=path: client.get(path))
-        for path in (documents, f"{documents}?lock=giants", f"{documents}?lock=giants&state=damaged",
+        for path in (documents, f"{documents}?kind=giants", f"{documents}?kind=giants&state=damaged",
                      f"{documents}?owner=h", f"{LIST}dashboard/", f"{LIST}status/")
     }  # fmt: skip
     looks["json"] = lambda: client.get(documents, headers={"Accept": "application/json"})
@@ -156,7 +156,7 @@ def test_giants_with_a_lock_in_them(locks: Locks, ads: tuple[Collection[Document
         "list_locks", "list_locks --all --json", "list_locks --all --limit 0 --wide", "clear_stale_locks --dry-run",
         "release_lock --kind giants 0-5 --no-input", "clear_stale_locks --no-input",
     )  # fmt: skip
-    looks["clear"] = lambda: client.post(documents, {"lock": "giants"})
+    looks["clear"] = lambda: client.post(documents, {"kind": "giants"})
     assert_cheap(looks)
     assert collection.count_documents({"_id": "small", "state": "failed"}) == 1
     assert collection.count_documents({"state": "busy", "_id": {"$regex": "x{50}"}}) == 2
