@@ -143,16 +143,16 @@ class TestDatabase:
         assert (found.id, "below come from this" in found.msg) == ("mongolock.E027", True)
         with pytest.raises(SystemCheckError) as told:
             call_command("check", databases=["mongo"])
-        said = str(told.value)
-        assert 0 < said.index("mongolock.E027") < said.index("(mongodb.E")
+        first, _, _rest = str(told.value).partition("(mongodb.E")  # of Django's newest backend there are none
+        assert "mongolock.E027" in first
 
     def test_the_setting_is_missing(self, settings: Settings) -> None:
         """F152: so is MONGOLOCK, without which the router does nothing."""
         del settings.MONGOLOCK
         with pytest.raises(SystemCheckError) as told:
             call_command("check", databases=["mongo"])
-        said = str(told.value)
-        assert 0 < said.index("mongolock.E001") < said.index("below come from this") < said.index("(mongodb.E")
+        first, _, _rest = str(told.value).partition("(mongodb.E")
+        assert 0 < first.index("mongolock.E001") < first.index("below come from this")
 
     def test_default_needs_no_router(self, settings: Settings) -> None:
         """Where MongoDB is the default database everything is there anyway."""
