@@ -18,7 +18,7 @@ from django_mongolock.engine.rule.replies import Found
 from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
-from django_mongolock.exceptions import LockBackendFailed, LockLost
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.test_signal_nets import Strikes
@@ -486,3 +486,17 @@ def test_a_renewal_that_was_sent_before_the_grant(session: MemorySession) -> Non
     assert lock.held
     session.renewals.judge(grant, Found(LAST_TOKEN, {}, {}), 1, grant.lease.since, grant.length)
     assert lock.lost
+
+
+def test_a_lock_object_that_fails_leaves_a_shared_grant_alone(server: MemoryServer, session: MemorySession) -> None:
+    """F172: an inner lock enters a key again and does not get the next one: the outer one goes on holding its own."""
+    other = MemorySession(MemoryStore(server, Limits()))
+    theirs = make_lock(other, "b", terms=LONG).acquire()
+    outer = make_lock(session, "a", terms=LONG, reentrant=True).acquire()
+    with pytest.raises(LockNotAcquired):
+        make_lock(session, "a", "b", terms=LONG, reentrant=True, wait=0).acquire()
+    assert outer.held
+    assert [each["grant"] for each in holders(server, "a")] == [grant_of(outer).id]
+    theirs.release()
+    outer.release()
+    other.close()

@@ -235,6 +235,10 @@ class Grant:
                 self.users = (*self._users_but(user.lock), user)
             return self.state is State.HELD
 
+    def _is_only(self, lock: weakref.ref[object]) -> bool:
+        """Whether no other lock object has it. Makes nothing: it is asked under the mutex."""
+        return len(self.users) == 1 and self.users[0].lock is lock
+
     def _users_but(self, lock: weakref.ref[object] | None) -> tuple[User, ...]:
         return tuple(user for user in self.users if user.lock is not lock and user.lock() is not None)
 
@@ -321,7 +325,7 @@ class Grant:
 
     def _end(self, state: State, reason: str, *, by_release: bool = False, leaving: Any = None) -> bool | None:
         with self._mutex:
-            if leaving is not None and len(self.users) > 1 and (others := self._users_but(leaving)):
+            if leaving is not None and not self._is_only(leaving) and (others := self._users_but(leaving)):
                 self.users = others
                 return None
             if self.state not in (State.WAITING, State.HELD):
