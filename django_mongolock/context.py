@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -26,6 +25,7 @@ from .conf import get_settings
 from .engine.protocol.processes import this_process
 from .engine.rule.document import Terms
 from .engine.rule.options import Seconds, as_seconds
+from .engine.session.grant_registry import current_task
 from .engine.text_checks import tidy_fact
 
 logger = logging.getLogger("django_mongolock")
@@ -78,15 +78,8 @@ def holder_facts(label: str | None = None) -> dict[str, str | int]:
     return facts
 
 
-def _running_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
-
-
 def _worker_name() -> str:
-    task = _running_task()
+    task = current_task()
     return _tidy_name(task.get_name() if task is not None else threading.current_thread().name)
 
 
@@ -178,7 +171,7 @@ def _username(request: HttpRequest) -> str:
     """
     known = request.__dict__
     user = known.get("_cached_user") or known.get("_acached_user") or known.get("user")
-    unread = settings.SESSION_COOKIE_NAME not in request.COOKIES or _running_task() is not None
+    unread = settings.SESSION_COOKIE_NAME not in request.COOKIES or current_task() is not None
     if unread and issubclass(type(user), LazyObject):
         return ""
     try:

@@ -17,7 +17,7 @@ from ..exceptions import LockMisused
 
 
 class DjangoAtomic(Atomic[ClientSession]):
-    """See engine.transaction.Atomic. In a blocking block, the ORM on the alias is part of the transaction."""
+    """See engine.lock.transaction.Atomic. In a blocking block, the ORM on the alias is part of the transaction."""
 
     def __init__(self, lock: MongoLock, alias: str) -> None:
         kept_in_mongodb(lock)

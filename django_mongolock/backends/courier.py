@@ -1,6 +1,6 @@
 """Sends commands to other collections than that of the locks: in bounded time, majority-committed, safe from signals.
 
-What to send when is decided by generators, which neither wait nor send: `engine.runner` runs them.
+What to send when is decided by generators, which neither wait nor send: `engine.protocol.runner` runs them.
 """
 
 from __future__ import annotations

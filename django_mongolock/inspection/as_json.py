@@ -91,10 +91,6 @@ def _counts(counts: Counts) -> Json:
     }
 
 
-def _moment(value: datetime | None) -> str | None:
-    return value.isoformat() if value else None
-
-
 def _ago(value: datetime | None, now: datetime) -> float | None:
     return None if value is None else _rounded((now - value).total_seconds())
 

@@ -13,6 +13,7 @@ import pytest
 
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
 from django_mongolock.engine.rule.replies import Found
 from django_mongolock.engine.rule.step import Limits, Step
@@ -133,9 +134,10 @@ def test_a_key_that_is_lost_while_the_next_is_waited_for(
 
 
 def test_what_was_acquired_since_another_thread_released_it(
-    session: MemorySession, in_thread: InThread, hold_up: HoldUp
+    session: MemorySession, in_thread: InThread, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F165: a release whose answer comes late ends what it released, and not what the object has acquired since."""
+    monkeypatch.setattr(procedures, "LOCAL_HANDOVER_GRACE", 0.05)
     lock = make_lock(session, terms=LONG).acquire()
     gate = hold_up(session.store, "release_uncontended", late=True)
     first = Call(in_thread, lock.release)

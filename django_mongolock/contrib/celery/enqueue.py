@@ -1,9 +1,9 @@
 """`enqueue_once` and `OnceTask`: a task is not queued a second time while it is queued, runs, or waits for a retry.
 
 The owner of the lock is the id of the task. While the message is in the queue, the lock is detached
-(`engine.detached`): no process renews it. The worker that starts the task resumes it, renews it while the task runs,
-and releases it however the task ends; a task that is sent again, for a retry, detaches it before the message can reach
-another worker.
+(`engine.lock.detached`): no process renews it. The worker that starts the task resumes it, renews it while the task
+runs, and releases it however the task ends; a task that is sent again, for a retry, detaches it before the message can
+reach another worker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What to send when: the protocol of one grant, as generators.
 
-They decide; they never wait, read a clock, or do I/O. They yield the actions of `engine.actions`, and `runner` sends
+They decide; they never wait, read a clock, or do I/O. They yield the actions of `actions`, and `runner` sends
 them the outcome or throws the error. So the same lines serve threads and coroutines, and their tests need no server.
 (psycopg's ``generators.py`` and ``transaction.py`` are the model.)
 """

@@ -200,7 +200,7 @@ class _Rule:
         return len(queue)
 
     def granted(self, entry: Document, token: int) -> Document:
-        """The entry as a holder. It gets a whole lease if its holder sees the answer: see `rule._granted`."""
+        """The entry as a holder. It gets a whole lease if its holder sees the answer: see `pipeline._granted`."""
         granted = {**entry, "acquired_at": self.now, "token": Int64(token)}
         if entry["grant"] != self.step.ask:
             return granted

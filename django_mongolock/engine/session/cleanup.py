@@ -49,7 +49,7 @@ class Cleanup:
         self._mutex = threading.Lock()
 
     def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
-        """Remove it, whatever became of the commands that were sent for it. stays: see `protocol.removal_for_good`."""
+        """Remove it, whatever became of the commands for it. stays: see `procedures.removal_for_good`."""
         give_up = self._session.now() + grant.terms.server_lease + procedures.TOMBSTONE_TTL / 1000
         self._add(grant.id, procedures.removal_for_good(grant.key, grant.id, stays=stays), give_up)
         self._session.heartbeat.see_to(self._session.now())

@@ -123,7 +123,7 @@ class Commands:
     # What is sent
 
     def send(self, action: Action, left: float = FOREVER, *, known: Answer | None = None) -> Any:
-        """Carry out *action*, in at most *left* seconds. Returns its outcome, as `protocol` says.
+        """Carry out *action*, in at most *left* seconds. Returns its outcome, as `protocol.actions` says.
 
         known: the answer to a command that asked the same, and was sent since. Then this one is not sent.
         """
@@ -197,7 +197,7 @@ class Commands:
         return self._session.store.apply(key, step, timeout)
 
     def _queue_next(self, grant_id: str, timeout: float) -> None:
-        """See protocol.QueueNext."""
+        """See protocol.actions.QueueNext."""
         grant = self._session.queue.waiting.get(grant_id)
         next_waiter = None if grant is None else self._session.queue.reserve_handover(grant)
         if next_waiter is None:

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from .grant import Grant, LineKey
 from .heartbeat import Heartbeat
@@ -108,7 +108,7 @@ def _current_thread() -> object:
     return worker
 
 
-def current_task() -> object:
+def current_task() -> asyncio.Task[Any] | None:
     """The running task; None if there is none in this thread."""
     try:
         return asyncio.current_task()

@@ -12,7 +12,7 @@ majority confirms at the same primary shows it. (Raft's log matching, in the wor
 https://www.usenix.org/conference/nsdi21/presentation/zhou.)
 
 For a key that is probably free, or new, there is a much shorter form of the command that acquires it
-(`fast_path.TAKE_FREE`), which does nothing if the key is not free after all; then the whole command follows. So the
+(`short_forms.TAKE_FREE`), which does nothing if the key is not free after all; then the whole command follows. So the
 guess must be right nearly always.
 """
 

@@ -258,7 +258,7 @@ class MongoStore:
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
-            if gone := found.keys() ^ set(keys):
+            if gone := set(keys) - found.keys():
                 made = self._make_again(gone)
                 found |= {**self._find(gone, fields), **dict.fromkeys(made, GONE)}
         return found
