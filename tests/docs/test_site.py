@@ -54,7 +54,7 @@ def test_it_is_shown_to_this_machine_alone(tmp_path: Path) -> None:
     """`dev.py docs --serve`: a page of the site, at an address that no other machine can reach."""
     (tmp_path / "index.html").write_text("the site")
     with docs.server(tmp_path) as serving:
-        Thread(target=serving.serve_forever, daemon=True).start()
+        Thread(target=serving.serve_forever, args=[0.02], daemon=True).start()
         host, port = serving.server_address[:2]
         with urlopen(f"http://{host!s}:{port}/") as answer:
             assert (host, answer.read()) == ("127.0.0.1", b"the site")
