@@ -146,8 +146,8 @@ def chosen(options: Mapping[str, Any], known: Iterable[str] = LockKeywords.__ann
     return LockOptions(**{name: as_seconds(value) for name, value in options.items()})
 
 
-def make_lock(keys: tuple[Key, ...], options: LockOptions) -> DjangoLock:
-    """A lock with the project's settings."""
+def make_lock(keys: tuple[Key, ...], options: LockOptions, **own: Any) -> DjangoLock:
+    """A lock with the project's settings. own: what is chosen for this lock alone."""
     if not keys:
         raise TypeError("name at least one key to lock")
     for key in keys[1:]:
@@ -155,10 +155,11 @@ def make_lock(keys: tuple[Key, ...], options: LockOptions) -> DjangoLock:
             raise TypeError(f"a lock key must be a str, not {key!r}: did you mean wait={as_seconds(key) + 0}?")
     settings = get_settings()
     templates = {check_key(as_key(key), settings.KEY_PREFIX): template_of(key) for key in keys}
-    wait = settings.WAIT if isinstance(options.wait, Unset) else options.wait
-    how = replace(options, wait=wait, using=options.using or settings.DATABASE, templates=templates)
+    wait = own.pop("wait", options.wait)
+    resolved: dict[str, Any] = {"wait": settings.WAIT if isinstance(wait, Unset) else wait, "templates": templates}
+    how = replace(options, using=options.using or settings.DATABASE, **own, **resolved)
     session, facts = get_backend(how.using).session, partial(holder_facts, options.label)
-    return DjangoLock(session, tuple(sorted(templates)), _terms(options, settings), how, facts)
+    return DjangoLock(session, tuple(sorted(templates)), _terms(how, settings), how, facts)
 
 
 def _terms(options: LockOptions, settings: LockSettings) -> Terms:

@@ -228,8 +228,8 @@ class LockedCall(CallFacts):
             wait = self.policy.first_wait(get_settings(), self)
         # Inside a transaction of ATOMIC_REQUESTS, the lock is released after it.
         release = options.release or ("on_commit" if self.request is not None else None)
-        own = replace(options, wait=wait, owner=options.owner or task_owner(), release=release)
-        return make_lock(self.keys(), own)
+        owner = options.owner or task_owner()
+        return make_lock(self.keys(), options, wait=wait, owner=owner, release=release)
 
     def keys(self) -> tuple[Any, ...]:
         """Return the keys of this call."""
