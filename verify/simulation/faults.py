@@ -213,8 +213,8 @@ def exit_with_many(world: World, chance: random.Random) -> Steps:
         yield chance.uniform(1.0, 8.0)
     worker.close()
     yield chance.uniform(3.0, 6.0)
-    servers.stuck = [key for key in servers.stuck if key not in stuck]
     for key in stuck:
+        servers.stuck.remove(key)  # once: another fault may keep it stuck
         world.fault("stuck", since, world.kernel.time, order=True, servers=False, key=key)
     return None
 
