@@ -24,7 +24,7 @@ from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspection import operations
 from testproject.servers import Mongod
-from tests.engine.conftest import Document, Here, LockMaker, make_lock, store_of
+from tests.engine.conftest import Document, Here, HoldUp, LockMaker, make_lock, store_of
 from tests.engine.overlap import Watch
 from tests.engine.twins import CALM
 from tests.engine.waiters import InThread, Waiter
@@ -346,39 +346,28 @@ def test_one_listener_for_a_process_and_only_while_it_waits(here: Here, monkeypa
 
 def test_a_holder_that_wants_to_know_is_asked_at_once(session: Session, lock: LockMaker, new_session: Any) -> None:
     """A request to release rings, too: nobody waits for the next renewal."""
-    from django_mongolock.inspection.operations import ask_to_release
-
     asked = threading.Event()
     with lock(terms=CALM, on_release_requested=lambda _: asked.set()):
         assert listening(session)
-        assert ask_to_release(store_of(new_session()), "k", "somebody") == 1
+        assert operations.ask_to_release(store_of(new_session()), "k", "somebody") == 1
         assert asked.wait(SOON)
 
 
 def test_a_request_that_is_heard_during_a_renewal(
-    session: Session, lock: LockMaker, new_session: Any, monkeypatch: pytest.MonkeyPatch
+    session: Session, lock: LockMaker, new_session: Any, hold_up: HoldUp
 ) -> None:
     """A renewal that is under way may have read the document before the request came: another one follows."""
-    from django_mongolock.inspection.operations import ask_to_release
-
-    asked, read, go, renew = threading.Event(), threading.Event(), threading.Event(), session.store.renew
-
-    def slow(*arguments: Any) -> Any:
-        found = renew(*arguments)
-        read.set()
-        assert go.wait(10)
-        return found
-
+    asked = threading.Event()
     with lock(terms=CALM, on_release_requested=lambda _: asked.set()) as held:
         assert listening(session)
-        monkeypatch.setattr(session.store, "renew", slow)
+        gate = hold_up(session.store, "renew", late=True)
         grant = grant_of(held)
         grant.lease.renew_at = clock.now()
         session.heartbeat.see_to(clock.now())
-        assert read.wait(10)
-        assert ask_to_release(store_of(new_session()), "k", "somebody") == 1
+        assert gate.there.wait(10)
+        assert operations.ask_to_release(store_of(new_session()), "k", "somebody") == 1
         assert eventually(lambda: grant.lease.once_more)
-        go.set()
+        gate.go.set()
         assert asked.wait(SOON)
 
 
