@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from io import StringIO
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -20,13 +20,11 @@ from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import UNLIMITED, Terms
-from django_mongolock.engine.rule.step import Limits
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockNotAcquired
 from django_mongolock.inspection.named_locks import row_of
 from django_mongolock.inspection.overview import overview
 from django_mongolock.models import Lock
-from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.twins import CALM
 from tests.engine.waiters import InThread
@@ -41,27 +39,15 @@ GAP = 0.15
 pytestmark = [pytest.mark.long, pytest.mark.flaky(reruns=2)]
 
 
-class NewProcess(Protocol):
-    """Makes what stands in for a process: a session with a connection of its own."""
-
-    def __call__(self) -> Session: ...
+#: Makes what stands in for a process: a session with a connection of its own.
+NewProcess = Callable[[], Session]
 
 
 @pytest.fixture(params=["mongodb", "memory"])
-def new_process(request: pytest.FixtureRequest, new_session: Callable[..., Session]) -> Iterator[NewProcess]:
+def new_process(request: pytest.FixtureRequest, new_session: NewProcess, memory: Any) -> NewProcess:
     """Sessions at a MongoDB, or in the memory of this process."""
-    if request.param == "mongodb":
-        yield new_session
-        return
-    server, made = MemoryServer(), []
-
-    def new() -> Session:
-        made.append(MemorySession(MemoryStore(server, Limits())))
-        return made[-1]
-
-    yield new
-    for session in made:
-        session.close()
+    made: NewProcess = new_session if request.param == "mongodb" else memory.new_session
+    return made
 
 
 class Queue:
