@@ -126,22 +126,6 @@ def queue(in_thread: InThread, new_session: object) -> Iterator[Queue]:
 KINDS = ["thread", "task"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_eight_of_one_process_then_four_of_another(new_process: NewProcess, queue: Queue, kind: str) -> None:
-    """F69: nobody of the second process overtakes anybody of the first, who all came before."""
-    one, two = new_process(), new_process()
-    queue.hold(new_process())
-    names = [f"A{number}" for number in range(8)]
-    for name in names:
-        queue.ask(name, one, kind)
-    time.sleep(0.6)
-    for number in range(4):
-        queue.ask(f"B{number}", two, kind)
-        names.append(f"B{number}")
-    queue.let_go()
-    assert queue.served() == names
-
-
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_threads_and_tasks_of_three_processes_in_turns(new_process: NewProcess, queue: Queue, seed: int) -> None:
     """F69: in whatever order they come, they are served in that order."""

@@ -25,7 +25,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.indexes import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockMisused
-from tests.engine.conftest import Document, Here, HoldUp, LockMaker, Timer, renewed
+from tests.engine.conftest import Document, Here, HoldUp, LockMaker, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
 from tests.engine.twins import CALM
@@ -37,15 +37,6 @@ NOW = datetime.now(UTC)
 
 
 # Renewal
-
-
-def test_a_loss_is_reported_at_the_next_beat(lock: LockMaker, timer: Timer, take_away: Callable[..., None]) -> None:
-    """P7, F50: within a third of the lease, long before the lease would end."""
-    mine = lock(terms=CALM).acquire()
-    take_away()
-    assert not mine.lost
-    timer.move(CALM.lease / 3)
-    assert eventually(lambda: mine.lost)
 
 
 @pytest.mark.long
