@@ -23,6 +23,7 @@ from pytest_django import Settings
 from django_mongolock.admin import graph, lanes
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.store import bells
+from django_mongolock.history import past
 from django_mongolock.history.writer import events_of
 from django_mongolock.inspection import operations, overview, overview_pipelines
 from django_mongolock.inspection.monitoring import lock_status
@@ -481,7 +482,7 @@ class TestDrawing:
         assert unknown(PAGE, "recent") == unknown(f"{LIST}k/change/", "hour") == []
         told.delete_many({"at": {"$lt": now() - timedelta(minutes=20)}})
         assert unknown(f"{LIST}k/change/", "hour") == [58]  # the first hold that it tells of began 25 minutes ago
-        monkeypatch.setattr(lanes, "MAX_EVENTS", 1)
+        monkeypatch.setattr(past, "MAX_EVENTS", 1)
         assert unknown(PAGE, "recent") == pytest.approx([50], abs=2)
         assert unknown(f"{LIST}k/change/", "hour") == pytest.approx([98], abs=1)
 
