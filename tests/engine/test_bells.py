@@ -16,7 +16,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms, entry
 from django_mongolock.engine.rule.replies import Bell, News
 from django_mongolock.engine.rule.step import Step
-from django_mongolock.engine.session import listener
+from django_mongolock.engine.session import waits
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.capped import stays_open
@@ -282,8 +282,8 @@ def test_without_the_right_to_listen_waiters_look_and_say_so_once(
 ) -> None:
     """F11, F60: one line in the log however often it is tried again; and bells as soon as they are allowed. Nothing is
     written to a collection that is not there: that would grow for ever."""
-    monkeypatch.setattr(listener, "RETRY_FIRST", 0.02)
-    monkeypatch.setattr(listener, "RETRY_LAST", 0.1)
+    monkeypatch.setattr(waits, "RETRY_FIRST", 0.02)
+    monkeypatch.setattr(waits, "RETRY_LAST", 0.1)
     monkeypatch.setattr(bells, "LOOK_EVERY", 0.0)
     failpoint(["create", "convertToCapped"], errorCode=13)
     theirs = here.other(terms=CALM).acquire()
@@ -324,7 +324,7 @@ def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
 @pytest.mark.long
 def test_one_listener_for_a_process_and_only_while_it_waits(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """P8: a thread and a cursor with the first waiter, one for all keys, and none a moment after the last."""
-    monkeypatch.setattr(listener, "LINGER", 0.2)
+    monkeypatch.setattr(waits, "LINGER", 0.2)
     with here.lock("free"), here.lock("free2"):
         assert thread_of(here.session) is None
     with here.other("a", terms=CALM), here.other("b", terms=CALM):
