@@ -80,7 +80,7 @@ class Notes(Protocol):
 
     def make(self, *, resize: bool = False) -> None: ...
 
-    def note(self, key: str, what: Any, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
+    def note(self, key: str, what: str, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
         """Note what happened to *key*, and to the holder with that *entry*."""
 
     def close(self) -> None:

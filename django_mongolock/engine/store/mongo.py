@@ -65,14 +65,12 @@ MAX_IDLE_MS = 60_000
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """Which collection, and how to reach it. `client` are the arguments of MongoClient; they may hold a password.
-    history: how many bytes the history of the locks may take; 0: there is none."""
+    """Which collection, and how to reach it. `client` are the arguments of MongoClient; they may hold a password."""
 
     client: Mapping[str, Any] = field(repr=False)
     database: str
     collection: str = "mongolock_locks"
     limits: Limits = Limits()  # noqa: RUF009 - it is frozen
-    history: int = 0
 
 
 class MongoStore:
@@ -145,12 +143,6 @@ class MongoStore:
     def latest(self) -> Collection[Document]:
         """The collection, reading what is there just now, even if the majority has not confirmed it yet."""
         return self.collection.with_options(read_concern=ReadConcern("local"))
-
-    @property
-    def events(self) -> Collection[Document]:
-        """The collection of the history, beside that of the locks."""
-        name = f"{self.config.collection}_history"
-        return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
 
     @contextlib.contextmanager
     def bounded(self, timeout: float, key: str | None = None) -> Iterator[None]:
