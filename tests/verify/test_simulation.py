@@ -12,8 +12,7 @@ import pytest
 from django_mongolock.engine.session import wakeups
 from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
-from django_mongolock.engine.session.grant_registry import GrantRegistry
-from django_mongolock.engine.session.local_queue import LocalQueue
+from django_mongolock.engine.session.grant_registry import GrantRegistry, LocalQueue
 from verify.simulation.constants import EXEMPT, LOW, VALUES, constants, lowered
 from verify.simulation.faults import FAULTS, Event
 from verify.simulation.kernel import Kernel, Process
