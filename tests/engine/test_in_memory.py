@@ -280,7 +280,7 @@ def test_a_command_may_take_as_long_as_the_session_says(
 
     monkeypatch.setattr(session.store, door, watched)
     make_lock(session, terms=CALM, wait=None).acquire().release()
-    assert given == [pytest.approx(session.command_timeout, abs=1)]
+    assert given == [pytest.approx(session.commands.timeout, abs=1)]
 
 
 # Minimum holds, limits, statistics, clocks
