@@ -271,7 +271,7 @@ def test_a_command_may_take_as_long_as_the_session_says(
 
     monkeypatch.setattr(memory.session.store, door, watched)
     memory.lock(terms=CALM, wait=None).acquire().release()
-    assert given == [pytest.approx(memory.session.command_timeout, abs=1)]
+    assert given == [pytest.approx(memory.session.commands.timeout, abs=1)]
 
 
 # Minimum holds, limits, statistics, clocks

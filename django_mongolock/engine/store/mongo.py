@@ -82,8 +82,10 @@ class MongoStore:
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._clock = ClockEncoder()
-        #: See Store.sent_to().
+        # See Store.
+        self.limits = config.limits
         self.sent_to = self._clock.sent_to
+        self.primary = self._clock.primary
         self._opening = threading.Lock()
         self.hearers: dict[str, Callable[[Bell], object]] = {}
         #: Writes what happens to the locks; None if that is not wanted.
@@ -282,15 +284,6 @@ class MongoStore:
         with self.bounded(timeout):
             found = list(self.collection.aggregate(chain_pipeline(key, self.config.collection)))
         return cycle_of([found[0], *found[0]["chain"]], grant, found[0]["now"]) if found else None
-
-    @property
-    def limits(self) -> Limits:
-        """See Store.limits."""
-        return self.config.limits
-
-    def primary(self) -> str:
-        """See Store.primary()."""
-        return self._clock.primary()
 
     @cached_property
     def bells(self) -> Bells:
