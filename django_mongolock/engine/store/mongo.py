@@ -25,6 +25,7 @@ from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
 from ..rule.document import LAST_TOKEN, find_damage
 from ..rule.pipeline import pipeline
 from ..rule.replies import (
+    GRANTED,
     REPLY,
     REPLY_TAKEN,
     REPLY_TO_OWNER,
@@ -248,7 +249,7 @@ class MongoStore:
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
-        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1}
+        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": GRANTED}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
@@ -258,9 +259,10 @@ class MongoStore:
         return found
 
     def _find(self, keys: Iterable[str], fields: Document) -> dict[str, Found]:
-        """What is in the documents of *keys*, as the majority has them."""
+        """What is in the documents of *keys*, as the majority has them. Whom a renewal has granted one is rung for."""
         ids = list(keys)
-        found = self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1)
+        found = list(self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1))
+        self.ring(bell for document in found for bell in read_bells(document))
         return {document["_id"]: read_found(document) for document in found}
 
     def _make_again(self, keys: Iterable[str]) -> list[str]:
