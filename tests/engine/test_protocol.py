@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.protocol.acquisition import Acquisition
 from django_mongolock.engine.protocol.actions import (
     FOREVER,
+    Acquisition,
     Answer,
     Apply,
     FindDeadlock,

@@ -20,8 +20,7 @@ from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.grant import Grant, State
-from django_mongolock.engine.session.per_process import Sessions
-from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.indexes import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockMisused
