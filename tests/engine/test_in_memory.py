@@ -235,7 +235,12 @@ def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
     grant = grant_of(memory.lock(terms=replace(LONG, waiter_lease=6.0)).acquire())
     grant.lease.until = memory.session.now() + 6.0
     limits: list[float] = []
-    monkeypatch.setattr(memory.session.store, "renew", lambda keys, step, timeout: limits.append(timeout) or {})
+
+    def renew(keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        limits.append(timeout)
+        return {}
+
+    monkeypatch.setattr(memory.session.store, "renew", renew)
     memory.session.renewals.renew([grant])
     assert limits == [pytest.approx(1.0)]
 
