@@ -308,16 +308,6 @@ class TestServer:
         settings.SILENCED_SYSTEM_CHECKS = ["mongolock.E105"]  # it is understood
         assert found.is_silenced()
 
-    def test_indexes(self, locks: Locks) -> None:
-        """A missing index is named; migrate makes it."""
-        locks.collection.drop_index("mongolock_purge_at")
-        found = ask()
-        assert ids(found) == ["W103"]
-        assert "mongolock_purge_at" in found[0].msg
-        assert "mongolock_expires_at" not in found[0].msg
-        call_command("migrate", database="mongo", verbosity=0)
-        assert ask() == []
-
     def test_results(self, locks: Locks) -> None:
         """Those of `idempotent` have their index from migrate; without it, nothing would ever remove them."""
         results = locks.collection.database.mongolock_locks_results
@@ -337,12 +327,6 @@ class TestServer:
         mongo_lock("k").acquire().release()
         assert ids(ask()) == ["W103"]
         call_command("migrate", database="mongo", verbosity=0)
-        assert ask() == []
-
-    def test_default_migrate_makes_indexes(self, locks: Locks) -> None:
-        """So does a migrate of the default database: most projects stop there."""
-        locks.collection.drop_indexes()
-        call_command("migrate", verbosity=0)
         assert ask() == []
 
     @pytest.mark.long
