@@ -22,8 +22,7 @@ from django_mongolock.engine.rule.document import LEAP, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.replies import Found, Reply
 from django_mongolock.engine.rule.step import Limits, Step
-from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
-from django_mongolock.engine.session.ending import ABANDONED, LOST
+from django_mongolock.engine.session.ending import ABANDONED, LOST, TRY_AGAIN_AFTER, Removal
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
