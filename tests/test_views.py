@@ -486,7 +486,6 @@ class TestAtomicRequests:
 
     async def test_asgi(self, name: str, at_release: Any) -> None:
         """The same order under the async handler, which runs sync views in threads."""
-        await sync_to_async(forget_connection)("file")  # of an earlier test, in the thread of all sync views
         await AsyncClient().get(f"/write-function/{name}/")
         await AsyncClient().get(f"/write-method/{name}/")
         assert at_release == [("row", [name]), ("row", [name, name])]
@@ -496,9 +495,3 @@ class TestAtomicRequests:
         """Django has no transactions for async views and refuses them; the lock does not hide that."""
         with pytest.raises(RuntimeError, match="cannot use ATOMIC_REQUESTS with async views"):
             Client().get(f"/write-{kind}/{name}/")
-
-
-def forget_connection(alias: str) -> None:
-    """Have this thread make a new connection when it next needs one."""
-    connections[alias].close()
-    del connections[alias]

@@ -84,10 +84,11 @@ def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_
     monkeypatch.setattr(bells, "RING_TIMEOUT", 10.0)  # nothing else tells the waiter, also on a busy machine
     waiter_lease = 20
     with here.other(terms=CALM):
+        here.session.waits.listen()
+        assert listening(here.session)  # so that it never looks, which would fail and be tried again
         waiter = here.waiter(here.lock(terms=replace(CALM, waiter_lease=waiter_lease), wait=None))
-        assert listening(here.session)
+        assert eventually(lambda: any(each.lease.until for each in here.session.registry.grants.values()))
         (grant,) = here.session.registry.grants.values()
-        assert eventually(lambda: grant.lease.until > 0)
         grant.lease.renew_at = clock.now()
         here.session.heartbeat.see_to(grant.lease.renew_at)
         assert written.wait(10)
@@ -303,7 +304,7 @@ def test_a_late_hand_over_does_not_bring_back_who_has_been(here: Here) -> None:
     first = here.lock(terms=PERMIT).acquire()
     second = here.waiter(here.lock(terms=PERMIT)).end()
     next_waiter = here.waiter(here.lock(terms=PERMIT, wait=None))
-    assert eventually(lambda: len(here.entries()) == 3)
+    assert eventually(lambda: any(grant.lease.until for grant in here.session.queue.waiting.values()))
     next_waiter.let_go()
     giving = here.in_thread(first.release)
     assert gate.reached.wait(10)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import SyncToAsync
 from django.db import connections
 
 
@@ -41,6 +42,13 @@ def row_file(alias: str, file: Path, monkeypatch: pytest.MonkeyPatch, **options:
     try:
         yield rows
     finally:
-        connections[alias].close()
-        del connections[alias]
+        forget_connection(alias)
+        # `sync_to_async` has one thread for all event loops. A connection that stays there leads to this file for ever.
+        SyncToAsync.single_thread_executor.submit(forget_connection, alias).result()
         rows.close()
+
+
+def forget_connection(alias: str) -> None:
+    """Close this thread's connection, and have it make a new one when it next needs one."""
+    connections[alias].close()
+    del connections[alias]
