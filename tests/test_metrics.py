@@ -112,7 +112,7 @@ class TestNumbers:
         """By what was to be written; an error of the database itself does not say what that was."""
         errors = [OperationalError(1213, "Deadlock found"), lost_race(Rate(pk="EUR"), 1), lost_race(Rate(pk="EUR"), 1)]
 
-        @retry_on_conflict(attempts=3, backoff=0)
+        @retry_on_conflict(attempts=3, backoff=0.001)
         def work() -> None:
             raise errors.pop(0)
 

@@ -19,7 +19,7 @@ from django.test import Client, RequestFactory
 
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import VersionedModelForm
-from django_mongolock.versions.sent_back import sent_back
+from django_mongolock.versions.seal import sent_back
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.support.lock_fixtures import WITH_MONGO

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest_django import Settings
 
 from django_mongolock.editing import EditLock, edit_key
-from django_mongolock.editing.edit_lock_status import Person
+from django_mongolock.editing.edit_lock import Person
 from testproject.shop.models import Order
 from tests.editing import site
 from tests.editing.conftest import _site  # noqa: F401 - its fixture
