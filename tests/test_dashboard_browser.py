@@ -16,6 +16,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.history.writer import events_of
 from tests.support.browsing import MIDDLEWARE, POLICY, browser, opened
 from tests.support.lock_documents import TOKEN, Locks, entry, now, waiter
 from tests.support.waiting import eventually
@@ -244,7 +245,7 @@ class TestEverybody:
         locks.add("shop.report:nightly", [entry(1, held_for=754, **who)], [waiter(2, held_for=401, **who)])
         locks.add("shop.order:400", [entry(3, **who)])
         told = {"key": "shop.order:400", "event": "granted", "at": now(), **who, "token": 5}
-        mongo_store().events.insert_one(told)
+        events_of(mongo_store()).insert_one(told)
         shown = {LIST: ("#result_list", ".field-waited"), PAGE: ("#now table", "#now .mongolock-danger")}
         table, last = shown.get(path, ("#result_list", ".field-details"))
         for width, height in ((1280, 800), (390, 844)):
@@ -255,7 +256,7 @@ class TestEverybody:
                 over = "node => node.scrollWidth - node.parentElement.clientWidth"
                 assert page.locator(table).evaluate(over) <= 0
                 assert page.locator(f"{table} .mongolock-key").first.bounding_box()["height"] < 20
-        mongo_store().events.drop()
+        events_of(mongo_store()).drop()
 
     @pytest.mark.parametrize("language", ["en", "de"])
     @pytest.mark.parametrize("width", [320, 390, 640, 768, 1280])
@@ -297,7 +298,7 @@ class TestEverybody:
             "waited_ms": 75_000,
             "held_ms": 90_000,
         }
-        mongo_store().events.insert_many([{**told, "event": what} for what in ("granted", "released", "deadlock")])
+        events_of(mongo_store()).insert_many([{**told, "event": what} for what in ("granted", "released", "deadlock")])
         try:
             with visit("/admin/mongolock_history/lockevent/", viewport={"width": width, "height": 800}) as page:
                 rows = page.locator("#result_list tbody tr")
@@ -307,7 +308,7 @@ class TestEverybody:
                 box = page.locator(".field-details").first.bounding_box()
                 assert box["x"] + box["width"] <= width
         finally:
-            mongo_store().events.drop()
+            events_of(mongo_store()).drop()
 
     def test_a_quiet_site(self, visit: Visit, locks: Locks) -> None:
         """F150: where two locks are held and nobody waits, the dashboard is one screen; the index links to it."""
