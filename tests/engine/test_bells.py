@@ -116,6 +116,19 @@ def test_a_forced_release_rings_for_the_next(queued: tuple[MongoLock, Waiter], s
     assert waiter.end().at - forced < SOON
 
 
+def test_a_renewal_rings_for_whom_it_grants(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P5: who became the first in the queue does not know it, so somebody else's renewal may be what lets it in."""
+    store, rung = store_of(session), list[Bell]()
+    for name, lease in (("held", 0.25), ("first", 9.0), ("second", 9.0)):
+        terms = Terms(lease=lease, margin=0.05, waiter_lease=9.0)
+        store.apply("k", Step(ask=name, add=entry(name, f"session of {name}", terms, {})), 5)
+    time.sleep(0.32)
+    monkeypatch.setattr(MongoStore, "ring", lambda self, bells: rung.extend(bells))
+    store.renew(["k"], Step(renew=("second",), beat=1), 5)
+    store.renew(["k"], Step(renew=("second",), beat=2), 5)
+    assert [(bell.session, bell.grant) for bell in rung] == [("session of first", "first")]
+
+
 def test_the_listener_has_looked_at_all_bells(collection: Collection[Document]) -> None:
     """A release does not look first whether the bell is there: the thread that listens has done so."""
     ours = bells.Bells(collection)

@@ -227,6 +227,19 @@ def test_what_could_not_be_renewed_together_is_tried_at_once_and_one_by_one(
     assert all(lock.remaining > CALM.lease - 3 for lock in locks)
 
 
+def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F66: a document that cannot be written costs others no more than a sixth of what they have, and one that was
+    just handed over has no whole lease yet."""
+    grant = grant_of(memory.lock(terms=replace(LONG, waiter_lease=6.0)).acquire())
+    grant.lease.until = memory.session.now() + 6.0
+    limits: list[float] = []
+    monkeypatch.setattr(memory.session.store, "renew", lambda keys, step, timeout: limits.append(timeout) or {})
+    memory.session.renewals.renew([grant])
+    assert limits == [pytest.approx(1.0)]
+
+
 def test_a_renewal_that_fails_is_tried_again_within_a_second(memory: Memory) -> None:
     """F9: also where the lease is long; a holder does not lose the time in which a server comes back."""
     grant = grant_of(memory.lock().acquire())
@@ -271,7 +284,7 @@ def test_a_command_may_take_as_long_as_the_session_says(
 
     monkeypatch.setattr(memory.session.store, door, watched)
     memory.lock(terms=CALM, wait=None).acquire().release()
-    assert given == [pytest.approx(memory.session.command_timeout, abs=1)]
+    assert given == [pytest.approx(memory.session.commands.timeout, abs=1)]
 
 
 # Minimum holds, limits, statistics, clocks

@@ -59,11 +59,6 @@ class Session(Shared):
         return f"<Session {self.id}, pid {self.pid}, {len(self.registry.grants)} grants>"
 
     @property
-    def command_timeout(self) -> float:
-        """The most seconds that a command may take."""
-        return self.commands.timeout
-
-    @property
     def known(self) -> int:
         """How much it knows of what is held, waited for, or still to be removed; 0 if nothing is."""
         queue, registry = self.queue, self.registry
@@ -96,8 +91,9 @@ class Session(Shared):
         self.queue.leave(grant)
         if (due := min(grant.lease.renew_at, grant.lease.until)) < seen_to:
             self.heartbeat.see_to(due)
-        if any("on_release_requested" in user.calls for user in grant.users):
-            self.waits.listen()
+        for user in grant.users:
+            if "on_release_requested" in user.calls:
+                self.waits.listen()
         self.notifications.acquired(grant)
         if grant.id not in self.registry.grants:  # it has ended since, when there was nothing to report yet
             self.ending.end(grant, RELEASED)

@@ -8,18 +8,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
 from math import inf
 from typing import Final
 
 from pymongo.errors import PyMongoError
 
 from ...exceptions import LockBackendFailed, LockMisused
-from .. import clock
 from ..logs import DEBUG, WARNING, log
 from ..protocol.actions import FOREVER, Pause, WaitResult
 from ..rule.replies import Bell
-from ..store.base import Store
 from .grant import Grant
 from .shared import Shared
 
@@ -32,29 +29,17 @@ RETRY_FIRST, RETRY_LAST = 0.5, 30.0
 
 
 class Listener:
-    """Calls *on_bell* with each bell while *is_wanted*, and *deaf* when it cannot listen any more.
+    """Has *waits* hear each bell while anything is waited for, and look when it cannot listen any more.
 
     A cursor begins with the bells that are there already: one that is rung while it is opened is heard.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        session: str,
-        on_bell: Callable[[Bell], object],
-        is_wanted: Callable[[], bool],
-        deaf: Callable[[], object],
-        *,
-        now: Callable[[], float] = clock.now,
-    ) -> None:
+    def __init__(self, session: Shared, waits: Waits) -> None:
         #: When the server was last heard of.
         self._heard_at = -inf
-        self._store = store
         self._session = session
-        self._on_bell = on_bell
-        self._is_wanted = is_wanted
-        self._deaf = deaf
-        self._now = now
+        self._waits = waits
+        self._now = session.now
         self._lingers_until = 0.0
         self._thread: threading.Thread | None = None
         self._mutex = threading.Lock()
@@ -85,7 +70,7 @@ class Listener:
         self._closed = True
 
     def _goes_on(self) -> bool:
-        return not self._closed and (self._now() < self._lingers_until or self._is_wanted())
+        return not self._closed and (self._now() < self._lingers_until or self._waits.is_waited())
 
     def _run(self) -> None:
         pause = RETRY_FIRST
@@ -94,7 +79,7 @@ class Listener:
             pause = RETRY_FIRST if self.listening else min(RETRY_LAST, pause * 2)
             if self.listening:
                 self._heard_at = -inf
-                self._deaf()
+                self._waits.look()
             if self._goes_on():
                 self._complain(reason)
                 self._give_way(pause)
@@ -105,11 +90,11 @@ class Listener:
     def _listen(self) -> str:
         """Listen for as long as it is wanted, and can be done. Return why it ended."""
         try:
-            with contextlib.closing(self._store.listen(self._session)) as bells:
+            with contextlib.closing(self._session.store.listen(self._session.id)) as bells:
                 for bell in bells:
                     self._heard_at, self._complained = self._now(), False
                     if bell is not None:
-                        self._on_bell(bell)
+                        self._waits.hear(bell)
                     if not self._goes_on():
                         break
         except (PyMongoError, LockBackendFailed) as error:
@@ -138,7 +123,7 @@ class Waits:
 
     def __init__(self, session: Shared) -> None:
         self._session = session
-        self.listener = Listener(session.store, session.id, self.hear, self._is_waited, self.look, now=session.now)
+        self.listener = Listener(session, self)
         session.store.hearers[session.id] = self.hear
         self._closed = False
 
@@ -188,7 +173,7 @@ class Waits:
         self._closed = True
         self.listener.close()
 
-    def _is_waited(self) -> bool:
+    def is_waited(self) -> bool:
         """Whether bells may concern this session."""
         grants = list(self._session.registry.grants.values())
         return bool(self._session.queue.waiting) or any(

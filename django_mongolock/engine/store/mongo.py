@@ -25,6 +25,7 @@ from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
 from ..rule.document import LAST_TOKEN, find_damage
 from ..rule.pipeline import pipeline
 from ..rule.replies import (
+    GRANTED,
     REPLY,
     REPLY_TAKEN,
     REPLY_TO_OWNER,
@@ -82,8 +83,10 @@ class MongoStore:
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._clock = ClockEncoder()
-        #: See Store.sent_to().
+        # See Store.
+        self.limits = config.limits
         self.sent_to = self._clock.sent_to
+        self.primary = self._clock.primary
         self._opening = threading.Lock()
         self.hearers: dict[str, Callable[[Bell], object]] = {}
         #: Writes what happens to the locks; None if that is not wanted.
@@ -246,7 +249,7 @@ class MongoStore:
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
-        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1}
+        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": GRANTED}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
@@ -256,9 +259,10 @@ class MongoStore:
         return found
 
     def _find(self, keys: Iterable[str], fields: Document) -> dict[str, Found]:
-        """What is in the documents of *keys*, as the majority has them."""
+        """What is in the documents of *keys*, as the majority has them. Whom a renewal has granted one is rung for."""
         ids = list(keys)
-        found = self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1)
+        found = list(self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1))
+        self.ring(bell for document in found for bell in read_bells(document))
         return {document["_id"]: read_found(document) for document in found}
 
     def _make_again(self, keys: Iterable[str]) -> list[str]:
@@ -282,15 +286,6 @@ class MongoStore:
         with self.bounded(timeout):
             found = list(self.collection.aggregate(chain_pipeline(key, self.config.collection)))
         return cycle_of([found[0], *found[0]["chain"]], grant, found[0]["now"]) if found else None
-
-    @property
-    def limits(self) -> Limits:
-        """See Store.limits."""
-        return self.config.limits
-
-    def primary(self) -> str:
-        """See Store.primary()."""
-        return self._clock.primary()
 
     @cached_property
     def bells(self) -> Bells:
