@@ -22,10 +22,9 @@ from django_mongolock import checks, mongo_lock
 from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.indexes import ensure_indexes
-from django_mongolock.inspection import server_facts
+from django_mongolock.inspection import server
 from django_mongolock.inspection.named_locks import NamedLocks
-from django_mongolock.inspection.server_facts import ServerFacts
-from django_mongolock.inspection.server_rules import server_rules
+from django_mongolock.inspection.server import ServerFacts, server_rules
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document, Locks
 from tests.support.lock_fixtures import WITH_MONGO
@@ -358,7 +357,7 @@ class TestServer:
     def test_clocks_that_differ(self, monkeypatch: pytest.MonkeyPatch, locks: Locks, moved: int, said: str) -> None:
         """No lock is in danger; but people compare times."""
         real = time.time
-        monkeypatch.setattr(server_facts, "time", type("Moved", (), {"time": staticmethod(lambda: real() + moved)}))
+        monkeypatch.setattr(server, "time", type("Moved", (), {"time": staticmethod(lambda: real() + moved)}))
         (found,) = ask()
         assert found.id == "mongolock.W108"
         assert said in found.msg

@@ -232,7 +232,7 @@ class TestEverybody:
             "waited_ms": 75_000,
             "held_ms": 90_000,
         }
-        mongo_store().events.insert_many([{**told, "event": what} for what in ("granted", "released", "deadlock")])
+        events_of(mongo_store()).insert_many([{**told, "event": what} for what in ("granted", "released", "deadlock")])
         try:
             with visit("/admin/mongolock_history/lockevent/", viewport={"width": width, "height": 800}) as page:
                 rows = page.locator("#result_list tbody tr")
@@ -242,7 +242,7 @@ class TestEverybody:
                 box = page.locator(".field-details").first.bounding_box()
                 assert box["x"] + box["width"] <= width
         finally:
-            mongo_store().events.drop()
+            events_of(mongo_store()).drop()
 
     def test_a_quiet_site(self, visit: Visit, locks: Locks) -> None:
         """F150: where two locks are held and nobody waits, the dashboard is one screen; the index links to it."""

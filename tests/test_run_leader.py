@@ -16,7 +16,7 @@ import pytest
 from django.core.management import CommandError, call_command, execute_from_command_line
 
 from django_mongolock import lock_info
-from django_mongolock.management.child import Child
+from django_mongolock.management.program_command import Child
 from django_mongolock.models import Lock
 from tests.support.looking import new_key
 from tests.support.programs import Start, runs, starting

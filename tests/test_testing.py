@@ -20,10 +20,18 @@ from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, SimpleTestCase
 
-from django_mongolock import LockBackendFailed, LockError, LockLost, LockNotAcquired, mongo_lock, mongo_locked, signals
+from django_mongolock import (
+    LockBackendFailed,
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    checks,
+    mongo_lock,
+    mongo_locked,
+    signals,
+)
 from django_mongolock.backends.base import get_backend
 from django_mongolock.backends.mongo import MongoBackend
-from django_mongolock.checks import locked
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.keys import lock_key
@@ -351,7 +359,7 @@ class TestBackend:
 
     def test_is_warned_of_outside_of_tests(self, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock that two processes both get would be a lie."""
-        monkeypatch.setattr(locked, "shared_by_all", set())  # functions of other tests
+        monkeypatch.setattr(checks, "shared_by_all", set())  # functions of other tests
         assert [message.id for message in run_checks(databases=["default"]) if "mongolock" in str(message.id)] == []
         monkeypatch.delattr("django.core.mail.outbox")
         found = [message.id for message in run_checks() if "mongolock" in str(message.id)]

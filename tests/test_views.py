@@ -32,7 +32,7 @@ from rest_framework.views import APIView
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked
 from django_mongolock.decorator import calls
 from django_mongolock.decorator.policies import CallFacts, as_policy, find_request
-from django_mongolock.decorator.responses import make_response
+from django_mongolock.decorator.views import make_response
 from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.signals import lock_released
 from django_mongolock.testing import MemoryLocks
