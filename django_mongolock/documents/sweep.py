@@ -11,7 +11,7 @@ from pymongo.collection import Collection
 
 from ..backends.courier import Steps, send
 from ..backends.field_paths import Document, get_path
-from ..engine.logs import INFO, WARNING, log
+from ..engine.logs import WARNING, log
 from ..inspection.kinds import Choice, Counts, Swept
 from ..inspection.snapshot import State
 from .acquiring import Context
@@ -118,7 +118,7 @@ def force(
             log(WARNING, "document not released", document=id_, lock=name, error=refusal)
         taken += done
     for each in taken:
-        log(INFO, "document release forced", document=each.id, lock=name, holder=each.holder, by=by, reason=reason)
+        log(WARNING, "document release forced", document=each.id, lock=name, holder=each.holder, by=by, reason=reason)
     return taken
 
 
