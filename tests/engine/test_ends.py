@@ -4,21 +4,26 @@ import asyncio
 import functools
 import gc
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from pymongo import _csot
 
+from django_mongolock.engine import clock
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
 from django_mongolock.engine.rule.replies import Found
 from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.session.commands import SHORTEST_COMMAND
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
+from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
@@ -372,6 +377,53 @@ def test_a_release_in_a_session_that_is_being_closed(
     assert holders(server) == []
     session.close()
     waiting.end()
+
+
+@pytest.mark.parametrize("errand", ["stuck", "failed"])
+def test_a_session_that_is_closed_while_an_errand_is(
+    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch, errand: str
+) -> None:
+    """F173, P6: the locks are released all the same, with a limit; what has failed is not waited for."""
+    stuck, release, close = threading.Event(), session.store.release_uncontended, session.store.close
+    limits: list[float] = []
+    left: list[Any] = []
+
+    def slowly(keys: Any, grants: Any, timeout: float) -> set[str]:
+        limits.append(timeout)
+        time.sleep(0.05)
+        return release(keys, grants, timeout)
+
+    def look_and_close() -> None:
+        left.extend(holders(server, "a") + holders(server, "b"))
+        close()
+
+    monkeypatch.setattr(session.store, "release_uncontended", slowly)
+    monkeypatch.setattr(session.store, "close", look_and_close)
+    kept = [make_lock(session, key, terms=LONG).acquire() for key in "ab"]
+    session.errands.in_background((lambda: stuck.wait(5)) if errand == "stuck" else (lambda: bool(1 / 0)), (0.0,))
+    began = clock.now()
+    session.close(0.3 if errand == "stuck" else 5.0)
+    stuck.set()
+    assert left == []
+    assert [limit >= SHORTEST_COMMAND for limit in limits] == [True]
+    assert clock.now() - began < 2
+    assert not any(lock.held for lock in kept)
+
+
+def test_a_session_that_is_closed_without_any_time(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F173: a command without time left has a short limit, rather than none."""
+    limits: list[float] = []
+    kept = make_lock(session, terms=LONG).acquire()
+    monkeypatch.setattr(session.store, "release_uncontended", lambda _k, _g, timeout: limits.append(timeout) or set())
+    session.close(0.0)
+    assert eventually(lambda: limits == [SHORTEST_COMMAND])
+    assert not kept.held
+
+
+def test_no_time_is_a_limit_for_the_driver(store: MongoStore) -> None:
+    """F173: to which 0 would mean none."""
+    with store.bounded(0.0):
+        assert _csot.get_deadline() < time.monotonic() + 1
 
 
 # A release that nobody ends
