@@ -235,6 +235,39 @@ def test_what_is_lost_while_a_hand_over_to_it_is_under_way(
     assert removed == [grant]
 
 
+@pytest.mark.parametrize("doubt", ["a hand-over is under way", "no answer"])
+@pytest.mark.parametrize("how", ["release", "downgrade", "park"])
+def test_a_copy_of_the_command_does_not_bring_back(
+    server: MemoryServer, session: MemorySession, how: str, doubt: str
+) -> None:
+    """F174, P6: what was released, downgraded or parked: however it leaves its document, a tombstone stays there."""
+    terms = replace(LONG, owner="me")
+    lock = make_lock(session, terms=terms).acquire()
+    grant = grant_of(lock)
+    if doubt == "no answer":
+        grant.outcome_unknown = True
+    else:
+        grant.waiting.handover_reserved = True
+    if how == "park":
+        assert isinstance(park_held(lock, terms, {}), Parked)
+    else:
+        assert getattr(lock, how)() in (True, None)
+    session.queue.finish_handover(grant, None)
+    session.store.apply("k", grant.acquisition.enter(False).step, TIMEOUT)
+    document = server.documents["k"]
+    assert document["waiters"] == []
+    assert grant.id not in [each["grant"] for each in document["holders"]]
+
+
+@pytest.mark.parametrize("how", ["release", "downgrade", "park"])
+def test_nothing_is_left_of_what_was_in_no_doubt(server: MemoryServer, session: MemorySession, how: str) -> None:
+    """F174: no tombstone either, which each command would have to look at."""
+    terms = replace(LONG, owner="me")
+    lock = make_lock(session, terms=terms).acquire()
+    park_held(lock, terms, {}) if how == "park" else getattr(lock, how)()
+    assert server.documents["k"]["tombstones"] == []
+
+
 async def test_a_wrong_argument_releases_nothing(session: MemorySession) -> None:
     """F168: as in acquire()."""
     async with make_lock(session, terms=LONG) as lock:

@@ -51,7 +51,7 @@ def _take_place(own: LockGrants, session: Session, grant: Grant, reader: Grant) 
         granted = None
         if grant.release():
             granted = yield from procedures.downgrade(
-                reader.acquisition, grant.id, until, now, leave_tombstone=grant.outcome_unknown
+                reader.acquisition, grant.id, until, now, leave_tombstone=grant.needs_tombstone()
             )
             if granted is None:
                 session.ending.taken(grant, by_release=True)
