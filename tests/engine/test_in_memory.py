@@ -26,6 +26,7 @@ from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
 from django_mongolock.engine.session.ending import ABANDONED, LOST
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
@@ -491,10 +492,49 @@ def test_only_the_first_in_the_queue_takes_itself_for_that(
     grants = [next(iter(session.queue.waiting.values())) for session in sessions]
     for session, grant in zip(sessions, grants, strict=True):
         session.renewals.renew([grant])
-    assert [grant.waiting.at_head for grant in grants] == [True, False]
+    assert [grant.waiting.at_head >= 0 for grant in grants] == [True, False]
     theirs.release()
     for waiter in waiters:
         waiter.let_go().end()
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])
+def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(
+    server: MemoryServer, new_session: Callable[..., MemorySession], in_thread: InThread, looks: bool
+) -> None:
+    """F175, F27: one who came before it is put back before it, and dies: as a holder, whose lease ends sooner than the
+    one it knew of, or as a waiter, after it had looked."""
+    theirs = make_lock(new_session(), terms=LONG).acquire()
+    session = Session(MemoryStore(server, Limits()), now=server.now)  # one that moves no clock
+    waiter = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))
+    assert eventually(lambda: server.documents.get("k", {}).get("waiters"))
+    (grant,) = session.queue.waiting.values()
+    session.renewals.renew([grant])
+    time.sleep(0.05)
+    read, looked = session.store.read, list[Reply]()
+
+    def look(*arguments: Any) -> Reply:
+        looked.append(read(*arguments))
+        return looked[-1]
+
+    session.store.read = look  # type: ignore[method-assign]
+    dead = Step(ask="dead", add=entry("dead", "dead", LONG, {}), waited=60_000)
+    session.store.apply("k", dead, TIMEOUT)
+    if looks:
+        session.waits.look()
+        assert eventually(lambda: looked)
+        session.store.apply("k", Step(remove=("dead",)), TIMEOUT)
+    else:
+        theirs.release()
+        assert holders(server) == ["dead"]
+    number = len(looked)
+    session.renewals.renew([grant])
+    assert eventually(lambda: len(looked) > number)
+    session.renewals.renew([grant])
+    assert not eventually(lambda: len(looked) > number + 1, 0.1)
+    assert looked[-1].place == 0
+    session.close()
+    waiter.let_go().end()
 
 
 def test_nothing_is_renewed_that_was_never_granted(
