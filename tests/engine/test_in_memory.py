@@ -28,7 +28,7 @@ from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
-from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.twins import CALM
@@ -496,6 +496,29 @@ def test_only_the_first_in_the_queue_takes_itself_for_that(
     theirs.release()
     for waiter in waiters:
         waiter.let_go().end()
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["asks", "in the queue"])
+def test_a_wait_that_is_cancelled_during_an_outage(server: MemoryServer, in_thread: InThread, queued: bool) -> None:
+    """F176, F36: it ends soon, as cancelled; its place is given up in the background, as soon as there is an answer."""
+    session = Session(Elected(server, Limits()), now=server.now)
+    store: Any = session.store
+    theirs = make_lock(Session(MemoryStore(server, Limits()), now=server.now), terms=LONG).acquire()
+    store.down = not queued
+    waiter = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))
+    assert eventually(lambda: store.tries or server.documents["k"]["waiters"])
+    time.sleep(0.05)  # until it sleeps
+    store.down = True
+    waiter.lock.cancel()
+    assert isinstance(waiter.end(2).error, LockCancelled)
+    assert len(server.documents["k"]["waiters"]) == queued
+    assert session.known
+    store.down = False
+    server._moved += TRY_AGAIN_AFTER
+    session.wake()
+    assert eventually(lambda: not (session.known or server.documents["k"]["waiters"]))
+    session.close()
+    theirs.release()
 
 
 @pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])

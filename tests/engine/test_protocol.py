@@ -245,14 +245,22 @@ def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
 
 
 def test_a_cancellation_while_the_server_is_away_says_how_long_the_wait_was() -> None:
-    """F43, F9: and leaves nothing in the queue, by a command that names it: its wait limits the time for that."""
+    """F176, F9: at once, without another command. That it may have left something is told by its cause."""
     play = Play(wait=60)
     play.fail(took=3)
-    action = play.hear(after=1, cancelled=True)
-    assert action == Apply("k", Step(ask="g", remove=("g",), force=True))
     with pytest.raises(LockCancelled) as refusal:
-        play.answer(GONE)
+        play.hear(after=1, cancelled=True)
     assert refusal.value.waited == pytest.approx(4)
+    assert isinstance(refusal.value.__cause__, LockBackendFailed)
+
+
+def test_a_cancellation_that_cannot_leave_the_queue_is_one() -> None:
+    """F176: the same where it is in the queue, and its last command has no answer."""
+    play = queued()
+    play.hear(after=3, cancelled=True)
+    with pytest.raises(LockCancelled) as refusal:
+        play.fail()
+    assert isinstance(refusal.value.__cause__, LockBackendFailed)
 
 
 def test_a_cancellation_in_the_queue_says_how_long_the_wait_was() -> None:

@@ -226,7 +226,7 @@ class LockGrants:
         """Clean up after *error*, which ended the wait."""
         reason, refused = type(error).__name__, False
         if isinstance(error, LockNotAcquired):
-            reason, refused = error.why, True
+            reason, refused = error.why, error.__cause__ is None  # else it may not have left the queue
             error.template = grant.reporting.template
         session.queue.leave(grant)
         waiting = grant.waiting
