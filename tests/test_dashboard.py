@@ -23,6 +23,8 @@ from pytest_django import Settings
 from django_mongolock.admin import graph, lanes
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.store import bells
+from django_mongolock.history import past
+from django_mongolock.history.writer import events_of
 from django_mongolock.inspection import operations, overview, overview_pipelines
 from django_mongolock.inspection.monitoring import lock_status
 from django_mongolock.inspection.server_facts import _known
@@ -432,7 +434,7 @@ class TestDrawing:
     def told(self, locks: Locks, settings: Settings) -> Iterator[Collection[dict[str, Any]]]:
         """A history: "k" was waited for, held, given back; held, lost; and is held now. Ten minutes for each."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
-        events, minute = mongo_store().events, 60_000
+        events, minute = events_of(mongo_store()), 60_000
         events.drop()
         told: list[tuple[float, str, dict[str, Any]]] = [
             (40, "granted", {"token": 1, "waited_ms": 10 * minute}),
@@ -447,7 +449,7 @@ class TestDrawing:
             events.insert_one({"key": "k", "event": event, "at": now() - timedelta(minutes=ago), **facts})
         locks.add("k", [entry(1, held_for=60)], (), {"last_holder": entry(2, held_for=1_500)})
         yield events
-        mongo_store().events.drop()
+        events_of(mongo_store()).drop()
 
     @pytest.mark.parametrize("has_zones", [True, False])
     def test_the_last_hour(
@@ -480,7 +482,7 @@ class TestDrawing:
         assert unknown(PAGE, "recent") == unknown(f"{LIST}k/change/", "hour") == []
         told.delete_many({"at": {"$lt": now() - timedelta(minutes=20)}})
         assert unknown(f"{LIST}k/change/", "hour") == [58]  # the first hold that it tells of began 25 minutes ago
-        monkeypatch.setattr(lanes, "MAX_EVENTS", 1)
+        monkeypatch.setattr(past, "MAX_EVENTS", 1)
         assert unknown(PAGE, "recent") == pytest.approx([50], abs=2)
         assert unknown(f"{LIST}k/change/", "hour") == pytest.approx([98], abs=1)
 

@@ -234,7 +234,7 @@ class TestEverybody:
             page.wait_for_url("**/change/")
 
     @pytest.mark.parametrize("language", ["en", "de"])
-    @pytest.mark.parametrize("path", [LIST, PAGE, "/admin/django_mongolock/lockevent/"])
+    @pytest.mark.parametrize("path", [LIST, PAGE, "/admin/mongolock_history/lockevent/"])
     def test_first_screen(self, visit: Visit, locks: Locks, settings: Settings, path: str, language: str) -> None:
         """Beside the navigation of the admin no column is out of sight, no short key is broken, and who holds what is
         waited for and what to press is seen without scrolling. On a telephone each row is a card."""
@@ -299,7 +299,7 @@ class TestEverybody:
         }
         mongo_store().events.insert_many([{**told, "event": what} for what in ("granted", "released", "deadlock")])
         try:
-            with visit("/admin/django_mongolock/lockevent/", viewport={"width": width, "height": 800}) as page:
+            with visit("/admin/mongolock_history/lockevent/", viewport={"width": width, "height": 800}) as page:
                 rows = page.locator("#result_list tbody tr")
                 assert rows.count() == 3
                 for number in range(3):

@@ -17,12 +17,14 @@ from pytest_django import Settings
 
 from django_mongolock import LockBackendFailed, mongo_lock
 from django_mongolock.backends.base import close_backends, mongo_store
-from django_mongolock.checks import check_kinds, check_settings
+from django_mongolock.checks import check_settings
 from django_mongolock.exceptions import LockDeadlock
 from django_mongolock.history import writer as history
+from django_mongolock.history.checks import check_history
+from django_mongolock.history.events import Happened
+from django_mongolock.history.models import LockEvent
 from django_mongolock.history.writer import MAX_NOTES, WRITE_BATCH, History
-from django_mongolock.inspection.happened import Happened
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.models import Lock
 from django_mongolock.testing import override_locks
 from tests.support.lock_documents import Document, Locks
 from tests.support.lock_fixtures import NOBODY, WITH_MONGO, Commands
@@ -240,14 +242,14 @@ class TestBounds:
             pass
         assert eventually(lambda: "cannot be written" in caplog.text)
         assert kept.count_documents({}) == 1
-        messages = check_kinds(app_configs=None, databases=["mongo"])
+        messages = check_history(app_configs=None, databases=["mongo"])
         assert [message.id for message in messages if message.id == "mongolock.W110"]
 
     def test_check(self, kept: Collection[Document]) -> None:
         """`check --database` says that it is not there; once it is, nothing."""
 
         def ids() -> list[str | None]:
-            return [message.id for message in check_kinds(app_configs=None, databases=["mongo"])]
+            return [message.id for message in check_history(app_configs=None, databases=["mongo"])]
 
         assert "mongolock.W110" in ids()
         call_command("migrate", database="mongo", verbosity=0)

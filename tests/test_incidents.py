@@ -16,7 +16,8 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.history.models import LockEvent
+from django_mongolock.models import Lock
 from django_mongolock.signals import lock_forced, lock_release_requested
 from tests.support.lock_documents import TOKEN, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
@@ -26,7 +27,7 @@ from tests.test_commands import run
 
 pytestmark = WITH_MONGO
 ASK = f"{LIST}ask-to-release/"
-EVENTS = "/admin/django_mongolock/lockevent/"
+EVENTS = "/admin/mongolock_history/lockevent/"
 ACTIONS = {"force_release": RELEASE, "ask_to_release": ASK}
 
 

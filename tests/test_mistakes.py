@@ -43,8 +43,9 @@ from django_mongolock.engine.store.errors import whereabouts
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.fencing import fenced_update
+from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.queries import ping
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from django_mongolock.rows import locked
 from django_mongolock.testing import MemoryLocks

@@ -260,7 +260,7 @@ class TestDamage:
 
 
 def test_migrations_are_complete(locks: Locks) -> None:
-    call_command("makemigrations", "django_mongolock", "--check", "--dry-run", verbosity=0)
+    call_command("makemigrations", "django_mongolock", "mongolock_history", "--check", "--dry-run", verbosity=0)
 
 
 def test_snapshots_read_nothing_more(locks: Locks, commands: Commands) -> None:

@@ -23,7 +23,7 @@ from pymongo.read_concern import ReadConcern
 from ..engine.logs import DEBUG, log, log_exception
 from ..engine.protocol import runner
 from ..engine.session.errands import Errands
-from ..engine.session.per_process import PerProcess
+from ..engine.session.session import PerProcess
 from ..engine.session.worker_threads import WorkerThreads
 from ..engine.store.errors import bounded
 from ..exceptions import LockBackendFailed, LockMisused

@@ -17,10 +17,9 @@ from ..engine.protocol.runner import twins
 from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
 from . import sweep
-from .acquiring import Context
-from .batch import Batch, acquire_many
+from .acquiring import BATCH, Context
 from .held_document import FinalState, HeldDocument
-from .hold import BatchOptions, Hold, HoldOptions, PendingState, Plan
+from .hold import Batch, BatchOptions, Hold, HoldOptions, PendingState, Plan, acquire_many
 from .rules import Rules, check_age
 from .saving import protect
 from .snapshot import DocumentSnapshot
@@ -195,7 +194,7 @@ class DocumentLock(Generic[D]):
     force_release, aforce_release = twins(_force_release)
 
     def _clear_stale(
-        self, ids: Iterable[Any] | None = None, *, batch: int = sweep.SWEEP_BATCH, **which: Unpack[Which]
+        self, ids: Iterable[Any] | None = None, *, batch: int = BATCH, **which: Unpack[Which]
     ) -> Steps[Swept]:
         """Set stale documents to the failed state that belongs to their work, for a retry job, and release them. What
         their holders write afterwards, if they still live, is refused.

@@ -23,9 +23,8 @@ from .queries import ping
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
-#: What a process needs on the bells, on the history, and on documents with a lock.
+#: What a process needs on the bells, and on documents with a lock.
 BELL_RIGHTS: Final = ("find", "insert")
-HISTORY_RIGHTS: Final = ("find", "insert")
 DOCUMENT_RIGHTS: Final = ("find", "update")
 #: Seconds that a failover takes beyond the election timeout, at most, until a write succeeds (measured: 10.3 to 16 s
 #: in all, with the default election timeout of 10 s).
@@ -40,8 +39,7 @@ class ServerFacts:
     how many the replica set has. ahead: for how many seconds at least its clock is ahead of this machine's, negative if
     it is behind, as far as the time of the command allows to tell. failover: seconds that a failover may take;
     None without another member. new: whether there is no collection of locks yet. bells: why no bell wakes a waiter.
-    history: why the history cannot be kept, if it is wanted. journaled: whether the majority confirms only what is in
-    its journals, as far as this user may ask."""
+    journaled: whether the majority confirms only what is in its journals, as far as this user may ask."""
 
     problem: str = ""
     address: str = ""
@@ -56,7 +54,6 @@ class ServerFacts:
     missing_indexes: tuple[str, ...] = ()
     new: bool = False
     bells: str = ""
-    history: str = ""
     journaled: bool = True
 
 
@@ -102,7 +99,6 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
                 new="find" not in rights and _is_new(store),
                 bells=_bells(store, status),
-                history=_history(store, status) if store.config.history else "",
                 journaled=bool(config.get("writeConcernMajorityJournalDefault", True)),
             )
     except LockBackendFailed as error:
@@ -141,17 +137,6 @@ def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
         if not capped.stays_open(collection):
             return f"there is no capped collection {collection.name}"
     return ""
-
-
-def _history(store: MongoStore, status: Mapping[str, Any]) -> str:
-    """Why the history cannot be kept; "" if it can."""
-    collection = store.events
-    if missing := _missing_rights(status, collection, HISTORY_RIGHTS):
-        return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-    if capped.exists(collection):
-        has_limit = capped.stays_open(collection) is not None
-        return "" if has_limit else f"the collection {collection.name} is not a capped one"
-    return f"there is no collection {collection.name}"
 
 
 def _config(store: MongoStore) -> Mapping[str, Any]:

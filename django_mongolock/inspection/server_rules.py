@@ -73,13 +73,6 @@ def _check_collections(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]
             f"The collection of the locks lacks indexes: {', '.join(facts.missing_indexes)}.",
             f"Run manage.py migrate --database {alias} as a user who may create indexes.",
         )
-    if facts.history:
-        yield warning(
-            "W110",
-            f"The history of the locks cannot be kept: {facts.history}.",
-            "Grant find and insert on it, or drop the wrong one, and run manage.py migrate "
-            f"--database {alias} as a user who may create collections.",
-        )
     if facts.bells:
         yield warning(
             "W104",

@@ -1,4 +1,4 @@
-"""The fields of holders, waiters and events that say who it is."""
+"""The fields of holders and waiters that say who it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .fields import Number, ServerTime, Text
 
 
 class PartyFields(models.Model):
-    """What a holder, a waiter and an event have in common."""
+    """What holders and waiters have in common, and what an app may note of them."""
 
     mode = Text(_("mode"), max_length=16, null=True)
     owner = Text(_("owner"), max_length=256, null=True)

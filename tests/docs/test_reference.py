@@ -23,7 +23,8 @@ from django.template import engines
 from django_mongolock import conf, locks, signals
 from django_mongolock.engine.store.indexes import INDEXES
 from django_mongolock.history import writer as history
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.history.models import LockEvent
+from django_mongolock.models import Lock
 from tests.docs import tables, words
 from tests.docs.pages import ROOT, pages
 from tests.tested_versions import BEGIN, END, HEAD
@@ -254,10 +255,11 @@ def test_metrics() -> None:
 
 def permissions() -> set[str]:
     found = set()
-    for model in apps.get_app_config("django_mongolock").get_models():
-        meta = model._meta
-        found |= {f"django_mongolock.{action}_{meta.model_name}" for action in meta.default_permissions}
-        found |= {f"django_mongolock.{codename}" for codename, _ in meta.permissions}
+    for label in ("django_mongolock", "mongolock_history"):
+        for model in apps.get_app_config(label).get_models():
+            meta = model._meta
+            found |= {f"{label}.{action}_{meta.model_name}" for action in meta.default_permissions}
+            found |= {f"{label}.{codename}" for codename, _ in meta.permissions}
     return found
 
 

@@ -19,7 +19,7 @@ from pymongo import MongoClient
 
 from django_mongolock import LockBackendFailed
 from django_mongolock.checks import check_kinds
-from django_mongolock.documents import DocumentLock, declared, sweep
+from django_mongolock.documents import DocumentLock, declared, kind, sweep
 from django_mongolock.documents.kind import DocumentKind
 from django_mongolock.exceptions import DocumentLockLost
 from django_mongolock.inspection.kinds import Choice, Swept
@@ -263,7 +263,7 @@ class TestForceRelease:
 
     def test_only_as_shown(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """A document that has another holder by now, has ended, or is damaged, stays; one that was renewed does not."""
-        monkeypatch.setattr(sweep, "SWEEP_BATCH", 2)
+        monkeypatch.setattr(sweep, "BATCH", 2)
         changed, finished, damaged, same, renewed = (stuck(ground, 5) for _ in range(5))
         shown = ground.lock.snapshots()
         ground.change(changed, holder="another")
@@ -747,7 +747,7 @@ class TestDashboard:
 
     def test_one_command(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each lock is counted by one command, up to a bound."""
-        monkeypatch.setattr(sweep, "MAX_COUNTED", 3)
+        monkeypatch.setattr(kind, "MAX_COUNTED", 3)
         for _ in range(5):
             stuck(plain, 5)
         found = DocumentKind(plain.lock).counts()

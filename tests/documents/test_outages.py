@@ -19,7 +19,7 @@ from pymongo.errors import OperationFailure
 
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.acquiring import acquire
-from django_mongolock.documents.commands import refusal_of
+from django_mongolock.documents.updates import refusal_of
 from django_mongolock.engine.session.errands import Errands
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentLockLost, LockBackendFailed, LockMisused
@@ -214,7 +214,7 @@ class TestEveryExit:
         self, plain: Ground, call: Call, strike: Call, monkeypatch: Any, number: int, error: BaseException
     ) -> None:
         """At whichever command it ends, that of an earlier 500 or the reading of why others were refused."""
-        monkeypatch.setattr("django_mongolock.documents.batch.BATCH", 3)
+        monkeypatch.setattr("django_mongolock.documents.hold.BATCH", 3)
         ids = [plain.add(1) for _ in range(4)]
         ids.insert(1, plain.add(1, holder="other", state="exporting"))
         strike(plain, *((number, number + 1) if isinstance(error, LockBackendFailed) else (number,)), error=error)

@@ -340,9 +340,6 @@ def test_a_call_that_does_not_end_is_given_up(
     go.set()
 
 
-# What nobody awaits any more
-
-
 # Signals
 
 

@@ -14,8 +14,7 @@ from typing import Any
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.options import LockOptions
-from django_mongolock.engine.session.per_process import Sessions
-from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
 from tests.support import DATABASE

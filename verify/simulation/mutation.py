@@ -25,7 +25,7 @@ VARIABLE: Final = "MONGOLOCK_MUTANT"
 #: The modules that are changed, all that decide something and that a simulation runs; and of one, only this class.
 MODULES: Final = (
     "protocol.procedures",
-    "protocol.acquisition",
+    "protocol.actions",
     "rule.in_python",
     "session.grant",
     "lock.grants",
@@ -38,7 +38,6 @@ MODULES: Final = (
             "ending",
             "grant_registry",
             "heartbeat",
-            "local_queue",
             "orphans",
             "releases",
             "renewals",

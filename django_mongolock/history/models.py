@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.fields import ObjectIdAutoField
+from pymongo.collection import Collection
 
 from ..backends.base import mongo_store
+from ..engine.store.errors import bounded
+from ..engine.store.mongo import MongoStore
 from ..exceptions import printable
-from ..inspection import event_queries
-from ..inspection.display import EVENTS, milliseconds
-from ..inspection.happened import FACTS
+from ..inspection.display import milliseconds
+from ..inspection.operations import FACTS
 from ..inspection.snapshot import Party
-from .entry import PartyFields
-from .fields import Number, ServerTime, Text, read_moment
-from .read_only import ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
+from ..models.entry import PartyFields
+from ..models.fields import Number, ServerTime, Text, read_moment
+from ..models.read_only import ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
+from .events import EVENTS, event_badge
+from .writer import events_of
+
+__all__ = ["LockEvent"]
+
+
+@contextmanager
+def bounded_events(store: MongoStore, timeout: float) -> Iterator[Collection[dict[str, Any]]]:
+    """Open the collection for commands that take no longer together. Raises LockBackendFailed."""
+    collection = events_of(store)
+    with bounded(timeout, store.client, needs=f"find on the collection {collection.name}"):
+        yield collection
 
 
 class LockEventQuerySet(ReadOnlyQuerySet):
@@ -27,17 +44,27 @@ class LockEventQuerySet(ReadOnlyQuerySet):
         """The latest of these events, or the first in their order; read by an index. Raises LockBackendFailed."""
         if (query := self.as_query()) is None:
             return []
-        found = event_queries.read(mongo_store(self.db), *query, skip=skip, limit=limit, timeout=timeout)
+        stages: list[dict[str, Any]] = [
+            {"$match": query[0]},
+            {"$sort": query[1]},
+            {"$skip": skip},
+            {"$limit": limit},
+            {"$addFields": {"now": "$$NOW"}},
+        ]
+        with bounded_events(mongo_store(self.db), timeout) as events:
+            found = list(events.aggregate(stages))
         return [LockEvent.from_document(document, self.db) for document in found]
 
     def count_up_to(self, limit: int, timeout: float) -> int:
         """Count these events, up to *limit*. Raises LockBackendFailed."""
-        query = self.as_query()
-        return 0 if query is None else event_queries.count(mongo_store(self.db), query[0], limit, timeout)
+        if (query := self.as_query()) is None:
+            return 0
+        with bounded_events(mongo_store(self.db), timeout) as events:
+            return events.count_documents(query[0], limit=limit)
 
 
 class LockEvent(ReadOnlyModel, PartyFields):
-    """An event in the life of a lock: one of `inspection.happened.Happened`.
+    """An event in the life of a lock: one of `history.events.Happened`.
 
     With MONGOLOCK["HISTORY"], the process that it happened to writes it a moment later. That is not certain: the events
     of the last second of a process are lost with it, and new events push out the oldest. An event is no proof.
@@ -73,6 +100,11 @@ class LockEvent(ReadOnlyModel, PartyFields):
     def party(self) -> Party:
         """The process that it happened to."""
         return Party(**{name: getattr(self, name) for name in FACTS})
+
+    @property
+    def badge(self) -> SafeString:
+        """What happened, as HTML."""
+        return event_badge(self.event)
 
     @property
     def details(self) -> str:

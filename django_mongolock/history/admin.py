@@ -15,19 +15,22 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from ..admin.columns import labelled
+from ..admin.listing import BoundedChangeList, match_of
+from ..admin.pages import Pages, csrf, plainly, unless_away
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.patterns import starting
-from ..models.lock_event import LockEvent
 from ..models.read_only import Condition
-from .columns import labelled
-from .listing import BoundedChangeList, match_of
-from .pages import Pages, csrf, plainly, unless_away
+from .events import EVENTS
+from .models import LockEvent
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
+
+__all__ = ["LockEventAdmin"]
 
 
 class EventFilter(admin.SimpleListFilter):
@@ -37,7 +40,7 @@ class EventFilter(admin.SimpleListFilter):
     parameter_name = "event"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrPromise]]:
-        return [(what.value, word) for what, (_shape, word) in display.EVENTS.items()]
+        return [(what.value, word) for what, (_shape, word) in EVENTS.items()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[LockEvent]) -> QuerySet[LockEvent]:
         return queryset.filter(event=self.value()) if self.value() in dict(self.lookup_choices) else queryset
@@ -64,7 +67,7 @@ class LockEventChangeList(BoundedChangeList):
 
 @admin.register(LockEvent)
 class LockEventAdmin(Pages):
-    """Read only, with the permission ``django_mongolock.view_lockevent``."""
+    """Read only, with the permission ``mongolock_history.view_lockevent``."""
 
     list_display = ("when", "key_link", "what", "who", "fencing_token", "details")
     list_filter = (EventFilter,)
@@ -74,12 +77,11 @@ class LockEventAdmin(Pages):
     )
     sortable_by = ()
     actions = None
-    change_list_template = "admin/django_mongolock/lockevent/change_list.html"
 
     def get_urls(self) -> list[URLPattern]:
         """The list, and no other page."""
         view = self.admin_site.admin_view(plainly(self.changelist_view))
-        return [path("", view, name="django_mongolock_lockevent_changelist")]
+        return [path("", view, name="mongolock_history_lockevent_changelist")]
 
     @csrf
     @unless_away
@@ -124,7 +126,7 @@ class LockEventAdmin(Pages):
 
     @admin.display(description=gettext_lazy("event"))
     def what(self, event: LockEvent) -> SafeString:
-        return display.event_badge(event.event)
+        return event.badge
 
     @admin.display(description=gettext_lazy("who"))
     def who(self, event: LockEvent) -> SafeString:
