@@ -245,6 +245,19 @@ def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
     assert limits == [pytest.approx(1.0)]
 
 
+def test_a_grant_that_is_answered_after_the_wait_is_given_back(memory: Memory) -> None:
+    """P6: a hand-over is answered between the last look of who waits for it, and the end of that wait."""
+    session, documents = memory.session, memory.server.documents
+    lock = memory.lock(terms=CALM)
+    grant = new_grant(session, lock, object())
+    session.queue.join(grant, trial=False)
+    session.registry.expect(grant)
+    session.queue.finish_handover(grant, session.commands.send(grant.acquisition.enter(False)))
+    assert documents[grant.key]["holders"]
+    lock._own.give_up(session, grant, LockNotAcquired(grant.key, 0.0))
+    assert eventually(lambda: not documents[grant.key]["holders"])
+
+
 def test_a_renewal_that_fails_is_tried_again_within_a_second(memory: Memory) -> None:
     """F9: also where the lease is long; a holder does not lose the time in which a server comes back."""
     grant = grant_of(memory.lock().acquire())
