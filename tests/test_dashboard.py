@@ -101,7 +101,7 @@ class TestPage:
         assert re.search(r"catalog unknown and 4 more web-2 · pid 4002 · MainThread 1 min \d s – ● works", present)
         assert re.search(r"left:behind .* ◐ dead Its lease ended 1 min", present)
         assert "order:5 400 of 900" in section(response, "contended")
-        assert "are woken by a bell" in section(response, "server")
+        assert "are told at once" in section(response, "server")
         assert "free:1" not in present
 
     def test_what_is_stale_is_calm(self, admin: Client, locks: Locks) -> None:

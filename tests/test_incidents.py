@@ -265,15 +265,17 @@ def test_the_orm_asks(locks: Locks) -> None:
     assert Lock.objects.get(key="order:3").ask_to_release("me") == 0
 
 
-def test_release_lock_takes_a_lock_from_its_holder(locks: Locks) -> None:
-    """By hand, by its whole key; the holder learns of its loss."""
+def test_release_lock_takes_a_lock_from_its_holder(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
+    """By hand, by its whole key. The holder learns of its loss, and the log says who did it, with Django's default."""
     lock = mongo_lock("order:5").acquire()
     with pytest.raises(CommandError, match="--no-input"):
         run("release_lock", "order:5")
     with pytest.raises(CommandError, match="control characters"):
         run("release_lock", "order:5", "--ask", "--by", "a\nb")
-    out, _ = run("release_lock", "order:5", "--no-input")
-    assert "1 of 1 locks were taken from their holder." in out
+    out, _ = run("release_lock", "order:5", "--no-input", "--by", "anna", "--reason", "it hangs")
+    (line,) = [record for record in caplog.records if record.getMessage().startswith("release forced key=order:5 ")]
+    assert (line.levelname, line.getMessage().endswith('by=anna reason="it hangs"')) == ("WARNING", True)
+    assert "'order:5' was taken from its holder." in out
     with pytest.raises(CommandError, match="'order:5' is not held") as refusal:
         run("release_lock", "order:5", "--no-input")
     assert refusal.value.returncode == 3
