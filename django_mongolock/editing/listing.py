@@ -13,7 +13,7 @@ from ..conf import get_settings
 from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, printable
 from ..inspection import display, queries
-from ..inspection.snapshot import LockSnapshot, State
+from ..inspection.snapshot import LockSnapshot, ShownState
 from .edit_lock import edit_key
 
 #: How long a list waits for MongoDB, in seconds: it is of use without this column.
@@ -27,7 +27,7 @@ def note_editors(objects: Iterable[Model]) -> None:
     query = {"_id": {"$in": list(by_key)}, "expires_at": {"$ne": None}}
     try:
         found = queries.snapshots(mongo_store(), query, holders=1, timeout=TIMEOUT)
-        texts = {lock.key: _editor(lock) for lock in found if lock.state is State.HELD}
+        texts = {lock.key: _editor(lock) for lock in found if lock.state is ShownState.HELD}
     except LockBackendFailed:
         texts = dict.fromkeys(by_key, "?")
     for key, obj in by_key.items():

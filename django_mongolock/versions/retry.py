@@ -15,10 +15,11 @@ from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from .. import signals
+from ..documents.errors import DocumentChanged, DocumentHeld
 from ..engine import clock
 from ..engine.lock.commit_hooks import out_of_commit_hook
 from ..engine.rule.options import Seconds, as_seconds
-from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
+from ..exceptions import VersionConflict
 from .passing import end_failed_commits, is_passing
 
 P = ParamSpec("P")

@@ -22,7 +22,7 @@ django.setup()
 from django.conf import settings  # noqa: E402
 
 from django_mongolock.documents import DocumentLock, HeldDocument  # noqa: E402
-from django_mongolock.exceptions import DocumentChanged, DocumentHeld  # noqa: E402
+from django_mongolock.documents.errors import DocumentChanged, DocumentHeld  # noqa: E402
 from testproject.shop import ad_events, services  # noqa: E402
 from testproject.shop.models import Ad  # noqa: E402
 from tests.support import DATABASE  # noqa: E402

@@ -24,8 +24,9 @@ from pytest_django import Settings
 
 from django_mongolock.admin.pages import plainly
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.documents.errors import DocumentHeld
 from django_mongolock.engine.logs import INFO, log
-from django_mongolock.exceptions import DocumentHeld, LockBackendFailed, LockNotAcquired, LockReentry, printable
+from django_mongolock.exceptions import LockBackendFailed, LockNotAcquired, LockReentry, printable
 from django_mongolock.history.writer import events_of
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.inspection.queries import find_deadlocks
