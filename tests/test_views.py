@@ -246,17 +246,6 @@ urlpatterns = [
 class TestViews:
     """The lock is held while the view runs, and free when the response is there."""
 
-    @pytest.mark.parametrize("kind", VIEWS)
-    def test_wsgi(self, kind: str, name: str) -> None:
-        """Every kind of view, under the sync handler; 423 while somebody else has the lock."""
-        answer = Client().get(f"/{kind}/{name}/").json()
-        assert answer == {"holders": 1, "place": f"view {kind}"}
-        assert holders(f"view:{name}") == []
-        with held_elsewhere(f"view:{name}", lease=20):
-            refused = Client().get(f"/{kind}/{name}/")
-        assert refused.status_code == 423
-        assert refused["Retry-After"] == "1"
-
     @pytest.mark.parametrize("kind", ["function", "afunction", "class"])
     async def test_asgi(self, kind: str, name: str) -> None:
         answer = await AsyncClient().get(f"/{kind}/{name}/")

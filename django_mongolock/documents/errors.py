@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
-from ..exceptions import LockError, LockLost, LockNotAcquired
+from ..exceptions import LockError, LockLost
 
-__all__ = ["DocumentChanged", "DocumentHeld", "DocumentLockLost", "DocumentNotFound", "DocumentRefused"]
+__all__ = ["DocumentLockLost", "DocumentNotFound", "DocumentRefused"]
 
 
 @dataclass(eq=False, repr=False)
@@ -20,53 +19,6 @@ class DocumentNotFound(LockError):
 
     def _text(self) -> str:
         return f"there is no document {self.id!r} in {self.collection}"
-
-
-@dataclass(eq=False, repr=False)
-class DocumentChanged(LockError):
-    """The document has another version than the given one: read it again, and decide again.
-
-    given, found: the versions.
-    """
-
-    collection: str
-    id: Any
-    given: int
-    found: int
-
-    def _text(self) -> str:
-        return f"document {self.id!r} in {self.collection} has version {self.found}, not {self.given}: read it again"
-
-
-class DocumentHeld(LockNotAcquired):
-    """Another holder has the document.
-
-    holder: its name. since: when it took the document, according to the server's clock (None if unknown). state: the
-    state of the document. retry_after: a number of seconds after which it makes sense to try again: about as long as
-    it has been held already. stale_in: seconds until the document is stale if its holder has died (None if unknown).
-    """
-
-    def __init__(  # noqa: PLR0917 - as they pickle
-        self,
-        collection: str,
-        id: Any,  # noqa: A002
-        holder: str,
-        state: str | None = None,
-        since: datetime | None = None,
-        retry_after: float = 0.0,
-        stale_in: float | None = None,
-    ) -> None:
-        super().__init__(f"{collection}:{id}", holder=holder, retry_after=retry_after)
-        self.args = (collection, id, holder, state, since, retry_after, stale_in)
-        self.stale_in = stale_in
-        self.collection = collection
-        self.id = id
-        self.state = state
-        self.since = since
-
-    def _text(self) -> str:
-        since = f" since {self.since.isoformat()}" if self.since else ""
-        return f"document {self.id!r} in {self.collection} is held by {self.holder!r}{since} ({self.state})"
 
 
 class DocumentLockLost(LockLost):

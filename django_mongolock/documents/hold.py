@@ -13,17 +13,17 @@ from typing import Any, Final, Generic, TypedDict, TypeVar
 
 from pymongo.collection import Collection
 
-from ..backends.courier import Command, Courier, Rest, Steps, send
+from ..backends.courier import Command, Courier, Sleep, Steps, send
 from ..backends.field_paths import Document, check_version
 from ..backends.places import Source
 from ..engine import clock
 from ..engine.protocol.runner import twins
 from ..engine.rule.options import Seconds
 from ..engine.text_checks import check_fact, tidy_fact
-from ..exceptions import DocumentDamaged, LockBackendFailed, LockError, LockMisused
+from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, LockBackendFailed, LockError, LockMisused
 from . import updates
 from .acquiring import BATCH, Context, acquire, dead_run, in_batches, put_back, why_not
-from .errors import DocumentChanged, DocumentHeld, DocumentNotFound, DocumentRefused
+from .errors import DocumentNotFound, DocumentRefused
 from .held_document import Block, FinalState, HeldDocument, abandon
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot
@@ -120,7 +120,7 @@ class Hold(Block, Generic[D]):
     """A document that is acquired at the beginning of the block. wait: seconds; 0: a single try; None: without end."""
 
     def __init__(self, context: Callable[[], Context], plan: Plan, request: Request, wait: float | None) -> None:
-        self._find = context
+        self._find = context  # only when it is used: a fork may come before
         self._plan = plan
         self._request = request
         self._wait = wait
@@ -149,7 +149,7 @@ class Hold(Block, Generic[D]):
                 if (left := end - clock.now()) <= 0:
                     raise
                 tries += 1
-                yield Rest(min(left, clock.backoff(tries)))
+                yield Sleep(min(left, clock.backoff(tries)))
             except DocumentChanged:
                 # Not a reason to give up when the time is over: read again, it is either granted or held.
                 late += clock.now() >= end

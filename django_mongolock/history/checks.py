@@ -39,8 +39,8 @@ def check_history(
         warning(
             "W110",
             f"The history of the locks cannot be kept: {problem}.",
-            "Grant find and insert on it, or drop the wrong one, and run manage.py migrate "
-            f"--database {alias} as a user who may create collections.",
+            f"Run manage.py migrate --database {alias} as a user who may create collections. Before that, drop a "
+            "collection that is not capped. If a right is missing, grant find and insert on the collection.",
         )
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -183,8 +184,12 @@ def server_rules(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
     """What each rule finds. Of a server that cannot be used, only the first has something to say."""
     yield from _check_access(facts, alias)
     yield from _check_cluster(facts, alias)
-    if not facts.new:  # `migrate`, which runs this check first, makes them
+    if not facts.new:
         yield from _check_collections(facts, alias)
+    elif sys.argv[1:2] != ["migrate"]:  # which makes them, and runs the checks before that
+        yield warning(
+            "W103", "The collections of the locks are not made yet.", f"Run manage.py migrate --database {alias}."
+        )
 
 
 def told(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
@@ -194,7 +199,7 @@ def told(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
         said = [
             f"{facts.address} answers",
             f"replica set {facts.set_name!r}, members: {facts.members}" if facts.set_name else "no replica set",
-            f"a failover takes up to {facts.failover:g} s" if facts.failover else "there is no other member",
+            *([f"a failover takes up to {facts.failover:g} s"] if facts.failover else []),
             "the collections are made by migrate" if facts.new else "the collections are there",
             f"MongoDB {facts.version}",
             f"Python {platform.python_version()}",
@@ -236,8 +241,8 @@ def _check_collections(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]
         yield warning(
             "W104",
             f"Waiters look for their turn at intervals, since no bell wakes them: {facts.bells}.",
-            "Grant find and insert on the collections mongolock_locks_bells_0 to _7, and run manage.py migrate "
-            f"--database {alias} as a user who may create collections.",
+            f"Run manage.py migrate --database {alias} as a user who may create collections. If a right is missing, "
+            "grant find and insert on the collections mongolock_locks_bells_0 to _7.",
         )
 
 

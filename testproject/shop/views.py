@@ -17,7 +17,7 @@ from django.utils.decorators import method_decorator
 from django.views import View
 from django.views.decorators.http import require_GET, require_POST
 
-from django_mongolock.documents.errors import DocumentHeld
+from django_mongolock.exceptions import DocumentHeld
 from testproject.shop import ad_events, night, overview, services, tasks
 from testproject.shop.forms import AdForm, OptForm, OrderForm, SellerForm
 from testproject.shop.locking import locked

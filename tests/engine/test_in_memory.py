@@ -22,8 +22,7 @@ from django_mongolock.engine.rule.document import LEAP, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.replies import Found, Reply
 from django_mongolock.engine.rule.step import Limits, Step
-from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
-from django_mongolock.engine.session.ending import ABANDONED, LOST
+from django_mongolock.engine.session.ending import ABANDONED, LOST, TRY_AGAIN_AFTER, Removal
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
@@ -235,7 +234,12 @@ def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
     grant = grant_of(memory.lock(terms=replace(LONG, waiter_lease=6.0)).acquire())
     grant.lease.until = memory.session.now() + 6.0
     limits: list[float] = []
-    monkeypatch.setattr(memory.session.store, "renew", lambda keys, step, timeout: limits.append(timeout) or {})
+
+    def renew(keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        limits.append(timeout)
+        return {}
+
+    monkeypatch.setattr(memory.session.store, "renew", renew)
     memory.session.renewals.renew([grant])
     assert limits == [pytest.approx(1.0)]
 

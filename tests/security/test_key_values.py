@@ -275,13 +275,6 @@ class TestViews:
         with pytest.raises(LockKeyInvalid):
             wrong(HttpRequest(), "a")
 
-    @pytest.mark.long
-    def test_spellings_meet(self) -> None:
-        """F72: six requests for one row wait for one lock."""
-        with held_elsewhere("seen:1"):
-            for name in ("1", "01", "+1", "%201", "%D9%A1", "1%20"):
-                assert Client().get(f"/model/{name}").status_code == 423
-
     def test_other_policies(self) -> None:
         """Without a response to give, LockKeyInvalid is raised, and no work is skipped for it."""
         for policy in ("raise", "skip", lambda *args, **kwargs: "busy"):
