@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.session.wakeups import Wakeup
 from django_mongolock.exceptions import LockNotAcquired
 from tests.engine.conftest import Here, HoldUp, LockMaker, make_lock
 from tests.support.waiting import eventually
@@ -19,6 +20,13 @@ Entries = Callable[..., list[Any]]
 def settled(session: Session) -> bool:
     """Return whether the session knows of nothing, and has nothing left to remove."""
     return eventually(lambda: not session.known, 5)
+
+
+async def test_who_is_woken_before_it_waits_does_not_wait() -> None:
+    """P5: a bell, or a cancellation, that comes while a command is on its way."""
+    wakeup = Wakeup()
+    wakeup.wake()
+    await asyncio.wait_for(wakeup.await_(60), 1)
 
 
 async def cancelled(task: asyncio.Task[Any]) -> bool:
@@ -32,14 +40,12 @@ async def cancelled(task: asyncio.Task[Any]) -> bool:
 
 async def test_cancelled_in_flight(here: Here, hold_up: HoldUp, door: str) -> None:
     """F36: the command is applied after the cancellation; the lock is taken back, and the next one gets it."""
-    applied = threading.Event()
     gate = hold_up(here.session.store, door)
-    gate.call = lambda *arguments, apply=gate.call: (apply(*arguments), applied.set())[0]
     task = asyncio.create_task(make_lock(here.session).aacquire())
     assert await asyncio.to_thread(gate.there.wait, 10)
     assert await cancelled(task)
     gate.go.set()
-    assert await asyncio.to_thread(applied.wait, 10)
+    assert await asyncio.to_thread(gate.over.wait, 10)
     assert await asyncio.to_thread(settled, here.session)
     assert here.entries() == []
     async with make_lock(here.session, wait=0):

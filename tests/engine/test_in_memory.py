@@ -22,8 +22,7 @@ from django_mongolock.engine.rule.document import LEAP, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.replies import Found, Reply
 from django_mongolock.engine.rule.step import Limits, Step
-from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
-from django_mongolock.engine.session.ending import ABANDONED, LOST
+from django_mongolock.engine.session.ending import ABANDONED, LOST, TRY_AGAIN_AFTER, Removal
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.session import Session
@@ -236,9 +235,27 @@ def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
     grant = grant_of(memory.lock(terms=replace(LONG, waiter_lease=6.0)).acquire())
     grant.lease.until = memory.session.now() + 6.0
     limits: list[float] = []
-    monkeypatch.setattr(memory.session.store, "renew", lambda keys, step, timeout: limits.append(timeout) or {})
+
+    def renew(keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        limits.append(timeout)
+        return {}
+
+    monkeypatch.setattr(memory.session.store, "renew", renew)
     memory.session.renewals.renew([grant])
     assert limits == [pytest.approx(1.0)]
+
+
+def test_a_grant_that_is_answered_after_the_wait_is_given_back(memory: Memory) -> None:
+    """P6: a hand-over is answered between the last look of who waits for it, and the end of that wait."""
+    session, documents = memory.session, memory.server.documents
+    lock = memory.lock(terms=CALM)
+    grant = new_grant(session, lock, object())
+    session.queue.join(grant, trial=False)
+    session.registry.expect(grant)
+    session.queue.finish_handover(grant, session.commands.send(grant.acquisition.enter(False)))
+    assert documents[grant.key]["holders"]
+    lock._own.give_up(session, grant, LockNotAcquired(grant.key, 0.0))
+    assert eventually(lambda: not documents[grant.key]["holders"])
 
 
 def test_a_renewal_that_fails_is_tried_again_within_a_second(memory: Memory) -> None:

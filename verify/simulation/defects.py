@@ -24,9 +24,8 @@ from django_mongolock.engine.rule.in_python import Moment, _Rule
 from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import worker_threads
-from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
-from django_mongolock.engine.session.ending import LOST, Ending, How
+from django_mongolock.engine.session.ending import LOST, Cleanup, Ending, How
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.grant_registry import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
@@ -643,6 +642,27 @@ def undone_release_kept(patches: Patches) -> None:
         self._commands.releases.undone(self._session.store.primary(), self._session.now())
 
     patches.set(Cleanup, "repeat_releases", forget)
+
+
+@_defect
+def whole_lease_for_all(patches: Patches) -> None:
+    granted = _Rule.granted
+
+    def whole(self: _Rule, entry: Document, token: int) -> Document:
+        return {**granted(self, entry, token), "until": self.after(entry["server_lease"])}
+
+    patches.set(_Rule, "granted", whole)
+
+
+@_defect
+def left_at_close(patches: Patches) -> None:
+    ensure_removed = Cleanup.ensure_removed
+
+    def only_in_doubt(self: Cleanup, grant: Grant, *, stays: bool = False) -> None:
+        if grant.in_doubt or not self._commands._closed:
+            ensure_removed(self, grant, stays=stays)
+
+    patches.set(Cleanup, "ensure_removed", only_in_doubt)
 
 
 @_defect

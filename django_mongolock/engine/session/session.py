@@ -14,13 +14,11 @@ from .. import clock
 from ..protocol import runner
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
-from .cleanup import Cleanup
 from .commands import Commands
-from .ending import RELEASED, Ending
+from .ending import RELEASED, Cleanup, Ending, Orphans
 from .errands import Errands
 from .grant import CLOSED, Grant, State
 from .notifications import Observer
-from .orphans import Orphans
 from .renewals import Renewals
 from .shared import BACKGROUND, Shared
 from .waits import CLOSED_WAITER, Waits
