@@ -17,7 +17,7 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 from pytest_django import Settings
 
-from django_mongolock import mongo_lock
+from django_mongolock import LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.inspection import operations, patterns, queries
 from django_mongolock.inspection.kinds import Choice
@@ -126,6 +126,21 @@ class TestClear:
         assert (answer["found"], answer["cleared"], answer["postponed"]) == (2, 1, 1)
         assert locks.read("old")["holders"]
         assert clear()["found"] == 0
+
+    def test_what_is_stale_is_named(self, locks: Locks) -> None:
+        """If no lock is held, the list says where the lock of a killed process is. If none is stale, nothing is."""
+        assert run("list_locks")[0] == "No lock is held.\n"
+        assert run("clear_stale_locks", "--no-input")[0] == "There are no stale locks.\n"
+        locks.stale("k")
+        assert run("list_locks")[0] == "No lock is held.\nThere are stale ones: see --stale.\n"
+        assert "stale" not in run("list_locks", "--key", "other")[0]
+
+    def test_a_task_is_named_once(self, locks: Locks) -> None:
+        """The owner of a task's lock is the id of the task, which an error says once."""
+        locks.add("k", [entry(9, place="task shop.tasks.bill 7d0f-1", owner="7d0f-1")])
+        with pytest.raises(LockNotAcquired) as refusal, mongo_lock("k", wait=0):
+            pass
+        assert str(refusal.value).count("7d0f-1") == 1
 
 
 class TestWhich:

@@ -15,7 +15,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pytest_django import Settings
 
-from django_mongolock import LockBackendFailed, mongo_lock
+from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.checks import check_settings
 from django_mongolock.exceptions import LockDeadlock
@@ -25,7 +25,6 @@ from django_mongolock.history.events import Happened
 from django_mongolock.history.models import LockEvent
 from django_mongolock.history.writer import MAX_NOTES, WRITE_BATCH, History
 from django_mongolock.models import Lock
-from django_mongolock.testing import override_locks
 from tests.support.lock_documents import Document, Locks
 from tests.support.lock_fixtures import NOBODY, WITH_MONGO, Commands
 from tests.support.waiting import eventually
@@ -299,14 +298,6 @@ class TestModel:
         kept.insert_one({"key": 7, "at": "x", "event": ["y"], "token": 1.5})
         (event,) = LockEvent.objects.all().recent()
         assert (event.key, event.at, event.event, event.token) == (None, None, None, None)
-
-    def test_locks_in_memory_have_none(self) -> None:
-        """In tests without a MongoDB nothing is written, and looking says why."""
-        with override_locks(HISTORY=5):
-            with mongo_lock("k"):
-                pass
-            with pytest.raises(LockBackendFailed, match="memory of each process"):
-                LockEvent.objects.count()
 
 
 def test_the_sent_document_has_no_empty_fields(mongo: MongoClient[Document]) -> None:

@@ -549,15 +549,6 @@ class TestClients:
     def user(pk: Any) -> Any:
         return SimpleNamespace(is_authenticated=True, pk=pk)
 
-    @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
-    def test_users(self, backend: str, key: str, kind: Any) -> None:
-        view = idempotent()(kind)
-        assert [post(view, key, key, user=self.user(pk)).content for pk in (1, 2, 1)] == [
-            b'{"times": 1}',
-            b'{"times": 2}',
-            b'{"times": 1}',
-        ]
-
     def test_hosts(self, view: Any, key: str, settings: Settings) -> None:
         """The response of one host is not that of another: tenants may have users of the same name."""
         settings.ALLOWED_HOSTS = ["a.example", "b.example"]

@@ -113,7 +113,7 @@ class TestProgram:
                 assert eventually(ready.exists)
                 os.kill(os.getpid(), signal.SIGUSR1)
 
-        monkeypatch.setattr("django_mongolock.management.child.subprocess.Popen", Slow)
+        monkeypatch.setattr("django_mongolock.management.program_command.subprocess.Popen", Slow)
         script = f"trap 'exit 7' USR1; touch {ready}; for i in $(seq 100); do sleep 0.05; done"
         command = RunLocked()
         call_command(command, *shell(new_key(), script)[1:])

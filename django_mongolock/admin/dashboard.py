@@ -14,11 +14,10 @@ from django.utils.translation import ngettext
 from django.views.generic import RedirectView
 
 from ..inspection import display
-from ..inspection.monitoring import PERMISSION
 from ..inspection.overview import Overview
 from ..inspection.past import pasts
 from ..inspection.snapshot import LockSnapshot
-from ..inspection.status import Alarm, Problem, Status, current_status
+from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
 from ..inspection.verdict import Verdict
 from ..models.lock_model import LockDashboard
 from . import graph, lanes

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from ..inspection import display
-from ..inspection.overview_pipelines import RECENT
+from ..inspection.overview import RECENT
 from ..inspection.past import NOTHING, Stretch, Told
 from ..inspection.snapshot import LockSnapshot, Party, State
 

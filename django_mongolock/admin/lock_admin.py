@@ -23,16 +23,15 @@ from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..inspection import display
 from ..inspection.kinds import other_kinds
-from ..inspection.monitoring import lock_status
 from ..inspection.past import pasts
 from ..inspection.patterns import starting
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot, State
+from ..inspection.status import lock_status
 from ..inspection.verdict import judge_all
 from ..models import Lock
 from . import dashboard, other_locks
-from .columns import Columns
-from .listing import Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
+from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
 from .lock_actions import SHOWN, LockActions
 from .pages import csrf, plainly, unless_away
 

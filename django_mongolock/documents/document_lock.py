@@ -81,6 +81,8 @@ class DocumentLock(Generic[D]):
         using: the DATABASES alias of a model.
         """
         self._source = source = make_source(place, using)
+        #: Its model; None for a collection.
+        self.model: type[Model] | None = source.model
         fields = {"holder": holder, "state": state, "version": version, "time": time}
         self.rules = Rules.declare(source, fields, pending, final, stale_after)
         self.name = name or f"{source.name}.{self.rules.fields.state}"
@@ -90,11 +92,6 @@ class DocumentLock(Generic[D]):
 
     def __repr__(self) -> str:
         return f"<DocumentLock {self.name!r}>"
-
-    @property
-    def model(self) -> type[Model] | None:
-        """Its model; None for a collection."""
-        return self._source.model
 
     @property
     def alias(self) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypedDict, TypeVar
 
 from pymongo.collection import Collection
 
-from ..backends.courier import Command, Courier, Pause, Steps, send
+from ..backends.courier import Command, Courier, Sleep, Steps, send
 from ..backends.field_paths import Document, check_version
 from ..backends.places import Source
 from ..engine import clock
@@ -128,7 +128,7 @@ class Hold(Block, Generic[D]):
     """A document that is acquired at the beginning of the block. wait: seconds; 0: a single try; None: without end."""
 
     def __init__(self, context: Callable[[], Context], plan: Plan, request: Request, wait: float | None) -> None:
-        self._find = context
+        self._find = context  # only when it is used: a fork may come before
         self._plan = plan
         self._request = request
         self._wait = wait
@@ -157,7 +157,7 @@ class Hold(Block, Generic[D]):
                 if (left := end - clock.now()) <= 0:
                     raise
                 tries += 1
-                yield Pause(min(left, clock.backoff(tries)))
+                yield Sleep(min(left, clock.backoff(tries)))
             except DocumentChanged:
                 # Not a reason to give up when the time is over: read again, it is either granted or held.
                 late += clock.now() >= end

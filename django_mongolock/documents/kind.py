@@ -18,7 +18,7 @@ from ..conf import get_settings, missing_app
 from ..exceptions import LockBackendFailed
 from ..inspection.check_messages import error, warning
 from ..inspection.kinds import Choice, Counts, LockKind, Swept
-from ..inspection.server_facts import DOCUMENT_RIGHTS, missing_rights
+from ..inspection.server import DOCUMENT_RIGHTS, missing_rights
 from ..inspection.snapshot import State
 from . import sweep
 from .acquiring import BATCH

@@ -10,7 +10,7 @@ from pymongo.collection import Collection
 
 from ..backends.courier import Steps, send
 from ..backends.field_paths import Document, get_path
-from ..engine.logs import INFO, WARNING, log
+from ..engine.logs import WARNING, log
 from ..inspection.kinds import Choice, Swept
 from ..inspection.snapshot import State
 from . import updates
@@ -113,7 +113,7 @@ def force(
             log(WARNING, "document not released", document=id_, lock=name, error=refusal)
         taken += done
     for each in taken:
-        log(INFO, "document release forced", document=each.id, lock=name, holder=each.holder, by=by, reason=reason)
+        log(WARNING, "document release forced", document=each.id, lock=name, holder=each.holder, by=by, reason=reason)
     return taken
 
 

@@ -36,9 +36,10 @@ def log_exception(event: str, /, **facts: object) -> None:
 
 def _write(level: int, event: str, facts: dict[str, object], *, traceback: bool = False) -> None:
     plain = {name: fact if isinstance(fact, _PLAIN) else str(fact) for name, fact in facts.items()}
-    text = " ".join([event, *(f"{name}=%s" for name in plain)])
+    said = {name: fact for name, fact in plain.items() if fact != ""}
+    text = " ".join([event, *(f"{name}=%s" for name in said)])
     fields = {f"lock_{name}": fact for name, fact in plain.items()}
-    _logger.log(level, text, *map(_quoted, plain.values()), exc_info=traceback, extra=fields, stacklevel=3)
+    _logger.log(level, text, *map(_quoted, said.values()), exc_info=traceback, extra=fields, stacklevel=3)
 
 
 def _quoted(fact: object) -> object:

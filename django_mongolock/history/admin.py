@@ -15,8 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..admin.columns import labelled
-from ..admin.listing import BoundedChangeList, match_of
+from ..admin.listing import BoundedChangeList, labelled, match_of
 from ..admin.pages import Pages, csrf, plainly, unless_away
 from ..backends.base import mongo_store
 from ..conf import get_settings

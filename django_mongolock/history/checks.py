@@ -11,12 +11,12 @@ from pymongo.errors import PyMongoError
 
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
-from ..checks.project import has_wrong_settings
+from ..checks import has_wrong_settings
 from ..conf import get_settings
 from ..engine.store import capped
 from ..engine.store.mongo import MongoStore
 from ..inspection.check_messages import warning
-from ..inspection.server_facts import missing_rights
+from ..inspection.server import missing_rights
 from .writer import events_of
 
 #: What a process needs on the history.
@@ -40,8 +40,8 @@ def check_history(
         warning(
             "W110",
             f"The history of the locks cannot be kept: {problem}.",
-            "Grant find and insert on it, or drop the wrong one, and run manage.py migrate "
-            f"--database {alias} as a user who may create collections.",
+            f"Run manage.py migrate --database {alias} as a user who may create collections. Before that, drop a "
+            "collection that is not capped. If a right is missing, grant find and insert on the collection.",
         )
     ]
 

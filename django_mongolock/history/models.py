@@ -20,8 +20,7 @@ from ..exceptions import printable
 from ..inspection.display import milliseconds
 from ..inspection.operations import FACTS
 from ..inspection.snapshot import Party
-from ..models.entry import PartyFields
-from ..models.fields import Number, ServerTime, Text, read_moment
+from ..models.fields import Number, PartyFields, ServerTime, Text, read_moment
 from ..models.read_only import ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
 from .events import EVENTS, event_badge
 from .writer import events_of

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 from django.http import HttpRequest
 from django.template.loader import render_to_string
@@ -20,7 +20,7 @@ from ..conf import get_settings
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from ..inspection import display
-from ..inspection.overview_pipelines import RECENT
+from ..inspection.overview import RECENT
 from ..inspection.past import NOTHING, Past, Stretch, Told
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.verdict import kind_of
@@ -53,7 +53,7 @@ class HistoryPast(Past):
         """
         if store.history is None:
             return {}
-        stages = [
+        stages: list[dict[str, Any]] = [
             {"$sort": {"at": -1, "_id": -1}},
             {"$limit": EXAMINED},
             {"$match": {"event": Happened.RELEASED.value, "held_ms": {"$gte": 0}, "key": {"$type": "string"}}},

@@ -13,7 +13,7 @@ from typing import Any, Final
 from bson import Int64
 from pymongo import ReturnDocument
 
-from ..engine.logs import INFO, log
+from ..engine.logs import INFO, WARNING, log
 from ..engine.protocol.processes import CLAIM, fate
 from ..engine.rule.pipeline import pipeline
 from ..engine.rule.replies import Bell
@@ -86,12 +86,20 @@ def _holders(document: Document, grants: Sequence[str] | None = None) -> list[Do
 
 
 def force_release(
-    store: MongoStore, key: str, grants: Sequence[str], timeout: float = 5.0, *, by: str = "", reason: str = ""
+    store: MongoStore,
+    key: str,
+    grants: Sequence[str],
+    timeout: float = 5.0,
+    *,
+    by: str = "",
+    reason: str = "",
+    level: int = WARNING,
 ) -> list[str]:
     """Take the lock from the holders that have one of *grants*, also during a minimum hold; return the ids of these.
 
     Later grants stay. A holder learns of the loss at its next renewal; what it does until then is only stopped where
     its fencing token is compared. by, reason: who does it and why, for the log and the history.
+    level: of the line in the log.
     Raises LockDocumentDamaged, LockBackendFailed.
     """
     step = Step(remove=tuple(grants), force=True)
@@ -110,7 +118,7 @@ def force_release(
         store.ring_for([key], timeout)
     taken = _holders(before, grants)
     for holder in taken:
-        log(INFO, "release forced", key=key, token=holder.get("token"), by=by, reason=reason)
+        log(level, "release forced", key=key, token=holder.get("token"), by=by, reason=reason)
         _note(store, key, "forced", holder, before["now"], by=by, reason=reason)
     return [holder["grant"] for holder in taken]
 
@@ -186,7 +194,7 @@ def release_owner(
         grants = [each["grant"] for each in holders if meant(each)]
         left += len(holders) - len(grants)
         with suppress(LockDocumentDamaged):
-            if grants and force_release(store, document["_id"], grants, timeout, reason=reason):
+            if grants and force_release(store, document["_id"], grants, timeout, reason=reason, level=INFO):
                 taken.append(document["_id"])
     return taken, left
 

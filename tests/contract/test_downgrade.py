@@ -129,31 +129,6 @@ def test_no_way_back(key: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("arrived", [True, False])
-def test_no_answer(key: str, face: Face, elsewhere: Elsewhere, arrived: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    with face.block(elsewhere(key)) as lock:
-        session = lock._own.session
-        assert session is not None
-        apply, sent = session.store.apply, []
-
-        def fail_once(key: str, step: Step, timeout: float) -> Reply:
-            sent.append(step)
-            if len(sent) == 1 and not arrived:
-                raise LockBackendFailed("the connection broke", key)
-            reply = apply(key, step, timeout)
-            if len(sent) == 1:
-                raise LockBackendFailed("the connection broke", key)
-            return reply
-
-        monkeypatch.setattr(session.store, "apply", fail_once)
-        face.call(lock, "downgrade")
-        assert lock.held
-        assert len(sent) == (3 if arrived else 2)
-        assert [holder.mode for holder in lock_info(key).holders] == ["shared"]
-    assert lock_info(key).state == "free"
-
-
-@pytest.mark.long
 def test_no_answer_for_one_of_several_keys(face: Face) -> None:
     """F104: all are given up, also those that are a reader's already."""
     with override_locks() as locks:

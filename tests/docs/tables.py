@@ -72,14 +72,16 @@ def errors() -> str:
     rows = []
     for error in sorted(found, key=lambda error: (error is not exceptions.LockError, error.__name__)):
         base = error.__bases__[0]
-        facts = ", ".join(f"`{name}`" for name in fields_of(error) if name not in fields_of(base))
+        facts = ", ".join(f"`{name}`" for name in facts_of(error) if name not in facts_of(base))
         rows.append([f"`{error.__name__}`", f"`{base.__name__}`", first_sentence(error), facts])
     return table(["error", "is a", "meaning", "attributes"], rows)
 
 
-def fields_of(error: Any) -> list[str]:
-    """The facts of an error."""
-    return [field.name for field in dataclasses.fields(error)] if dataclasses.is_dataclass(error) else []
+def facts_of(error: Any) -> list[str]:
+    """The facts of an error: its fields, or what it is made with, and its properties."""
+    made_by_hand = inspect.isfunction(error.__init__) and issubclass(error, exceptions.LockError)
+    names = list(inspect.signature(error.__init__).parameters)[1:] if made_by_hand else []
+    return names + [name for name, value in inspect.getmembers(error) if isinstance(value, property)]
 
 
 def all_signals() -> str:

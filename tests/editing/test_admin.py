@@ -31,11 +31,6 @@ def _empty(locks: Locks) -> None:
     """No locks of another test."""
 
 
-@pytest.fixture
-def order() -> Order:
-    return Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100)
-
-
 def page_of(order: Order) -> str:
     return f"/admin/shop/order/{order.pk}/change/"
 
@@ -196,33 +191,6 @@ class TestScript:
         assert "Your edit lock has ended" in told["text"]
         assert holders(order) == []
         assert state_of(ben.get(page_of(order))) == "mine"
-
-    @pytest.mark.long
-    def test_taking_it_again(self, order: Order) -> None:
-        """After a lease that ended, or a page that was left and came back. The tab then has a new name."""
-        anna = staff("anna")
-        sent = fields_of(anna.get(page_of(order)))
-        tell(anna, page_of(order), "leave", sent)
-        told = tell(anna, page_of(order), "take", sent).json()
-        assert told["state"] == "mine"
-        assert told["tab"] != sent["edit_lock_tab"]
-        assert "changed meanwhile" not in told["text"]
-        tell(anna, page_of(order), "leave", {**sent, "edit_lock_tab": told["tab"]})
-        Order.objects.filter(pk=order.pk).update(item="car")
-        told = tell(anna, page_of(order), "take", sent).json()
-        assert told["state"] == "mine"
-        assert "changed meanwhile" in told["text"]
-
-    @pytest.mark.long
-    def test_a_reloaded_page_follows_itself(self, order: Order) -> None:
-        """In one step, so that nobody comes between; the name of a tab can be followed once."""
-        anna = staff("anna")
-        sent = fields_of(anna.get(page_of(order)))
-        page = anna.get(f"{page_of(order)}?edit-tab={sent['edit_lock_tab']}")
-        assert state_of(page) == "mine"
-        again = anna.get(f"{page_of(order)}?edit-tab={sent['edit_lock_tab']}")
-        assert state_of(again) == "busy"
-        assert "edit-tab" not in re.findall('data-page="([^"]*)"', page.content.decode())[0]
 
     def test_idle(self, order: Order, settings: Settings) -> None:
         """After so long without a key or a click the lock is given back."""
@@ -395,21 +363,6 @@ class TestSave:
         assert "admin/popup_response" in str(answer.templates[0].name)
         assert holders(order.buyer) == []
         assert User.objects.filter(first_name="Bea").exists()
-
-    @pytest.mark.long
-    def test_take_over_and_save(self, order: Order) -> None:
-        """Without JavaScript as well, nothing that was typed has to be typed again."""
-        anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
-        sent = fields_of(boss.get(page_of(order)))
-        tell(boss, page_of(order), "leave", sent)
-        anna.get(page_of(order))
-        page = boss.post(page_of(order), sent | {"item": "car"})
-        assert state_of(page) == "refused"
-        assert "Take over and save" in text_of(page)
-        (token,) = [str(holder["token"]) for holder in holders(order)]
-        assert boss.post(page_of(order), fields_of(page) | {"edit_lock_take_over": token}).status_code == 302
-        order.refresh_from_db()
-        assert order.item == "car"
 
     @pytest.mark.long
     @pytest.mark.parametrize("taken", [False, True])

@@ -281,7 +281,7 @@ class Gate:
         error: BaseException | None = None,
     ) -> None:
         self.call, self.only, self.late, self.error = call, only, late, error
-        self.there, self.go = threading.Event(), threading.Event()
+        self.there, self.go, self.over = threading.Event(), threading.Event(), threading.Event()
         self.arguments: tuple[Any, ...] | None = None
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
@@ -296,7 +296,10 @@ class Gate:
                 raise self.error
             finally:
                 self.error = None  # it leads to the frames of who called
-        return answer if self.late else self.call(*arguments, **options)
+        try:
+            return answer if self.late else self.call(*arguments, **options)
+        finally:
+            self.over.set()
 
     def fail(self, error: BaseException) -> Self:
         """Let the first call fail, at once."""

@@ -18,7 +18,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockTransactionAborted
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
 from testproject.servers import Mongod, ReplicaSet
 from tests.support.grants import grant_of
 from tests.support.lock_fixtures import Commands
@@ -126,18 +126,6 @@ def test_released_and_kept_for_its_minimum_hold(
     assert data.count_documents({}) == 0
 
 
-@pytest.mark.long
-def test_joined_queue(hold: LockMaker, join_queue: Callable[[], None], data: Pieces, mongo: Client) -> None:
-    """Another one joined the queue meanwhile: nothing is committed, the lock is held, and the error says: again."""
-    with hold() as lock:
-        with pytest.raises(LockTransactionAborted, match="try again") as caught, lock.atomic(mongo) as session:
-            data.insert_one({"x": 1}, session=session)
-            join_queue()
-        assert caught.value.token == lock.fencing_token
-        lock.ensure_held()
-    assert data.count_documents({}) == 0
-
-
 def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Client) -> None:
     """A conflict on the data itself is tried again, too; any other error is not."""
     data.insert_one({"_id": 1, "n": 0})
@@ -161,6 +149,29 @@ def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Clien
         with pytest.raises(ZeroDivisionError):
             lock.run_atomic(fail, mongo)
         assert len(attempts) == 3
+
+
+def test_its_renewals_are_seen_to_afterwards(
+    hold: LockMaker, session: Session, data: Pieces, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F177: they were put off, and the heartbeat may sleep until then."""
+    with hold() as lock:
+        usual, seen_to = grant_of(lock).lease.renew_at, list[float]()
+        with lock.atomic(mongo) as transaction:
+            data.insert_one({"x": 1}, session=transaction)
+            monkeypatch.setattr(session.heartbeat, "see_to", seen_to.append)
+        assert seen_to == [usual]
+
+
+def test_a_downgrade_inside(hold: LockMaker, data: Pieces, mongo: Client) -> None:
+    """F177: is refused: readers would be let in before the commit, which is for the grant that the block began with."""
+    with hold() as lock:
+        with lock.atomic(mongo) as session:
+            with pytest.raises(LockMisused, match="atomic"):
+                lock.downgrade()
+            data.insert_one({"x": 1}, session=session)
+        lock.downgrade()
+    assert data.count_documents({}) == 1
 
 
 def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:

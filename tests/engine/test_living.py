@@ -218,7 +218,9 @@ def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_a_signal_while_cleaning_up_leaves_nothing(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_cleaning_up_leaves_nothing(
+    here: Here, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F29: a second signal strikes in the cleaning up after the first: the grant is taken back all the same, when
     nobody can reach it any more, and the line of the process moves on."""
 
@@ -233,12 +235,7 @@ def test_a_signal_while_cleaning_up_leaves_nothing(here: Here, monkeypatch: pyte
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(here.session.waits, "pause", strike)
-                keep, calls = getattr(part, method), [strike]
-
-                def once(*args: Any, keep: Any = keep, calls: list[Any] = calls, **kwargs: Any) -> Any:
-                    return calls.pop()() if calls else keep(*args, **kwargs)
-
-                patch.setattr(part, method, once)
+                hold_up(part, method).fail(KeyboardInterrupt())
                 with pytest.raises(KeyboardInterrupt):
                     here.lock(terms=CALM, wait=None).acquire()
             assert eventually(

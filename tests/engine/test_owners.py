@@ -29,7 +29,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux names pro
 @pytest.fixture
 def former(collection: Collection[Document]) -> Iterator[Process]:
     """A process that holds the lock "k" for the owner."""
-    with started(1, "own", collection.name, TERMS.owner) as (process,):
+    with started(1, "hold", collection.name, 60, TERMS.owner) as (process,):
         yield process
 
 

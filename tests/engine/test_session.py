@@ -19,12 +19,12 @@ from django_mongolock.engine.protocol.actions import Granted
 from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.session import heartbeat as keeping
-from django_mongolock.engine.session.grant import Grant, OwnerRef, State
+from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.indexes import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockMisused
-from tests.engine.conftest import Document, Here, HoldUp, LockMaker, Timer, renewed
+from tests.engine.conftest import Document, Here, HoldUp, LockMaker, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
 from tests.engine.twins import CALM
@@ -36,15 +36,6 @@ NOW = datetime.now(UTC)
 
 
 # Renewal
-
-
-def test_a_loss_is_reported_at_the_next_beat(lock: LockMaker, timer: Timer, take_away: Callable[..., None]) -> None:
-    """P7, F50: within a third of the lease, long before the lease would end."""
-    mine = lock(terms=CALM).acquire()
-    take_away()
-    assert not mine.lost
-    timer.move(CALM.lease / 3)
-    assert eventually(lambda: mine.lost)
 
 
 @pytest.mark.long
@@ -232,25 +223,18 @@ def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
 
 
 @pytest.mark.long
-def test_a_lock_that_was_forgotten_is_not_entered_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_was_forgotten_is_not_entered_again(here: Here, hold_up: HoldUp) -> None:
     """F33: the same thread takes it again, reentrant, before the heartbeat has given it back: it gets a grant of its
     own, which the heartbeat does not take away with the forgotten one."""
-    dropped, not_busy, done = here.session.heartbeat.adopt, threading.Event(), threading.Event()
-
-    def later(owner_ref: OwnerRef) -> None:
-        not_busy.wait(5)
-        dropped(owner_ref)
-        done.set()
-
-    monkeypatch.setattr(here.session.heartbeat, "adopt", later)
+    gate = hold_up(here.session.heartbeat, "adopt")
     forgotten = here.lock(reentrant=True).acquire()
     token = forgotten.fencing_token
     with pytest.warns(ResourceWarning):  # noqa: PT031
         del forgotten
         gc.collect()
-        threading.Timer(0.1, not_busy.set).start()
+        threading.Timer(0.1, gate.go.set).start()
         with here.lock(reentrant=True) as again:
-            assert done.wait(5)
+            assert gate.over.wait(5)
             assert again.held
             assert again.fencing_token > token
 

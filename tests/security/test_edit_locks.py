@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest_django import Settings
 
 from django_mongolock.editing import EditLock, edit_key
-from django_mongolock.editing.edit_lock_status import Person
+from django_mongolock.editing.edit_lock import Person
 from testproject.shop.models import Order
 from tests.editing import site
 from tests.editing.conftest import _site  # noqa: F401 - its fixture
@@ -122,15 +122,6 @@ class TestVisitors:
             getattr(visitor, method)(f"{address}?edit-lock={action}", form)
             assert "sessionid" not in visitor.cookies, (method, action)
         assert Session.objects.count() == before
-
-    @pytest.mark.parametrize("page", ["own", "async"])
-    def test_a_holder_has_a_session(self, order: Order, page: str) -> None:
-        """A view without a login lets a visitor edit: then their session says who they are."""
-        visitor = Client()
-        first = visitor.get(EDITED[page].format(order.pk))
-        assert state_of(first) == "mine"
-        assert visitor.cookies["sessionid"].value
-        assert visitor.post(EDITED[page].format(order.pk), fields_of(first) | {"item": "car"}).status_code == 302
 
 
 class TestRelease:

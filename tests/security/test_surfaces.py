@@ -250,7 +250,6 @@ class TestLogs:
             ("order:5", "order:5"),
             (5, "5"),
             (None, "None"),
-            ("", '""'),
             ("a token=99", '"a token=99"'),
             ('a" token=99 b="', r'"a\" token=99 b=\""'),
             ("a\\", r'"a\\"'),
@@ -266,6 +265,13 @@ class TestLogs:
         log(INFO, "lock lost", key=value, token=17)
         assert caplog.messages == [f"lock lost key={text} token=17"]
         assert caplog.records[0].__dict__["lock_key"] == value
+
+    def test_what_is_empty_is_left_out(self, caplog: pytest.LogCaptureFixture) -> None:
+        """The line is for people. The record keeps the field."""
+        caplog.set_level(logging.INFO, "django_mongolock")
+        log(INFO, "lock lost", key="k", template="")
+        assert caplog.messages == ["lock lost key=k"]
+        assert caplog.records[0].__dict__["lock_template"] == ""
 
 
 @given(st.text())

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.session import wakeups
-from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
+from django_mongolock.engine.session.ending import Cleanup
 from django_mongolock.engine.session.grant_registry import GrantRegistry, LocalQueue
 from verify.simulation.constants import EXEMPT, LOW, VALUES, constants, lowered
 from verify.simulation.faults import FAULTS, Event

@@ -24,9 +24,8 @@ from django_mongolock.engine.rule.in_python import Moment, _Rule
 from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import worker_threads
-from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
-from django_mongolock.engine.session.ending import LOST, Ending, How
+from django_mongolock.engine.session.ending import LOST, Cleanup, Ending, How
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.grant_registry import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals

@@ -33,12 +33,10 @@ MODULES: Final = (
     *(
         f"session.{name}"
         for name in (
-            "cleanup",
             "commands",
             "ending",
             "grant_registry",
             "heartbeat",
-            "orphans",
             "releases",
             "renewals",
             "session",

@@ -194,7 +194,7 @@ def describe(holder: Mapping[str, Any], now: datetime) -> str:
     if holder.get("released"):
         return f"released, and kept locked for its minimum hold (host {host})"
     words = [word for word in ("" if label in place else label, place) if word]
-    words += [f"{name} {facts[name]}" for name in ("owner", "user") if facts[name]]
+    words += [f"{name} {facts[name]}" for name in ("owner", "user") if facts[name] and facts[name] not in place.split()]
     # A claim and an edit lock have no process, and a description of that in place of the host.
     words.append(host if facts["host"] and not pid else f"host {host} pid {pid or '?'}")
     acquired_at = holder.get("acquired_at")  # in a waiter's entry, this package did not write it

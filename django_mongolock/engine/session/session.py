@@ -14,13 +14,11 @@ from .. import clock
 from ..protocol import runner
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
-from .cleanup import Cleanup
 from .commands import Commands
-from .ending import RELEASED, Ending
+from .ending import RELEASED, Cleanup, Ending, Orphans
 from .errands import Errands
 from .grant import CLOSED, Grant, State
 from .notifications import Observer
-from .orphans import Orphans
 from .renewals import Renewals
 from .shared import BACKGROUND, Shared
 from .waits import CLOSED_WAITER, Waits
@@ -110,7 +108,6 @@ class Session(Shared):
         if self._closed:
             return
         end = self.now() + timeout
-        self.errands.flush(timeout)
         self.waits.close()
         self.heartbeat.close()
         self.cleanup.repeat_releases()
@@ -127,6 +124,7 @@ class Session(Shared):
         for grant in ended:
             self.ending.end(grant, RELEASED)
         self.waits.look()
+        self.errands.flush(end - self.now())  # with what is left: they were tried beside the releases
         for part in (self.threads, self.notifications, self.store):
             part.close()
         self._closed = True

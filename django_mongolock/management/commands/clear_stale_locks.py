@@ -118,8 +118,8 @@ class Command(LockCommand):
             self.stdout.write(f"Stale {title}: {found}.")
         elif found or (isinstance(kind, NamedLocks) and not asks):
             nothing = f"Stale {title}: {found}. Nothing was cleared."
-            text = f"Cleared {done['cleared']} of {found} stale {title}.{_left_over(done)}"
-            self.stdout.write(nothing if dry_run else text)
+            text = f"Cleared {done['cleared']} of {found} stale {title}." if found else f"There are no stale {title}."
+            self.stdout.write(nothing if dry_run else text + _left_over(done))
         if done["dated"]:
             self.stdout.write(f"Of the {title}, {done['dated']} had no time stamp, which they got now.")
         return int(found)

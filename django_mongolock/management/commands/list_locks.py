@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
@@ -88,6 +89,13 @@ class Command(LockCommand):
         if nothing and not self.failed:
             chosen = any(options[name] for name in ("all", "stale", "kept", "waiting", "key", "owner", "kind"))
             self.stdout.write("There are no such locks." if chosen else "No lock is held.")
+            if self.choice.state == "held" and any(self._has_stale(kind) for kind in kinds):
+                self.stdout.write("There are stale ones: see --stale.")
+
+    def _has_stale(self, kind: LockKind) -> bool:
+        with self.noting_errors(kind):
+            return any(True for _row in kind.rows(replace(self.choice, state="stale"), 1))
+        return False
 
     def _show_deadlocks(self, found: list[Cycle], *, as_json: bool) -> None:
         self.code = FOUND if found else 0

@@ -129,7 +129,9 @@ class Command(LockCommand):
         taken = 0
         for kind, rows in found:
             done = len(kind.force(rows, by=self.by, reason=self.reason))
-            self.stdout.write(f"{done} of {len(rows)} {kind.title} were taken from their holder.")
+            one = f"{str(rows[0].key)!r} was taken from its holder."
+            some = f"{done} of {len(rows)} {kind.title} were taken from their holders."
+            self.stdout.write(one if done == len(rows) == 1 else some)
             taken += done
         if not taken:
             raise CommandError("they have other holders now, or none", returncode=FREE)

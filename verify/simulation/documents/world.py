@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from unittest import mock
 
-from django_mongolock.backends.courier import PAUSES, Command, Pause, Steps
+from django_mongolock.backends.courier import PAUSES, Command, Sleep, Steps
 from django_mongolock.documents import acquiring, held_document, updates
 from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.document_lock import DocumentLock, undeclare
@@ -86,7 +86,7 @@ class SimCourier:
 
     def _tries(self, command: Command) -> Steps[None]:
         for pause in itertools.chain(PAUSES, itertools.repeat(PAUSES[-1], MOST_TRIES)):
-            yield Pause(pause)
+            yield Sleep(pause)
             try:
                 if (yield command):
                     return
@@ -176,7 +176,7 @@ class World:
         finally:
             self.current = None
         waiting = strand.waiting
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             self.at(step.seconds, lambda: self._resume(strand, waiting, None, None))
         else:
             self._send(strand, waiting, step)

@@ -1,4 +1,7 @@
-"""Checks of the project's settings. They need no server."""
+"""System checks: ``manage.py check`` reports a wrong setting before it causes an error at run time.
+
+An id is never used for another check. E0xx and W0xx need no server; E1xx and W1xx ask it (``check --database``).
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,34 @@ from typing import Any, Final
 from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import mail
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 from django.db import router
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls.converters import PathConverter, StringConverter
 
-from ..conf import ENGINE, KNOWN, MEMORY, NAME, SIMILAR, LockSettings, find_wrong, missing_app, raw_settings
-from ..environment import NO_NAME, address_problem, database_from_url
-from ..inspection.check_messages import critical, error, warning
-from ..router import ROUTER
+from .backends.base import get_backend, mongo_store
+from .backends.mongo import MongoBackend
+from .conf import (
+    ENGINE,
+    KNOWN,
+    MEMORY,
+    NAME,
+    SIMILAR,
+    LockSettings,
+    find_wrong,
+    get_settings,
+    missing_app,
+    raw_settings,
+)
+from .decorator.calls import shared_by_all
+from .decorator.mongo_locked import TEMPLATES
+from .environment import NO_NAME, address_problem, database_from_url
+from .inspection.check_messages import critical, error, warning
+from .inspection.kinds import kinds
+from .inspection.server import inspect_server, told
+from .keys import KeyTemplate
+from .router import ROUTER
 
 #: For what leads to errors of django_mongodb_backend, whose cure is another one.
 _BELOW: Final = "Errors of mongodb below come from this."
@@ -114,7 +137,7 @@ def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
 
 
 def _check_router(alias: str) -> Iterator[CheckMessage]:
-    from ..models import Lock
+    from .models import Lock
 
     try:
         found = router.db_for_read(Lock)
@@ -177,3 +200,90 @@ def _check_deployment(raw: Mapping[str, Any]) -> Iterator[CheckMessage]:
 
 def has_wrong_settings() -> bool:
     return any(message.is_serious() for message in check_settings(app_configs=None))
+
+
+@register(Tags.database)
+def check_kinds(
+    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Check what each kind of locks needs of its server: rights, indexes, a replica set."""
+    if not databases or has_wrong_settings():
+        return []
+    return [message for kind in kinds() for message in kind.checks(databases)]
+
+
+@register(Tags.database, deploy=True)
+def check_server_facts(
+    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Tell what the server said, with ``--deploy``: the tests and ``migrate`` run the other checks of the database."""
+    if not databases or has_wrong_settings():
+        return []
+    alias = get_settings().DATABASE
+    if alias not in databases or not isinstance(get_backend(alias), MongoBackend):
+        return []
+    return list(told(inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT), alias))
+
+
+#: Converters that pass text on as it was typed. A regular expression does so, too.
+_AS_TYPED: Final = (StringConverter, PathConverter)
+
+
+@register()
+def check_shared_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that a function with arguments says which of its calls exclude one another."""
+    return [
+        warning(
+            "W009",
+            f"All calls of {name}() share one lock, whatever their arguments: its @mongo_locked has no key.",
+            'Name the arguments that matter, as in @mongo_locked("order:{order_id}"). If all calls are meant, name the '
+            'lock: @mongo_locked("import").',
+        )
+        for name in sorted(shared_by_all)
+    ]
+
+
+@register(Tags.urls)
+def check_views(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Warn of locked views whose key has a part of the address as it was typed, in any spelling."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return []
+    try:
+        return list(_check_patterns(get_resolver().url_patterns, "", frozenset()))
+    except Exception:  # noqa: BLE001 - Django's own check reports addresses that cannot be loaded
+        return []
+
+
+def _check_patterns(patterns: Sequence[Any], start: str, typed: frozenset[str]) -> Iterator[CheckMessage]:
+    for each in patterns:
+        route, names = start + str(each.pattern), typed | _as_typed(each.pattern)
+        if isinstance(each, URLResolver):
+            yield from _check_patterns(each.url_patterns, route, names)
+        elif isinstance(each, URLPattern):
+            for template in _templates(each.callback):
+                for name in sorted(template.plain & names):
+                    yield _warning(each.lookup_str, route, template, name)
+
+
+def _as_typed(pattern: Any) -> frozenset[str]:
+    """The names of the arguments that *pattern* takes from the address as text."""
+    if hasattr(pattern, "regex") and not pattern.converters:
+        return frozenset(pattern.regex.groupindex)
+    return frozenset(name for name, converter in pattern.converters.items() if type(converter) in _AS_TYPED)
+
+
+def _templates(view: Any) -> list[KeyTemplate]:
+    """The templates of a view: of its function, or of its class and the methods of that."""
+    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    places = [view] if cls is None else [getattr(cls, name, None) for name in dir(cls) if not name.startswith("__")]
+    return list(dict.fromkeys(template for place in places for template in getattr(place, TEMPLATES, ())))
+
+
+def _warning(view: str, route: str, template: KeyTemplate, name: str) -> CheckMessage:
+    return warning(
+        "W010",
+        f"The key of the view {view}, {template.template!r}, has {name} as it was typed into the address {route!r}: "
+        "spellings of one value, such as 1 and 01, are different locks.",
+        f"Bring it into one form: {{{name}:app.Model}}, {{{name}:int}}, {{{name}:uuid}} or {{{name}:slug}}; or have a "
+        f"converter do so, such as <int:{name}>. If each text is a name of its own, write {{{name}!s}}.",
+    )
