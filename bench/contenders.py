@@ -28,7 +28,6 @@ def _contender(name: str, make: type[Peer]) -> Contender:
 
 OURS: Final = _contender("django_mongolock", ours.Ours)
 IN_THREAD: Final = _contender("django_mongolock, in a thread", ours.OursInThread)
-NEW_KEYS: Final = _contender("django_mongolock, a new key each time", ours.OursNewKeys)
 ASYNC: Final = _contender("django_mongolock, async with", ours.OursAsync)
 POLLING: Final = _contender("django_mongolock, no bells", ours.OursPolling)
 BARE: Final = _contender("two bare majority writes", recipes.BareWrites)

@@ -17,7 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,22 +52,14 @@ class Row:
         return self.after <= self.most
 
 
-@dataclass
 class World:
-    """The server and one collection in it."""
+    """So many sessions, and a collection of their own."""
 
-    uri: str
-    collection: str = field(default_factory=lambda: f"load_{uuid.uuid4().hex}")
-    sessions: list[Session] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.client = MongoClient[dict[str, Any]](self.uri, serverSelectionTimeoutMS=30_000)
-        self.locks = self.client[DATABASE][self.collection]
-
-    def session(self, **options: Any) -> Session:
-        config = StoreConfig({"host": self.uri, **options}, DATABASE, self.collection)
-        self.sessions.append(Session(MongoStore(config)))
-        return self.sessions[-1]
+    def __init__(self, uri: str, sessions: int, **options: Any) -> None:
+        self.client = MongoClient[dict[str, Any]](uri, serverSelectionTimeoutMS=30_000)
+        self.locks = self.client[DATABASE][f"load_{uuid.uuid4().hex}"]
+        config = StoreConfig({"host": uri, **options}, DATABASE, self.locks.name)
+        self.sessions = [Session(MongoStore(config)) for _ in range(sessions)]
 
     def close(self) -> None:
         for session in self.sessions:
@@ -182,9 +174,7 @@ def settled(world: World) -> None:
 
 def cycles(uri: str, count: int) -> list[Row]:
     """*count* acquisitions, after a tenth as many to warm up: afterwards everything is as it was after those."""
-    world = World(uri)
-    for _ in range(2):
-        world.session()
+    world = World(uri, 2)
 
     def some(rounds: int) -> None:
         def work(number: int) -> None:
@@ -210,8 +200,8 @@ def cycles(uri: str, count: int) -> list[Row]:
 
 def pool(uri: str, seconds: float) -> list[Row]:
     """The project allows its clients a single connection, which listening alone would use up."""
-    world = World(uri)
-    session = world.session(maxPoolSize=1)
+    world = World(uri, 1, maxPoolSize=1)
+    (session,) = world.sessions
     lost = 0
 
     def work(number: int) -> None:

@@ -130,11 +130,6 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     return Spread.of(mine / other if other else math.nan for mine, other in zip(ours, theirs, strict=True))
 
 
-def percentile(values: Sequence[float], part: float) -> float:
-    """The value that *part* of them do not exceed; not a number where there are none."""
-    return sorted(values)[min(len(values) - 1, int(len(values) * part))] if values else math.nan
-
-
 def median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else math.nan
 
@@ -179,11 +174,3 @@ class Turns:
     def steady(self, begin: float, end: float) -> Turns:
         """Those that were asked for within the time, when all were there."""
         return Turns([turn for turn in self.turns if begin <= turn.asked <= end])
-
-    def overtakings(self, slack: float = 0.02) -> int:
-        """How often one was served although another had asked more than *slack* seconds before it, and waited."""
-        first, count = math.inf, 0
-        for turn in reversed(self.turns):
-            count += turn.asked > first + slack
-            first = min(first, turn.asked)
-        return count

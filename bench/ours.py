@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import threading
-import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -51,13 +50,6 @@ class OursInThread(Ours):
 
     def pairs(self, keys: list[str]) -> list[float]:
         return in_thread(lambda: super(OursInThread, self).pairs(keys))
-
-
-class OursNewKeys(Ours):
-    """The same, each time with a key that was never used."""
-
-    def pairs(self, keys: list[str]) -> list[float]:
-        return super().pairs([f"{key}:{uuid.uuid4().hex}" for key in keys])
 
 
 class OursAsync(Ours):

@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decorator.mongo_locked import SKIPPED, mongo_locked
-    from .decorator.once_per import once_per
+    from .decorator.mongo_locked import SKIPPED, mongo_locked, once_per
     from .exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
     from .info import lock_info
     from .locks import mongo_lock, mongo_semaphore
@@ -27,7 +26,7 @@ _MODULES = {
     "mongo_lock": "locks",
     "mongo_locked": "decorator.mongo_locked",
     "mongo_semaphore": "locks",
-    "once_per": "decorator.once_per",
+    "once_per": "decorator.mongo_locked",
 }
 
 __all__ = [

@@ -31,7 +31,7 @@ from .backends.field_paths import (
 )
 from .backends.places import Source, make_source
 from .engine.lock.lock import MongoLock
-from .engine.session.per_process import PerProcess
+from .engine.session.session import PerProcess
 from .exceptions import DocumentDamaged, StaleToken
 
 __all__ = ["FencingTokenField", "afenced_update", "fenced_update"]

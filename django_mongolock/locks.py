@@ -13,9 +13,8 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
-from .backends.atomic import DjangoAtomic
 from .backends.base import get_backend
-from .backends.transactions import PendingRelease, open_transactions, warn_of_open
+from .backends.transactions import DjangoAtomic, PendingRelease, open_transactions, warn_of_open
 from .conf import LockSettings, get_settings
 from .context import holder_facts
 from .engine.lock.lock import MongoLock

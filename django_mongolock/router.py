@@ -13,7 +13,8 @@ from .conf import get_settings, raw_settings
 
 __all__ = ["MongoLockRouter"]
 
-APP_LABEL = "django_mongolock"
+#: The apps whose models are read from the database of the locks.
+LABELS: Final = {"django_mongolock"}
 #: What belongs into DATABASE_ROUTERS.
 ROUTER: Final = f"{__name__}.MongoLockRouter"
 
@@ -21,14 +22,14 @@ ROUTER: Final = f"{__name__}.MongoLockRouter"
 class MongoLockRouter:
     """Put ``"django_mongolock.router.MongoLockRouter"`` first in DATABASE_ROUTERS.
 
-    The lock model is read from MONGOLOCK["DATABASE"]. Other apps are not migrated there, unless it is the default
-    database: their migrations do not run on MongoDB, and neither does the creation of their permissions.
+    The models of the locks are read from MONGOLOCK["DATABASE"]. Other apps are not migrated there, unless it is the
+    default database: their migrations do not run on MongoDB, and neither does the creation of their permissions.
     A project that keeps models of its own in the same alias puts its own router before this one. Where MongoDB is the
     default database, the router is added by itself.
     """
 
     def db_for_read(self, model: type[Model], **hints: Any) -> str | None:
-        return get_settings().DATABASE if model._meta.app_label == APP_LABEL else None
+        return get_settings().DATABASE if model._meta.app_label in LABELS else None
 
     def db_for_write(self, model: type[Model], **hints: Any) -> str | None:
         return self.db_for_read(model, **hints)
@@ -38,7 +39,7 @@ class MongoLockRouter:
             home: object = raw_settings().get("DATABASE", "")  # another setting that is wrong changes nothing here
         except ImproperlyConfigured:
             return None  # the checks report it
-        if app_label == APP_LABEL:
+        if app_label in LABELS:
             # The models only read: nothing is made for them, and `dumpdata` and `loaddata` leave them out.
             return db == home and model_name is None
         return False if db == home and home != DEFAULT_DB_ALIAS else None

@@ -15,7 +15,6 @@ import pytest
 from environ import Env
 
 from tests import parts
-from tests.plugin import is_worker
 
 Report = pytest.TestReport | pytest.CollectReport
 
@@ -39,34 +38,14 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Count what is left out, in the process that hears of all tests."""
-    if not is_worker():
-        config.pluginmanager.register(LeftOut())
-
-
-class LeftOut:
-    """Counts the tests of a run that are left out, by reason."""
-
-    def __init__(self) -> None:
-        self.found: Counter[str] = Counter()
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._note(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._note(report)
-
-    def _note(self, report: Report) -> None:
-        if (reason := reason_of(report)) is not None:
-            self.found[reason] += 1
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        said = sentence(self.found)
-        if file := os.environ.get(FILE):
-            Path(file).write_text(said)
-        elif said:
-            terminalreporter.write_line(said)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out, in the process that hears of all tests."""
+    reasons = [reason_of(report) for report in terminalreporter.stats.get("skipped", ())]
+    said = sentence(Counter(reason for reason in reasons if reason is not None))
+    if file := os.environ.get(FILE):
+        Path(file).write_text(said)
+    elif said:
+        terminalreporter.write_line(said)
 
 
 def in_ci() -> bool:

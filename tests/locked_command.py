@@ -33,13 +33,6 @@ class Patient(Command):
     on_contention = "skip"
 
 
-class Plain(LockedCommand):
-    requires_system_checks: list[str] = []  # noqa: RUF012
-
-    def handle(self, **options: Any) -> str:
-        return self.lock.key
-
-
 if __name__ == "__main__":
     import django
 

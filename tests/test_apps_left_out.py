@@ -27,8 +27,39 @@ from django.urls import path
 
 urlpatterns = [path("admin/", admin.site.urls)]
 """
+#: What the core's pages and models are without any app: nothing in them speaks of a history.
+PAGES = """\
+import pytest
+from django.apps import apps
+from django.contrib.auth.models import User
+from django.test import Client
+
+from tests.support.lock_fixtures import WITH_MONGO
+
+pytestmark = WITH_MONGO
+
+
+@pytest.mark.parametrize("page", ["", "k/change/", "dashboard/", "k/waiters/"])
+def test_pages(locks, page):
+    locks.held("k")
+    client = Client()
+    client.force_login(User.objects.create(username="a", is_staff=True, is_superuser=True))
+    shown = client.get("/admin/django_mongolock/lock/" + page)
+    assert shown.status_code == 200
+    assert "Latest events" not in shown.text and "lockevent" not in shown.text
+
+
+def test_models():
+    assert {model.__name__ for model in apps.get_models()} >= {"Lock"}
+    assert "LockEvent" not in {model.__name__ for model in apps.get_models()}
+"""
 #: A handful of short tests of the core: locks, permits, periods.
-TESTS = ("tests/contract/test_contract.py", "tests/test_modes_and_permits.py", "tests/test_once_per.py")
+TESTS = (
+    "tests/contract/test_contract.py",
+    "tests/test_modes_and_permits.py",
+    "tests/test_once_per.py",
+    "tests/test_core_pages.py",
+)
 
 
 def core_without(apps: set[str], folder: Path) -> str:
@@ -40,6 +71,7 @@ def core_without(apps: set[str], folder: Path) -> str:
         shutil.rmtree(folder / "django_mongolock" / app)
     (folder / "core_settings.py").write_text(SETTINGS)
     (folder / "core_urls.py").write_text(URLS)
+    (folder / "tests/test_core_pages.py").write_text(PAGES)
     environment = {"DJANGO_SETTINGS_MODULE": "core_settings", "PYTHONPATH": str(folder), "PYTEST_ADDOPTS": ""}
     said = python("-m", "django", "check", folder=folder, **environment)
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--ds=core_settings")

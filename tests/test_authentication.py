@@ -6,7 +6,6 @@ import contextlib
 import copy
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,12 @@ from unittest.mock import MagicMock
 
 import pytest
 import trustme
-from django.core.checks import CheckMessage
 from django.db import connections
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.indexes import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
@@ -30,6 +28,7 @@ from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
+from tests.test_checks import ids
 
 PASSWORD = "hunter2"
 DATABASE = "myproject"
@@ -82,10 +81,6 @@ def history_roles() -> list[Document]:
     ]
 
 
-def ids(found: list[CheckMessage]) -> list[str]:
-    return [str(message.id).removeprefix("mongolock.") for message in found]
-
-
 def ask() -> list[str]:
     return ids(list(NamedLocks().checks(["mongo"])))
 
@@ -125,27 +120,6 @@ def login(guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.
         connect(guarded.uri, username=user, password=password, authSource=DATABASE, **options)
 
     return login
-
-
-def hand_over(*, heard: bool = False) -> bool:
-    """Let one thread wait for the lock of another; return whether it got it, by a bell or by looking.
-
-    heard: the lock is not handed over before the session listens.
-    """
-    got = threading.Event()
-
-    def wait() -> None:
-        with mongo_lock("handed", wait=20):
-            got.set()
-
-    with mongo_lock("handed"):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        key = {"_id": "handed", "waiters.0": {"$exists": True}}
-        assert eventually(lambda: mongo_store().collection.find_one(key))
-        assert not heard or eventually(lambda: get_backend().session().waits.listener.listening)
-    thread.join(20)
-    return got.is_set()
 
 
 @WITH_MONGO
@@ -265,12 +239,6 @@ class TestTLS:
     def soon(self, settings: Any) -> None:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 3}
 
-    def test_right(self, encrypted: ReplicaSet, connect: Connect) -> None:
-        """Locks, waiting for a bell, and the check work over TLS."""
-        connect(encrypted.uri)
-        assert hand_over(heard=True)
-        assert "E101" not in ask()
-
     def test_the_documented_settings(
         self, encrypted: ReplicaSet, authority: Authority, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -283,12 +251,6 @@ class TestTLS:
         connect(encrypted.uri.partition("&tls=")[0], **encryption)
         with mongo_lock("k") as lock:
             assert lock.held
-
-    def test_clear_text(self, encrypted: ReplicaSet, connect: Connect) -> None:
-        """The server takes nothing in clear text, and no lock is held."""
-        connect(encrypted.uri.partition("&tls=")[0])
-        with pytest.raises(LockBackendFailed, match="did not answer"):
-            mongo_lock("k", wait=0).acquire()
 
     def test_unknown_authority(self, encrypted: ReplicaSet, authority: Authority, connect: Connect) -> None:
         """F14: a certificate that another CA would have to sign is refused, and the error and the check say why."""

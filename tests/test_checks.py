@@ -23,10 +23,9 @@ from django_mongolock import checks, mongo_lock
 from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.indexes import ensure_indexes
-from django_mongolock.inspection import server_facts
+from django_mongolock.inspection import server
 from django_mongolock.inspection.named_locks import NamedLocks
-from django_mongolock.inspection.server_facts import ServerFacts
-from django_mongolock.inspection.server_rules import server_rules
+from django_mongolock.inspection.server import ServerFacts, server_rules
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document, Locks
 from tests.support.lock_fixtures import WITH_MONGO
@@ -309,16 +308,6 @@ class TestServer:
         settings.SILENCED_SYSTEM_CHECKS = ["mongolock.E105"]  # it is understood
         assert found.is_silenced()
 
-    def test_indexes(self, locks: Locks) -> None:
-        """A missing index is named; migrate makes it."""
-        locks.collection.drop_index("mongolock_purge_at")
-        found = ask()
-        assert ids(found) == ["W103"]
-        assert "mongolock_purge_at" in found[0].msg
-        assert "mongolock_expires_at" not in found[0].msg
-        call_command("migrate", database="mongo", verbosity=0)
-        assert ask() == []
-
     def test_results(self, locks: Locks) -> None:
         """Those of `idempotent` have their index from migrate; without it, nothing would ever remove them."""
         results = locks.collection.database.mongolock_locks_results
@@ -341,12 +330,6 @@ class TestServer:
         mongo_lock("k").acquire().release()
         assert ids(ask()) == ["W103"]
         call_command("migrate", database="mongo", verbosity=0)
-        assert ask() == []
-
-    def test_default_migrate_makes_indexes(self, locks: Locks) -> None:
-        """So does a migrate of the default database: most projects stop there."""
-        locks.collection.drop_indexes()
-        call_command("migrate", verbosity=0)
         assert ask() == []
 
     @pytest.mark.long
@@ -378,7 +361,7 @@ class TestServer:
     def test_clocks_that_differ(self, monkeypatch: pytest.MonkeyPatch, locks: Locks, moved: int, said: str) -> None:
         """No lock is in danger; but people compare times."""
         real = time.time
-        monkeypatch.setattr(server_facts, "time", type("Moved", (), {"time": staticmethod(lambda: real() + moved)}))
+        monkeypatch.setattr(server, "time", type("Moved", (), {"time": staticmethod(lambda: real() + moved)}))
         (found,) = ask()
         assert found.id == "mongolock.W108"
         assert said in found.msg

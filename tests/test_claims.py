@@ -22,16 +22,15 @@ from django.urls import path
 from django.utils import timezone
 from pytest_django import Settings
 
-from django_mongolock import LockBackendFailed, LockLost, LockNotAcquired, mongo_lock
+from django_mongolock import LockLost, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.claims import Claim, claim
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.models import Lock
-from django_mongolock.owners import release_owner, session_owner
+from django_mongolock.owners import release_owner
 from django_mongolock.testing import override_locks
-from tests.support.forking import FORKS, in_child
 from tests.support.lock_documents import Locks
-from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import new_key
 from tests.support.waiting import eventually
 from tests.test_admin import browser
@@ -82,16 +81,6 @@ class TestClaim:
         assert do(claim(key, owner="a"), "release")
         assert not do(claim(key, owner="a"), "release")
         assert do(claim(key, owner="b"), "acquire").fencing_token > token
-
-    def test_again_at_once(self, do: Do, key: str) -> None:
-        """What was given back can be claimed again, by the same owner and by the same object."""
-        made = claim(key, owner="a")
-        tokens = []
-        for _ in range(3):
-            tokens.append(do(made, "acquire").fencing_token)
-            assert do(made, "release")
-            assert not made.held
-        assert tokens == sorted(set(tokens))
 
     def test_others_are_kept_out(self, do: Do, key: str) -> None:
         """Another owner's claim, a plain lock, and a lock with the very same owner; the error names the holder."""
@@ -146,25 +135,6 @@ class TestClaim:
         assert release_owner("a") == 1
         assert taken(claim(key, owner="b"))
 
-    def test_commands(self, key: str, commands: Commands, locks: Locks) -> None:
-        """One to take it, two to keep it or to give it back."""
-        counts = []
-        for name in ("acquire", "acquire", "renew", "release"):
-            commands.sent.clear()
-            getattr(claim(key, owner="a"), name)()
-            counts.append(len(commands.sent))
-        assert counts == [1, 2, 2, 2]
-
-    def test_one_of_many(self, key: str, locks: Locks) -> None:
-        """Of many owners that ask at once, one gets it."""
-
-        async def all_at_once() -> list[Any]:
-            made = [claim(key, owner=f"owner {number}") for number in range(10)]
-            return list(await asyncio.gather(*(each.aacquire() for each in made), return_exceptions=True))
-
-        found = asyncio.run(all_at_once())
-        assert sorted(type(each).__name__ for each in found) == ["Claim"] + ["LockNotAcquired"] * 9
-
     def test_before_it_is_held(self, key: str) -> None:
         """Its facts are an error that says what to call; its repr says what is known."""
         made = claim(key, owner="a")
@@ -191,14 +161,6 @@ class TestClaim:
         with pytest.raises((TypeError, ValueError), match=says):
             claim("k", **options)
 
-    def test_in_memory(self, key: str) -> None:
-        """The backend for tests knows claims as well."""
-        with override_locks():
-            assert claim(key, owner="a").acquire().held
-            assert not taken(claim(key, owner="b"))
-            assert claim(key, owner="a").release()
-            assert taken(claim(key, owner="b"))
-
 
 def taken(made: Claim) -> bool:
     try:
@@ -207,38 +169,8 @@ def taken(made: Claim) -> bool:
         return False
 
 
-class TestFork:
-    """A forked child uses nothing of its parent's."""
-
-    pytestmark = FORKS
-
-    def test_child(self, key: str, locks: Locks) -> None:
-        """What the parent holds is not held in the child, which can make its own object."""
-        made = claim(key, owner="a").acquire()
-
-        def child() -> None:
-            assert not made.held
-            with pytest.raises(LockBackendFailed, match="forked child"):
-                made.renew()
-            assert claim(key, owner="a").renew().held
-
-        in_child(child)
-        assert made.held
-
-
 class TestSession:
     """A claim of a session ends with the session."""
-
-    def test_login(self, key: str, locks: Locks) -> None:
-        """A login changes the session's key, and carries its claims over: a visitor's basket is the user's."""
-        request, other = request_of(), new_key("claim")
-        claim(key, owner=request).acquire()
-        before = request.session.session_key
-        with mongo_lock(other, owner=session_owner(request)) as held:
-            sign_in(request, User.objects.create_user("anna"))
-            assert request.session.session_key != before
-            assert claim(key, owner=request).renew().held
-            held.extend()
 
     @pytest.mark.parametrize("end", ["password", "deactivated", "flush", "another user", "flushed elsewhere", "logout"])
     def test_ends(self, key: str, locks: Locks, end: str) -> None:
@@ -285,15 +217,6 @@ class TestSession:
         assert made.renew().held
         assert asyncio.run(made.arenew()).held
 
-    def test_another_request_of_the_session(self, key: str, locks: Locks) -> None:
-        """The session that was stored by the first request knows the owner."""
-        request = request_of()
-        token = claim(key, owner=request).acquire().fencing_token
-        request.session.save()
-        again = request_of(SessionStore(request.session.session_key))
-        assert claim(key, owner=again).renew().fencing_token == token
-        assert again.session.modified  # it lives as long again as the claim may
-
     @pytest.mark.long
     def test_expiry(self, key: str, locks: Locks, settings: Settings) -> None:
         """When the session expires it is free, however long its lease is; clearsessions finds nothing left to free."""
@@ -315,22 +238,6 @@ class TestSession:
         """The lease counts, where the session lasts longer."""
         made = claim(key, owner=request_of(), lease=60).acquire()
         assert 50 < made.remaining <= 60
-
-    def test_awaited(self, key: str, locks: Locks, settings: Settings) -> None:
-        """The same in a coroutine."""
-        settings.SESSION_COOKIE_AGE = 10
-
-        async def view(request: HttpRequest) -> Claim:
-            return await claim(key, owner=request).aacquire()
-
-        assert 5 < asyncio.run(view(request_of())).remaining < 10
-
-    def test_by_its_name(self, key: str, locks: Locks) -> None:
-        """A task that gets the name of the session's owner as text can extend and release its claim."""
-        request = request_of()
-        claim(key, owner=request).acquire()
-        assert claim(key, owner=session_owner(request)).renew().held
-        assert claim(key, owner=session_owner(request)).release()
 
     def test_without_a_session(self) -> None:
         """The error says what is missing."""

@@ -18,12 +18,14 @@ from pytest_django import Settings
 from django_mongolock.backends.base import close_backends, get_backend, mongo_store
 from django_mongolock.conf import LockSettings, get_settings
 from django_mongolock.engine.rule.document import Terms
+from django_mongolock.history.models import LockEvent
 from django_mongolock.management.migrate import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from tests.support.failpoints import failpoint
 from tests.support.programs import python
 
+HISTORY = "mongolock_history"
 INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_contended"}
 
 
@@ -62,13 +64,11 @@ class TestRouter:
     def test_lock_model(self, home: str) -> None:
         """The lock model lives in the alias of the locks, and is migrated there and nowhere else."""
         router = MongoLockRouter()
-        assert router.db_for_read(Lock) == router.db_for_write(Lock) == home
-        assert router.allow_migrate(home, "django_mongolock") is True
+        assert router.db_for_read(Lock) == router.db_for_write(Lock) == router.db_for_read(LockEvent) == home
+        assert router.allow_migrate(home, "django_mongolock") is router.allow_migrate(home, HISTORY) is True
         assert router.allow_migrate("elsewhere", "django_mongolock") is False
-        for model in ("lock", "lockevent", "entry"):
-            assert router.allow_migrate(home, "django_mongolock", model_name=model) is False, (
-                "nothing to make or to dump"
-            )
+        for label, model in (("django_mongolock", "lock"), ("django_mongolock", "entry"), (HISTORY, "lockevent")):
+            assert router.allow_migrate(home, label, model_name=model) is False, "nothing to make or to dump"
 
     def test_other_models(self, home: str) -> None:
         """About other models it has no opinion, but that their migrations do not run in a MongoDB beside."""

@@ -8,17 +8,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
-from pymongo import MongoClient
 
-from django_mongolock import mongo_lock
 from django_mongolock.testing import containers
 from testproject.servers import Mongod
-from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.programs import python
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,14 +46,10 @@ def pay(request, order_id):
 class StandIn:
     """What testcontainers' DockerContainer does, with a mongod that is no container."""
 
-    started: list[tuple[str, list[str]]] = []  # noqa: RUF012 - what was asked for, for the test
-
     def __init__(self, image: str) -> None:
-        self.image = image
         self.server = Mongod(replica_set="mongolock")
 
     def with_command(self, command: list[str]) -> Self:
-        self.started.append((self.image, command))
         return self
 
     def with_exposed_ports(self, port: int) -> Self:
@@ -76,13 +68,6 @@ class StandIn:
 
     def get_exposed_port(self, port: int) -> int:
         return self.server.port
-
-
-@pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    monkeypatch.setattr("testcontainers.core.container.DockerContainer", StandIn)
-    StandIn.started.clear()
-    return StandIn.started
 
 
 PLUGIN = """
@@ -109,25 +94,6 @@ def test_the_page(tmp_path: Path, mongo_uri: str, docker: bool) -> None:
     environment = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "DJANGO_SETTINGS_MODULE": "settings"}
     environment |= {"MONGODB_URI": mongo_uri, "DOCKER_HOST": "tcp://127.0.0.1:9"}
     assert "2 passed" in python("-m", "pytest", "-q", *plugins, folder=tmp_path, **environment)
-
-
-@pytest.mark.long
-@WITH_MONGO
-def test_a_replica_set_for_the_locks(stand_in: list[tuple[str, list[str]]]) -> None:
-    """Locks are kept there inside of the block, and where they were before after it."""
-    entry = connections["mongo"].settings_dict
-    before = dict(entry)
-    with containers.replica_set("mongo:7.0") as address:
-        with MongoClient[dict[str, Any]](address) as client:
-            with containers.keep_locks_in(address), mongo_lock("here"):
-                kept = client[entry["NAME"]]["mongolock_locks"].find_one({"_id": "here"})
-            assert kept is not None
-            hello = client.admin.command("hello")
-        assert (hello["setName"], hello["isWritablePrimary"]) == ("mongolock", True)
-    assert stand_in == [("mongo:7.0", ["--replSet", "mongolock", "--bind_ip_all"])]
-    assert entry == before
-    with mongo_lock("here", wait=0):
-        pass
 
 
 def test_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import pytest
 import trustme
-from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
@@ -20,6 +19,7 @@ from django_mongolock import checks
 from django_mongolock.conf import get_settings
 from django_mongolock.environment import database_from_url
 from testproject.servers import Access, ReplicaSet
+from tests.test_checks import ids
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs/reference/settings.md").read_text()
@@ -41,10 +41,6 @@ from django_mongolock.conf import get_settings
 with mongo_lock("k") as lock:
     print(f"{get_settings().LEASE:g}", lock.held)
 """
-
-
-def ids(found: list[CheckMessage]) -> list[str]:
-    return [str(message.id).removeprefix("mongolock.") for message in found]
 
 
 @pytest.fixture

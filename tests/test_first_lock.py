@@ -68,39 +68,6 @@ with mongo_lock(sys.argv[1]) as lock:
 said["late"] = sorted(ours() - before)
 said["programs"] = programs
 """
-#: Many take their first lock together, by *start*, which calls a function with 0 to 19 at once and waits for all.
-TOGETHER = """
-from django_mongolock import mongo_lock
-errors, times = [], []
-
-def take(number):
-    started = time.monotonic()
-    try:
-        with mongo_lock(f"{sys.argv[1]}:{number}", lease=60):
-            pass
-    except BaseException as error:
-        errors.append(repr(error))
-    times.append(time.monotonic() - started)
-
-del programs[:]
-start(take)
-said["first"], said["errors"] = max(times), errors
-said["late"] = sorted(ours() - before)
-said["programs"] = list(programs)
-del times[:]
-start(take)
-said["second"] = max(times)
-"""
-GREENLETS = """
-import gevent
-
-def start(call):
-    gevent.joinall([gevent.spawn(call, number) for number in range(20)])
-"""
-PATCHED = """
-from gevent import monkey
-monkey.patch_all()
-"""
 
 
 def run(*parts: str, host: str = "", **environment: str) -> dict[str, Any]:
@@ -128,11 +95,3 @@ def test_setting_up_connects_to_nothing(host: str) -> None:
     """F76: a project is set up where no server can be reached, and its name not even be looked up; no thread runs."""
     said = run(PROJECT, SAY, host=host)
     assert (said["network"], said["threads"]) == ([], ["MainThread"])
-
-
-@pytest.mark.long
-def test_twenty_greenlets_at_once() -> None:
-    """F76: the same under gevent, where an import that starts a program lets all others go on in the middle of it."""
-    said = run(PATCHED, PROJECT, GREENLETS, TOGETHER, SAY)
-    assert said["errors"] == []
-    assert (said["late"], said["programs"]) == ([], [])

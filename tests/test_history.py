@@ -15,15 +15,15 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pytest_django import Settings
 
-from django_mongolock import LockBackendFailed, mongo_lock
+from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, mongo_store
-from django_mongolock.checks import check_kinds, check_settings
-from django_mongolock.exceptions import LockDeadlock
+from django_mongolock.checks import check_settings
 from django_mongolock.history import writer as history
+from django_mongolock.history.checks import check_history
+from django_mongolock.history.events import Happened
+from django_mongolock.history.models import LockEvent
 from django_mongolock.history.writer import MAX_NOTES, WRITE_BATCH, History
-from django_mongolock.inspection.happened import Happened
-from django_mongolock.models import Lock, LockEvent
-from django_mongolock.testing import override_locks
+from django_mongolock.models import Lock
 from tests.support.lock_documents import Document, Locks
 from tests.support.lock_fixtures import NOBODY, WITH_MONGO, Commands
 from tests.support.waiting import eventually
@@ -95,40 +95,11 @@ class TestWhatIsWritten:
         (asked,) = [event for event in told("k") if event.event == "asked"]
         assert asked.by == "anna: a deployment"
 
-    @pytest.mark.long
-    def test_a_deadlock(self, kept: Any) -> None:
-        both = threading.Barrier(2)
-        met: list[str] = []
-
-        def take(first: str, second: str) -> None:
-            with mongo_lock(first, wait=None):
-                both.wait(10)
-                try:
-                    with mongo_lock(second, wait=None):
-                        pass
-                except LockDeadlock as error:
-                    met.append(error.key)
-
-        threads = [threading.Thread(target=take, args=pair) for pair in (("a", "b"), ("b", "a"))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert eventually(lambda: [e.key for e in LockEvent.objects.filter(event="deadlock").recent()] == met)
-
     def test_the_last_second_of_a_process(self, kept: Any) -> None:
         with mongo_lock("k"):
             pass
         close_backends()
         assert words("k") == ["granted", "released"]
-
-    @pytest.mark.long
-    def test_nothing_secret(self, kept: Collection[Document]) -> None:
-        """No id of a grant or of a session: with these somebody could give back what is another's."""
-        with mongo_lock("k"):
-            secrets = [Lock.objects.get(key="k").holders[0].grant, Lock.objects.get(key="k").holders[0].session]
-        assert written("k", "granted", "released")
-        assert not any(secret in str(document) for document in kept.find() for secret in secrets)
 
 
 class TestNoOneWaits:
@@ -240,14 +211,14 @@ class TestBounds:
             pass
         assert eventually(lambda: "cannot be written" in caplog.text)
         assert kept.count_documents({}) == 1
-        messages = check_kinds(app_configs=None, databases=["mongo"])
+        messages = check_history(app_configs=None, databases=["mongo"])
         assert [message.id for message in messages if message.id == "mongolock.W110"]
 
     def test_check(self, kept: Collection[Document]) -> None:
         """`check --database` says that it is not there; once it is, nothing."""
 
         def ids() -> list[str | None]:
-            return [message.id for message in check_kinds(app_configs=None, databases=["mongo"])]
+            return [message.id for message in check_history(app_configs=None, databases=["mongo"])]
 
         assert "mongolock.W110" in ids()
         call_command("migrate", database="mongo", verbosity=0)
@@ -297,14 +268,6 @@ class TestModel:
         kept.insert_one({"key": 7, "at": "x", "event": ["y"], "token": 1.5})
         (event,) = LockEvent.objects.all().recent()
         assert (event.key, event.at, event.event, event.token) == (None, None, None, None)
-
-    def test_locks_in_memory_have_none(self) -> None:
-        """In tests without a MongoDB nothing is written, and looking says why."""
-        with override_locks(HISTORY=5):
-            with mongo_lock("k"):
-                pass
-            with pytest.raises(LockBackendFailed, match="memory of each process"):
-                LockEvent.objects.count()
 
 
 def test_the_sent_document_has_no_empty_fields(mongo: MongoClient[Document]) -> None:

@@ -16,7 +16,8 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.history.models import LockEvent
+from django_mongolock.models import Lock
 from django_mongolock.signals import lock_forced, lock_release_requested
 from tests.support.lock_documents import TOKEN, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
@@ -26,7 +27,7 @@ from tests.test_commands import run
 
 pytestmark = WITH_MONGO
 ASK = f"{LIST}ask-to-release/"
-EVENTS = "/admin/django_mongolock/lockevent/"
+EVENTS = "/admin/mongolock_history/lockevent/"
 ACTIONS = {"force_release": RELEASE, "ask_to_release": ASK}
 
 
@@ -145,60 +146,7 @@ class TestTheReason:
         assert message("c") == asked
 
 
-class TestWhoIsMeant:
-    """Those who were shown and chosen, and nobody else."""
-
-    @pytest.mark.long
-    @pytest.mark.parametrize("action", ACTIONS)
-    def test_one_of_several(self, locks: Locks, admin: Client, action: str) -> None:
-        """Of the holders of one lock, single ones can be chosen."""
-        locks.add("k", [entry(n, mode="semaphore", capacity=3) for n in (1, 2, 3)])
-        page = select(admin, action, "k")
-        fields = fields_of(page)
-        assert fields["lock"] == [json.dumps(["locks", "k", [TOKEN + n]]) for n in (1, 2, 3)]
-        admin.post(ACTIONS[action], {**fields, "lock": fields["lock"][1:2], "reason": "x"})
-        found = locks.read("k")["holders"]
-        if action == "force_release":
-            assert [holder["token"] for holder in found] == [TOKEN + 1, TOKEN + 3]
-        else:
-            assert ["release_requested_by" in holder for holder in found] == [False, True, False]
-        assert str(TOKEN + 2) in message("k")
-        assert str(TOKEN + 3) not in message("k")
-
-
 class TestRights:
-    @pytest.mark.long
-    def test_asking(self, locks: Locks) -> None:
-        """Who may ask may not force; who may force may ask; who may look may do neither."""
-        locks.held("k")
-        shown = {"lock": json.dumps(["locks", "k", [TOKEN + 1]]), "reason": "x"}
-        looker, asker, forcer = browser("view_lock"), browser("view_lock", "ask_release_lock"), browser(*NAMES)
-        for client, may_ask, may_force in ((looker, False, False), (asker, True, False), (forcer, True, True)):
-            body = client.get(page_of("k")).content.decode()
-            assert ("ask-to-release/?key=k" in body) == may_ask
-            assert ("force-release/?key=k" in body) == may_force
-            listed = client.get(LIST).content.decode()
-            assert ("ask_to_release" in listed) == may_ask
-            assert ("force_release" in listed) == may_force
-        assert looker.post(ASK, shown).status_code == 403
-        assert asker.post(RELEASE, shown).status_code == 403
-        assert locks.read("k")["holders"]
-        assert "release_requested_by" not in locks.read("k")["holders"][0]
-        assert asker.post(ASK, shown).status_code == 302
-        assert locks.read("k")["holders"][0]["release_requested_by"]
-
-    @pytest.mark.long
-    def test_the_history_has_one_of_its_own(self, locks: Locks) -> None:
-        """The list of all events needs its own permission; nobody changes any."""
-        assert browser("view_lock").get(EVENTS).status_code == 403
-        assert Client().get(EVENTS).status_code == 302
-        viewer = browser("view_lockevent")
-        assert viewer.get(EVENTS).status_code == 200
-        root = browser(is_superuser=True)
-        for path in ("add/", "1/change/", "1/delete/"):
-            assert root.get(EVENTS + path).status_code == 404
-        assert root.post(EVENTS, {"action": "delete_selected"}).status_code in (200, 302)
-
     @pytest.mark.parametrize("path", [RELEASE, ASK])
     @pytest.mark.parametrize("method", ["get", "put", "delete"])
     def test_only_post(self, admin: Client, path: str, method: str) -> None:
@@ -216,24 +164,6 @@ class TestTheHistory:
         yield collection
         close_backends()
         collection.drop()
-
-    @pytest.mark.long
-    def test_on_the_page_of_a_lock(self, admin: Client) -> None:
-        """Who had it, who took it away and why."""
-        lock = mongo_lock("order:5", label="nightly", lease=1).acquire()
-        page = select(admin, "force_release", "order:5")
-        admin.post(RELEASE, {**fields_of(page), "reason": "web-3 hangs"})
-        assert eventually(lambda: LockEvent.objects.filter(key="order:5").count() == 3)
-        assert lock.lost
-        with mongo_lock("order:55"):
-            pass
-        assert eventually(lambda: LockEvent.objects.count() == 5)
-        text = text_of(admin.get(page_of("order:5")))
-        by = LogEntry.objects.get().user.get_username()
-        for word in ("● granted", "✕ release forced", "◐ lost", f"by {by} · web-3 hangs", "nightly", "All events"):
-            assert word in text
-        assert text.index("lost") < text.index("● granted")
-        assert "All events" not in text_of(browser("view_lock").get(page_of("order:5")))
 
     @pytest.mark.long
     def test_list(self, admin: Client, commands: Commands) -> None:

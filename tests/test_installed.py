@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import uuid
@@ -19,25 +18,6 @@ from tests.support.packages import ROOT, Packages
 
 pytestmark = [pytest.mark.program, pytest.mark.timeout(900)]
 
-#: Our user's own code, with two mistakes.
-CLIENT = """\
-from django_mongolock import MongoLock, mongo_lock, mongo_locked
-
-lock: MongoLock = mongo_lock("order:5", lease=30, wait=None)
-with mongo_lock("a", "b") as held:
-    tokens: dict[str, int] = held.fencing_tokens
-    wrong_type: str = held.fencing_token
-mongo_lock("order:5", lease="30")
-
-
-@mongo_locked("order:{order_id}")
-def ship(order_id: int) -> str:
-    return "shipped"
-
-
-text: str = ship(5)
-"""
-WRONG_LINES = {6, 7}
 USERS_TEST = """
 from django_mongolock import mongo_lock
 
@@ -130,14 +110,3 @@ def test_sdist_with_extras(packages: Packages, outside: Outside) -> None:
     (outside.folder / "test_theirs.py").write_text(USERS_TEST)
     setup = "import django; django.setup(); import pytest; raise SystemExit(pytest.main(['-q', 'test_theirs.py']))"
     assert "1 passed" in outside.run("-c", setup)
-
-
-def test_types_are_seen(packages: Packages, outside: Outside) -> None:
-    """mypy and pyright both know the types of what is installed: they find the two mistakes, and no third."""
-    outside.install(str(packages.wheel), "mypy", "pyright[nodejs]")
-    (outside.folder / "client.py").write_text(CLIENT)
-    mypy = outside.try_to("-m", "mypy", "--strict", "client.py")
-    assert {int(line) for line in re.findall(r"(?m)^client\.py:(\d+): error", mypy.stdout)} == WRONG_LINES, mypy.stdout
-    pyright = outside.try_to("-m", "pyright", "--pythonpath", outside.python, "client.py")
-    found = {int(line) for line in re.findall(r"client\.py:(\d+):\d+ - error", pyright.stdout)}
-    assert found == WRONG_LINES, pyright.stdout + pyright.stderr

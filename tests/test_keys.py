@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from django_mongolock.conf import SEPARATORS
 from django_mongolock.engine.text_checks import check_key
-from django_mongolock.exceptions import LockKeyInvalid
-from django_mongolock.keys import KeyTemplate, call_arguments, escape, lock_key, model_key
+from django_mongolock.keys import KeyTemplate, call_arguments, escape, model_key
 from testproject.shop.models import Ad, Order, Seller
 
 #: Characters that could blur the borders of a value: separators, the escape, marks that compose, what NFC makes
@@ -131,11 +130,6 @@ class TestTemplates:
         """What has no text that two processes agree on is refused, and the message names the template."""
         with pytest.raises(TypeError, match="key template 'x:{a}'.*" + problem):
             fill("x:{a}", a=value)
-
-    def test_none(self) -> None:
-        """Whoever is not logged in has no primary key: that is a matter of the call, as a text that is too long."""
-        with pytest.raises(LockKeyInvalid, match=r"key template 'x:\{a\}'.*calls without a value would share one key"):
-            fill("x:{a}", a=None)
 
 
 class Color(enum.Enum):
@@ -275,10 +269,3 @@ class TestCallArguments:
         def call(a: Any, /, **more: Any) -> None: ...
 
         assert call_arguments(inspect.signature(call), (1,), {"a": 2}) == {"a": 1}
-
-
-def test_the_key_of_a_template_can_be_made_elsewhere() -> None:
-    """A lock beside a decorated function meets it, whatever is in the values."""
-    assert lock_key("tag:{tag}", tag="a:b") == "tag:a%3Ab"
-    with pytest.raises(LockKeyInvalid, match="calls without a value"):
-        lock_key("tag:{tag}", tag=None)

@@ -43,8 +43,9 @@ from django_mongolock.engine.store.errors import whereabouts
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.fencing import fenced_update
+from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.queries import ping
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from django_mongolock.rows import locked
 from django_mongolock.testing import MemoryLocks
@@ -164,6 +165,9 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
         (lambda: mongo_locked("a", on_contension="skip"), "did you mean on_contention=?"),  # type: ignore[call-arg]
         (lambda: once_per(hour=1), "did you mean hours=?"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a", xyzzy=3), "Known: auto_renew, label, lease, "),  # type: ignore[call-arg]
+        (lambda: mongo_lock("a", timeout=5), "it could mean two things: use lease= "),  # type: ignore[call-arg]
+        (lambda: mongo_semaphore("a", 3, ttl=5), "use lease="),  # type: ignore[call-arg]
+        (lambda: mongo_lock("a", blocking=False), "use wait=: wait=0 for a single try"),  # type: ignore[call-arg]
         # what other locks take: a time in the second place, a number as the key, the options of `threading` and Redis
         (lambda: mongo_lock("a", 10), "did you mean wait=10?"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a", False), "did you mean wait=0?"),  # type: ignore[arg-type]

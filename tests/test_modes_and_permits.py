@@ -65,17 +65,6 @@ def test_another_mode_inside(outer: str, inner: str, reentrant: bool) -> None:
     assert ("pass reentrant=True" in str(refused.value)) == (not reentrant and not refused.value.upgrade)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.usefixtures("place")
-def test_the_same_mode_inside(mode: str) -> None:
-    """F45: with reentrant=True it is the same grant, which is held until both have given it back."""
-    key = new_key()
-    with MODES[mode](key) as outer:
-        with MODES[mode](key, reentrant=True) as inner:
-            assert inner.fencing_token == outer.fencing_token
-        assert outer.held
-
-
 # Permits
 
 

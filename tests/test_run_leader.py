@@ -16,14 +16,11 @@ import pytest
 from django.core.management import CommandError, call_command, execute_from_command_line
 
 from django_mongolock import lock_info
-from django_mongolock.backends.base import mongo_store
-from django_mongolock.management.child import Child
+from django_mongolock.management.program_command import Child
 from django_mongolock.models import Lock
 from tests.support.looking import new_key
 from tests.support.programs import Start, runs, starting
-from tests.support.proxies import proxied
 from tests.support.waiting import eventually
-from verify.faults.proxy import Rule
 
 pytestmark = [
     pytest.mark.django_db(databases=["default", "mongo"], transaction=True),
@@ -95,26 +92,6 @@ def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
     assert eventually(lambda: not runs(first))
     if how == "release":  # it stands again
         assert lock_info(key).waiting == 1
-
-
-@pytest.mark.long
-def test_a_cut_network(start: Start, written: Log) -> None:
-    """A leader that cannot reach MongoDB stops its program before the next one begins, and stands again."""
-    key = new_key("leader")
-    _, port = mongo_store().client.address or ("", 0)
-    with proxied(port) as (uri, hold):
-        run_leader(start, key, *program(written), MONGODB_URI=uri)
-        assert eventually(written.spans, 60)
-        (first,) = written.spans()
-        run_leader(start, key, *program(written))
-        assert eventually(lambda: lock_info(key).waiting == 1, 60)
-        hold(Rule(hold_requests=True))
-        assert eventually(lambda: written.others(first), 30)
-        time.sleep(1)
-        assert written.overlaps() == []
-        assert not runs(first)
-        hold(Rule())
-        assert eventually(lambda: lock_info(key).waiting == 1, 60)
 
 
 @pytest.mark.long

@@ -20,10 +20,18 @@ from django.core.management import CommandError, call_command
 from django.http import HttpRequest, HttpResponse
 from django.test import RequestFactory, SimpleTestCase
 
-from django_mongolock import LockBackendFailed, LockError, LockLost, LockNotAcquired, mongo_lock, mongo_locked, signals
+from django_mongolock import (
+    LockBackendFailed,
+    LockError,
+    LockLost,
+    LockNotAcquired,
+    checks,
+    mongo_lock,
+    mongo_locked,
+    signals,
+)
 from django_mongolock.backends.base import get_backend
 from django_mongolock.backends.mongo import MongoBackend
-from django_mongolock.checks import locked
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.keys import lock_key
@@ -230,17 +238,6 @@ class TestHold:
         with pytest.raises(LockMisused, match="for ever"):
             mongo_lock("a", wait=None).acquire()
 
-    def test_a_wait_of_another_thread_is_a_wait(self, mongolock: MemoryLocks) -> None:
-        held = mongolock.hold("a")
-        got: list[MongoLock] = []
-        thread = threading.Thread(target=lambda: got.append(mongo_lock("a", wait=None).acquire()))
-        thread.start()
-        assert eventually(lambda: mongolock.waiting("a") == 1)
-        assert not got
-        held.release()
-        thread.join(10)
-        assert [lock.key for lock in got] == ["a"]
-
     async def test_advance_ends_the_wait_of_a_coroutine(self, mongolock: MemoryLocks) -> None:
         mongolock.hold("a")
         waiting = asyncio.create_task(mongo_lock("a", wait=1000).aacquire())
@@ -249,14 +246,6 @@ class TestHold:
         async with asyncio.timeout(5):
             with pytest.raises(LockNotAcquired):
                 await waiting
-
-    def test_dead(self, mongolock: MemoryLocks) -> None:
-        """Its lock is free when its lease and its margin are over, and not before."""
-        mongolock.hold("a", lease=20).die()
-        mongolock.advance(21)
-        assert not mongo_lock("a").try_acquire()
-        mongolock.advance(2)
-        assert mongo_lock("a").try_acquire()
 
     def test_an_instance_and_a_made_key(self, mongolock: MemoryLocks) -> None:
         order = Order(pk=7)
@@ -282,13 +271,6 @@ class TestLose:
 
 
 class TestTime:
-    def test_without_renewal(self, mongolock: MemoryLocks) -> None:
-        lock = mongo_lock("a", auto_renew=False, lease=60).acquire()
-        mongolock.advance(59)
-        assert 0 < lock.remaining <= 1
-        mongolock.advance(2)
-        assert lock.lost
-
     def test_no_renewal_while_mongodb_is_away(self, mongolock: MemoryLocks) -> None:
         with mongo_lock("a") as lock, mongolock.unavailable():
             mongolock.advance(20)
@@ -377,7 +359,7 @@ class TestBackend:
 
     def test_is_warned_of_outside_of_tests(self, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock that two processes both get would be a lie."""
-        monkeypatch.setattr(locked, "shared_by_all", set())  # functions of other tests
+        monkeypatch.setattr(checks, "shared_by_all", set())  # functions of other tests
         assert [message.id for message in run_checks(databases=["default"]) if "mongolock" in str(message.id)] == []
         monkeypatch.delattr("django.core.mail.outbox")
         found = [message.id for message in run_checks() if "mongolock" in str(message.id)]

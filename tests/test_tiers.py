@@ -43,7 +43,6 @@ def take(seconds):
 """
 LONG_CASE = f"{HEAD}\ndef test_takes_a_second(): take(1)"
 ONCE_CASE = f"{HEAD}\ntimes = [0, 1]\ndef test_takes_a_second_once(): take(times.pop())\ndef test_next(): pass"
-FAILS_LATER = f"{HEAD}\ntimes = [1]\ndef test_fails_the_second_time(): take(times.pop())"
 SHARED = f"""{HEAD}
 @pytest.fixture(scope="module")
 def inner(): take(1)
@@ -129,13 +128,6 @@ def test_a_case_that_takes_too_long(pytester: pytest.Pytester, cases: str, error
     result = pytester.runpytest_inprocess(plugins=[tiers.Stopwatch(0.5)])
     result.assert_outcomes(passed=1 if cases in {LONG_CASE, OWN_SETUP} else 2, errors=errors)
     assert ("takes 1.00 s, more than 0.5 s: mark it, or make it faster" in result.stdout.str()) == bool(errors)
-
-
-@pytest.mark.usefixtures("by_that_clock")
-def test_a_failure_counts_in_either_run(pytester: pytest.Pytester) -> None:
-    """What fails in the run that judges has failed."""
-    pytester.makepyfile(FAILS_LATER)
-    pytester.runpytest_inprocess(plugins=[tiers.Stopwatch(0.5)]).assert_outcomes(failed=1)
 
 
 @pytest.mark.usefixtures("by_that_clock")

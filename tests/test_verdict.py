@@ -13,9 +13,10 @@ from pytest_django import Settings
 
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.context import BROWSER, CLAIMED
-from django_mongolock.inspection.event_queries import kind_of, usual_holds
+from django_mongolock.history.past import HistoryPast
+from django_mongolock.history.writer import events_of
 from django_mongolock.inspection.snapshot import read_snapshot
-from django_mongolock.inspection.verdict import Judged, Verdict, judge
+from django_mongolock.inspection.verdict import Judged, Verdict, judge, kind_of
 from tests.support.lock_documents import Locks, document, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 
@@ -143,7 +144,7 @@ class TestUsual:
     @pytest.fixture
     def events(self, locks: Locks, settings: Settings) -> Iterator[Collection[dict[str, Any]]]:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
-        events = mongo_store().events
+        events = events_of(mongo_store())
         events.drop()
         yield events
         events.drop()
@@ -155,8 +156,8 @@ class TestUsual:
             events.insert_many([{**event, "key": f"order:{number}"}, {**event, "key": "tickets"}])
             events.insert_one({**event, "key": "order:1", "event": "lost", "held_ms": Int64(10**9)})
         events.insert_one({"key": "few:1", "event": "released", "at": now(), "held_ms": Int64(5)})
-        assert usual_holds(mongo_store()) == {"order:": 9, "tickets": 9}
+        assert HistoryPast().usual_holds(mongo_store()) == {"order:": 9, "tickets": 9}
 
     def test_without_a_history(self, locks: Locks) -> None:
         """Nothing is said to be usual."""
-        assert usual_holds(mongo_store()) == {}
+        assert HistoryPast().usual_holds(mongo_store()) == {}

@@ -18,7 +18,7 @@ from django_mongolock.exceptions import VersionConflict
 from django_mongolock.signals import conflict_retried
 from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.checking import all_or_nothing
-from django_mongolock.versions.passing import is_overtaken, is_passing
+from django_mongolock.versions.retry import is_overtaken, is_passing
 from tests.support.failpoints import failpoint
 from tests.versioned.databases import ALL_KINDS, db, home, mariadb, postgres
 from tests.versioned.shapes import Thing

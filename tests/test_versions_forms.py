@@ -19,7 +19,7 @@ from django.test import Client, RequestFactory
 
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import VersionedModelForm
-from django_mongolock.versions.sent_back import sent_back
+from django_mongolock.versions.seal import sent_back
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.support.lock_fixtures import WITH_MONGO
@@ -81,23 +81,6 @@ def form_of(thing: Thing, sent: dict[str, Any]) -> ThingForm:
 class TestForm:
     """VersionedModelForm in a view of one's own, on each database."""
 
-    @pytest.mark.long
-    def test_an_undisturbed_save(self, thing: Thing) -> None:
-        """The page has the version, hidden, and is saved."""
-        sent = page_of(thing)
-        assert 'type="hidden" name="version_read"' in str(ThingForm(instance=thing))
-        form = form_of(thing, {**sent, "title": "b"})
-        assert form.is_valid(), form.errors
-        form.save()
-        assert (again(thing).title, again(thing).version) == ("b", 2)
-
-    @pytest.mark.long
-    def test_a_new_object(self, db: str) -> None:
-        """There is nothing to conflict with."""
-        form = ThingForm({"title": "new", "count": "3", "version_read": ""})
-        assert form.is_valid(), form.errors
-        assert form.save().version == 1
-
     def test_what_changed_is_said_and_typing_stays(self, thing: Thing) -> None:
         """The fields are named, mine stays in its field; what I left alone takes theirs; sent again, it is saved."""
         sent = page_of(thing)
@@ -138,14 +121,6 @@ class TestForm:
         assert not form.has_changed()
         assert not form.is_valid()
         assert form.errors == {"__all__": [SAID % "Changed meanwhile: Title, Count. "]}
-
-    def test_left_alone_takes_what_is_stored(self, thing: Thing) -> None:
-        """Whatever the view suggests."""
-        sent = page_of(thing)
-        somebody_else(thing, title="theirs")
-        form = ThingForm({**sent, "count": 9}, instance=again(thing), initial={"title": "suggested"})
-        assert not form.is_valid()
-        assert form["title"].value() == "theirs"
 
     def test_save_as_new(self, thing: Thing) -> None:
         """The page of one object, sent as a new one."""
@@ -369,12 +344,6 @@ class TestAdmin:
         assert person.post(PAGE, shown).status_code == 302
         assert (Rate.objects.get().note, Rate.objects.get().version) == ("mine", 1)
         assert person.post(f"{LIST}USD/change/", {"name": "USD"}).status_code == 302, "Django's own answer"
-
-    def test_adding(self, person: Client) -> None:
-        """The page for a new one works as always."""
-        shown = fields(person.get(f"{LIST}add/"))
-        assert person.post(f"{LIST}add/", {**shown, "name": "USD", "value": "2"}).status_code == 302
-        assert Rate.objects.get(pk="USD").version == 1
 
     def test_the_list(self, person: Client) -> None:
         """Rows that were changed meanwhile complain, each at its own place; the page sent again is saved."""

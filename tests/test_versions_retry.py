@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -19,6 +17,8 @@ from django_mongolock.engine import clock
 from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions import retry_on_conflict
 from django_mongolock.versions.checking import all_or_nothing
+from tests.support.programs import python
+from tests.test_versions_databases import at_once
 from tests.versioned.databases import db, home, postgres
 from tests.versioned.shapes import Thing
 
@@ -168,22 +168,6 @@ async def test_a_cancelled_pause() -> None:
         await task
 
 
-def test_methods() -> None:
-    """A decorated method is one."""
-
-    class Work:
-        calls = 0
-
-        @retry_on_conflict
-        def do(self, more: int = 1) -> int:
-            self.calls += more
-            if self.calls < 2:
-                raise CONFLICT
-            return self.calls
-
-    assert Work().do(more=1) == 2
-
-
 def test_generators_are_refused() -> None:
     """What they have yielded cannot be taken back; said where it is decorated."""
 
@@ -301,7 +285,7 @@ class TestIsolation:
                 if connections[db].vendor == "postgresql":
                     connections[db].cursor().execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
                 late = Thing.objects.get(pk=made.pk)
-                in_another_thread(lambda: Thing.objects.get(pk=made.pk).save())
+                at_once(lambda: Thing.objects.get(pk=made.pk).save())
                 write(late)
 
         with pytest.raises(VersionConflict, match="another transaction was faster: read in version 1") as caught:
@@ -310,36 +294,6 @@ class TestIsolation:
         with pytest.raises(VersionConflict):
             overtaken(Thing.delete)
         assert Thing.objects.get().version == 3
-
-    def test_other_errors_of_the_database(self, db: str) -> None:
-        """Are not taken for a conflict."""
-        Thing.objects.create(title="a")
-        other = Thing.objects.create(title="b")
-        other.title = "a"
-        with pytest.raises(DatabaseError):
-            other.save()
-        assert other.version == 1
-
-
-def in_another_thread(work: Callable[[], Any]) -> None:
-    """Run *work* on connections of its own."""
-    import threading
-
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - told to the test
-            failed.append(error)
-        finally:
-            connections.close_all()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(20)
-    assert not thread.is_alive()
-    assert not failed, failed
 
 
 @pytest.mark.long
@@ -367,11 +321,8 @@ try:
 except VersionConflict as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (
-        done.stdout == "mine.Rate 1 was not written, it was changed meanwhile: read in version 1, stored in version 2\n"
-    )
+    said = "mine.Rate 1 was not written, it was changed meanwhile: read in version 1, stored in version 2\n"
+    assert python("-c", script) == said
 
 
 def test_an_alias_that_there_is_not_is_told() -> None:

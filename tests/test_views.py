@@ -32,7 +32,7 @@ from rest_framework.views import APIView
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked
 from django_mongolock.decorator import calls
 from django_mongolock.decorator.policies import CallFacts, as_policy, find_request
-from django_mongolock.decorator.responses import make_response
+from django_mongolock.decorator.views import make_response
 from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.signals import lock_released
 from django_mongolock.testing import MemoryLocks
@@ -245,17 +245,6 @@ urlpatterns = [
 
 class TestViews:
     """The lock is held while the view runs, and free when the response is there."""
-
-    @pytest.mark.parametrize("kind", VIEWS)
-    def test_wsgi(self, kind: str, name: str) -> None:
-        """Every kind of view, under the sync handler; 423 while somebody else has the lock."""
-        answer = Client().get(f"/{kind}/{name}/").json()
-        assert answer == {"holders": 1, "place": f"view {kind}"}
-        assert holders(f"view:{name}") == []
-        with held_elsewhere(f"view:{name}", lease=20):
-            refused = Client().get(f"/{kind}/{name}/")
-        assert refused.status_code == 423
-        assert refused["Retry-After"] == "1"
 
     @pytest.mark.parametrize("kind", ["function", "afunction", "class"])
     async def test_asgi(self, kind: str, name: str) -> None:

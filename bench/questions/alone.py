@@ -4,14 +4,12 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
 
 from bench.bench import Bench, fresh_key, is_lock
 from bench.contend import prove
-from bench.contenders import ASYNC, BARE, IN_THREAD, NEW_KEYS, OTHERS, OURS, QUICK, Contender
+from bench.contenders import ASYNC, BARE, IN_THREAD, OTHERS, OURS, QUICK, Contender
 from bench.measure import Data, Piece, Spread, Table, interleaved, median, ratio
 from bench.workers import State, Worker, workers
-from django_mongolock.engine import clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,60 +21,29 @@ class Cost:
     server_cpu: float = 0.0
 
 
-#: How long the lock is held where there is something to do under it, and how long it is not, in seconds.
-WORK: Final = 0.005
-
-
-def run(state: State, key: str, count: int, work: float = 0.0) -> Cost:
-    """In the worker: so many pairs, after one another; the work is not counted."""
-    cpu, peer = time.process_time(), state["peer"]
-    times = [around(peer, key, work) for _ in range(count)] if work else peer.pairs([key] * count)
+def run(state: State, key: str, count: int) -> Cost:
+    """In the worker: so many pairs, after one another."""
+    cpu = time.process_time()
+    times = state["peer"].pairs([key] * count)
     return Cost(median(times) * 1000, (time.process_time() - cpu) / count * 1e6)
-
-
-def around(peer: Any, key: str, work: float) -> float:
-    """Seconds that a program waits for the lock, and for its release, which does something under it, and then without
-    it."""
-    before = clock.now()
-    peer.acquire(key)
-    taken = clock.now()
-    time.sleep(work)
-    leaving = clock.now()
-    peer.release(key)
-    waited = clock.now() - leaving + taken - before
-    time.sleep(work)
-    return waited
 
 
 def alone(bench: Bench) -> Iterator[Piece]:
     """Acquire and release of a key that nobody else wants, against two bare majority writes."""
-    yield from on_one_node(bench)
-    yield from on_three_nodes(bench)
-
-
-def on_one_node(bench: Bench) -> Iterator[Piece]:
-    others = QUICK if bench.quick else OTHERS
-    found = compared(bench, [OURS, IN_THREAD, NEW_KEYS, ASYNC, BARE, *others])
+    ours = (OURS, IN_THREAD, ASYNC, BARE)
+    found = compared(bench, [*ours, *(QUICK if bench.quick else OTHERS)])
     yield table("One node", found)
     yield Data("one node", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
-    yield Data("cpu", {name: median([cost.cpu for cost in costs]) for name, costs in found.items()})
-
-
-def on_three_nodes(bench: Bench) -> Iterator[Piece]:
     if bench.quick:
         return
     mongo = [contender for contender in OTHERS if contender.needs == "mongo"]
-    found = compared(bench, [contender.at("mongo3") for contender in (OURS, IN_THREAD, ASYNC, BARE, *mongo)])
-    yield table("Three nodes", found)
-    yield Data("three nodes", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
-    found = compared(bench, [contender.at("mongo3") for contender in (OURS, BARE, *mongo)], WORK)
+    found = compared(bench, [contender.at("mongo3") for contender in (*ours, *mongo)])
     bench.world.stop("mongo3")
-    yield table(f"Three nodes, {WORK * 1000:.0f} ms of work under the lock and as much without it", found)
-    yield Data("three nodes, work", {name: [cost.milliseconds for cost in costs] for name, costs in found.items()})
+    yield table("Three nodes", found)
 
 
-def compared(bench: Bench, contenders: list[Contender], work: float = 0.0) -> dict[str, list[Cost]]:
-    """Each in a process of its own, one after the other in every round. work: seconds under the lock."""
+def compared(bench: Bench, contenders: list[Contender]) -> dict[str, list[Cost]]:
+    """Each in a process of its own, one after the other in every round."""
     ready = bench.ready(contenders)
     key, count = fresh_key("alone"), bench.some(10, 60)
     with contextlib.ExitStack() as ends:
@@ -86,7 +53,7 @@ def compared(bench: Bench, contenders: list[Contender], work: float = 0.0) -> di
             if name not in crews:
                 crews[name] = begin(bench, ends, ready[name], key)
             before = bench.world.cpu(ready[name].needs)
-            cost: Cost = crews[name][0].call(run, key, count, work)
+            cost: Cost = crews[name][0].call(run, key, count)
             return replace(cost, server_cpu=(bench.world.cpu(ready[name].needs) - before) / count * 1000)
 
         return interleaved(ready, bench.some(2, 15), measure, bench.failed)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from bench.bench import Bench, fresh_key
 from bench.contend import at_once, in_a_loop, prove
 from bench.contenders import FEW, MAIN, OTHERS, OURS, POLLING, QUICK, Contender
-from bench.measure import Data, Piece, Spread, Table, interleaved, median, percentile, ratio
+from bench.measure import Data, Piece, Spread, Table, interleaved, median, ratio
 from bench.workers import workers
 
 #: Processes: rounds, seconds of each, and who takes part.
@@ -29,9 +29,7 @@ class Run:
     hand_over: float
     per_second: float
     mean_wait: float
-    p99_wait: float
     longest_wait: float
-    overtaken: float
     commands: float
     reads: float
     server_cpu: float
@@ -70,15 +68,12 @@ def run(bench: Bench, contender: Contender, count: int, seconds: float) -> Run:
         rushes = [at_once(crew, key) for _ in range(1 if bench.quick or count > 32 else 2)]
         spent = {name: (after[name] - before[name]) / all_ for name in after}
         hand_overs = [time for rush in rushes for time in rush.hand_overs]
-        steady = turns.steady(begin + seconds / 4, begin + seconds) if all_ > 4 * count else turns
-        waits = steady.waits
+        waits = (turns.steady(begin + seconds / 4, begin + seconds) if all_ > 4 * count else turns).waits
     return Run(
         hand_over=median(hand_overs),
         per_second=all_ / (max(turn.leaving for turn in turns.turns) - begin),
         mean_wait=sum(waits) / max(1, len(waits)),
-        p99_wait=percentile(waits, 0.99),
         longest_wait=max(waits, default=0.0),
-        overtaken=steady.overtakings(slack(count)) / max(1, len(waits)) * 100,
         commands=sum(spent.values()) if spent else float("nan"),
         reads=spent.get(READS, float("nan")),
         server_cpu=server / all_ * 1000,
@@ -86,30 +81,18 @@ def run(bench: Bench, contender: Contender, count: int, seconds: float) -> Run:
     )
 
 
-def slack(count: int) -> float:
-    """Seconds by which one must have asked before another to be overtaken: as many processes share a few cores, their
-    commands are sent in another order than their clocks were read."""
-    return 0.02 * max(1.0, count / 8)
-
-
 def spread(runs: list[Run], field: str) -> Spread:
     return Spread.of(getattr(run, field) for run in runs)
 
 
 def tables(count: int, found: dict[str, list[Run]], ready: dict[str, Contender]) -> Iterator[Table]:
-    """Three tables: speed, fairness, cost."""
+    """Speed with fairness, and cost."""
     ours = found.get(OURS.name, [])
     speed = Table(
         f"{count} processes: hand-over and throughput",
-        ["lock", "waits", "hand-over, ms", "times ours", "acquisitions/s"],
+        ["lock", "waits", "hand-over, ms", "times ours", "acquisitions/s", "longest / mean wait"],
         note="Hand-over: from the call of release to the return of acquire in a process that was waiting, with each "
         "process acquiring the lock once. Acquisitions: with each process acquiring it again at once.",
-    )
-    fair = Table(
-        f"{count} processes: fairness",
-        ["lock", "mean wait, ms", "p99", "longest", "longest / mean", "overtaken, %"],
-        note="Each process acquires the lock again at once, and has done so for a while. Overtaken: the share of "
-        f"grants although another process had asked {slack(count) * 1000:.0f} ms before them.",
     )
     cost = Table(
         f"{count} processes: what an acquisition costs",
@@ -121,13 +104,9 @@ def tables(count: int, found: dict[str, list[Run]], ready: dict[str, Contender])
         over = spread(runs, "hand_over")
         same = len(runs) == len(ours)
         times = ratio([r.hand_over for r in runs], [r.hand_over for r in ours]) if same and ours else None
-        speed.rows.append([name, ready[name].make.waits, over, times, spread(runs, "per_second")])
-        mean, longest = spread(runs, "mean_wait"), spread(runs, "longest_wait")
         uneven = Spread.of(r.longest_wait / r.mean_wait for r in runs if r.mean_wait)
-        fair.rows.append(
-            [name, mean.median, spread(runs, "p99_wait").median, longest.median, uneven, spread(runs, "overtaken")]
-        )
+        speed.rows.append([name, ready[name].make.waits, over, times, spread(runs, "per_second"), uneven])
         commands, reads = spread(runs, "commands").median, spread(runs, "reads").median
         cpu = [spread(runs, "server_cpu").median, spread(runs, "client_cpu").median]
         cost.rows.append([name, commands, reads, *cpu])
-    yield from (speed, fair, cost)
+    yield from (speed, cost)

@@ -94,14 +94,6 @@ QUERIES: Final[dict[str, Callable[[], object]]] = {
     "objects.count()": Lock.objects.count,
     "objects.held().count()": lambda: Lock.objects.held().count(),
     "objects.stale().count()": lambda: Lock.objects.stale().count(),
-    "objects.waited_for().count()": lambda: Lock.objects.waited_for().count(),
-    "held().order_by('expires_at')[:100]": lambda: list(Lock.objects.held().order_by("expires_at")[:100]),
-    "held().filter(key__startswith=…)[:100]": lambda: list(
-        Lock.objects.held().filter(key__startswith=f"{PREFIX}1")[:100]
-    ),
-    "order_by('key')[:100]": lambda: list(Lock.objects.order_by("key")[:100]),
-    "order_by('-acquisitions')[:100]": lambda: list(Lock.objects.order_by("-acquisitions")[:100]),
-    "get(key=…)": lambda: Lock.objects.get(key=f"{PREFIX}5000"),
     "held().snapshots(limit=100)": lambda: list(Lock.objects.held().snapshots(limit=100)),
 }
 

@@ -16,9 +16,6 @@ IMPORTS: Final = {
     "django_mongolock": "import django_mongolock",
     "pymongo": "import pymongo",
     "pymongo, django.http, asyncio": "import asyncio, pymongo, django.http",
-    "redis": "import redis",
-    "kazoo.client": "import kazoo.client",
-    "filelock": "import filelock",
 }
 
 #: A process that has started, and acquires two locks: how long each takes, in ms.

@@ -1,7 +1,5 @@
-"""The admin of the locks. Django's autodiscovery imports this module; it registers `LockAdmin` and
-`LockEventAdmin`."""
+"""The admin of the locks. Django's autodiscovery imports this module; it registers `LockAdmin`."""
 
 from .lock_admin import LockAdmin
-from .lock_events import LockEventAdmin
 
-__all__ = ["LockAdmin", "LockEventAdmin"]
+__all__ = ["LockAdmin"]

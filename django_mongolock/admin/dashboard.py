@@ -14,10 +14,10 @@ from django.utils.translation import ngettext
 from django.views.generic import RedirectView
 
 from ..inspection import display
-from ..inspection.monitoring import PERMISSION
 from ..inspection.overview import Overview
+from ..inspection.past import pasts
 from ..inspection.snapshot import LockSnapshot
-from ..inspection.status import Alarm, Problem, Status, current_status
+from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
 from ..inspection.verdict import Verdict
 from ..models.lock_model import LockDashboard
 from . import graph, lanes
@@ -61,7 +61,7 @@ def facts(status: Status) -> dict[str, Any]:
     """The context of the templates. What is stale needs no person: it is listed last, and is no problem here."""
     locks = status.locks
     candidates = _candidates(locks)
-    history = lanes.read_history(list(candidates))
+    told = pasts[-1].told(candidates.values())
     return {
         "locks": locks,
         "server": status.server,
@@ -70,8 +70,8 @@ def facts(status: Status) -> dict[str, Any]:
         ],
         "judged": status.judged,
         "unusual": [each for each in status.judged if each.verdict in _UNUSUAL],
-        "gave_up": lanes.deadlocks(history, locks.now),
-        "recent": lanes.draw(candidates.values(), locks.now, history),
+        "gave_up": told.deadlocks,
+        "recent": lanes.draw(candidates.values(), locks.now, told),
         "graph": graph.draw(locks.waited_for),
         "contended": [
             (lock, lock.waited_ms / lock.contended / 1_000, lock.longest_wait_ms / 1_000)

@@ -1,4 +1,4 @@
-"""The list of locks: its filters, its search, its order, and how it is read.
+"""The list of locks: its columns, its filters, its search, its order, and how it is read.
 
 Made for a million documents: one command reads a page, and a second one counts if there is more than one page. Each
 uses an index, reads no more than what is held at the moment, and counts no further than `CAP`.
@@ -16,15 +16,18 @@ from django.core.paginator import Paginator
 from django.db.models import DateTimeField, Func, QuerySet
 from django.db.models.expressions import Combinable, OrderBy
 from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.rule.deadlock import Cycle
 from ..engine.text_checks import check_text
+from ..inspection import display
 from ..inspection.patterns import KeyMatch, glob, starting
 from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
-from ..inspection.verdict import judge_all
+from ..inspection.verdict import Verdict, judge_all, verdict_badge
 from ..models import Lock, LockQuerySet
 from ..models.read_only import Condition
 
@@ -248,3 +251,44 @@ class LockChangeList(BoundedChangeList):
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
         judged = judge_all(mongo_store(queryset.db), found, timeout)
         return [Lock.from_snapshot(each.lock, queryset.db, each) for each in judged]
+
+
+_NOTHING = "–"
+
+
+class Columns:
+    """Each method takes a `Lock` whose `row` is set. On a narrow screen, a line is a card with labels."""
+
+    @admin.display(description=_("state"))
+    def state(self, lock: Lock) -> SafeString:
+        """The verdict; in words too, unless all is well."""
+        judged = lock.row.judged
+        shown = verdict_badge(judged.verdict) or display.state_badge(lock.row.state)
+        text = "" if judged.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", judged.text)
+        return format_html('<span title="{}">{}</span>{}', judged.text, shown, text)
+
+    @admin.display(description=_("holder"))
+    def who(self, lock: Lock) -> SafeString | str:
+        return display.holder(lock.row.holder, lock.row.where, lock.row.damage)
+
+    @admin.display(description=_("held for"), ordering=Computed("since"))
+    def since(self, lock: Lock) -> SafeString:
+        return labelled(_("held for"), display.time_since(lock.row.since, lock.row.lock.now))
+
+    @admin.display(description=_("lease left"), ordering="expires_at")
+    def left(self, lock: Lock) -> SafeString:
+        left = lock.row.left
+        return labelled(_("lease left"), _NOTHING if left is None else display.seconds_left(left))
+
+    @admin.display(description=_("waiting"), ordering=Computed("waiting").desc())
+    def waiting(self, lock: Lock) -> SafeString:
+        return labelled(_("waiting"), str(lock.row.lock.waiting))
+
+    @admin.display(description=_("longest wait"), ordering=Computed("waited"))
+    def waited(self, lock: Lock) -> SafeString:
+        seconds = lock.row.lock.longest_wait
+        return labelled(_("longest wait"), _NOTHING if seconds is None else display.duration(seconds))
+
+
+def labelled(label: object, value: SafeString | str) -> SafeString:
+    return format_html('<span class="mongolock-label" aria-hidden="true">{}</span> {}', label, value)

@@ -21,7 +21,6 @@ from ..engine.text_checks import tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from ..inspection import operations
 from ..inspection.display import lock_address
-from ..inspection.happened import Happened
 from ..inspection.kinds import LockKind, Row
 from ..inspection.named_locks import LockRow, NamedLocks, row_of
 from ..inspection.snapshot import LockSnapshot, State
@@ -100,7 +99,7 @@ class LockActions(Pages):
         for key in cleared:
             self._log(request, NAMED, key, _("Cleared: its lease had ended."))
             if store.history is not None:
-                store.history.note(key, Happened.CLEARED, {}, by=tidy_fact(request.user.get_username()))
+                store.history.note(key, "cleared", {}, by=tidy_fact(request.user.get_username()))
         if cleared:
             send(stale_locks_cleared, count=len(cleared), using=get_settings().DATABASE)
             text = ngettext("%d stale lock was cleared.", "%d stale locks were cleared.", len(cleared))

@@ -23,22 +23,20 @@ from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..inspection import display
 from ..inspection.kinds import other_kinds
-from ..inspection.monitoring import lock_status
+from ..inspection.past import pasts
 from ..inspection.patterns import starting
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot, State
+from ..inspection.status import lock_status
 from ..inspection.verdict import judge_all
 from ..models import Lock
-from . import dashboard, lanes, other_locks
-from .columns import Columns
-from .listing import Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
+from . import dashboard, other_locks
+from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
 from .lock_actions import SHOWN, LockActions
 from .pages import csrf, plainly, unless_away
 
 #: How many waiters the page of a lock shows; the page of its waiters shows all.
 WAITERS: Final = 20
-#: How many of the latest events the page of a lock shows.
-EVENTS: Final = 20
 
 
 @admin.register(Lock)
@@ -147,7 +145,7 @@ class LockAdmin(Columns, LockActions):
             "can_clear": may_force and lock.state is State.STALE,
             "has_log": LogEntry.objects.filter(content_type=get_content_type_for_model(Lock), object_id=key).exists(),
             "checkbox": ACTION_CHECKBOX_NAME,
-            **self._history(request, lock),
+            "panel": pasts[-1].panel(request, lock),
         }
         return self.page(request, "detail", context)
 
@@ -173,17 +171,6 @@ class LockAdmin(Columns, LockActions):
             return HttpResponseRedirect(self.way_back(request))
         context = {"title": _("Waiters of %s") % key, "lock": lock, "passed": passed, "number": number}
         return self.page(request, "waiters", {**context, "more": len(lock.waiters) == SHOWN})
-
-    def _history(self, request: HttpRequest, lock: LockSnapshot) -> dict[str, Any]:
-        """The latest events of the lock and a picture of its last hour, if the history is kept."""
-        history = lanes.read_history([lock.key])
-        return {
-            "keeps_history": mongo_store().history is not None,
-            "may_view_events": request.user.has_perm("django_mongolock.view_lockevent"),
-            "problem": history.problem,
-            "events": history.events.get(lock.key, ())[:EVENTS],
-            "hour": lanes.draw_hour(lock, history),
-        }
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None

@@ -18,8 +18,7 @@ from django.utils.module_loading import import_string
 from ..conf import LockSettings, get_settings
 from ..engine.rule.document import milliseconds
 from ..engine.rule.step import Limits
-from ..engine.session.per_process import Sessions
-from ..engine.session.session import Session
+from ..engine.session.session import Session, Sessions
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 

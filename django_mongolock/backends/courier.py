@@ -23,7 +23,7 @@ from pymongo.read_concern import ReadConcern
 from ..engine.logs import DEBUG, log, log_exception
 from ..engine.protocol import runner
 from ..engine.session.errands import Errands
-from ..engine.session.per_process import PerProcess
+from ..engine.session.session import PerProcess
 from ..engine.session.worker_threads import WorkerThreads
 from ..engine.store.errors import bounded
 from ..exceptions import LockBackendFailed, LockMisused
@@ -46,13 +46,13 @@ AT_EXIT: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Sleep:
     """Send nothing for so many seconds."""
 
     seconds: float
 
 
-Steps = Generator[Command | Pause, Any, T]
+Steps = Generator[Command | Sleep, Any, T]
 
 
 def send(command: Command, unanswered: list[BaseException] | None = None) -> Steps[Any]:
@@ -147,14 +147,14 @@ class Courier:
         if self.forked:
             raise LockMisused("another process started this: a forked child cannot continue it")
 
-    def _perform(self, step: Command | Pause) -> Any:
-        if isinstance(step, Pause):
+    def _perform(self, step: Command | Sleep) -> Any:
+        if isinstance(step, Sleep):
             return time.sleep(step.seconds)
         self._refuse_child()  # its threads are the parent's
         return self._errands.send(functools.partial(self.send, step), self._timeout)
 
-    async def _aperform(self, step: Command | Pause) -> Any:
-        if isinstance(step, Pause):
+    async def _aperform(self, step: Command | Sleep) -> Any:
+        if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         self._refuse_child()
         return await self._errands.asend(functools.partial(self.send, step), self._timeout)

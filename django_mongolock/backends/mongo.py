@@ -18,7 +18,7 @@ from ..signals import signal_sender
 from .base import Backend
 
 #: What apps have done with each store: each returns what observes its sessions, or None.
-observers: Final[list[Callable[[MongoStore], Observer | None]]] = []
+observers: Final[list[Callable[[MongoStore, LockSettings], Observer | None]]] = []
 
 
 def database_settings(alias: str) -> dict[str, Any]:
@@ -55,11 +55,10 @@ class MongoBackend(Backend[Session]):
         # Only the parameters of the connection: the engine has a client of its own (see MongoStore).
         parameters = connections[self.alias].get_connection_params()
         self._name = self._database["NAME"]
-        history = self.settings.HISTORY * 1_000_000
-        store = MongoStore(StoreConfig(parameters, self._name or "", limits=self.limits, history=history))
+        store = MongoStore(StoreConfig(parameters, self._name or "", limits=self.limits))
         observer: Observer = signal_sender(self.alias)
         for observe in observers:
-            if (first := observe(store)) is not None:
+            if (first := observe(store, self.settings)) is not None:
                 observer = _both(first, observer)
         return Session(store, self.settings.COMMAND_TIMEOUT, observer)
 

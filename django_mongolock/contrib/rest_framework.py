@@ -13,7 +13,7 @@ from rest_framework.response import Response
 from rest_framework.views import exception_handler as default_handler
 
 from ..decorator.policies import Unlocked
-from ..decorator.responses import refusal
+from ..decorator.views import refusal
 from ..exceptions import LockBackendFailed, LockNotAcquired, LockReentry
 
 __all__ = ["LockAPIException", "exception_handler"]

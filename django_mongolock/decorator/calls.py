@@ -19,9 +19,8 @@ from ..engine.rule.options import LockOptions, Unset
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
 from ..locks import make_lock
-from .atomic_requests import atomic, deferred_aliases
 from .policies import AGAIN, CallFacts, Policy, Unlocked, find_request, policy_here
-from .streaming import hold_while_streaming
+from .views import atomic, deferred_aliases, hold_while_streaming
 
 #: Why a call has no lock: contention, a server that does not answer, a value of the call that makes no key.
 _UNLOCKED = (LockNotAcquired, LockBackendFailed, LockKeyInvalid)

@@ -1,23 +1,28 @@
-"""`mongo_locked`: the decorator that runs a callable under a lock."""
+"""The decorators: `mongo_locked` runs a callable under a lock, `once_per` runs a job once in a period."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, ParamSpec, TypeVar, Unpack, overload
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.views import View
 
+from ..conf import LockSettings
+from ..context import redelivery_wait, running_celery_task
+from ..engine.lock.commit_hooks import out_of_commit_hook
+from ..engine.rule.options import Seconds
 from ..engine.text_checks import check_key
-from ..keys import KeyTemplate
+from ..keys import KeyTemplate, unexpected
 from ..locks import LockKeywords, chosen
-from .atomic_requests import Deferred
 from .calls import KindOfCall, LockedCall, LockedFunction, LockPlan, resolved_signature
-from .policies import SKIPPED, Policy, Skipped, as_policy
+from .policies import SKIPPED, CallFacts, Kind, Policy, Skip, Skipped, as_policy
+from .views import Deferred
 
-__all__ = ["SKIPPED", "mongo_locked"]
+__all__ = ["SKIPPED", "mongo_locked", "once_per"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -153,3 +158,68 @@ def _decorate_class(plan: LockPlan, cls: type, kind_of_call: KindOfCall) -> type
     locked.__module__, locked.__qualname__ = cls.__module__, f"{cls.__qualname__}.dispatch"
     cls.dispatch = decorate(plan, locked, kind_of_call)  # type: ignore[method-assign]
     return cls
+
+
+#: The part of the period for which a run keeps others away. The rest allows for clocks that differ, and for queues.
+PART: Final = 0.9
+
+
+def once_per(
+    template: str | None = None,
+    *,
+    days: float = 0,
+    hours: float = 0,
+    minutes: float = 0,
+    seconds: float = 0,
+    lease: Seconds | None = None,
+    using: str | None = None,
+    **unknown: Never,
+) -> Callable[[C], C]:
+    """Run a function once in the period of its schedule: further calls return `SKIPPED`, which is false.
+
+    template: the key, filled from the arguments of the call as in `mongo_locked`; each key has a period of its own.
+    Without it, the key is ``"once:"`` and the dotted name of the function. days, hours, minutes, seconds: the period of
+    the schedule. lease, using: those of `mongo_lock`.
+
+    The period counts from the start of a run, according to MongoDB's clock, and ends a tenth early, so that the next
+    run is not skipped because it starts a moment sooner than the last one did. A run keeps the key for as long as it
+    takes, also beyond its period. A run that raises or dies does not count: the key is free again, at the latest a
+    lease later. But one counts whose error comes out of a function of ``transaction.on_commit``: its work is committed.
+    A task that is redelivered after the death of its worker waits for that instead of skipping.
+
+    It decorates functions and coroutine functions; put it below ``@shared_task`` for a Celery task. It is not meant for
+    periods of a few seconds, nor for exact ones. A job that must never run twice, whatever happens, needs a check of
+    its own.
+    """
+    given = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
+    for name in unknown:
+        raise unexpected(name, [*given, "lease", "using"])
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} is a number, not {type(value).__name__}")
+    period = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    if period <= timedelta():
+        raise TypeError("@once_per needs the period of the schedule: @once_per(hours=24), @once_per('a:{b}', days=1)")
+    # Whether the period is over, the server decides according to its own clock, in the command of the next caller.
+    options = chosen({"min_hold": period * PART, "lease": lease, "using": using}, ("min_hold", "lease", "using"))
+    templates = () if template is None else (KeyTemplate(template),)
+    return functools.partial(decorate, LockPlan(OncePolicy(), options, templates, name="once_per", default_key="once:"))
+
+
+class OncePolicy(Skip):
+    """A call returns `SKIPPED` while another one runs, or has run in this period. One that fails does not count."""
+
+    def accepts(self, kind: Kind, name: str) -> None:
+        """See Policy.accepts()."""
+        if kind == "generator":
+            raise TypeError("@once_per goes on a function, not on a generator, which runs when its caller consumes it")
+        super().accepts(kind, name)
+
+    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
+        """Not at all; but a task that was redelivered waits for the end of a run that has died."""
+        task = running_celery_task()
+        return redelivery_wait(task, call.options.lease) if task is not None else 0.0
+
+    def gives_up(self, error: BaseException) -> bool:
+        """An error of a function of ``transaction.on_commit`` is none of the run: its work is committed."""
+        return not out_of_commit_hook(error)

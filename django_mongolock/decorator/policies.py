@@ -16,7 +16,7 @@ from ..engine.logs import INFO, log
 from ..engine.rule.options import LockOptions
 from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 from ..signals import lock_skipped, send
-from .responses import make_response
+from .views import make_response
 
 __all__ = ["CallFacts", "Policy"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from pymongo.collection import Collection
 
@@ -14,10 +14,12 @@ from ..backends.places import Source
 from ..engine.logs import WARNING, log
 from ..engine.protocol.processes import fate
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, DocumentRefused, LockError
-from .commands import Refusal, Written, read_one, read_some, write_many, write_one
+from . import updates
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot
-from .updates import Own, Request, Statement, acquiring, process_of
+from .updates import Own, Refusal, Request, Statement, Written
+
+T = TypeVar("T")
 
 #: How often a refused acquisition asks again, if the reason was gone when it looked.
 ROUNDS: Final = 3
@@ -58,16 +60,16 @@ def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
 def _acquire(context: Context, own: Own, request: Request, unanswered: list[BaseException]) -> Steps[Document]:
     rules, id_, dead = context.rules, request.id, None
     for rest in reversed(range(ROUNDS)):
-        statement = acquiring(rules, own, request, dead)
-        answer = yield from send(write_one(statement), unanswered)
+        statement = updates.acquiring(rules, own, request, dead)
+        answer = yield from send(updates.write_one(statement), unanswered)
         if isinstance(answer, Refusal):
             raise DocumentRefused(context.name, id_, str(answer))
         if answer is not None:
             return answer  # type: ignore[no-any-return]
-        found: dict[Any, Document] = yield from send(read_some(rules.fields, [id_]))
+        found: dict[Any, Document] = yield from send(updates.read_some(rules.fields, [id_]))
         seen = None if id_ not in found else read_snapshot(rules, found[id_])
         if seen is not None and seen.token in own.tokens:  # by the copy that was not answered
-            return (yield from send(read_one(rules.fields, id_)))  # type: ignore[no-any-return]
+            return (yield from send(updates.read_one(rules.fields, id_)))  # type: ignore[no-any-return]
         refusal = why_not(context, request, seen)
         # The holder may have finished just now: ask again, rather than name a holder that is gone.
         if seen is None or not (rest and isinstance(refusal, DocumentHeld)):
@@ -80,14 +82,18 @@ def _acquire(context: Context, own: Own, request: Request, unanswered: list[Base
 
 def put_back(context: Context, several: Sequence[Own]) -> None:
     """Have documents released in their failed states in the background, many with one command. Never waits."""
-    statements = [own.failing(context.rules, own.last_token()) for own in several]
-    for start in range(0, len(statements), BATCH):
-        context.courier.send_in_background(_putting_back(context, statements[start : start + BATCH]))
+    for some in in_batches([own.failing(context.rules, own.last_token()) for own in several], BATCH):
+        context.courier.send_in_background(_putting_back(context, some))
+
+
+def in_batches(several: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Yield them in parts, each for one command."""
+    return (several[start : start + size] for start in range(0, len(several), size))
 
 
 def _putting_back(context: Context, statements: Sequence[Statement]) -> Command:
     def command(collection: Collection[Document]) -> bool:
-        written: Written = write_many(statements)(collection)
+        written: Written = updates.write_many(statements)(collection)
         for id_, refusal in written.refused.items():
             log(WARNING, "document not released", document=id_, place=context.name, error=refusal)
         return written.matched == len(statements)
@@ -113,6 +119,6 @@ def why_not(context: Context, request: Request, seen: DocumentSnapshot | None) -
 
 def dead_run(seen: DocumentSnapshot, owner: str) -> str | None:
     """Return the token by which a former run of *owner* holds the document, if its process has certainly ended."""
-    if seen.holder != owner or fate(process_of(seen.token)) != "gone":
+    if seen.holder != owner or fate(updates.process_of(seen.token)) != "gone":
         return None
     return str(seen.token)

@@ -17,10 +17,9 @@ from ..engine.protocol.runner import twins
 from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
 from . import sweep
-from .acquiring import Context
-from .batch import Batch, acquire_many
+from .acquiring import BATCH, Context
 from .held_document import FinalState, HeldDocument
-from .hold import BatchOptions, Hold, HoldOptions, PendingState, Plan
+from .hold import Batch, BatchOptions, Hold, HoldOptions, PendingState, Plan, acquire_many
 from .rules import Rules, check_age
 from .saving import protect
 from .snapshot import DocumentSnapshot
@@ -82,6 +81,8 @@ class DocumentLock(Generic[D]):
         using: the DATABASES alias of a model.
         """
         self._source = source = make_source(place, using)
+        #: Its model; None for a collection.
+        self.model: type[Model] | None = source.model
         fields = {"holder": holder, "state": state, "version": version, "time": time}
         self.rules = Rules.declare(source, fields, pending, final, stale_after)
         self.name = name or f"{source.name}.{self.rules.fields.state}"
@@ -91,11 +92,6 @@ class DocumentLock(Generic[D]):
 
     def __repr__(self) -> str:
         return f"<DocumentLock {self.name!r}>"
-
-    @property
-    def model(self) -> type[Model] | None:
-        """Its model; None for a collection."""
-        return self._source.model
 
     @property
     def alias(self) -> str | None:
@@ -195,7 +191,7 @@ class DocumentLock(Generic[D]):
     force_release, aforce_release = twins(_force_release)
 
     def _clear_stale(
-        self, ids: Iterable[Any] | None = None, *, batch: int = sweep.SWEEP_BATCH, **which: Unpack[Which]
+        self, ids: Iterable[Any] | None = None, *, batch: int = BATCH, **which: Unpack[Which]
     ) -> Steps[Swept]:
         """Set stale documents to the failed state that belongs to their work, for a retry job, and release them. What
         their holders write afterwards, if they still live, is refused.

@@ -28,9 +28,8 @@ from ..exceptions import (
     LockMisused,
 )
 from .acquiring import Context, put_back
-from .commands import Refusal, read_one, write_one
 from .snapshot import read_snapshot
-from .updates import Own, releasing
+from .updates import Own, Refusal, read_one, releasing, token_of, write_one
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -232,7 +231,7 @@ class HeldDocument(Block, Generic[D]):
         own, rules, unanswered = self._own, self._context.rules, list[BaseException]()
         if own.sent >= LAST_VERSION - 1:
             raise DocumentDamaged(self._context.name, self.id, "its version is too large")
-        token = own.mark.at(own.sent + 1) if ends is None else own.last_token()
+        token = token_of(own.writer, own.sent + 1) if ends is None else own.last_token()
         values = changes if ends is None else {**changes, **releasing(rules, ends, token)}
         statement, in_doubt = own.writing(rules, values, token, renew=renew), own.in_doubt
         own.sent += 1  # it may have been done from now on

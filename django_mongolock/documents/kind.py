@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from bson import ObjectId
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from pymongo.collection import Collection
 
 from ..backends.courier import send
 from ..backends.field_paths import Document
-from ..conf import get_settings
+from ..backends.mongo import database_settings
+from ..conf import get_settings, missing_app
 from ..exceptions import LockBackendFailed
 from ..inspection.check_messages import error, warning
 from ..inspection.kinds import Choice, Counts, LockKind, Swept
-from ..inspection.server_facts import DOCUMENT_RIGHTS, missing_rights
+from ..inspection.server import DOCUMENT_RIGHTS, missing_rights
 from ..inspection.snapshot import State
 from . import sweep
+from .acquiring import BATCH
 from .document_lock import DocumentLock, declared
 from .snapshot import DocumentSnapshot
+
+#: How many documents are counted.
+MAX_COUNTED: Final = 1_000
 
 
 class DocumentKind:
@@ -62,15 +67,14 @@ class DocumentKind:
         return ids
 
     def counts(self) -> Counts:
-        return self._lock._run(sweep.counts(self._lock.context(), self.name))
+        found = self.rows(Choice(), MAX_COUNTED)
+        states = Counter(row.state for row in found)
+        held, stale, damaged = (states[each] for each in (State.HELD, State.STALE, State.DAMAGED))
+        longest = max((row.seconds for row in found), default=0.0)
+        return Counts(self.name, held, stale, damaged, longest, more=len(found) >= MAX_COUNTED)
 
-    def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = sweep.SWEEP_BATCH) -> Iterator[Swept]:
-        if not dry_run:
-            yield self._lock._run(sweep.sweep(self._lock.context(), choice, batch))
-            return
-        stale = self.rows(replace(choice, state="stale"))
-        damaged = self.rows(Choice("damaged")) if choice.owner is None else []
-        yield Swept(stale, found=len(stale), damaged=damaged)
+    def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = BATCH) -> Iterator[Swept]:
+        yield self._lock._run(sweep.sweep(self._lock.context(), choice, batch, dry_run=dry_run))
 
     def force(self, shown: Iterable[DocumentSnapshot], *, by: str, reason: str) -> list[DocumentSnapshot]:
         return self._lock.force_release(shown, by=by, reason=reason)
@@ -106,3 +110,20 @@ class DocumentKind:
 def kinds(using: str | None = None) -> list[LockKind]:
     """Return the kinds of the declared document locks: of all, or of those in this database."""
     return [DocumentKind(lock) for lock in declared() if using in (None, lock.alias)]
+
+
+@register()
+def check_document_places(**kwargs: Any) -> list[CheckMessage]:
+    """Check that the models of the declared document locks are in MongoDB, which a router decides late."""
+    if not declared():
+        return []
+    found = missing_app("django_mongolock.documents", f"The document lock {declared()[0].name!r}")
+    for lock in declared():
+        try:
+            if lock.alias is not None:
+                database_settings(lock.alias)
+        except ImproperlyConfigured as problem:
+            message = f"The document lock {lock.name!r} is declared on a model that is not in MongoDB: {problem}."
+            cure = "Have a router send the model to MongoDB, or name the alias by using=."
+            found.append(error("E016", message, cure))
+    return found

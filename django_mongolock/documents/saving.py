@@ -8,8 +8,7 @@ from typing import Any
 
 from django.db.models import Model
 
-from ..versions.checking import conflict, is_version_field, version_read
-from ..versions.hooks import FromSave
+from ..versions.checking import FromSave, conflict, is_version_field, version_read
 from .held_document import HeldDocument, Holder
 from .rules import Rules
 

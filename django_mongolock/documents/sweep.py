@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -12,38 +11,27 @@ from pymongo.collection import Collection
 from ..backends.courier import Steps, send
 from ..backends.field_paths import Document, get_path
 from ..engine.logs import WARNING, log
-from ..inspection.kinds import Choice, Counts, Swept
+from ..inspection.kinds import Choice, Swept
 from ..inspection.snapshot import State
-from .acquiring import Context
-from .commands import Written, read_some, write_many
+from . import updates
+from .acquiring import BATCH, Context, in_batches
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot
-from .updates import Statement, is_held, is_stale, is_taken, is_undated, is_whole, new_mark, taking_away
+from .updates import Statement, Written
 
 #: What can be asked for.
 STATES: Final = ("all", "held", "stale", "damaged")
-#: How many documents one update releases.
-SWEEP_BATCH: Final = 500
-#: How many documents are counted.
-MAX_COUNTED: Final = 1_000
 
 
 def query(rules: Rules, choice: Choice) -> Document:
     """Return which documents are meant, as MongoDB takes it."""
-    fields, whole = rules.fields, is_whole(rules.fields)
-    conditions: dict[str, Document] = {
-        "all": {"$and": [whole, is_taken(rules)]},
-        "held": {"$and": [whole, is_held(rules)]},
-        "stale": stale(rules, choice),
-        "undated": {"$and": [whole, is_undated(rules)]},
-        "damaged": {"$not": [whole]},
-    }
+    fields = rules.fields
     # The plain condition is what an index narrows; the expression is what decides. Beside the pending states, only what
     # has a time can be held: an index of state and time leads to those among many free ones.
     pending = {fields.state: {"$in": list(rules.pending)}}
     others = {fields.state: {"$nin": [*rules.pending, *rules.ended]}, fields.time: {"$type": "date"}}
     narrowed = pending if choice.state in ("undated", "damaged") else {"$or": [pending, others]}
-    found: Document = {**narrowed, "$expr": conditions[choice.state]}
+    found: Document = {**narrowed, "$expr": condition(rules, choice)}
     if choice.owner is not None:
         found[fields.holder] = {"$eq": choice.owner}
     if choice.ids is not None:
@@ -51,9 +39,17 @@ def query(rules: Rules, choice: Choice) -> Document:
     return found
 
 
-def stale(rules: Rules, choice: Choice) -> Document:
-    """They can be judged, and are stale."""
-    return {"$and": [is_whole(rules.fields), is_taken(rules), is_stale(rules, choice.older_than)]}
+def condition(rules: Rules, choice: Choice) -> Document:
+    """Return what the server decides by: whether a document can be judged, and is in that state."""
+    whole = updates.is_whole(rules.fields)
+    states: dict[str, list[Document]] = {
+        "all": [whole, updates.is_taken(rules)],
+        "held": [whole, updates.is_held(rules)],
+        "stale": [whole, updates.is_taken(rules), updates.is_stale(rules, choice.older_than)],
+        "undated": [whole, updates.is_undated(rules)],
+        "damaged": [{"$not": [whole]}],
+    }
+    return {"$and": states[choice.state]}
 
 
 def find(context: Context, choice: Choice, limit: int = 0) -> Steps[list[DocumentSnapshot]]:
@@ -76,29 +72,30 @@ def find(context: Context, choice: Choice, limit: int = 0) -> Steps[list[Documen
     return [read_snapshot(rules, document) for document in documents]
 
 
-def sweep(context: Context, choice: Choice, batch: int = SWEEP_BATCH) -> Steps[Swept]:
-    """Set stale documents to the failed state of their work, and empty the holder's field.
+def sweep(context: Context, choice: Choice, batch: int = BATCH, *, dry_run: bool = False) -> Steps[Swept]:
+    """Set stale documents to the failed state of their work, and empty the holder's field; or only find them.
 
     One that MongoDB refuses to write stops no other: it is among the damaged ones.
     """
-    rules, swept = context.rules, Swept()
-    found = yield from find(context, replace(choice, state="stale"))
+    rules, swept, choice = context.rules, Swept(), replace(choice, state="stale")
+    found = yield from find(context, choice)
     swept.found = len(found)
     if choice.owner is None:
         swept.damaged = yield from find(context, replace(choice, state="damaged"))
-    for start in range(0, len(found), batch):
-        some = found[start : start + batch]
-        done, written = yield from _take(context, some, stale(rules, choice), exact=True)
+    if dry_run:
+        swept.cleared = found
+        return swept
+    for some in in_batches(found, batch):
+        done, written = yield from _take(context, some, condition(rules, choice), exact=True)
         # One that was acquired again in the same moment is counted, but not found any more.
         swept.count += max(written.matched, len(done))
         swept.cleared += done
         swept.damaged += _refused(some, written)
-    undated = yield from find(context, replace(choice, state="undated"))
-    for start in range(0, len(undated), batch):
-        some = undated[start : start + batch]
+    undated = replace(choice, state="undated")
+    for some in in_batches((yield from find(context, undated)), batch):
         update = {"$currentDate": {rules.fields.time: True}}
-        statements = [Statement(rules.fields.key, each.id, is_undated(rules), update) for each in some]
-        written = yield from send(write_many(statements))
+        statements = [Statement(rules.fields.key, each.id, condition(rules, undated), update) for each in some]
+        written = yield from send(updates.write_many(statements))
         swept.dated += written.matched
         swept.damaged += _refused(some, written)
     return swept
@@ -110,10 +107,8 @@ def force(
     """Release these documents, if they still have the holders and states that were shown; return those that were
     released."""
     taken: list[DocumentSnapshot] = []
-    meant = [each for each in shown if each.holder]
-    for start in range(0, len(meant), SWEEP_BATCH):
-        some = meant[start : start + SWEEP_BATCH]
-        done, written = yield from _take(context, some, is_taken(context.rules), exact=False)
+    for some in in_batches([each for each in shown if each.holder], BATCH):
+        done, written = yield from _take(context, some, updates.is_taken(context.rules), exact=False)
         for id_, refusal in written.refused.items():
             log(WARNING, "document not released", document=id_, lock=name, error=refusal)
         taken += done
@@ -126,29 +121,20 @@ def _take(
     context: Context, some: Sequence[DocumentSnapshot], condition: Document, *, exact: bool
 ) -> Steps[tuple[list[DocumentSnapshot], Written]]:
     """Release documents; return them as they are then, and what MongoDB said."""
-    rules, mark = context.rules, new_mark()
+    rules, writer = context.rules, updates.new_writer()
     written: Written = yield from send(
-        write_many([taking_away(rules, mark, condition, each, exact=exact) for each in some])
+        updates.write_many([updates.taking_away(rules, writer, condition, each, exact=exact) for each in some])
     )
     # One whose answer was lost is known by its token; what was released cannot match a second time.
-    found: dict[Any, Document] = yield from send(read_some(rules.fields, [each.id for each in some]))
+    found: dict[Any, Document] = yield from send(updates.read_some(rules.fields, [each.id for each in some]))
     tokens = {id_: get_path(document, rules.fields.token) for id_, document in found.items()}
-    done = [each for each in some if tokens.get(each.id) == mark.at(each.version + 1)]
+    done = [each for each in some if tokens.get(each.id) == updates.token_of(writer, each.version + 1)]
     return [replace(each, version=read_snapshot(rules, found[each.id]).version) for each in done], written
 
 
 def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[DocumentSnapshot]:
     by_id = {each.id: each for each in some}
     return [replace(by_id[id_], state=State.DAMAGED, damage=str(refusal)) for id_, refusal in written.refused.items()]
-
-
-def counts(context: Context, name: str) -> Steps[Counts]:
-    """Count the documents of a lock, up to a bound."""
-    found = yield from find(context, Choice(), MAX_COUNTED)
-    states = Counter(each.state for each in found)
-    longest = max((each.seconds for each in found), default=0.0)
-    held, stale_ones, damaged = (states[each] for each in (State.HELD, State.STALE, State.DAMAGED))
-    return Counts(name, held, stale_ones, damaged, longest, more=len(found) >= MAX_COUNTED)
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:

@@ -1,4 +1,4 @@
-"""The conditions and the updates of document locks, as MongoDB takes them. Nothing is sent here.
+"""The conditions, updates and commands of document locks, as MongoDB takes them. Nothing is sent here.
 
 Every update is one of operators, not a pipeline: so the changes of a caller mean what MongoDB's own `$set` means. A
 pipeline reads the paths of arrays differently.
@@ -8,35 +8,36 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+from pymongo import ReturnDocument, UpdateOne
+from pymongo.collection import Collection
+from pymongo.errors import BulkWriteError, OperationFailure, WriteConcernError
+
+from ..backends.courier import Command
 from ..backends.field_paths import Document, has, is_type, is_version, literal, version_of
 from ..engine.protocol.processes import this_process
+from ..engine.store.errors import is_refusal
 from .rules import Fields, Rules
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Who writes: one acquisition, sweep or release, by a process.
+def new_writer() -> str:
+    """Return a name for who writes: one acquisition, sweep or release, by this process.
 
-    What it leaves in a document, its token, also has the version that it left the document in. So one look at token and
-    version tells whether a write was done, and whether somebody else has written since.
+    No other process has it, nor a forked child, nor a copy of a machine that was cloned while it ran: make it when it
+    is sent.
     """
-
-    id: str
-    process: str
-
-    def at(self, version: int) -> str:
-        """Return the token of its write that leaves this version."""
-        return f"{self.id}:{version} {self.process}"
+    return f"{os.getpid()}.{secrets.token_hex(12)} {this_process()}"
 
 
-def new_mark() -> Mark:
-    """Return a mark that no other process has, nor a forked child, nor a copy of a machine that was cloned while it
-    ran: make it when it is sent."""
-    return Mark(f"{os.getpid()}.{secrets.token_hex(12)}", this_process())
+def token_of(writer: str, version: int) -> str:
+    """Return what a write leaves in a document, with the version that it leaves the document in.
+
+    So one look at token and version tells whether a write was done, and whether somebody else has written since.
+    """
+    return f"{version}:{writer}"
 
 
 def process_of(token: object) -> str:
@@ -121,7 +122,7 @@ def acquiring(rules: Rules, own: Own, request: Request, dead: str | None = None)
     if dead is not None:
         available = {"$or": [available, {"$and": [has(fields.holder, [own.owner]), has(fields.token, [dead])]}]}
     same = {"$eq": [version_of(fields.version), literal(request.version)]}
-    held = {fields.holder: own.owner, fields.state: request.pending, fields.token: own.mark.at(own.known)}
+    held = {fields.holder: own.owner, fields.state: request.pending, fields.token: token_of(own.writer, own.known)}
     update = raising(fields, request.version, {**request.changes, **held})
     update["$currentDate"] = {fields.time: True}
     return Statement(fields.key, request.id, {"$and": [is_whole(fields), same, available]}, update)
@@ -145,7 +146,7 @@ class Own:
 
     id: Any
     owner: str
-    mark: Mark
+    writer: str
     known: int
     sent: int
     failed: str
@@ -160,12 +161,12 @@ class Own:
     @property
     def tokens(self) -> list[str]:
         """What may stand in the document."""
-        return [self.mark.at(version) for version in range(self.known, self.sent + 1)]
+        return [token_of(self.writer, version) for version in range(self.known, self.sent + 1)]
 
     def is_as_left(self, fields: Fields) -> Document:
         """The flow holds the document, and nobody else has raised its version."""
         versions = range(self.known, self.sent + 1)
-        left = [{"$and": [has(fields.token, [self.mark.at(v)]), _is(fields.version, v)]} for v in versions]
+        left = [{"$and": [has(fields.token, [token_of(self.writer, v)]), _is(fields.version, v)]} for v in versions]
         return {"$and": [has(fields.holder, [self.owner]), is_version(fields.version), {"$or": left}]}
 
     def writing(self, rules: Rules, values: Mapping[str, Any], token: str, *, renew: bool = False) -> Statement:
@@ -179,7 +180,7 @@ class Own:
 
     def last_token(self) -> str:
         """Return the token of a write that ends the work: that of no holder."""
-        return new_mark().at(self.sent + 1)
+        return token_of(new_writer(), self.sent + 1)
 
     def failing(self, rules: Rules, token: str) -> Statement:
         """Release the document in its failed state, if the flow holds it, in whatever version."""
@@ -200,13 +201,100 @@ def releasing(rules: Rules, state: str | None, token: str) -> Document:
     return values if state is None else {**values, fields.state: state}
 
 
-def taking_away(rules: Rules, mark: Mark, condition: Document, seen: Any, *, exact: bool) -> Statement:
+def taking_away(rules: Rules, writer: str, condition: Document, seen: Any, *, exact: bool) -> Statement:
     """Release a document that has the holder and the state that were *seen*; exact: and the version."""
     fields, version = rules.fields, seen.version
     same = [_is(fields.holder, seen.holder), _is(fields.state, seen.work)]
     if exact or not version:
         same.append({"$eq": [version_of(fields.version), literal(version)]})
-    values = releasing(rules, seen.failed, mark.at(version + 1))
+    values = releasing(rules, seen.failed, token_of(writer, version + 1))
     return Statement(
         fields.key, seen.id, {"$and": [is_whole(fields), condition, *same]}, raising(fields, version, values)
     )
+
+
+#: What the server calls them, where it does not say so itself.
+_NAMES: Final = {11000: "DuplicateKey", 121: "DocumentValidationFailure", 28: "PathNotViable"}
+
+
+class Refusal(str):
+    """MongoDB does not write this document: its validator, a unique index, or a path of the changes that leads through
+    a value without fields. For people."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What came of several statements: how many found their document, and which were refused."""
+
+    matched: int
+    refused: dict[Any, Refusal]
+
+
+def refusal_of(error: OperationFailure) -> Refusal | None:
+    """Return what the server refused about one document; None for an error about anything else."""
+    if error.code is None or not is_refusal(error):
+        return None
+    name = (error.details or {}).get("codeName") or _NAMES.get(error.code, "not written")
+    return Refusal(f"MongoDB refused it (code {error.code}, {name})")
+
+
+def write_one(statement: Statement) -> Command:
+    """Make the command that updates a document, and returns it as it is then; None if the statement does not find it;
+    or a `Refusal`."""
+
+    def command(collection: Collection[Document]) -> Document | Refusal | None:
+        after = ReturnDocument.AFTER
+        try:
+            return collection.find_one_and_update(statement.query, statement.update, return_document=after)
+        except OperationFailure as error:
+            if (refusal := refusal_of(error)) is None:
+                raise
+            return refusal
+
+    return command
+
+
+def write_many(statements: Sequence[Statement]) -> Command:
+    """Make the command that updates many documents, each by its own statement: one that is refused stops no other."""
+
+    def command(collection: Collection[Document]) -> Written:
+        if not statements:
+            return Written(0, {})
+        updates = [UpdateOne(each.query, each.update) for each in statements]
+        try:
+            return Written(collection.bulk_write(updates, ordered=False).matched_count, {})
+        except BulkWriteError as error:
+            return _read(error, statements)
+
+    return command
+
+
+def _read(error: BulkWriteError, statements: Sequence[Statement]) -> Written:
+    """Return what was refused about documents. Raises the driver's error for anything else."""
+    details = error.details or {}
+    refused: dict[Any, Refusal] = {}
+    for each in details.get("writeErrors", ()):
+        single = OperationFailure(each.get("errmsg", ""), each.get("code"), each)
+        if (refusal := refusal_of(single)) is None:
+            raise single from error
+        refused[statements[each["index"]].id] = refusal
+    for each in details.get("writeConcernErrors", ()):
+        raise WriteConcernError(each.get("errmsg", ""), each.get("code"), each) from error
+    return Written(details.get("nMatched", 0), refused)
+
+
+def read_some(fields: Fields, ids: Sequence[Any]) -> Command:
+    """Make the command that reads documents by their ids, as far as their locks need it."""
+
+    def command(collection: Collection[Document]) -> dict[Any, Document]:
+        found = collection.find({fields.key: {"$in": list(ids)}}, fields.projection())
+        return {document[fields.key]: document for document in found}
+
+    return command
+
+
+def read_one(fields: Fields, id_: Any) -> Command:
+    """Make the command that reads a document; None if there is none."""
+    return lambda collection: collection.find_one({fields.key: {"$eq": id_}})

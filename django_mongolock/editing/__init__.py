@@ -4,8 +4,7 @@ Use `django_mongolock.admin.EditLockMixin` in the admin, `EditLockViewMixin` in 
 functions. `EditLock` is the lock itself.
 """
 
-from .edit_lock import EditLock, edit_key
-from .edit_lock_status import EditLockStatus, Editor, Person
+from .edit_lock import EditLock, EditLockStatus, Editor, Person, edit_key
 from .page import Editing
 from .views import EditLockViewMixin
 

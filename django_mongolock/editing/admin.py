@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,11 +21,16 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..conf import missing_app
+from ..backends.base import mongo_store
+from ..conf import get_settings, missing_app
+from ..engine.text_checks import check_key
+from ..exceptions import LockBackendFailed, printable
+from ..inspection import display, queries
+from ..inspection.snapshot import LockSnapshot, State
 from ..versions.admin import SealedPages
 from ..versions.seal import Fields, keep_what_no_page_shows
 from . import texts
-from .listing import EDITOR, note_editors
+from .edit_lock import edit_key
 from .page import Editing, gone
 from .page_request import ACTION, SEAL
 
@@ -38,6 +43,10 @@ else:
 
 #: Where a request keeps its `Editing`.
 _EDITING: Final = "_mongolock_editing"
+#: How long a list waits for MongoDB, in seconds: it is of use without the column of the editors.
+_LIST_TIMEOUT: Final = 2.0
+#: Where an object of a list keeps the text of that column.
+_EDITOR: Final = "_mongolock_editor"
 _TEMPLATE: Final = "django_mongolock/editing/change_form.html"
 
 
@@ -114,7 +123,9 @@ class EditLockMixin(SealedPages, ModelAdmin):
         editing = Editing(request, f"{self.opts.label_lower}:new")
         editing.deleted = True
         if request.POST[SEAL]:
-            editing.refusals.append(texts.deleted())
+            editing.refusals.append(
+                _("Not saved: this was deleted while you were editing it. Save again to create it again.")
+            )
         setattr(request, _EDITING, editing)
         return True
 
@@ -195,13 +206,13 @@ class EditLockMixin(SealedPages, ModelAdmin):
         """Read who is editing the objects of this page of the list."""
         changes = super().get_changelist_instance(request)
         if "edited_by" in changes.list_display:
-            note_editors(changes.result_list)
+            _note_editors(changes.result_list)
         return changes
 
     @admin.display(description=gettext_lazy("being edited by"))
     def edited_by(self, obj: Model) -> str:
         """Return who is editing the object of a row, and since when."""
-        return getattr(obj, EDITOR, "–")
+        return getattr(obj, _EDITOR, "–")
 
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         """Delete under the lock: what someone else is editing is not deleted."""
@@ -294,3 +305,22 @@ def _keeping(form: Any, editing: Editing | None, *, row: bool = False) -> Any:
 
     Keeping.__name__ = form.__name__
     return Keeping
+
+
+def _note_editors(objects: Iterable[Model]) -> None:
+    """Give each object of a list the text that says who is editing it: one read for all."""
+    by_key = {check_key(edit_key(obj), get_settings().KEY_PREFIX): obj for obj in objects}
+    query = {"_id": {"$in": list(by_key)}, "expires_at": {"$ne": None}}
+    try:
+        found = queries.snapshots(mongo_store(), query, holders=1, timeout=_LIST_TIMEOUT)
+        texts = {lock.key: _editor(lock) for lock in found if lock.state is State.HELD}
+    except LockBackendFailed:
+        texts = dict.fromkeys(by_key, "?")
+    for key, obj in by_key.items():
+        setattr(obj, _EDITOR, texts.get(key, "–"))
+
+
+def _editor(lock: LockSnapshot) -> str:
+    (holder, *_others) = lock.holders
+    name = printable(holder.user or "") or _("someone else")
+    return f"{name} · {display.ago(holder.acquired_at, lock.now)}" if holder.acquired_at else name

@@ -12,7 +12,7 @@ from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.checks import CheckMessage, register
 from django.utils.module_loading import import_string
 
-from ..checks.project import has_wrong_settings
+from ..checks import has_wrong_settings
 from ..conf import NAME, LockSettings, get_settings
 from ..inspection.check_messages import error, warning
 from .admin import EditLockMixin

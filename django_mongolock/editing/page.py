@@ -12,6 +12,7 @@ from django.db import DatabaseError, transaction
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.utils.text import capfirst
+from django.utils.translation import gettext as _
 
 from ..conf import get_settings
 from ..context import view_name
@@ -32,8 +33,7 @@ from ..versions.seal import (
     unseal,
 )
 from . import texts
-from .edit_lock import EditLock, edit_key
-from .edit_lock_status import EditLockStatus
+from .edit_lock import EditLock, EditLockStatus, edit_key
 from .page_request import ACTION, FORMER, PageRequest
 
 R = TypeVar("R")
@@ -179,7 +179,10 @@ class Editing:
             return
         form.conflict = self.conflict
         self.show_stored(form, stored)
-        for text in (*self.refusals, *([texts.choose_again()] if form.files else ())):
+        said = [*self.refusals]
+        if form.files:
+            said.append(_("Choose the file again: a browser does not send it twice."))
+        for text in said:
             form.add_error(None, ValidationError(text, code="edit_lock"))
 
     def show_stored(self, form: Any, stored: Model) -> None:
@@ -222,7 +225,10 @@ class Editing:
         if self.held and self.page.takes:
             answer["tab"] = self.lock.tab
             if obj is not None and not is_unchanged(self._had, [(obj, fields), *rows]):
-                answer["text"] = texts.changed_meanwhile()
+                answer["text"] = _(
+                    "You can edit this again, but it was changed meanwhile: when you save, you will see what was "
+                    "changed."
+                )
         return _json(answer)
 
     def gone(self) -> HttpResponse:
@@ -295,7 +301,8 @@ class Editing:
 
 def gone() -> HttpResponse:
     """Return the answer to the page's script when there is nothing to edit any more, or no right to."""
-    return _json({"state": "gone", "text": texts.gone(), "detail": ""})
+    text = _("This cannot be edited any more: it was deleted, or you may not change it. What you typed is still here.")
+    return _json({"state": "gone", "text": text, "detail": ""})
 
 
 def _json(answer: dict[str, Any]) -> HttpResponse:

@@ -9,8 +9,7 @@ from django.http import HttpRequest
 from ..conf import get_settings
 from ..context import check_encoding, own_address
 from ..owners import OWNER_KEY, session_owner
-from .edit_lock import new_tab
-from .edit_lock_status import Person
+from .edit_lock import Person, new_tab
 
 #: The parameters of the page's own address: what its script asks for, and the tab that this page replaces.
 ACTION: Final = "edit-lock"

@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 
 from ..conf import get_settings
 from ..inspection import display
-from .edit_lock_status import EditLockStatus, Editor
+from .edit_lock import EditLockStatus, Editor
 
 #: A state is shown by a word and a shape; colour only adds to them.
 SHAPES: Final = {"mine": "●", "busy": "◆", "free": "○", "idle": "○", "gone": "▲", "away": "▲", "refused": "▲"}
@@ -26,7 +26,7 @@ def who(editor: Editor | None) -> str:
 def state(status: EditLockStatus, *, had: bool = False) -> str:
     """Say in one sentence or two who is editing. had: this tab had the lock before."""
     if status.problem:
-        return away()
+        return _away()
     if status.held:
         return _("You are editing this. Until you save or leave, others can read it, but not change it.")
     if status.editor is None or status.is_mine:
@@ -43,7 +43,7 @@ def _free(*, had: bool) -> str:
     return _("It is free now: no one is editing this any more.")
 
 
-def away() -> str:
+def _away() -> str:
     """Say that MongoDB does not answer."""
     if get_settings().EDIT_FAIL_CLOSED:
         return _("We cannot check at the moment whether someone else is editing this. Until we can, nothing is saved.")
@@ -57,11 +57,6 @@ def idle() -> str:
     """Say that the lock was released because nothing was typed."""
     time = display.duration(get_settings().EDIT_IDLE or 0)
     return _("Nothing was typed for %s, so others may edit this now. What you typed is still here.") % time
-
-
-def gone() -> str:
-    """Say that there is nothing to edit any more."""
-    return _("This cannot be edited any more: it was deleted, or you may not change it. What you typed is still here.")
 
 
 def detail(status: EditLockStatus) -> str:
@@ -91,18 +86,3 @@ def lost(status: EditLockStatus) -> str:
     if status.problem:
         return _("Not saved: we cannot check at the moment whether someone else is editing this. Try again shortly.")
     return _("Not saved: this is now being edited by %s. What you typed is still here.") % who(status.editor)
-
-
-def choose_again() -> str:
-    """Say that no page can keep a file."""
-    return _("Choose the file again: a browser does not send it twice.")
-
-
-def deleted() -> str:
-    """Say that it was not saved because it was deleted."""
-    return _("Not saved: this was deleted while you were editing it. Save again to create it again.")
-
-
-def changed_meanwhile() -> str:
-    """Say that the page shows an older version than the one that is stored."""
-    return _("You can edit this again, but it was changed meanwhile: when you save, you will see what was changed.")

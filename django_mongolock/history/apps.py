@@ -7,11 +7,18 @@ class HistoryConfig(AppConfig):
 
     name = "django_mongolock.history"
     label = "mongolock_history"
-    verbose_name = _("lock events")
+    verbose_name = _("Lock history")
+    default_auto_field = "django_mongodb_backend.fields.ObjectIdAutoField"
 
     def ready(self) -> None:
         from ..backends.mongo import observers
+        from ..inspection.past import pasts
+        from ..router import LABELS
+        from . import checks  # noqa: F401 - they register themselves
+        from .past import HistoryPast
         from .writer import observe
 
+        LABELS.add(self.label)
         if observe not in observers:
             observers.append(observe)
+            pasts.append(HistoryPast())

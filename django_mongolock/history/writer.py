@@ -22,6 +22,7 @@ from pymongo import IndexModel, WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
+from ..conf import LockSettings
 from ..engine import clock
 from ..engine.logs import WARNING, log, log_exception
 from ..engine.session.grant import Grant
@@ -29,7 +30,8 @@ from ..engine.session.notifications import Observer
 from ..engine.session.worker_threads import WorkerThreads
 from ..engine.store.capped import make_capped
 from ..engine.store.mongo import MongoStore
-from ..inspection.happened import FACTS, Happened
+from ..inspection.operations import FACTS
+from .events import Happened
 
 Document = dict[str, Any]
 
@@ -57,7 +59,7 @@ class EventNote:
     """An event before it is written. at: when, by the server's clock, if known; moment: by this machine's clock."""
 
     key: str
-    what: Happened
+    what: str
     moment: float
     at: datetime | None
     entry: Mapping[str, Any]
@@ -68,7 +70,7 @@ class EventNote:
         at = self.at or server_time - timedelta(seconds=now - self.moment)
         facts = {name: self.entry.get(name) for name in FACTS} | dict(self.facts)
         known = {name: value for name, value in facts.items() if value is not None and value != ""}
-        return {"_id": id_, "at": at, "key": self.key, "event": self.what.value, **known}
+        return {"_id": id_, "at": at, "key": self.key, "event": str(self.what), **known}
 
 
 class History:
@@ -113,10 +115,11 @@ class History:
             facts["reason"] = grant.reporting.held_by
         self.note(grant.key, what, grant.acquisition.entry, at=at, **facts)
 
-    def note(
-        self, key: str, what: Happened, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any
-    ) -> None:
-        """Note what happened to *key*, and to the holder with that *entry*. Waits for nothing, raises nothing."""
+    def note(self, key: str, what: str, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
+        """Note what happened to *key*, and to the holder with that *entry*. Waits for nothing, raises nothing.
+
+        what: a value of `Happened`.
+        """
         if self._closed or self._notes.qsize() >= MAX_NOTES:
             self._lost += 1
             return
@@ -191,12 +194,18 @@ class History:
         _insert(collection, [note.document(id_, now, server_time) for id_, note in batch.items()])
 
 
-def observe(store: MongoStore) -> Observer | None:
+def observe(store: MongoStore, settings: LockSettings) -> Observer | None:
     """Have the history of a store written, if one is wanted: return what observes its sessions."""
-    if not (size := store.config.history):
+    if not settings.HISTORY:
         return None
-    store.history = history = History(lambda: store.events, size)
+    store.history = history = History(lambda: events_of(store), settings.HISTORY * 1_000_000)
     return history.observe
+
+
+def events_of(store: MongoStore) -> Collection[Document]:
+    """Return the collection of the history, beside that of the locks."""
+    name = f"{store.config.collection}_history"
+    return store.collection.database.get_collection(name, codec_options=store.collection.codec_options)
 
 
 def _insert(collection: Collection[Document], documents: list[Document]) -> None:

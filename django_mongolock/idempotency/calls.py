@@ -15,10 +15,9 @@ from ..backends.base import get_backend
 from ..backends.courier import Courier, send
 from ..backends.transactions import open_transactions
 from ..conf import LockSettings, get_settings
-from ..decorator.atomic_requests import atomic, deferred_aliases, first_after_commit
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
 from ..decorator.policies import SKIPPED, CallFacts, Kind, Policy, Respond, Retry, Unlocked, candidates
-from ..decorator.responses import HttpRefusal, RequestRefused, seconds_until
+from ..decorator.views import HttpRefusal, RequestRefused, atomic, deferred_aliases, first_after_commit, seconds_until
 from ..engine.lock.commit_hooks import out_of_commit_hook
 from ..engine.lock.lock import MongoLock
 from ..engine.logs import WARNING, log

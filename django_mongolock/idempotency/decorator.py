@@ -9,7 +9,9 @@ from functools import partial
 from typing import Any, Final, Never, TypeVar
 
 from asgiref.sync import iscoroutinefunction
+from django.core.checks import CheckMessage, register
 
+from ..conf import missing_app
 from ..decorator.calls import LockPlan
 from ..decorator.mongo_locked import decorate
 from ..decorator.policies import find_request
@@ -84,3 +86,9 @@ def _decorate(plan: LockPlan, kind_of_call: Any, function: Any) -> Any:
     if hasattr(getattr(function, "cls", function), "authentication_classes"):
         raise TypeError("put @idempotent below @api_view, or on the methods of the class: around it, users are unknown")
     return decorate(plan, function, kind_of_call)
+
+
+@register()
+def check_installed(**kwargs: Any) -> list[CheckMessage]:
+    """Check that the app is in INSTALLED_APPS, as something has imported it: it removes what is kept too long."""
+    return missing_app("django_mongolock.idempotency", "@idempotent")

@@ -16,25 +16,15 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..context import BROWSER, CLAIMED
 from ..engine.rule.document import UNLIMITED
-from .happened import Happened
 from .snapshot import LockSnapshot, Party, State
 
-#: A state or an event is shown by word and by shape; colour only comes on top.
+#: A state is shown by word and by shape; colour only comes on top.
 STATES: Final = {
     State.HELD: ("●", gettext_lazy("held")),
     State.KEPT: ("◇", gettext_lazy("kept")),
     State.STALE: ("◐", gettext_lazy("stale")),
     State.FREE: ("○", gettext_lazy("free")),
     State.DAMAGED: ("▲", gettext_lazy("damaged")),
-}
-EVENTS: Final = {
-    Happened.GRANTED: ("●", gettext_lazy("granted")),
-    Happened.RELEASED: ("○", gettext_lazy("released")),
-    Happened.LOST: ("◐", gettext_lazy("lost")),
-    Happened.DEADLOCK: ("▲", gettext_lazy("deadlock")),
-    Happened.ASKED: ("?", gettext_lazy("asked to release")),
-    Happened.FORCED: ("✕", gettext_lazy("release forced")),
-    Happened.CLEARED: ("◌", gettext_lazy("cleared")),
 }
 
 #: A browser takes a path of dots for another path. Django's `quote` never makes these out of a key.
@@ -45,15 +35,6 @@ def state_badge(state: State) -> SafeString:
     """The state of a lock, as HTML."""
     shape, word = STATES[state]
     return badge(f"mongolock-state mongolock-{state.value}", shape, word)
-
-
-def event_badge(event: str | None) -> SafeString:
-    """What happened, as HTML."""
-    known = next((each for each in Happened if each.value == event), None)
-    if known is None:
-        return format_html("{}", event or "?")
-    shape, word = EVENTS[known]
-    return badge(f"mongolock-event mongolock-event-{known.value}", shape, word)
 
 
 def badge(css: str, shape: str, word: object) -> SafeString:

@@ -22,8 +22,7 @@ from .kinds import Choice, Counts, Row, Swept
 from .overview import Overview, overview
 from .patterns import starting
 from .queries import chosen
-from .server_facts import inspect_server
-from .server_rules import server_rules
+from .server import inspect_server, server_rules
 from .snapshot import LockSnapshot, Party, State
 from .verdict import WORDS, Judged, judge, judge_all
 

@@ -24,12 +24,13 @@ from ..engine.store.indexes import purged
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
-from .happened import FACTS, Happened
 from .kinds import Choice
 from .queries import LEASED, bounded_entries, chosen
 
 Document = dict[str, Any]
 
+#: What is noted of a holder.
+FACTS: Final = ("mode", "owner", "label", "place", "user", "host", "pid", "thread")
 #: The fields of a holder that are read, for the log and the history.
 _REPORTED = {f"holders.{name}": 1 for name in ("grant", "session", "token", "acquired_at", *FACTS)}
 #: What is over of the documents of `indexes.purged`.
@@ -118,11 +119,11 @@ def force_release(
     taken = _holders(before, grants)
     for holder in taken:
         log(level, "release forced", key=key, token=holder.get("token"), by=by, reason=reason)
-        _note(store, key, Happened.FORCED, holder, before["now"], by=by, reason=reason)
+        _note(store, key, "forced", holder, before["now"], by=by, reason=reason)
     return [holder["grant"] for holder in taken]
 
 
-def _note(store: MongoStore, key: str, what: Happened, holder: Document, at: datetime, **facts: Any) -> None:
+def _note(store: MongoStore, key: str, what: str, holder: Document, at: datetime, **facts: Any) -> None:
     if store.history is not None:
         since = holder.get("acquired_at")
         held = Int64((at - since).total_seconds() * 1_000) if isinstance(since, datetime) else None
@@ -160,7 +161,7 @@ def ask_to_release(
     store.ring([Bell(str(holder.get("session")), holder["grant"]) for holder in asked])
     for holder in asked:
         log(INFO, "asked to release", key=key, token=holder.get("token"), by=by or name, reason=reason)
-        _note(store, key, Happened.ASKED, holder, document["now"], by=by or name, reason=reason)
+        _note(store, key, "asked", holder, document["now"], by=by or name, reason=reason)
     return len(asked)
 
 

@@ -1,18 +1,20 @@
 """All locks at one moment, for a page or a program to show: bounded, however many locks there are.
 
-One command, each part of it on an index, returns the few locks to be shown and sums: so these fit together.
+One command, each part of it on an index, returns the few locks to be shown and sums: so these fit together. Any
+document may be damaged: no expression here may raise, whatever it meets.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
-from ..engine.rule.deadlock import Cycle
+from ..engine.rule.deadlock import EARLIEST_END, Cycle
+from ..engine.rule.validity import IS_WHOLE
 from ..engine.store.mongo import MongoStore
-from .overview_pipelines import MAX_COUNTED, MAX_HELD_EXAMINED, overview_pipeline
 from .patterns import EVERY_KEY, KeyMatch
-from .queries import find_deadlocks
+from .queries import QUEUE, WAS_RELEASED, array, find_deadlocks, first, projection, waiting
 from .snapshot import Document, LockSnapshot, State, read_snapshot
 
 
@@ -109,3 +111,138 @@ def _sum(found: Document, name: str) -> int:
 def _ask(store: MongoStore, pipeline: list[Document], timeout: float) -> list[Document]:
     with store.bounded(timeout):
         return list(store.latest.aggregate(pipeline))
+
+
+#: Locks are counted up to this number.
+MAX_COUNTED: Final = 10_000
+#: How many held locks are examined for damage.
+MAX_HELD_EXAMINED: Final = 1_000
+#: How many of the locks that were used last are examined.
+MAX_RECENT_EXAMINED: Final = 500
+#: The length of each list.
+SHOWN: Final = 10
+#: How many holders and how many waiters of a lock are read.
+PARTIES: Final = 10
+#: How far back the recent activity goes.
+RECENT: Final = timedelta(minutes=5)
+
+
+def overview_pipeline(collection: str, match: KeyMatch) -> list[Document]:
+    """Everything in one command, and so at one moment: a document for each part, which has its name in `part`."""
+    parts = {
+        "held": _held(match),
+        "waits": _waits(match),
+        "stale": _stale(match),
+        "contended": _contended(match),
+        "recent": _recent(match),
+    }
+    first, *others = ([*stages, {"$addFields": {"part": part, "now": "$$NOW"}}] for part, stages in parts.items())
+    return [*first, *({"$unionWith": {"coll": collection, "pipeline": stages}} for stages in others)]
+
+
+def _held(match: KeyMatch) -> list[Document]:
+    """The held and the kept locks; those whose leases end first come first."""
+    at_work: Document = {"$match": {"kept": False}}
+    since: Document = {"$addFields": {"since": {"$min": "$holders.acquired_at"}}}
+    few: Document = {"$addFields": {"waiters": first("waiters", PARTIES)}}  # a long queue takes long to check
+    damaged: Document = {"_id": {"$type": "string"}, "$expr": {"$not": [IS_WHOLE]}}
+    return [
+        {"$match": {"expires_at": {"$gt": EARLIEST_END}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}, **match.query()}},
+        {"$sort": {"expires_at": 1}},
+        {"$limit": MAX_COUNTED + 1},
+        {"$addFields": {"kept": WAS_RELEASED}},
+        {
+            "$facet": {
+                "longest": [
+                    at_work,
+                    since,
+                    *_first({"since": 1}),
+                ],
+                "damaged": [{"$limit": MAX_HELD_EXAMINED}, few, {"$match": damaged}, {"$project": {"_id": 1}}],
+                "sums": [
+                    {"$group": {"_id": None, "n": {"$sum": 1}, "kept": {"$sum": {"$cond": ["$kept", 1, 0]}}}},
+                ],
+            }
+        },
+    ]
+
+
+def _stale(match: KeyMatch) -> list[Document]:
+    """The stale locks; those whose leases ended last come first."""
+    over: Document = {"expires_at": {"$gt": EARLIEST_END}, "$expr": {"$lte": ["$expires_at", "$$NOW"]}, **match.query()}
+    return [
+        {"$match": over},
+        {"$sort": {"expires_at": -1}},
+        {"$limit": MAX_COUNTED},
+        {"$match": {"$expr": {"$not": [WAS_RELEASED]}}},
+        {
+            "$facet": {
+                "latest": _first({"expires_at": -1}),
+                "sums": [{"$count": "n"}],
+            }
+        },
+    ]
+
+
+def _waits(match: KeyMatch) -> list[Document]:
+    """The locks with waiters: all of them, since each may matter."""
+    return [
+        {"$match": {"expires_at": {"$gt": EARLIEST_END}, "waiters.0": {"$exists": True}, **match.query()}},
+        {"$addFields": {"live": QUEUE}},
+        {"$match": {"live": {"$ne": []}}},
+        {
+            "$facet": {
+                "longest": [{"$addFields": {"asked": {"$min": "$live.since"}}}, *_first({"asked": 1})],
+                "entangled": _ENTANGLED,
+                "sums": [{"$group": _QUEUES}],
+            }
+        },
+    ]
+
+
+def _recent(match: KeyMatch) -> list[Document]:
+    """The locks that were used last. Use moves `purge_at`, but only once an hour."""
+    granted: Document = {"$max": [{"$max": "$holders.acquired_at"}, "$last_holder.acquired_at"]}
+    since: Document = {"$subtract": ["$$NOW", RECENT // timedelta(milliseconds=1)]}
+    return [
+        {"$sort": {"purge_at": -1}},
+        {"$limit": MAX_RECENT_EXAMINED},
+        {"$match": match.query()},
+        {"$addFields": {"granted_at": granted}},
+        {"$match": {"$expr": {"$gt": ["$granted_at", since]}}},
+        *_first({"granted_at": -1}),
+        _GATHER,
+    ]
+
+
+def _contended(match: KeyMatch) -> list[Document]:
+    """The most contended of all locks, found by an index."""
+    ours = {"_id": {"$type": "string", **match.query().get("_id", {})}}
+    return [{"$match": {"contended": {"$gt": 0}, **ours}}, *_first({"contended": -1}), _GATHER]
+
+
+def _first(order: Document) -> list[Document]:
+    """The first in this order."""
+    return [{"$sort": {**order, "_id": 1}}, {"$limit": SHOWN}, *projection(PARTIES, PARTIES)]
+
+
+_GATHER: Final[Document] = {"$group": {"_id": None, "locks": {"$push": "$$ROOT"}}}
+_QUEUES: Final[Document] = {"_id": None, "waited": {"$sum": 1}, "waiting": {"$sum": waiting("$live")}}
+#: A thread or task that waits, and holds a lock with waiters: without one there is no deadlock.
+_ENTANGLED: Final[list[Document]] = [
+    {
+        "$project": {
+            "entry": {
+                "$concatArrays": [
+                    {"$map": {"input": array("holders"), "in": {"worker": "$$this.worker", "holds": True}}},
+                    {"$map": {"input": "$live", "in": {"worker": "$$this.worker", "holds": False}}},
+                ]
+            }
+        }
+    },
+    {"$unwind": "$entry"},
+    {"$group": {"_id": "$entry.worker", "does": {"$addToSet": "$entry.holds"}}},
+    {"$match": {"_id": {"$type": "string", "$ne": ""}, "does": {"$size": 2}}},
+    {"$limit": 1},
+    {"$project": {"_id": 1}},
+]

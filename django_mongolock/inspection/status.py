@@ -1,19 +1,30 @@
-"""The locks and their server at one moment, and the problems that need a person."""
+"""The locks and their server at one moment, and the problems that need a person; the same as JSON, for monitoring.
+
+Moments are in ISO 8601, according to the server's clock.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
+
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
 
 from ..backends.base import mongo_store
 from ..conf import get_settings
+from ..exceptions import LockBackendFailed
 from .kinds import Counts, count_all, other_kinds
+from .named_locks import counts_of, party_as_json, row_of
 from .overview import Overview, overview
 from .patterns import starting
-from .server_facts import ServerFacts, known_server
+from .server import ServerFacts, known_server
+from .snapshot import COUNTERS, LockSnapshot
 from .verdict import Judged, Verdict, judge_all
 
 #: A wait of more than so many seconds is a problem.
@@ -105,3 +116,110 @@ def _of_server(facts: ServerFacts) -> Iterator[Problem]:
         yield Problem(Alarm.STANDALONE, 1)
     if facts.bells and not facts.new:
         yield Problem(Alarm.POLLING, 1)
+
+
+Json = dict[str, Any]
+
+
+def status_as_json(status: Status) -> Json:
+    """The locks, their server, and the problems."""
+    problems = [problem_as_json(each.alarm, each.amount, each.about) for each in status.problems]
+    kinds = [_counts(counts) for counts in (counts_of(status.locks), *status.documents)]
+    return {
+        "problems": problems,
+        **_overview(status.locks, status.judged),
+        "kinds": kinds,
+        "server": _server(status.server),
+    }
+
+
+def problem_as_json(alarm: str, amount: float, about: str) -> Json:
+    """A problem."""
+    return {"alarm": alarm, "amount": round(amount, 3), "about": about}
+
+
+def _overview(found: Overview, judged: Iterable[Judged]) -> Json:
+    rows = {each.lock.key: row_of(each.lock, each).as_json() for each in judged}
+    return {
+        "now": found.now.isoformat(),
+        "counts": {
+            "held": found.held,
+            "kept": found.kept,
+            "waited_for": found.waited,
+            "waiting": found.waiting,
+            "stale": found.stale,
+            "deadlocks": len(found.deadlocks),
+            "more_held": found.capped,
+            "looked_at": found.looked_at,
+        },
+        "longest_wait_seconds": round(found.longest_wait, 3),
+        "held": [rows[lock.key] for lock in found.longest_held],
+        "waited_for": [rows[lock.key] | {"waiters": _queue(lock)} for lock in found.waited_for],
+        "stale": [rows[lock.key] for lock in found.left_behind],
+        "contended": [_contended(lock) for lock in found.contended],
+        "deadlocks": [{"keys": cycle.keys, "cycle": str(cycle)} for cycle in found.deadlocks],
+    }
+
+
+def _server(found: ServerFacts) -> Json:
+    return {
+        "replica_set": found.set_name or None,
+        "members": found.members,
+        "primary": found.address or None,
+        "version": found.version or None,
+        "bells": not found.bells,
+        "problem": found.problem or None,
+    }
+
+
+def _queue(lock: LockSnapshot) -> list[Json]:
+    return [
+        party_as_json(waiter, waiter.since) | {"waited_seconds": _ago(waiter.since, lock.now), "behind": waiter.behind}
+        for waiter in lock.queue
+    ]
+
+
+def _contended(lock: LockSnapshot) -> Json:
+    return {"key": lock.key, "waiting": lock.waiting} | {name: getattr(lock, name) for name in COUNTERS}
+
+
+def _counts(counts: Counts) -> Json:
+    return {
+        "kind": counts.lock,
+        "held": counts.held,
+        "stale": counts.stale,
+        "damaged": counts.damaged,
+        "longest_held_seconds": _rounded(counts.longest),
+        "more": counts.more,
+        "error": counts.error or None,
+    }
+
+
+def _ago(value: datetime | None, now: datetime) -> float | None:
+    return None if value is None else _rounded((now - value).total_seconds())
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 3)
+
+
+PERMISSION: Final = "django_mongolock.view_lock_status"
+
+
+@never_cache
+@require_safe
+def lock_status(request: HttpRequest) -> HttpResponse:
+    """Report the status of the locks to a user with the permission ``django_mongolock.view_lock_status``.
+
+    The user is `request.user`, and need not be of the staff. 403: without the permission. 503: MongoDB does not answer.
+    Otherwise 200; "problems" lists what needs a person. The admin has this view at
+    ``admin:django_mongolock_lock_status``; you can route it elsewhere as well.
+    """
+    user = getattr(request, "user", None)
+    if user is None or not user.has_perm(PERMISSION):
+        return JsonResponse({"error": f"this needs the permission {PERMISSION}"}, status=403)
+    try:
+        return JsonResponse(status_as_json(current_status()))
+    except LockBackendFailed as error:
+        problems = [problem_as_json(Alarm.SERVER, 1, error.problem)]
+        return JsonResponse({"error": error.problem, "problems": problems}, status=503)

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from ..context import CLAIMED
 from ..engine.store.mongo import MongoStore
 from .display import ago, badge, duration, time_left
-from .event_queries import kind_of, usual_holds
+from .past import pasts
 from .snapshot import LockSnapshot, Party, State
 
 #: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
@@ -145,9 +145,14 @@ def verdict_badge(verdict: Verdict | None) -> SafeString | str:
 
 
 def judge_all(store: MongoStore, locks: Iterable[LockSnapshot], timeout: float = 5.0) -> Iterator[Judged]:
-    """Judge these locks, with what the history says is usual for keys of their kinds."""
-    usual = usual_holds(store, timeout)
+    """Judge these locks, with what is known to be usual for keys of their kinds."""
+    usual = pasts[-1].usual_holds(store, timeout)
     return (judge(lock, usual.get(kind_of(str(lock.key)))) for lock in locks)
+
+
+def kind_of(key: str) -> str:
+    """The kind of a key: what stands before its last part, such as "order:" of "order:5"; else the key itself."""
+    return key[: key.rindex(":") + 1] if ":" in key else key
 
 
 def judge(lock: LockSnapshot, usual: float | None = None) -> Judged:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from argparse import ArgumentTypeError
+import sys
+from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +14,7 @@ from textwrap import fill
 from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError, CommandParser, OutputWrapper
+from django.core.management.base import BaseCommand, CommandError, CommandParser, OutputWrapper
 
 from ..conf import get_settings
 from ..engine.text_checks import check_fact
@@ -22,10 +23,44 @@ from ..inspection.kinds import LockKind, Row, find_kind, kinds
 from ..inspection.named_locks import NamedLocks
 from ..inspection.patterns import KeyMatch, glob, starting
 from ..inspection.queries import ping
-from .plain_output import PlainCommand
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = 100 * 365 * 86_400
+
+
+class PlainOutput(OutputWrapper):
+    """A stream that shows control characters and direction marks by their codes. Only a style may add some."""
+
+    def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
+        super().write(printable(msg, keep="\n\t"), style_func, ending)
+
+
+class PlainCommand(BaseCommand):
+    """A command whose output and errors go through `PlainOutput`, and that exits with a code for the shell."""
+
+    #: The commands must work while something else in the project is broken; other commands report that.
+    requires_system_checks: list[str] = []  # noqa: RUF012 - as Django wants it
+    #: What the exit codes mean, for the help.
+    codes = ""
+    #: The exit code of the shell; `call_command` returns.
+    code = 0
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, epilog=self.codes, **kwargs)
+        if self.codes:
+            parser.formatter_class = RawDescriptionHelpFormatter
+        return parser
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        super().run_from_argv(argv)
+        if self.code:
+            sys.exit(self.code)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Replace each stream that Django sets, when the command is made and when it is called."""
+        if name in ("stdout", "stderr") and isinstance(value, OutputWrapper):
+            value = PlainOutput(value._out, value.ending)  # type: ignore[arg-type]
+        super().__setattr__(name, value)
 
 
 class LockCommand(PlainCommand):

@@ -1,17 +1,22 @@
-"""What the commands have in common that run a program: `run_locked` and `run_leader`."""
+"""What the commands have in common that run a program: `run_locked` and `run_leader`; and that program."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import threading
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
-from .lock_command import seconds
-from .plain_output import PlainCommand
+from .lock_command import PlainCommand, seconds
 
 
 class ProgramCommand(PlainCommand):
@@ -60,3 +65,134 @@ class ProgramCommand(PlainCommand):
             raise CommandError(str(error), returncode=2) from error
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
+
+
+_FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
+_ENDING: Final = (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGQUIT", None))
+#: Runs a program that is killed when its parent ends, however that was: Linux only. A child cannot ask for it itself
+#: between fork and exec, since this process has threads.
+_TIED: Final = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    try:
+        os.execvp(sys.argv[2], sys.argv[2:])
+    except OSError as error:
+        print(f"{sys.argv[2]!r} cannot be run: {error.strerror}", file=sys.stderr)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+"""
+
+
+class Held(Protocol):
+    """What a program needs of a lock, or of a leader's term."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def fencing_token(self) -> int: ...
+    @property
+    def held(self) -> bool: ...
+
+
+class Child:
+    """The program. It has its own process group, so that its child processes are stopped with it; except at a terminal,
+    which sends its signals to one group only.
+
+    grace: gives the seconds between SIGTERM and SIGKILL. tied: whether the program is killed when this process ends,
+    where that is possible, and what it has started when the program ends.
+    """
+
+    def __init__(self, command: list[str], grace: Callable[[], float], *, tied: bool = False) -> None:
+        self.command = command
+        self.grace = grace
+        self.tied = tied
+        self._is_at_terminal = sys.stdin is not None and sys.stdin.isatty()
+        self._process: subprocess.Popen[bytes] | None = None
+        #: Whether this process got a signal that ends programs.
+        self.was_asked_to_end = False
+        #: Held while the program is started, stopped or forgotten.
+        self._changing = threading.Lock()
+        self._early: list[int] = []
+
+    def run(self, lock: Held, ended: threading.Event) -> int:
+        """Run the program until it ends, and return its exit code as a shell would.
+
+        The program is stopped when *ended* is set. If the lock is not held any more, it does not begin.
+        """
+        environment = {
+            **os.environ,
+            "MONGOLOCK_KEY": lock.key,
+            "MONGOLOCK_FENCING_TOKEN": str(lock.fencing_token),
+        }
+        with self._forwarding():
+            with self._changing:
+                threading.Thread(target=self._stop_when, args=(ended,), daemon=True).start()
+                if not lock.held:
+                    return 1
+                self._process = self._start(environment)
+            while self._early:
+                self._send(self._early.pop(0))
+            code = self._process.wait()
+            with self._changing:  # a stop that has begun has its end first
+                if self.tied:
+                    self._send(signal.SIGKILL)
+                self._process = None
+        return 128 - code if code < 0 else code
+
+    def _start(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        command = self.command
+        if self.tied and sys.platform == "linux":
+            command = [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
+        group = None if self._is_at_terminal else 0
+        try:
+            return subprocess.Popen(command, env=environment, process_group=group)
+        except FileNotFoundError as error:
+            raise CommandError(f"the program {command[0]!r} does not exist", returncode=127) from error
+        except OSError as error:
+            raise CommandError(f"{command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
+
+    def _stop_when(self, ended: threading.Event) -> None:
+        """End the program and its child processes in time, when *ended* is set, unless it has ended by itself."""
+        ended.wait()
+        with self._changing:
+            if self._process is None:
+                return
+            self._send(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(self.grace())
+            self._send(signal.SIGKILL)
+
+    def _send(self, number: int) -> None:
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError, PermissionError):
+            if self._is_at_terminal:
+                self._process.send_signal(number)
+            else:
+                os.killpg(self._process.pid, number)
+
+    @contextmanager
+    def _forwarding(self) -> Iterator[None]:
+        """Forward the signals that this process gets to the program. A terminal sends Ctrl-C to both. A signal that is
+        ignored here, because of nohup for example, is ignored by the program too."""
+
+        def forward(number: int, frame: FrameType | None) -> None:
+            self.was_asked_to_end = self.was_asked_to_end or number in _ENDING
+            if number == signal.SIGINT and self._is_at_terminal:
+                return
+            if self._process is None:
+                self._early.append(number)  # the program may run before Popen returns
+            else:
+                self._send(number)
+
+        known = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
+        numbers = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, forward) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

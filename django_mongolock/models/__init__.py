@@ -1,8 +1,7 @@
-"""The models, which are read and never written: `Lock` and `LockEvent`."""
+"""The model of the locks, which is read and never written."""
 
 from ..inspection.snapshot import LockSnapshot, Party
-from .entry import Entry
-from .lock_event import LockEvent
+from .fields import Entry
 from .lock_model import Lock, LockQuerySet
 
-__all__ = ["Entry", "Lock", "LockEvent", "LockQuerySet", "LockSnapshot", "Party"]
+__all__ = ["Entry", "Lock", "LockQuerySet", "LockSnapshot", "Party"]

@@ -18,8 +18,7 @@ from ..inspection.patterns import KeyMatch
 from ..inspection.snapshot import LockSnapshot, Party
 from ..inspection.verdict import Judged
 from ..signals import lock_forced, send
-from .entry import Entry
-from .fields import Number, Parties, ServerTime
+from .fields import Entry, Number, Parties, ServerTime
 from .read_only import Condition, ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
 
 

@@ -19,7 +19,6 @@ for function in (
     display.where,
     display.mode,
     display.state_badge,
-    display.event_badge,
     display.moment,
     display.duration,
     display.milliseconds,

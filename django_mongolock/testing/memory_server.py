@@ -216,6 +216,7 @@ class MemoryStore:
             self.server.apply(key, step, self.limits, partial(is_there, grants=step.renew))
             if (document := self.server.documents.get(key)) is not None:
                 found[key] = read_found(document)
+                self.ring(reply_of(key, document, "", self.server.time).granted)
         return found
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:

@@ -14,14 +14,13 @@ not needed. Forms are in `versions.forms`, the admin is in `versions.admin`.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from ..exceptions import VersionConflict
+from .retry import retry_on_conflict
 
 if TYPE_CHECKING:
-    from .querysets import VersionedManager, VersionedQuerySet
-    from .retry import retry_on_conflict
-    from .versioned_model import VersionedModel, VersionField
+    from .versioned_model import VersionedManager, VersionedModel, VersionedQuerySet, VersionField
 
 __all__ = [
     "VersionConflict",
@@ -32,19 +31,11 @@ __all__ = [
     "retry_on_conflict",
 ]
 
-#: Where the names are. They are imported when they are used: a model cannot be made before the apps are known.
-_PLACES: Final = {
-    "VersionField": "versioned_model",
-    "VersionedManager": "querysets",
-    "VersionedModel": "versioned_model",
-    "VersionedQuerySet": "querysets",
-    "retry_on_conflict": "retry",
-}
-
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name not in _PLACES:
+        """Import the model's names when they are used: a model cannot be made before the apps are known."""
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(f".{_PLACES[name]}", __name__), name)
+        return getattr(import_module(".versioned_model", __name__), name)

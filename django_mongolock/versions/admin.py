@@ -10,7 +10,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import TO_FIELD_VAR, get_content_type_for_model
-from django.contrib.admin.utils import NestedObjects, unquote
+from django.contrib.admin.utils import NestedObjects, flatten_fieldsets, unquote
 from django.core import checks, signing
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -114,7 +114,7 @@ class VersionedForms(BaseModelAdmin):
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Add the hidden field, also if the fields are listed explicitly."""
         fieldsets = super().get_fieldsets(request, obj)
-        if any(FIELD in _flat(options["fields"]) for _name, options in fieldsets):
+        if FIELD in flatten_fieldsets(fieldsets):
             return fieldsets
         (name, options), *others = fieldsets or [(None, {"fields": ()})]
         return [(name, {**options, "fields": [*options["fields"], FIELD]}), *others]
@@ -166,7 +166,3 @@ def _carry(form: Any, management_form: Any) -> None:
     field = forms.CharField(widget=forms.HiddenInput, required=False, initial=shown)
     show(field, shown)
     management_form.fields[f"{form.prefix.rpartition('-')[2]}-{FIELD}"] = field
-
-
-def _flat(names: Any) -> list[str]:
-    return [name for entry in names for name in ([entry] if isinstance(entry, str) else entry)]

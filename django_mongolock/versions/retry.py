@@ -1,4 +1,4 @@
-"""Retries after a conflict: read again, decide again, write again."""
+"""Retries after a conflict: read again, decide again, write again. And how each database says that there was one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import Callable, Collection
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db.transaction import TransactionManagementError
+from pymongo.errors import PyMongoError
 
 from .. import signals
 from ..engine import clock
 from ..engine.lock.commit_hooks import out_of_commit_hook
-from ..engine.rule.options import Seconds, as_seconds
+from ..engine.lock.transaction import TRANSIENT
+from ..engine.rule.options import Seconds, check_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
-from .passing import end_failed_commits, is_passing
+
+#: Another transaction changed what this one has read. PostgreSQL (serialization failure); MariaDB (record has changed
+#: since last read); MongoDB (WriteConflict); SQLite in WAL mode.
+OVERTAKEN: Final = frozenset({"40001", 1020, 112, "SQLITE_BUSY_SNAPSHOT"})
+#: Besides, two transactions waited for each other, or one of them too long. PostgreSQL (deadlock); MySQL and MariaDB
+#: (lock wait timeout, deadlock); SQLite (another connection writes, or recovers the file after a crash).
+PASSING: Final = OVERTAKEN | {"40P01", 1205, 1213, "SQLITE_BUSY", "SQLITE_BUSY_RECOVERY", "SQLITE_LOCKED_SHAREDCACHE"}
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,17 +65,12 @@ class Retrying:
     def __init__(
         self, attempts: int = 10, backoff: Seconds = 0.05, longest: Seconds = 1.0, using: str | None = None
     ) -> None:
-        seconds: list[float] = [as_seconds(backoff), as_seconds(longest)]
-        for name, value in zip(("attempts", "backoff", "longest"), (attempts, *seconds), strict=True):
-            if isinstance(value, bool) or not isinstance(value, int if name == "attempts" else (int, float)):
-                what = "a whole number" if name == "attempts" else "a number of seconds"
-                raise TypeError(f"{name} is {what}, not {type(value).__name__}")
+        if isinstance(attempts, bool) or not isinstance(attempts, int):
+            raise TypeError(f"attempts is a whole number, not {type(attempts).__name__}")
         if attempts < 1:
             raise ValueError(f"attempts must be a whole number of at least 1, not {attempts!r}")
-        if min(seconds) < 0:
-            raise ValueError(f"backoff and longest are seconds, 0 or more, not {backoff!r} and {longest!r}")
         self.attempts, self.aliases = attempts, None if using is None else [using]
-        self.backoff, self.longest = seconds
+        self.backoff, self.longest = check_seconds("backoff", backoff), check_seconds("longest", longest)
 
     def pause(self, attempt: int, error: BaseException) -> float:
         """Return how many seconds to wait after the *error* of an *attempt*: a random time, or as long as a document
@@ -188,3 +191,40 @@ def open_transaction(alias: str) -> bool:
     if connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase):
         return True
     return bool(getattr(connection, "in_atomic_block_mongo", False))
+
+
+def is_overtaken(error: BaseException) -> bool:
+    """Return whether the database found that another transaction was faster."""
+    return not OVERTAKEN.isdisjoint(_codes(error))
+
+
+def is_passing(error: BaseException) -> bool:
+    """Return whether the database asks to try again: nothing of the command, or of its transaction, was kept."""
+    if any(isinstance(each, PyMongoError) and each.has_error_label(TRANSIENT) for each in _chain(error)):
+        return True
+    return not PASSING.isdisjoint(_codes(error))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error of Django or of the driver, and the driver's that Django raised its own from."""
+    if isinstance(error, (DatabaseError, PyMongoError)):
+        yield error
+        if error.__cause__ is not None:
+            yield error.__cause__
+
+
+def _codes(error: BaseException) -> Iterator[Any]:
+    """Yield what the drivers of PostgreSQL, SQLite, MongoDB and MySQL call the error."""
+    for each in _chain(error):
+        yield from (getattr(each, name, None) for name in ("sqlstate", "pgcode", "sqlite_errorname", "code"))
+        yield from (argument for argument in each.args[:1] if isinstance(argument, int))
+
+
+def end_failed_commits() -> None:
+    """Let the connections of this thread begin new transactions on MongoDB.
+
+    If a commit fails, django-mongodb-backend keeps the session, and the next `atomic()` would begin no transaction.
+    """
+    for connection in connections.all(initialized_only=True):
+        if getattr(connection, "session", None) is not None and not getattr(connection, "in_atomic_block_mongo", True):
+            connection._end_session()  # type: ignore[attr-defined]

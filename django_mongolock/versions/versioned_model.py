@@ -1,17 +1,19 @@
-"""The field, and the model, that save and delete only what is still as it was read."""
+"""The field, the queryset, the manager and the model that save and delete only what is still as it was read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from django.core import checks
 from django.db import models
 from django.db.models.query_utils import DeferredAttribute
 
 from ..conf import missing_app
-from .hooks import FROM_SAVE, HOOKS
-from .querysets import VersionedManager, VersionedQuerySet
+from .checking import FROM_SAVE, HOOKS, is_version_field, next_version, raising_versions, version_field
+from .retry import open_transaction, retry_on_conflict
+
+M = TypeVar("M", bound=models.Model)
 
 if TYPE_CHECKING:
     BigIntegerField = models.BigIntegerField[int, int]
@@ -76,35 +78,100 @@ class VersionField(BigIntegerField):
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check also that the model has one version, in its topmost table, and that update() raises it."""
         missing = missing_app("django_mongolock.versions", f"The VersionField of {self.model._meta.label}", self)
-        return [
-            *super().check(**kwargs),
-            *missing,
-            *self._check_alone(),
-            *self._check_manager(),
-            *self._check_parents(),
-        ]
+        return [*super().check(**kwargs), *missing, *self._check_model()]
 
-    def _check_alone(self) -> list[checks.CheckMessage]:
-        versions = [field.name for field in self.model._meta.fields if getattr(field, "is_version", False)]
-        if len(versions) < 2:
-            return []
-        message = f"{self.model._meta.label} has more than one version: {', '.join(versions)}."
-        return [checks.Error(message, hint="Keep one.", obj=self, id="mongolock.E071")]
+    def _check_model(self) -> Iterator[checks.CheckMessage]:
+        options = self.model._meta
+        versions = [field.name for field in options.fields if is_version_field(field)]
+        if len(versions) > 1:
+            message = f"{options.label} has more than one version: {', '.join(versions)}."
+            yield checks.Error(message, hint="Keep one.", obj=self, id="mongolock.E071")
+        manager = options.default_manager
+        if manager is not None and not isinstance(manager.get_queryset(), VersionedQuerySet):
+            message = f"{manager} does not raise versions: what update() changes, a later save may write over unseen."
+            hint = "Use VersionedManager, or derive the queryset of your manager from VersionedQuerySet."
+            yield checks.Warning(message, hint=hint, obj=self, id="mongolock.W071")
+        if options.parents:
+            message = f"{options.label} shares a table with its parents, which do not know its version."
+            hint = "Give the version to the topmost parent: derive that from VersionedModel."
+            yield checks.Warning(message, hint=hint, obj=self, id="mongolock.W072")
 
-    def _check_manager(self) -> list[checks.CheckMessage]:
-        manager = self.model._meta.default_manager
-        if manager is None or isinstance(manager.get_queryset(), VersionedQuerySet):
-            return []
-        message = f"{manager} does not raise versions: what update() changes, a later save may write over unseen."
-        hint = "Use VersionedManager, or derive the queryset of your manager from VersionedQuerySet."
-        return [checks.Warning(message, hint=hint, obj=self, id="mongolock.W071")]
 
-    def _check_parents(self) -> list[checks.CheckMessage]:
-        if not self.model._meta.parents:
-            return []
-        message = f"{self.model._meta.label} shares a table with its parents, which do not know its version."
-        hint = "Give the version to the topmost parent: derive that from VersionedModel."
-        return [checks.Warning(message, hint=hint, obj=self, id="mongolock.W072")]
+class VersionedQuerySet(models.QuerySet[M, M]):
+    """What changes rows raises their version; what writes instances checks it."""
+
+    @property
+    def _version(self) -> models.Field[Any, Any]:
+        if (field := version_field(self.model)) is None:
+            raise TypeError(
+                f"{self.model._meta.label} has no VersionField: derive it from VersionedModel, or give it one"
+            )
+        return field
+
+    def only(self, *fields: str) -> Self:
+        """Load the version as well: without it nothing could be saved."""
+        return super().only(*fields, *([self._version.name] if fields else []))
+
+    def defer(self, *fields: str | None) -> Self:
+        """Defer the fields, except for the version."""
+        kept: list[Any] = [field for field in fields if field != self._version.name]
+        return super().defer(*kept)
+
+    def update(self, **values: Any) -> int:
+        """Change all rows, whatever their version is. An instance that was read before cannot be saved any more."""
+        field = self._version
+        if values and field.name not in values:
+            values[field.name] = next_version(field)
+        return super().update(**values)
+
+    def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
+        """Write *fields* of all *objs*, or raise VersionConflict: each has to be in the version that it was read in."""
+        # Not what belongs to something else than those who save, such as a document lock.
+        columns = getattr(self.model, "never_saved", ())
+        kept = {field.name for field in self.model._meta.concrete_fields if field.column in columns}
+        objs, names = tuple(objs), [name for name in fields if name not in {self._version.name, *kept}]
+        self._for_write = True
+        plain = models.QuerySet[M](self.model, self.query.chain(), self.db)
+        if not objs or not all(obj.pk is not None for obj in objs):
+            return plain.bulk_update(objs, names, batch_size)
+        with raising_versions(objs, self._version, self.db):
+            return plain.bulk_update(objs, names, batch_size)
+
+    def bulk_create(
+        self,
+        objs: Iterable[M],
+        batch_size: int | None = None,
+        ignore_conflicts: bool = False,
+        update_conflicts: bool = False,
+        *args: Any,
+        **options: Any,
+    ) -> list[M]:
+        """Insert all of them. ValueError for update_conflicts: an upsert does not know what was read."""
+        if update_conflicts:
+            raise ValueError(
+                "bulk_create(update_conflicts=True) would write over versions that were not read: "
+                "insert with ignore_conflicts=True, and use bulk_update() for those that were there"
+            )
+        made = super().bulk_create(objs, batch_size, ignore_conflicts, update_conflicts, *args, **options)
+        for obj in made:
+            obj.__dict__[self._version.attname] = 1
+            if ignore_conflicts:  # the row may have been there before
+                del obj.__dict__[self._version.attname]
+        return made
+
+    def update_or_create(self, *args: Any, **kwargs: Any) -> tuple[M, bool]:
+        """Try again after a conflict (where the database has no row locks), if no transaction is open."""
+        self._for_write = True
+        if open_transaction(self.db):
+            return super().update_or_create(*args, **kwargs)
+        return retry_on_conflict(super().update_or_create, using=self.db)(*args, **kwargs)
+
+
+_Manager = models.Manager.from_queryset(VersionedQuerySet)
+
+
+class VersionedManager(_Manager[M]):
+    """The manager of models with a version. For one of your own: `VersionedManager.from_queryset(...)`."""
 
 
 class VersionedModel(models.Model):

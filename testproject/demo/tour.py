@@ -32,7 +32,7 @@ def guide(running: site.Site) -> None:
             incident = _incident(browser, name)
         _say("  done\n", incident["lesson"])
     print("\nThe night is over. What happened is in the history:", flush=True)
-    print(f"  look at  {running.base}/admin/django_mongolock/lockevent/", flush=True)
+    print(f"  look at  {running.base}/admin/mongolock_history/lockevent/", flush=True)
     print("Ctrl-C stops everything.", flush=True)
     running.watch(float("inf"))
 

@@ -18,12 +18,13 @@ from django.urls import reverse
 from django.utils import timezone
 
 from django_mongolock import mongo_lock
+from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.display import quote_key
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.models import Lock
 from testproject.shop.models import Ad
 
 DASHBOARD = "admin:django_mongolock_lock_dashboard"
-EVENTS = "admin:django_mongolock_lockevent_changelist"
+EVENTS = "admin:mongolock_history_lockevent_changelist"
 #: How many wait for tickets.
 CROWD = 300
 STALE_SINCE = timedelta(minutes=10)

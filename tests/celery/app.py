@@ -13,12 +13,11 @@ from typing import Any
 
 from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
-from celery.signals import worker_init
 
 from django_mongolock import LockError, mongo_lock, mongo_locked, once_per
-from django_mongolock.contrib.celery import OnceTask, retry_current_task
+from django_mongolock.contrib.celery import retry_current_task
 from django_mongolock.engine.lock.lock import MongoLock
-from tests.celery.records import DIRECTORY, Story, listen, note, work
+from tests.celery.records import DIRECTORY, listen, note, work
 from tests.support.looking import holders
 
 #: What `keep` leaves behind.
@@ -35,12 +34,6 @@ app.conf.update(
 app.conf.update(json.loads(os.environ.get("TEST_CELERY_CONFIG", "{}")))
 if DIRECTORY in os.environ:
     listen(HERE)
-if "TEST_PARENT" in os.environ:
-
-    @worker_init.connect
-    def hold_in_parent(**kwargs: Any) -> None:
-        """The worker itself holds a lock before it forks its pool."""
-        kept.append(mongo_lock(os.environ["TEST_PARENT"], lease=60).acquire())
 
 
 def directory() -> Path:
@@ -200,14 +193,6 @@ def replaced(self: Task[Any, Any], name: str, seconds: float) -> str:
     return str(self.replace(plain.si(f"{name}-instead", seconds)))
 
 
-@app.task(bind=True, base=OnceTask, once_key="each:{name}", once_release="start")
-def each(self: Task[Any, Any], name: str, seconds: float = 0) -> str:
-    """A task whose every call is enqueued once, until it starts."""
-    with work(directory(), name, str(self.request.id)):
-        time.sleep(seconds)
-    return name
-
-
 @app.task(bind=True, autoretry_for=(ZeroDivisionError,), retry_backoff=True, retry_backoff_max=1, max_retries=3)
 def backing_off(self: Task[Any, Any], name: str) -> str:
     """A task that is enqueued once, and whose first run fails; the countdown of its retry may be 0."""
@@ -215,24 +200,6 @@ def backing_off(self: Task[Any, Any], name: str) -> str:
         if not self.request.retries:
             raise ZeroDivisionError
     return name
-
-
-@app.task(bind=True)
-@once_per("tick:{name}", seconds=2)
-def tick(self: Task[Any, Any], name: str) -> str:
-    """A task that schedulers send more often than it shall run. Every third run fails."""
-    with work(directory(), name, str(self.request.id)):
-        if Story(directory()).count("begin", name=name) % 3 == 0:
-            raise ZeroDivisionError
-    note(directory(), "done", id=str(self.request.id))
-    return name
-
-
-@app.task(bind=True)
-def again(self: Task[Any, Any]) -> None:
-    """A task without a lock, which Celery sends again once."""
-    if not self.request.retries:
-        raise self.retry(countdown=0.25)
 
 
 def killed(pid: int, where: Path) -> None:

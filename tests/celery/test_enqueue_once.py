@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from django_mongolock import LockNotAcquired, mongo_lock
-from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
 from tests import parts
 from tests.celery import app as tasks
@@ -67,37 +62,6 @@ def test_ends(place: MakePlace, name: str) -> None:
     assert "a task runs without the lock" not in here.logs()
 
 
-def test_purged(place: MakePlace, name: str) -> None:
-    """A message that is gone from the queue keeps its key for `queue_lease`, counted from its eta, and no longer."""
-    here = place()
-    keys = [f"once:{name}{number}" for number in range(4)]
-    begun = time.monotonic()
-    for key in keys:
-        assert enqueue_once(tasks.once, (key,), key=key, queue_lease=2, countdown=1)[1]
-    sent = time.monotonic()
-    assert tasks.app.control.purge() == 4
-    assert here.is_quiet()
-    assert holders(keys[-1])
-    assert eventually(lambda: free(keys[0]), 20)
-    first = time.monotonic() - begun
-    assert eventually(lambda: all(map(free, keys)), 20)
-    last = time.monotonic() - sent
-    assert first > 2.9
-    assert last < 3 + 1 + 2  # the margin of the clock, and the time of the queries
-
-
-def test_a_killed_worker(place: MakePlace, name: str) -> None:
-    """The key of a task that runs has the lease of a lock, and not of the queue: its worker may be killed whole."""
-    here = place()
-    worker = here.start(concurrency=1)
-    enqueue_once(tasks.once, (name, "sleep"), key=name)
-    assert eventually(lambda: here.story.count("begin"), 60), here.logs()
-    worker.kill()
-    (holder,) = holders(name)
-    left = holder["until"] - datetime.now(UTC)
-    assert left.total_seconds() < get_settings().LEASE * 1.1 + 1
-
-
 def test_replaced(place: MakePlace, name: str) -> None:
     """F129: the key is taken until the task has ended that replaces it."""
     here = place()
@@ -107,10 +71,3 @@ def test_replaced(place: MakePlace, name: str) -> None:
     assert enqueue_once(tasks.replaced, (name, 2), key=name)[0].id == result.id
     assert eventually(lambda: not holders(name), 60), here.logs()
     assert here.story.count("end", name=f"{name}-instead") == 1
-
-
-def free(key: str) -> bool:
-    """Whether the key can be taken."""
-    with contextlib.suppress(LockNotAcquired), mongo_lock(key, wait=0):
-        return True
-    return False

@@ -14,7 +14,7 @@ from tests import parts
 from tests.celery import app as tasks
 from tests.celery.conftest import MakePlace
 from tests.celery.workers import Place
-from tests.support.looking import document, holder, holders
+from tests.support.looking import document, holders
 from tests.support.waiting import eventually
 
 pytestmark = [
@@ -77,24 +77,6 @@ def test_a_killed_process_of_the_pool(place: MakePlace, name: str, task: Any) ->
         assert task(name, "a") is SKIPPED
 
 
-def test_processes_have_sessions_of_their_own(place: MakePlace, name: str) -> None:
-    """F30, F31: each process of the pool has its own session; what the worker held before it forked, it keeps."""
-    here, parent = place(), f"parent:{name}"
-    here.environment["TEST_PARENT"] = parent
-    worker = here.start(concurrency=2)
-    before = holder(parent)
-    for letter in "ab":
-        tasks.told_early.delay(f"{name}{letter}", letter)
-    begun(here, 2)
-    held = [holder(parent), holder(f"{name}a"), holder(f"{name}b")]
-    assert (held[0]["pid"], held[0]["token"]) == (worker.process.pid, before["token"])
-    assert len({each["pid"] for each in held}) == len({each["session"] for each in held}) == 3
-    tasks.tell("a")
-    tasks.tell("b")
-    assert worker.stop() == 0, here.logs()
-    assert holders(parent) == []
-
-
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent", "solo"])
 def test_pools(place: MakePlace, name: str, pool: str) -> None:
     """F30, F31: in every pool tasks take their locks, wait, come back, and a warm shutdown gives back what was kept.
@@ -128,18 +110,3 @@ def test_one_run(place: MakePlace, name: str) -> None:
     assert result.get(timeout=10) == "a"
     # One message at a time, each with about the half of the timeout between.
     assert here.story.count("message") <= 2 + 60 + 4 * seconds / visibility
-
-
-def test_the_first_run_dies(place: MakePlace, name: str) -> None:
-    """F95: the second delivery is not dropped: when the first run dies, it runs."""
-    here = place(visibility=1)
-    here.start_all(2, concurrency=1)
-    result = tasks.late.delay(name, "a", 4)
-    assert eventually(lambda: here.story.count("retry", id=result.id), 60), here.logs()
-    (begin,) = here.story.of("begin")
-    tasks.killed(begin["pid"], here.directory)
-    here.of(begin["pid"]).kill()
-    assert eventually(lambda: here.story.count("end"), 60), here.logs()
-    assert eventually(here.is_quiet, 60), here.logs()
-    assert (here.story.count("begin"), here.story.overlaps("a")) == (2, 0)
-    assert result.get(timeout=10) == "a"

@@ -12,7 +12,7 @@ import threading
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from celery.signals import before_task_publish
 
@@ -48,22 +48,6 @@ class Worker:
 
     def is_ready(self) -> bool:
         return b" ready." in self.log.read_bytes()
-
-
-class Beat:
-    def __init__(self, place: Place) -> None:
-        self.log = place.directory / f"beat-{uuid.uuid4().hex}"
-        command = [sys.executable, "-m", "celery", "-A", "tests.celery.app", "beat", f"--schedule={self.log}.db"]
-        with self.log.open("wb") as file:
-            options = ["--loglevel=INFO", f"--pidfile={self.log}.pid"]
-            self.process = subprocess.Popen([*command, *options], env=place.environment, stdout=file, stderr=file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 class Place:

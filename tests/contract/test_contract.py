@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import LockLost, LockNotAcquired, mongo_lock, mongo_semaphore, signals
+from django_mongolock import LockNotAcquired, mongo_lock, mongo_semaphore, signals
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockCancelled, LockDeadlock, LockMisused, LockQueueFull, LockReentry
 from tests.contract.conftest import Elsewhere, World
@@ -131,26 +131,6 @@ class TestTurns:
             thread.join(30)
         assert most == [1] * 20
 
-    def test_a_wait_is_cancelled(self, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
-        lock = mongo_lock(key)
-        with elsewhere(key):
-            thread = in_thread(lambda: cancelled(lock))
-            assert eventually(lambda: own(lock).wanted)
-            lock.cancel()
-            thread.join(10)
-
-    async def test_a_cancelled_task_leaves_nothing(self, key: str, elsewhere: Elsewhere) -> None:
-        """F36."""
-        first = elsewhere(key)
-        await first.aacquire()
-        waiting = asyncio.create_task(mongo_lock(key).aacquire())
-        await asyncio.sleep(0.05)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await first.arelease()
-        await elsewhere(key, wait=5).aacquire()
-
     def test_the_queue_has_an_end(
         self, key: str, world: World, elsewhere: Elsewhere, in_thread: InThread, settings: Any
     ) -> None:
@@ -200,30 +180,6 @@ class TestTime:
             world.let_pass(4.5)
             assert lock.held
             assert not elsewhere(key).try_acquire()
-
-    def test_a_lease_that_is_not_renewed_ends(self, key: str, world: World, face: Face, elsewhere: Elsewhere) -> None:
-        lost: list[object] = []
-        lock = face.acquire(mongo_lock(key, lease=0.3, auto_renew=False, on_lost=lost.append))
-        world.let_pass(0.4)
-        assert lock.lost
-        with pytest.raises(LockLost):
-            lock.ensure_held()
-        assert eventually(lambda: lost == [lock])
-        elsewhere(key, wait=5).acquire()
-        assert not face.release(lock)
-
-    @pytest.mark.long
-    def test_max_hold(self, key: str, world: World, elsewhere: Elsewhere) -> None:
-        told: list[object] = []
-        lock = mongo_lock(key, lease=0.6, max_hold=1, on_lost=told.append).acquire()
-        world.let_pass(0.8)
-        assert lock.held
-        world.let_pass(0.4)
-        with pytest.raises(LockLost, match="max_hold"):
-            lock.ensure_held()
-        assert eventually(lambda: told == [lock])
-        elsewhere(key, wait=5).acquire()
-        assert not lock.release()
 
     def test_an_owner_waits_while_its_former_run_lives(self, key: str, face: Face, elsewhere: Elsewhere) -> None:
         """F49: a message that is delivered twice does not take the lock from the run that has it."""

@@ -86,20 +86,6 @@ def test_several_keys(world: World, face: Face, elsewhere: Elsewhere) -> None:
             assert lock.held
 
 
-@pytest.mark.long
-def test_a_lock_that_was_lost(key: str, face: Face, world: World, elsewhere: Elsewhere) -> None:
-    """It does not come back as a reader's: it was another holder's in between."""
-    lock = face.acquire(mongo_lock(key, lease=0.5, auto_renew=False))
-    world.let_pass(2)
-    with elsewhere(key, wait=0) as other:
-        with pytest.raises(LockLost):
-            face.call(lock, "downgrade")
-        assert other.held
-        assert lock_info(key).holding == 1
-    with pytest.raises(LockMisused, match="not acquired"):
-        face.call(mongo_lock(key), "downgrade")
-
-
 @pytest.mark.parametrize("taken", [True, False])
 def test_a_lock_that_was_taken_away(key: str, face: Face, elsewhere: Elsewhere, taken: bool) -> None:
     """The server knows before the holder does: it raises, and takes nothing, even if the lock is free again."""
@@ -140,44 +126,6 @@ def test_no_way_back(key: str) -> None:
     """A reader that asks for the exclusive lock is refused, with the reason and the cure."""
     with mongo_lock(key, mode="shared"), pytest.raises(LockReentry, match=r"each other for ever.*downgrade"):
         mongo_lock(key).acquire()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arrived", [True, False])
-def test_no_answer(key: str, face: Face, elsewhere: Elsewhere, arrived: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    with face.block(elsewhere(key)) as lock:
-        session = lock._own.session
-        assert session is not None
-        apply, sent = session.store.apply, []
-
-        def fail_once(key: str, step: Step, timeout: float) -> Reply:
-            sent.append(step)
-            if len(sent) == 1 and not arrived:
-                raise LockBackendFailed("the connection broke", key)
-            reply = apply(key, step, timeout)
-            if len(sent) == 1:
-                raise LockBackendFailed("the connection broke", key)
-            return reply
-
-        monkeypatch.setattr(session.store, "apply", fail_once)
-        face.call(lock, "downgrade")
-        assert lock.held
-        assert len(sent) == (3 if arrived else 2)
-        assert [holder.mode for holder in lock_info(key).holders] == ["shared"]
-    assert lock_info(key).state == "free"
-
-
-@pytest.mark.long
-def test_a_server_that_does_not_answer_any_more(key: str, face: Face) -> None:
-    with override_locks() as locks:
-        lock = face.acquire(mongo_lock(key, lease=1))
-        with locks.unavailable():
-            with pytest.raises(LockBackendFailed):
-                face.call(lock, "downgrade")
-            assert not lock.held
-        assert eventually(lambda: lock_info(key).holding == 0)
-        with mongo_lock(key, wait=0):
-            pass
 
 
 @pytest.mark.long

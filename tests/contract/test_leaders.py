@@ -142,24 +142,6 @@ def test_a_loss_is_reported_by_the_block(key: str) -> None:
         assert term.ended.wait(20)
 
 
-@pytest.mark.long
-def test_a_lease_that_is_not_renewed() -> None:
-    """The work stops while the lock is still held, before any other process may begin; then it stands again."""
-    remaining: list[float] = []
-    with override_locks() as locks:
-
-        def work(term: Term) -> str:
-            if remaining:
-                return "again"
-            with locks.unavailable():
-                assert term.ended.wait(20)
-                remaining.append(term.lock.remaining)
-            return "stopped"
-
-        assert leader(new_key(), lease=3).run(work) == "again"
-    assert 0.5 < remaining[0] <= 1
-
-
 def test_slow_callbacks_of_other_locks(key: str) -> None:
     """F112: the terms of others end soon, however many callbacks are at work."""
     done = threading.Event()

@@ -57,14 +57,6 @@ def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
     assert look(key).waiting == 0
 
 
-@pytest.mark.long
-def test_stale(key: str, look: Any, world: World, elsewhere: Elsewhere) -> None:
-    lock = elsewhere(key, lease=0.5).acquire()
-    world.kill(lock)
-    world.let_pass(1.5)
-    assert look(key).state == "stale"
-
-
 def test_a_key_that_nothing_has_used(key: str, look: Any) -> None:
     """It is free, and looking at it leaves nothing behind."""
     found = look(key)

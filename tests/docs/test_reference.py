@@ -17,13 +17,12 @@ from django.apps import apps
 from django.contrib import admin
 from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
-from django.dispatch import Signal
 from django.template import engines
 
-from django_mongolock import conf, locks, signals
 from django_mongolock.engine.store.indexes import INDEXES
 from django_mongolock.history import writer as history
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.history.models import LockEvent
+from django_mongolock.models import Lock
 from tests.docs import tables, words
 from tests.docs.pages import ROOT, pages
 from tests.tested_versions import BEGIN, END, HEAD
@@ -74,14 +73,6 @@ def sources() -> list[tuple[Path, ast.Module]]:
 # Settings, checks, signals, errors
 
 
-def test_settings() -> None:
-    documented = rows("reference/settings.md")
-    compare(set(documented), set(conf.KNOWN), "reference/settings.md", "in the table")
-    for name, (default, _) in documented.items():
-        value = getattr(conf.LockSettings(), name)
-        assert eval(default.strip("`")) == value, f"docs/reference/settings.md: the default of {name} is {value!r}"  # noqa: S307 - our own page
-
-
 def check_ids() -> set[str]:
     """The ids of all system checks: they are written out, whole or as a number that `checks` completes."""
     texts = {
@@ -100,11 +91,6 @@ def test_checks() -> None:
     assert list(ids) == sorted(ids), "docs/reference/checks.md: sort the ids"
     page = section("reference/checks.md")
     assert [each for each in ids if page.count(f"| `{each}` |") != 1] == [], "an id is used twice"
-
-
-def test_signals() -> None:
-    real = {name for name, value in vars(signals).items() if isinstance(value, Signal)}
-    compare(set(rows("reference/signals.md")), real, "reference/signals.md", "in the table")
 
 
 def test_what_signals_send() -> None:
@@ -135,11 +121,6 @@ def test_a_table_that_is_not_current_is_found() -> None:
     assert cut != text == tables.with_tables("howto/locks.md", cut)
     with pytest.raises(AssertionError, match="no place"):
         tables.with_tables("howto/locks.md", "# Using locks")
-
-
-def test_every_option_of_mongo_lock() -> None:
-    """F151: all of those that its signature takes, in a table."""
-    assert set(rows("howto/locks.md", "Options")) == locks.LockKeywords.__annotations__.keys()
 
 
 def test_no_page_shows_its_source() -> None:
@@ -254,10 +235,11 @@ def test_metrics() -> None:
 
 def permissions() -> set[str]:
     found = set()
-    for model in apps.get_app_config("django_mongolock").get_models():
-        meta = model._meta
-        found |= {f"django_mongolock.{action}_{meta.model_name}" for action in meta.default_permissions}
-        found |= {f"django_mongolock.{codename}" for codename, _ in meta.permissions}
+    for label in ("django_mongolock", "mongolock_history"):
+        for model in apps.get_app_config(label).get_models():
+            meta = model._meta
+            found |= {f"{label}.{action}_{meta.model_name}" for action in meta.default_permissions}
+            found |= {f"{label}.{codename}" for codename, _ in meta.permissions}
     return found
 
 

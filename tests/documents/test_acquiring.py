@@ -70,17 +70,6 @@ class TestGranted:
         assert 0 < held.remaining <= 60
         assert ground.raw(id_)["price"] == 5
 
-    def test_who_was_stale_writes_nothing(self, ground: Ground) -> None:
-        """Whoever lost it to another flow is refused from then on."""
-        first = ground.lock.acquire((ground.add(1), 1), "exporting", owner="me")
-        ground.age(first.id, 61)
-        second = ground.lock.acquire((first.id, 2), "exporting", owner="me")
-        for write in (first.renew, lambda: first.update(price=1), lambda: first.finish("exported")):
-            first._own.ended = None
-            with pytest.raises(DocumentLockLost):
-                write()
-        second.finish("exported")
-
     def test_changes_come_with_the_grant(self, ground: Ground) -> None:
         """They are written by the same update, as they are: text that names a field is text; so is an owner."""
         id_ = ground.add(1)

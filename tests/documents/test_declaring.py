@@ -14,7 +14,7 @@ from pymongo.collection import Collection
 from pytest_django import Settings
 
 from django_mongolock.documents import DocumentLock, declared
-from django_mongolock.documents.checks import check_document_places
+from django_mongolock.documents.kind import check_document_places
 from django_mongolock.inspection.kinds import find_kind
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, Document, Ground

@@ -19,7 +19,7 @@ from pymongo import MongoClient
 
 from django_mongolock import LockBackendFailed
 from django_mongolock.checks import check_kinds
-from django_mongolock.documents import DocumentLock, declared, sweep
+from django_mongolock.documents import DocumentLock, declared, kind, sweep
 from django_mongolock.documents.kind import DocumentKind
 from django_mongolock.exceptions import DocumentLockLost
 from django_mongolock.inspection.kinds import Choice, Swept
@@ -263,7 +263,7 @@ class TestForceRelease:
 
     def test_only_as_shown(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """A document that has another holder by now, has ended, or is damaged, stays; one that was renewed does not."""
-        monkeypatch.setattr(sweep, "SWEEP_BATCH", 2)
+        monkeypatch.setattr(sweep, "BATCH", 2)
         changed, finished, damaged, same, renewed = (stuck(ground, 5) for _ in range(5))
         shown = ground.lock.snapshots()
         ground.change(changed, holder="another")
@@ -359,16 +359,6 @@ class TestListLocks:
         with pytest.raises(CommandError, match="no kind of locks is named 'x'"):
             run("list_locks", "--kind", "x")
 
-    def test_json(self, adverts: Ground, locks: Locks) -> None:
-        """Each document lock with its documents, as on the page."""
-        id_ = stuck(adverts, 5)
-        listed = json.loads(run("list_locks", "--json"))
-        (found,) = [each for each in listed["kinds"] if each["kind"] == "test"]
-        (row,) = found["locks"]
-        assert (row["key"], row["holder"], row["state"], row["work"]) == (str(id_), "dead", "held", "exporting")
-        assert 0 < row["left_seconds"] < 60
-        assert (found["more"], found["error"]) == (False, None)
-
     @pytest.mark.long
     @pytest.mark.parametrize("command", [("list_locks", "--all"), ("clear_stale_locks", "--no-input")])
     def test_away(self, plain: Ground, locks: Locks, away: Any, command: tuple[str, ...]) -> None:
@@ -453,14 +443,6 @@ class TestReleaseLock:
             run("release_lock", *arguments, "--no-input")
         assert caught.value.returncode == code
 
-    def test_without_a_terminal(self, plain: Ground, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is done without a confirmation."""
-        monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-        id_ = stuck(plain, 5)
-        with pytest.raises(CommandError, match="use --no-input"):
-            run("release_lock", "--owner", "dead")
-        assert plain.read(id_, "state") == "exporting"
-
 
 def clear(*arguments: str) -> str:
     return run("clear_stale_locks", *arguments)
@@ -473,16 +455,6 @@ def run_json(*arguments: str) -> dict[str, Any]:
 
 class TestClearStaleLocks:
     """clear_stale_locks goes through every declared DocumentLock."""
-
-    def test_clears(self, plain: Ground, locks: Locks) -> None:
-        """With the named locks, in one run."""
-        locks.stale("k")
-        id_ = stuck(plain)
-        text = clear("--no-input")
-        assert "Cleared 1 of 1 stale locks." in text
-        assert "Cleared 1 of 1 stale documents of test." in text
-        assert plain.read(id_, "state") == "failed"
-        assert "documents" not in clear("--no-input")
 
     def test_dry_run(self, ground: Ground, locks: Locks) -> None:
         """Says what would be done, and does nothing."""
@@ -514,16 +486,6 @@ class TestClearStaleLocks:
         assert run_json("--dry-run", "--kind", "test").keys() == {"test"}
         with pytest.raises(CommandError, match="no kind of locks is named 'x': there are"):
             clear("--no-input", "--kind", "x")
-
-    @pytest.mark.parametrize("answer", ["y", "n"])
-    def test_asks(self, plain: Ground, locks: Locks, monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-        """A person is shown the documents, too, before anything is done."""
-        id_ = stuck(plain)
-        monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-        monkeypatch.setattr("builtins.input", lambda question: answer)
-        text = clear()
-        assert "exporting → failed" in text
-        assert plain.read(id_, "state") == ("failed" if answer == "y" else "exporting")
 
 
 def shown(page: str) -> list[str]:
@@ -611,12 +573,6 @@ class TestPage:
         assert {plain.read(id_, "state") for id_ in mine} == {"failed"}
         assert len(plain.lock.snapshots()) == 1
 
-    @pytest.mark.parametrize("force", ["selected", "owner"])
-    def test_nothing_to_force(self, plain: Ground, force: str) -> None:
-        """Nothing selected, or an owner who holds nothing: the page says so."""
-        answer = browser(*MAY).post(ADDRESS, {"force": force, "owner": "x"}, follow=True)
-        assert re.search("None of the selected locks is held now", answer.content.decode())
-
     def test_permission(self, plain: Ground) -> None:
         """To force takes the permission that named locks have for it, at both steps."""
         id_ = stuck(plain, 5)
@@ -652,19 +608,6 @@ class TestPage:
 
 class TestClearing:
     """The page of all document locks, and the action of a model's own admin."""
-
-    def test_page(self, shop: Ground) -> None:
-        """It shows what is stale, and frees it."""
-        id_ = stuck(shop, holder="<dead>")
-        client = browser(*MAY_CLEAR)
-        page = client.get(ADDRESS).content.decode()
-        assert str(id_) in page
-        assert "&lt;dead&gt;" in page
-        assert "◐</span> stale" in page
-        answer = client.post(ADDRESS, {"kind": "ad exports"}, follow=True).content.decode()
-        assert "1 stale lock of “ad exports” was released." in answer
-        assert shop.read(id_, "state", "holder") == ("failed", None)
-        assert ADDRESS in client.get("/admin/django_mongolock/lock/").content.decode()
 
     def test_json(self, plain: Ground) -> None:
         """The same for programs."""
@@ -747,7 +690,7 @@ class TestDashboard:
 
     def test_one_command(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each lock is counted by one command, up to a bound."""
-        monkeypatch.setattr(sweep, "MAX_COUNTED", 3)
+        monkeypatch.setattr(kind, "MAX_COUNTED", 3)
         for _ in range(5):
             stuck(plain, 5)
         found = DocumentKind(plain.lock).counts()

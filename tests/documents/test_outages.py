@@ -5,27 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pymongo import MongoClient, helpers_shared
+from pymongo import helpers_shared
 from pymongo.errors import OperationFailure
 
-from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.acquiring import acquire
-from django_mongolock.documents.commands import refusal_of
+from django_mongolock.documents.updates import refusal_of
 from django_mongolock.engine.session.errands import Errands
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentLockLost, LockBackendFailed, LockMisused
-from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground, awaiting, blocking
+from tests.documents.conftest import FINAL, PENDING, Ground, awaiting, blocking
 from tests.support.forking import FORKS, in_child
-from tests.support.lock_fixtures import NOBODY, WITH_MONGO
+from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
@@ -214,7 +211,7 @@ class TestEveryExit:
         self, plain: Ground, call: Call, strike: Call, monkeypatch: Any, number: int, error: BaseException
     ) -> None:
         """At whichever command it ends, that of an earlier 500 or the reading of why others were refused."""
-        monkeypatch.setattr("django_mongolock.documents.batch.BATCH", 3)
+        monkeypatch.setattr("django_mongolock.documents.hold.BATCH", 3)
         ids = [plain.add(1) for _ in range(4)]
         ids.insert(1, plain.add(1, holder="other", state="exporting"))
         strike(plain, *((number, number + 1) if isinstance(error, LockBackendFailed) else (number,)), error=error)
@@ -270,44 +267,6 @@ class TestEveryExit:
         asyncio.run(cancel())
         taken = ids[:1] if how == "hold" else ids
         assert eventually(lambda: states(plain, taken) == [("failed", None)] * len(taken), 15)
-
-    @pytest.mark.long
-    def test_cancelled_while_it_acquires(self, plain: Ground, failpoint: Call) -> None:
-        """A coroutine that is cancelled holds nothing, although its command goes on."""
-        id_ = plain.add(1)
-        failpoint("findAndModify", times=1, blockConnection=True, blockTimeMS=400)
-
-        async def cancel() -> None:
-            task = asyncio.create_task(plain.lock.aacquire((id_, 1), "exporting"))
-            await asyncio.sleep(0.1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-        asyncio.run(cancel())
-        assert eventually(lambda: plain.read(id_, "state", "holder") == ("failed", None))
-
-    @pytest.mark.long
-    def test_signal(self, plain: Ground, failpoint: Call) -> None:
-        """What a signal handler raises in the main thread does not strike inside the driver."""
-
-        class StruckError(Exception):
-            pass
-
-        def strike(*arguments: object) -> None:
-            raise StruckError
-
-        id_ = plain.add(1)
-        failpoint("findAndModify", times=1, blockConnection=True, blockTimeMS=400)
-        before = signal.signal(signal.SIGALRM, strike)
-        try:
-            signal.setitimer(signal.ITIMER_REAL, 0.15)
-            with pytest.raises(StruckError):
-                plain.lock.acquire((id_, 1), "exporting")
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        assert eventually(lambda: plain.read(id_, "state", "holder") == ("failed", None))
 
     def test_between_two_lines_of_the_runner(self, plain: Ground) -> None:
         """What was granted is released, too, if the answer never comes back to the steps."""
@@ -373,23 +332,6 @@ def test_what_is_stuck_in_the_background_delays_nothing() -> None:
 class TestServer:
     """The same with a server that really does it."""
 
-    @pytest.mark.long
-    @pytest.mark.parametrize(
-        "failure",
-        [
-            {"closeConnection": True, "times": 3},
-            {"errorCode": 91, "times": 1},
-            {"writeConcernError": {"code": 64, "errmsg": "waiting for replication timed out"}, "times": 1},
-        ],
-        ids=["connection lost", "shutdown in progress", "no majority in time"],
-    )
-    def test_passing(self, plain: Ground, failpoint: Call, failure: dict[str, Any]) -> None:
-        """Sent again; granted once."""
-        id_ = plain.add(1)
-        failpoint("findAndModify", **failure)
-        held = plain.lock.acquire((id_, 1), "exporting")
-        assert plain.read(id_, "version") == held.version == 2
-
     @pytest.mark.parametrize(("code", "words"), [(13, "may not do this"), *[(n, str(n)) for n in (112, 365, 14031)]])
     def test_refused(self, plain: Ground, failpoint: Call, code: int, words: str) -> None:
         """F82: what the server says about itself is no refusal of the document; and the error quotes no command."""
@@ -409,31 +351,6 @@ class TestServer:
             found = refusal_of(OperationFailure("", code))
             assert found is not None
             assert f"(code {code}, " in found
-
-    @pytest.mark.long
-    def test_held_up(self, plain: Ground, failpoint: Call, settings: Any) -> None:
-        """A server that is too slow is waited for twice; and nothing is held afterwards."""
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.3}
-        id_ = plain.add(1)
-        failpoint("findAndModify", times=2, blockConnection=True, blockTimeMS=700)
-        started = time.monotonic()
-        with pytest.raises(LockBackendFailed, match="did not answer"):
-            plain.lock.acquire((id_, 1), "exporting")
-        assert time.monotonic() - started < 20
-        assert eventually(lambda: plain.read(id_, "state", "holder") in ((None, None), ("failed", None)), 15)
-
-    @pytest.mark.long
-    def test_away(self, forget: None, settings: Any, db: None) -> None:
-        """Bounded, and without the password."""
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.2}
-        client: MongoClient[Document] = MongoClient(NOBODY)
-        lock = DocumentLock[Document](
-            client["x"]["y"], **USUAL, pending=PENDING, final=FINAL, stale_after=1, name="away"
-        )
-        with pytest.raises(LockBackendFailed, match="did not answer") as caught:
-            lock.acquire(("x", 1), "exporting")
-        assert "hunter2" not in str(caught.value)
-        client.close()
 
 
 class TestForks:

@@ -31,11 +31,6 @@ def _empty(locks: Locks) -> None:
     """No locks of another test."""
 
 
-@pytest.fixture
-def order() -> Order:
-    return Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100)
-
-
 def page_of(order: Order) -> str:
     return f"/admin/shop/order/{order.pk}/change/"
 
@@ -142,13 +137,6 @@ class TestPage:
         assert tell(viewer, page_of(order), "take", {}).json()["state"] == "gone"
         assert holders(order) == []
 
-    def test_pages_that_take_no_lock(self, order: Order) -> None:
-        """Adding, and the history."""
-        anna = staff("anna")
-        for address in ("/admin/shop/order/add/", page_of(order).replace("change", "history")):
-            assert anna.get(address).status_code == 200
-        assert holders(order) == []
-
     def test_the_session_key_is_nowhere(self, order: Order) -> None:
         """Not in the lock, not in the page; and the tab's name is not in the lock either."""
         anna = staff("anna")
@@ -196,33 +184,6 @@ class TestScript:
         assert "Your edit lock has ended" in told["text"]
         assert holders(order) == []
         assert state_of(ben.get(page_of(order))) == "mine"
-
-    @pytest.mark.long
-    def test_taking_it_again(self, order: Order) -> None:
-        """After a lease that ended, or a page that was left and came back. The tab then has a new name."""
-        anna = staff("anna")
-        sent = fields_of(anna.get(page_of(order)))
-        tell(anna, page_of(order), "leave", sent)
-        told = tell(anna, page_of(order), "take", sent).json()
-        assert told["state"] == "mine"
-        assert told["tab"] != sent["edit_lock_tab"]
-        assert "changed meanwhile" not in told["text"]
-        tell(anna, page_of(order), "leave", {**sent, "edit_lock_tab": told["tab"]})
-        Order.objects.filter(pk=order.pk).update(item="car")
-        told = tell(anna, page_of(order), "take", sent).json()
-        assert told["state"] == "mine"
-        assert "changed meanwhile" in told["text"]
-
-    @pytest.mark.long
-    def test_a_reloaded_page_follows_itself(self, order: Order) -> None:
-        """In one step, so that nobody comes between; the name of a tab can be followed once."""
-        anna = staff("anna")
-        sent = fields_of(anna.get(page_of(order)))
-        page = anna.get(f"{page_of(order)}?edit-tab={sent['edit_lock_tab']}")
-        assert state_of(page) == "mine"
-        again = anna.get(f"{page_of(order)}?edit-tab={sent['edit_lock_tab']}")
-        assert state_of(again) == "busy"
-        assert "edit-tab" not in re.findall('data-page="([^"]*)"', page.content.decode())[0]
 
     def test_idle(self, order: Order, settings: Settings) -> None:
         """After so long without a key or a click the lock is given back."""
@@ -397,21 +358,6 @@ class TestSave:
         assert User.objects.filter(first_name="Bea").exists()
 
     @pytest.mark.long
-    def test_take_over_and_save(self, order: Order) -> None:
-        """Without JavaScript as well, nothing that was typed has to be typed again."""
-        anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
-        sent = fields_of(boss.get(page_of(order)))
-        tell(boss, page_of(order), "leave", sent)
-        anna.get(page_of(order))
-        page = boss.post(page_of(order), sent | {"item": "car"})
-        assert state_of(page) == "refused"
-        assert "Take over and save" in text_of(page)
-        (token,) = [str(holder["token"]) for holder in holders(order)]
-        assert boss.post(page_of(order), fields_of(page) | {"edit_lock_take_over": token}).status_code == 302
-        order.refresh_from_db()
-        assert order.item == "car"
-
-    @pytest.mark.long
     @pytest.mark.parametrize("taken", [False, True])
     @pytest.mark.parametrize("changed", [False, True])
     def test_take_over_and_save_when_it_is_free(self, order: Order, *, taken: bool, changed: bool) -> None:
@@ -499,17 +445,6 @@ class TestInlines:
     @pytest.fixture
     def page(self, order: Order) -> str:
         return f"/admin/auth/user/{order.buyer_id}/change/"
-
-    @pytest.mark.long
-    def test_undisturbed(self, page: str, rows: list[Order]) -> None:
-        """A row is changed, one added, one deleted."""
-        anna = staff("anna")
-        sent = fields_of(anna.get(page))
-        number = next(n for n in (0, 1) if sent[f"order_set-{n}-item"] == "bike")
-        sent |= {f"order_set-{number}-item": "car", f"order_set-{1 - number}-DELETE": "on"}
-        sent |= {"order_set-2-item": "new", "order_set-2-price": "1"}
-        assert anna.post(page, sent).status_code == 302
-        assert sorted(Order.objects.values_list("item", flat=True)) == ["car", "new"]
 
     @pytest.mark.long
     def test_a_row_that_another_user_changed(self, page: str, rows: list[Order]) -> None:

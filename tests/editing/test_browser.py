@@ -47,11 +47,6 @@ def _quick(chromium: Any, settings: Settings, locks: Locks) -> None:
     settings.MIDDLEWARE = [MIDDLEWARE, *settings.MIDDLEWARE]
 
 
-@pytest.fixture
-def order() -> Order:
-    return Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100)
-
-
 class Person:
     """Somebody with a browser of his own, in which he is logged in."""
 
@@ -164,29 +159,6 @@ def test_busy_until_it_is_free(people: Callable[..., Person], order: Order) -> N
     assert second.input_value("[name=item]") == "car"
 
 
-def test_taken_over(people: Callable[..., Person], order: Order) -> None:
-    """The first is told within a beat; what was typed is there, cannot be saved now, and was changed meanwhile."""
-    first = people("anna").open(page_of(order))
-    second = people("boss", "take_over_edit_lock").open(page_of(order))
-    first.fill("[name=item]", "car")
-    second.click("summary")
-    second.click("text=Yes, take over")
-    says(second, "You are editing this.")
-    second.wait_for_url(lambda url: "edit-tab" not in url)  # the script, which comes after the text
-    says(first, "This is now being edited by boss. What you typed is still here")
-    assert first.input_value("[name=item]") == "car"
-    assert first.locator("a.deletelink").is_hidden()
-    first.click("[name=_save]", force=True)
-    assert item_of(order) == "bike"
-    second.fill("[name=item]", "boat")
-    second.click("[name=_save]")
-    second.wait_for_url("**/shop/order/")
-    first.click("text=Continue editing")
-    says(first, "it was changed meanwhile")
-    assert first.input_value("[name=item]") == "car"
-    assert item_of(order) == "boat"
-
-
 @pytest.mark.parametrize(
     "way", ["enter", *(pytest.param(way, marks=pytest.mark.program) for way in ("save", "take over"))]
 )
@@ -252,23 +224,6 @@ def test_both_in_turn(people: Callable[..., Person], order: Order) -> None:
     first.click("[name=_save]")
     first.wait_for_url("**/shop/order/")
     assert item_of(order) == "car"
-
-
-def test_killed_browser(people: Callable[..., Person], order: Order, chromium: Any, settings: Settings) -> None:
-    """A browser that says no good-bye: free when its lease is over, and the reader is told."""
-    set_locks(settings, EDIT_LEASE=2)
-    anna, ben = people("anna"), people("ben")
-    first = anna.open(page_of(order))
-    second = ben.open(page_of(order))
-    says(second, "This is being edited by anna.")
-    anna.context.set_offline(True)
-    says(second, "It is free now")
-    second.click("text=Edit it now")
-    says(second, "You are editing this.")
-    first.fill("[name=item]", "typed while offline")
-    anna.context.set_offline(False)
-    says(first, "This is now being edited by ben.")
-    assert first.input_value("[name=item]") == "typed while offline"
 
 
 def test_logout(people: Callable[..., Person], order: Order) -> None:
@@ -435,30 +390,6 @@ def test_draft(people: Callable[..., Person], order: Order) -> None:
     assert "draft" not in tab.evaluate("JSON.stringify(sessionStorage)")
 
 
-def test_without_javascript(people: Callable[..., Person], order: Order) -> None:
-    """Taken when the page is opened, released when it is saved; take-over by a button; the page says for how long."""
-    anna = people("anna", java_script_enabled=False)
-    boss = people("boss", "take_over_edit_lock", java_script_enabled=False)
-    first = anna.open(page_of(order))
-    assert "Without JavaScript the lock lasts for 30 s" in first.inner_text("noscript")
-    second = boss.open(page_of(order))
-    assert "This is being edited by anna." in second.inner_text("section.mongolock-editing")
-    second.click("summary")
-    second.click("text=Yes, take over")
-    first.fill("[name=item]", "car")
-    first.click("[name=_save]")
-    assert "Not saved: this is now being edited by boss." in first.inner_text("section.mongolock-editing")
-    assert first.locator("a.deletelink").is_hidden()
-    second.fill("[name=item]", "boat")
-    second.click("[name=_save]")
-    first.click("[name=_continue]")
-    assert item_of(order) == "boat"
-    assert "this was changed while you were editing it" in first.inner_text("section.mongolock-editing")
-    assert first.locator("a.deletelink").is_visible()
-    first.click("[name=_continue]")
-    assert item_of(order) == "car"
-
-
 #: Colours fade to those of another scheme, or to those of a link that has the focus.
 FADED = """async () => {
     await new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)));
@@ -503,18 +434,3 @@ def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool)
     says(first, "Not saved")
     accessible(first, axe, *schemes)
     accessible(anna.open(f"/own/{order.pk}/"), axe, *more)
-
-
-@pytest.mark.parametrize("kind", ["own", pytest.param("async", marks=pytest.mark.program)])
-def test_own_views(people: Callable[..., Person], order: Order, kind: str) -> None:
-    """A class and a coroutine of one's own, with the template tags."""
-    address = f"/{kind}/{order.pk}/"
-    first = people("anna").open(address)
-    says(first, "You are editing this.")
-    second = people("ben").open(address)
-    says(second, "This is being edited by anna.")
-    first.fill("[name=item]", address)
-    first.click("button:text-is('Save')")
-    first.wait_for_url("**/done/")
-    assert item_of(order) == address
-    says(second, "It is free now")

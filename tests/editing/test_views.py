@@ -27,11 +27,6 @@ from tests.test_checks import ids
 pytestmark = WITH_MONGO
 
 
-@pytest.fixture
-def order(locks: Locks) -> Order:
-    return Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100)
-
-
 @pytest.mark.parametrize("kind", ["own", "async"])
 class TestOwnViews:
     """Both kinds do the same."""

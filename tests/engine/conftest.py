@@ -1,10 +1,11 @@
 """What the engine's tests stand on: stores, sessions and locks over a collection of their own."""
 
 import asyncio
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from pymongo import MongoClient
@@ -16,10 +17,9 @@ from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
-from tests.engine.parties import Parties, Party
 from tests.engine.twins import CALM, Twin, in_memory, in_mongodb
 from tests.engine.waiters import InThread, Waiter
-from tests.support import failpoints
+from tests.support import DATABASE, failpoints
 from tests.support.lock_fixtures import Commands
 
 Document = dict[str, Any]
@@ -103,6 +103,21 @@ def new_session(config: StoreConfig) -> Iterator[Callable[..., Session]]:
 
 
 @pytest.fixture
+def session_at(test_name: str) -> Iterator[Callable[..., Session]]:
+    """Makes sessions at another server, over a collection of this test: session_at(uri, timeout=1.0)."""
+    made: list[Session] = []
+
+    def session_at(uri: str, timeout: float = 5.0) -> Session:
+        config = StoreConfig({"host": uri, "heartbeatFrequencyMS": 500}, DATABASE, test_name)
+        made.append(Session(MongoStore(config), timeout))
+        return made[-1]
+
+    yield session_at
+    for session in made:
+        session.close()
+
+
+@pytest.fixture
 def timer() -> Timer:
     """The clock of the session of `session` and `lock`."""
     return Timer()
@@ -122,17 +137,13 @@ def twin(request: pytest.FixtureRequest) -> Twin:
 
 
 @pytest.fixture
-def parties(mongo_uri: str, collection: Collection[Document], in_thread: InThread) -> Iterator[Parties]:
-    """Makes processes, which use this test's collection."""
-    parties = Parties(mongo_uri, collection.name, in_thread)
-    yield parties
-    parties.close()
+def memory(in_thread: InThread) -> Iterator[Any]:
+    """Processes in memory."""
+    from tests.engine.memory import Memory
 
-
-@pytest.fixture
-def process(parties: Parties) -> Party:
-    """One of them."""
-    return parties.new()
+    made = Memory(in_thread)
+    yield made
+    made.close()
 
 
 LockMaker = Callable[..., MongoLock]
@@ -253,6 +264,63 @@ def take_away(collection: Collection[Document]) -> Callable[..., None]:
         collection.update_one({"_id": key}, {"$set": {"holders": []}})
 
     return take_away
+
+
+class Gate:
+    """Holds up the first call of a method: before it, or (*late*) its answer.
+
+    only: what its arguments have to be like. error: what it raises in the place of its answer.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        only: Callable[..., object] | None = None,
+        *,
+        late: bool = False,
+        error: BaseException | None = None,
+    ) -> None:
+        self.call, self.only, self.late, self.error = call, only, late, error
+        self.there, self.go, self.over = threading.Event(), threading.Event(), threading.Event()
+        self.arguments: tuple[Any, ...] | None = None
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if self.arguments is not None or not (self.only is None or self.only(*arguments)):
+            return self.call(*arguments, **options)
+        self.arguments = arguments
+        answer = self.call(*arguments, **options) if self.late else None
+        self.there.set()
+        assert self.go.wait(20)
+        if self.error is not None:
+            try:
+                raise self.error
+            finally:
+                self.error = None  # it leads to the frames of who called
+        try:
+            return answer if self.late else self.call(*arguments, **options)
+        finally:
+            self.over.set()
+
+    def fail(self, error: BaseException) -> Self:
+        """Let the first call fail, at once."""
+        self.error = error
+        self.go.set()
+        return self
+
+
+HoldUp = Callable[..., Gate]
+
+
+@pytest.fixture
+def hold_up(monkeypatch: pytest.MonkeyPatch) -> HoldUp:
+    """Puts a gate before a method: hold_up(session.store, "apply")."""
+
+    def hold_up(owner: Any, name: str, *arguments: Any, **options: Any) -> Gate:
+        gate = Gate(getattr(owner, name), *arguments, **options)
+        monkeypatch.setattr(owner, name, gate)
+        return gate
+
+    return hold_up
 
 
 @pytest.fixture

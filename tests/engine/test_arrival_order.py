@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from io import StringIO
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -19,14 +19,10 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import UNLIMITED, Terms
-from django_mongolock.engine.rule.step import Limits
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockNotAcquired
 from django_mongolock.inspection.named_locks import row_of
 from django_mongolock.inspection.overview import overview
 from django_mongolock.models import Lock
-from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.twins import CALM
 from tests.engine.waiters import InThread
@@ -34,34 +30,21 @@ from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import held_elsewhere, new_key
 from tests.support.waiting import eventually
 
-READER = Terms("shared", UNLIMITED, lease=60, margin=1, waiter_lease=60)
 #: Seconds between two who arrive.
 GAP = 0.15
 #: Up to three times: on a busy machine a command may need longer than that to arrive.
 pytestmark = [pytest.mark.long, pytest.mark.flaky(reruns=2)]
 
 
-class NewProcess(Protocol):
-    """Makes what stands in for a process: a session with a connection of its own."""
-
-    def __call__(self) -> Session: ...
+#: Makes what stands in for a process: a session with a connection of its own.
+NewProcess = Callable[[], Session]
 
 
 @pytest.fixture(params=["mongodb", "memory"])
-def new_process(request: pytest.FixtureRequest, new_session: Callable[..., Session]) -> Iterator[NewProcess]:
+def new_process(request: pytest.FixtureRequest, new_session: NewProcess, memory: Any) -> NewProcess:
     """Sessions at a MongoDB, or in the memory of this process."""
-    if request.param == "mongodb":
-        yield new_session
-        return
-    server, made = MemoryServer(), []
-
-    def new() -> Session:
-        made.append(MemorySession(MemoryStore(server, Limits())))
-        return made[-1]
-
-    yield new
-    for session in made:
-        session.close()
+    made: NewProcess = new_session if request.param == "mongodb" else memory.new_session
+    return made
 
 
 class Queue:
@@ -69,61 +52,39 @@ class Queue:
 
     def __init__(self, in_thread: InThread) -> None:
         self.in_thread = in_thread
-        self.holders: list[MongoLock] = []
         self.loop = asyncio.new_event_loop()
         self.tokens: list[tuple[int, str]] = []
-        self.left: list[str] = []
-        self.locks: dict[str, MongoLock] = {}
         self._asked = 0
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def hold(self, process: Session, terms: Terms = CALM) -> None:
-        """Have the lock held, in the main thread, until `let_go`."""
-        self.holders.append(make_lock(process, terms=terms).acquire())
-
-    def let_go(self) -> None:
-        """Give it back."""
-        while self.holders:
-            self.holders.pop().release()
-            time.sleep(GAP)
-
-    def ask(self, name: str, process: Session, kind: str = "thread", *, hold: float = 0.01, **options: Any) -> None:
-        """Have *name* ask for the lock, keep it for *hold* seconds and give it back; wait until it has surely asked."""
-        lock = self.locks[name] = make_lock(process, **{"terms": CALM, "wait": 60, **options})
+    def ask(self, name: str, process: Session, *, in_task: bool) -> None:
+        """Have *name* ask for the lock, keep it for a moment and give it back; wait until it has surely asked."""
+        lock = make_lock(process, terms=CALM, wait=60)
         self._asked += 1
-        if kind == "task":
-            asyncio.run_coroutine_threadsafe(self._work_in_task(name, lock, hold), self.loop)
+        if in_task:
+            asyncio.run_coroutine_threadsafe(self._work_in_task(name, lock), self.loop)
         else:
-            self.in_thread(lambda: self._work(name, lock, hold))
-        assert eventually(lambda: lock._own.wanted is not None or lock.held or name in self.left)
+            self.in_thread(lambda: self._work(name, lock))
+        assert eventually(lambda: lock._own.wanted is not None or lock.held)
         time.sleep(GAP)
 
-    def _work(self, name: str, lock: MongoLock, hold: float) -> None:
-        try:
-            with lock:
-                self.tokens.append((lock.fencing_token, name))
-                time.sleep(hold)
-        except LockNotAcquired:
-            self.left.append(name)
+    def _work(self, name: str, lock: MongoLock) -> None:
+        with lock:
+            self.tokens.append((lock.fencing_token, name))
+            time.sleep(0.01)
 
-    async def _work_in_task(self, name: str, lock: MongoLock, hold: float) -> None:
-        try:
-            async with lock:
-                self.tokens.append((lock.fencing_token, name))
-                await asyncio.sleep(hold)
-        except LockNotAcquired:
-            self.left.append(name)
+    async def _work_in_task(self, name: str, lock: MongoLock) -> None:
+        async with lock:
+            self.tokens.append((lock.fencing_token, name))
+            await asyncio.sleep(0.01)
 
     def served(self) -> list[str]:
         """Wait until all have been; return them in order."""
-        assert eventually(lambda: len(self.tokens) + len(self.left) == self._asked, 40), f"{self.tokens} {self.left}"
+        assert eventually(lambda: len(self.tokens) == self._asked, 40), self.tokens
         return [name for _, name in sorted(self.tokens)]
 
     def close(self) -> None:
-        """Let everybody have been, also where the test has failed."""
-        self.let_go()
-        eventually(lambda: len(self.tokens) + len(self.left) == self._asked, 20)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
         self.loop.close()
@@ -137,50 +98,22 @@ def queue(in_thread: InThread, new_session: object) -> Iterator[Queue]:
     queue.close()
 
 
-KINDS = ["thread", "task"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_eight_of_one_process_then_four_of_another(new_process: NewProcess, queue: Queue, kind: str) -> None:
-    """F69: nobody of the second process overtakes anybody of the first, who all came before."""
-    one, two = new_process(), new_process()
-    queue.hold(new_process())
-    names = [f"A{number}" for number in range(8)]
-    for name in names:
-        queue.ask(name, one, kind)
-    time.sleep(0.6)
-    for number in range(4):
-        queue.ask(f"B{number}", two, kind)
-        names.append(f"B{number}")
-    queue.let_go()
-    assert queue.served() == names
-
-
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_threads_and_tasks_of_three_processes_in_turns(new_process: NewProcess, queue: Queue, seed: int) -> None:
-    """F69: in whatever order they come, they are served in that order."""
+@pytest.mark.parametrize("waits_too", [False, True])
+def test_threads_and_tasks_of_three_processes_in_turns(
+    new_process: NewProcess, queue: Queue, seed: int, waits_too: bool
+) -> None:
+    """F69: in whatever order they come, they are served in that order; also where they wait for a hand-over within
+    their process, since it holds the lock."""
     chance = random.Random(seed)
     processes = [new_process() for _ in range(3)]
-    queue.hold(new_process())
     names = []
-    for number in range(15):
-        process = chance.randrange(3)
-        names.append(f"{'ABC'[process]}{number}")
-        queue.ask(names[-1], processes[process], chance.choice(KINDS))
-    queue.let_go()
+    with make_lock(processes[0] if waits_too else new_process(), terms=CALM):
+        for number in range(15):
+            process = chance.randrange(3)
+            names.append(f"{'ABC'[process]}{number}")
+            queue.ask(names[-1], processes[process], in_task=chance.random() < 0.5)
     assert queue.served() == names
-
-
-@pytest.mark.parametrize("pause", [0.0, 0.8], ids=["at once", "later"])
-def test_in_the_process_that_holds_the_lock(new_process: NewProcess, queue: Queue, pause: float) -> None:
-    """F69: a waiter that waits for a hand-over within its process has the place of when it came."""
-    one, two = new_process(), new_process()
-    queue.hold(one)
-    for name, process in (("A1", one), ("B1", two), ("A2", one), ("B2", two)):
-        queue.ask(name, process)
-    time.sleep(pause)
-    queue.let_go()
-    assert queue.served() == ["A1", "B1", "A2", "B2"]
 
 
 # All who wait are visible

@@ -10,7 +10,7 @@ import pytest
 
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockNotAcquired
-from tests.engine.conftest import Here, LockMaker, make_lock
+from tests.engine.conftest import Here, HoldUp, LockMaker, make_lock
 from tests.support.waiting import eventually
 
 Entries = Callable[..., list[Any]]
@@ -30,51 +30,28 @@ async def cancelled(task: asyncio.Task[Any]) -> bool:
     return False
 
 
-async def test_cancelled_in_flight(here: Here, monkeypatch: pytest.MonkeyPatch, door: str) -> None:
+async def test_cancelled_in_flight(here: Here, hold_up: HoldUp, door: str) -> None:
     """F36: the command is applied after the cancellation; the lock is taken back, and the next one gets it."""
-    sent, let_go, applied, apply = (
-        threading.Event(),
-        threading.Event(),
-        threading.Event(),
-        getattr(here.session.store, door),
-    )
-
-    def slow(*arguments: Any) -> Any:
-        sent.set()
-        assert let_go.wait(10)
-        try:
-            return apply(*arguments)
-        finally:
-            applied.set()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(here.session.store, door, slow)
-        task = asyncio.create_task(make_lock(here.session).aacquire())
-        assert await asyncio.to_thread(sent.wait, 10)
-        assert await cancelled(task)
-        let_go.set()
-        assert await asyncio.to_thread(applied.wait, 10)
+    gate = hold_up(here.session.store, door)
+    task = asyncio.create_task(make_lock(here.session).aacquire())
+    assert await asyncio.to_thread(gate.there.wait, 10)
+    assert await cancelled(task)
+    gate.go.set()
+    assert await asyncio.to_thread(gate.over.wait, 10)
     assert await asyncio.to_thread(settled, here.session)
     assert here.entries() == []
     async with make_lock(here.session, wait=0):
         pass
 
 
-async def test_cancelled_on_release(session: Session, entries: Entries, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_on_release(session: Session, entries: Entries, hold_up: HoldUp) -> None:
     """F36: the release goes on in the background."""
-    sent, let_go, give_back = threading.Event(), threading.Event(), session.store.release_uncontended
-
-    def slow(*arguments: Any) -> Any:
-        sent.set()
-        assert let_go.wait(10)
-        return give_back(*arguments)
-
     lock = await make_lock(session).aacquire()
-    monkeypatch.setattr(session.store, "release_uncontended", slow)
+    gate = hold_up(session.store, "release_uncontended")
     task = asyncio.create_task(lock.arelease())
-    assert await asyncio.to_thread(sent.wait, 10)
+    assert await asyncio.to_thread(gate.there.wait, 10)
     assert await cancelled(task)
-    let_go.set()
+    gate.go.set()
     assert not lock.held
     assert await asyncio.to_thread(settled, session)
     assert entries() == []

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from pymongo.errors import PyMongoError
@@ -10,11 +10,10 @@ from pymongo.errors import PyMongoError
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.session.session import Session
 from testproject.servers import Mongod, ReplicaSet
 from tests import parts
-from tests.engine.conftest import store_of
-from tests.engine.parties import Parties, Party
-from tests.engine.waiters import InThread
+from tests.engine.conftest import make_lock, store_of
 from tests.support import DATABASE
 from tests.support.waiting import eventually
 from verify.faults.clocks import Dial
@@ -70,29 +69,35 @@ def three() -> Iterator[Servers]:
 
 
 @pytest.fixture
-def parties(three: Servers, in_thread: InThread, test_name: str) -> Iterator[Parties]:
-    """Makes processes at the three members, over a collection of this test."""
-    with contextlib.closing(Parties(three.replica_set.uri, test_name, in_thread)) as parties:
-        yield parties
+def one(three: Servers, session_at: Callable[..., Session]) -> Session:
+    """A process at the three members."""
+    return session_at(three.replica_set.uri)
 
 
-def lock(party: Party, lease: float, *, wait: float = 0, renew: bool = False) -> MongoLock:
-    return party.lock(Terms(lease=lease, margin=0.3, waiter_lease=min(lease, 2.0)), wait=wait, renew=renew)
+@pytest.fixture
+def two(three: Servers, session_at: Callable[..., Session]) -> Session:
+    """Another one."""
+    return session_at(three.replica_set.uri)
 
 
-def left_by_a_killed_process(party: Party, lease: float) -> MongoLock:
+def lock(session: Session, lease: float, *, wait: float = 0, renew: bool = False) -> MongoLock:
+    terms = Terms(lease=lease, margin=0.3, waiter_lease=min(lease, 2.0))
+    return make_lock(session, terms=terms, wait=wait, auto_renew=renew)
+
+
+def left_by_a_killed_process(session: Session, lease: float) -> MongoLock:
     """A lock that its process has forgotten."""
-    dead = lock(party, lease).acquire()
-    party.session.registry.grants.clear()
+    dead = lock(session, lease).acquire()
+    session.registry.grants.clear()
     return dead
 
 
-def tries(party: Party, seconds: float) -> list[float]:
+def tries(session: Session, seconds: float) -> list[float]:
     """Try to take the lock for so long; when it was had."""
     end, had = clock.now() + seconds, []
     while clock.now() < end:
         with contextlib.suppress(Exception):
-            thief = lock(party, 1)
+            thief = lock(session, 1)
             if thief.try_acquire():
                 had.append(clock.now())
                 thief.release()
@@ -100,49 +105,34 @@ def tries(party: Party, seconds: float) -> list[float]:
     return had
 
 
-def twice(three: Servers, parties: Parties) -> bool:
-    """Fail over to a member that is 30 s ahead while a lock is held: does another get it meanwhile?"""
+@pytest.mark.parametrize("renew", [False, True])
+def test_a_failover_to_a_clock_that_is_ahead_makes_no_second_holder(
+    three: Servers, one: Session, two: Session, renew: bool
+) -> None:
+    """F21: the new primary's clock is 30 s ahead of a lease that ends before: nobody else gets the lock, which is
+    renewed under the new primary with the same token."""
     three.dials[1].set(30)
     assert three.ahead(1) > 29
     three.lead(1)  # a member whose clock has leapt calls an election: that is over then
     three.lead(0)
-    one, two = parties.new(), parties.new()
-    store_of(two.session).collection.find_one()
-    mine = lock(one, 15).acquire()
+    store_of(two).collection.find_one()
+    mine = lock(one, 6 if renew else 15, renew=renew).acquire()
     assert abs(mine.acquired_at.timestamp() - time.time()) < 15  # not by the clock that is ahead
-    three.lead(1)
-    had = tries(two, 3)
-    assert mine.held
-    mine.release()
-    return bool(had)
-
-
-def test_a_failover_to_a_clock_that_is_ahead_makes_no_second_holder(three: Servers, parties: Parties) -> None:
-    """F21: a lease of 15 s, and the new primary's clock 30 s ahead: nobody else gets the lock."""
-    assert not twice(three, parties)
-
-
-def test_a_living_holder_survives_the_failover(three: Servers, parties: Parties) -> None:
-    """F21: it is renewed under the new primary, with the same token, and nothing is reported to it."""
-    three.dials[1].set(30)
-    three.lead(0)
-    one, two = parties.new(), parties.new()
-    mine = lock(one, 6, renew=True).acquire()
     token = mine.fencing_token
     three.lead(1)
-    assert tries(two, 7) == []
+    assert tries(two, 7 if renew else 3) == []
     assert (mine.held, mine.fencing_token) == (True, token)
     assert mine.release()
     assert lock(two, 2, wait=2).acquire().fencing_token > token
 
 
 @pytest.mark.parametrize("how", ["another primary", "set back"])
-def test_a_dead_holder_is_gone_after_two_leases(three: Servers, parties: Parties, how: str) -> None:
+def test_a_dead_holder_is_gone_after_two_leases(three: Servers, one: Session, two: Session, how: str) -> None:
     """F22, F23: its lease was written under a clock that is far ahead; then a member whose clock is right is elected,
     or that clock is set back on the running primary. It does not live as much longer."""
     three.dials[1].set(120)
     three.lead(1)
-    one, two, lease, began = parties.new(), parties.new(), 4.0, clock.now()
+    lease, began = 4.0, clock.now()
     dead = left_by_a_killed_process(one, lease)
     elected = three.members[1].hello()["electionId"]
     if how == "set back":
@@ -159,26 +149,19 @@ def test_a_dead_holder_is_gone_after_two_leases(three: Servers, parties: Parties
         assert (three.members[1].hello().get("electionId") == elected) == (how == "set back")
 
 
-def test_a_running_primary_that_is_set_forward_tells_the_holder(three: Servers, parties: Parties) -> None:
+def test_a_running_primary_that_is_set_forward_tells_the_holder(three: Servers, one: Session, two: Session) -> None:
     """F24: the documented limit: another gets the lock at once. The holder learns of it at its next renewal, long
     before its lease would end, and what it writes then has the older token."""
     three.dials[1].set(0)
     three.lead(1)
-    mine = lock(parties.new(), 15, renew=True).acquire()
+    mine = lock(one, 15, renew=True).acquire()
     taken = clock.now()
     three.dials[1].set(40)
     assert three.ahead(1) > 39
-    theirs = lock(parties.new(), 15, wait=20, renew=True).acquire()
+    theirs = lock(two, 15, wait=20, renew=True).acquire()
     assert eventually(lambda: mine.lost, 10)
     assert clock.now() - taken < 15
     assert theirs.held
     assert theirs.fencing_token > mine.fencing_token
     theirs.release()
     three.dials[1].set(0)
-
-
-# An end that was written by one clock, less the time of another, is no length of anything
-
-
-#: A waiter that is handed the lock lives for six seconds without renewal, a holder for five times as long.
-TERMS = Terms(lease=30, margin=0.5, waiter_lease=6)

@@ -13,11 +13,10 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.session.ending import ABANDONED, How
-from django_mongolock.engine.session.grant import Grant
+from django_mongolock.engine.session.ending import ABANDONED
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
-from tests.engine.conftest import QUICK, Document, Here, LockMaker, make_lock, store_of
+from tests.engine.conftest import QUICK, Document, Here, HoldUp, LockMaker, make_lock, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.support.waiting import eventually
@@ -143,17 +142,11 @@ def test_what_makes_a_cycle(here: Here, free: Terms | None, holder: Terms, wante
 
 
 @pytest.mark.long
-def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, hold_up: HoldUp) -> None:
     """F45, F100: a thread that lost its lock object, to a signal for example, and asks again, waits for the release."""
-    queued, end = threading.Event(), here.session.ending.end
-
-    def later(grant: Grant, how: How, **options: Any) -> None:
-        assert how is not ABANDONED or queued.wait(20)
-        end(grant, how, **options)
-
-    monkeypatch.setattr(here.session.ending, "end", later)
+    gate = hold_up(here.session.ending, "end", lambda grant, how: how is ABANDONED)
     here.lock(wait=0).acquire()  # and its object is gone
-    timer = threading.Timer(0.8, queued.set)
+    timer = threading.Timer(0.8, gate.go.set)
     timer.start()
     with here.lock(wait=20) as again:
         assert again.held

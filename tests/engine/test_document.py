@@ -1,13 +1,12 @@
 """What a key and a fact may be, and how damage is found in what is stored."""
 
-import unicodedata
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from bson import ObjectId
 from bson.int64 import Int64
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_mongolock.engine.rule.document import (
@@ -20,7 +19,7 @@ from django_mongolock.engine.rule.document import (
     is_waiter,
 )
 from django_mongolock.engine.rule.replies import read_reply
-from django_mongolock.engine.text_checks import MAX_FACT_LENGTH, MAX_KEY_BYTES, check_fact, check_key, tidy_fact
+from django_mongolock.engine.text_checks import MAX_FACT_LENGTH, check_fact, tidy_fact
 from django_mongolock.exceptions import LockDocumentDamaged
 from tests.support import lock_documents as made
 
@@ -45,19 +44,6 @@ def holder(**changes: Any) -> dict[str, Any]:
 
 def document(**changes: Any) -> dict[str, Any]:
     return made.document("k", [holder()], [waiter()], {"token": Int64(5), "clock": "c", **changes})
-
-
-@pytest.mark.long
-@settings(max_examples=30, deadline=None)
-@given(st.one_of(st.text(), st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")))))
-def test_a_key_that_is_taken_can_be_stored_and_stays_what_it_is(text: str) -> None:
-    """Whatever is taken is composed, fits, is valid UTF-8, and is taken again as the very same key."""
-    try:
-        key = check_key(text)
-    except ValueError:
-        return
-    assert 0 < len(key.encode()) <= MAX_KEY_BYTES
-    assert check_key(key) == key == unicodedata.normalize("NFC", key)
 
 
 def test_a_fact_is_none_or_a_short_text() -> None:

@@ -1,22 +1,20 @@
 """A lock over a real election: the witness of the short tier. What else an election does is in test_failover.py."""
 
+from collections.abc import Callable
+
 import pytest
 
-from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from testproject.servers import ReplicaSet
+from tests.engine.conftest import make_lock
+from tests.engine.twins import CALM
 
 
 @pytest.mark.witness
-def test_a_killed_primary_takes_no_lock_with_it() -> None:
+def test_a_killed_primary_takes_no_lock_with_it(session_at: Callable[..., Session]) -> None:
     """P2, P3: what was acquired is held at the next primary, keeps others out, and the next token is larger."""
-    terms = Terms(lease=60, margin=1, waiter_lease=10)
     with ReplicaSet(members=3, election_timeout=2) as servers:
-        sessions = [Session(MongoStore(StoreConfig({"host": servers.uri}, "d", "locks"))) for _ in range(2)]
-        mine, other = (MongoLock(lambda s=s: s, ("k",), terms, LockOptions(wait=30)) for s in sessions)  # type: ignore[misc]
+        mine, other = (make_lock(session_at(servers.uri), terms=CALM, wait=30) for _ in range(2))
         with mine:
             servers.primary().kill()
             servers.primary()
@@ -25,5 +23,3 @@ def test_a_killed_primary_takes_no_lock_with_it() -> None:
             token = mine.fencing_token
         with other:
             assert other.fencing_token > token
-        for session in sessions:
-            session.close()

@@ -5,7 +5,7 @@ import functools
 import gc
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,68 +14,16 @@ import pytest
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
-from django_mongolock.engine.rule.replies import Found
-from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockNotAcquired
-from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
-from tests.engine.conftest import make_lock
+from django_mongolock.testing.memory_server import MemorySession
+from tests.engine.conftest import HoldUp, make_lock
+from tests.engine.memory import LONG, TIMEOUT, Memory
 from tests.engine.test_signal_nets import Strikes
 from tests.engine.waiters import InThread
 from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually
-
-TIMEOUT = 5.0
-#: Longer than any test lets time go by.
-LONG = Terms(lease=6_000, margin=1, waiter_lease=6_000)
-
-Events = list[tuple[str, str]]
-
-
-@pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
-
-
-@pytest.fixture
-def events() -> Events:
-    """What was reported of the grants of `session`, with their keys."""
-    return []
-
-
-@pytest.fixture
-def session(server: MemoryServer, events: Events) -> Iterator[MemorySession]:
-    session = MemorySession(
-        MemoryStore(server, Limits()), observer=lambda event, grant: events.append((event, grant.key))
-    )
-    yield session
-    session.close()
-
-
-def holders(server: MemoryServer, key: str = "k") -> list[dict[str, Any]]:
-    return list(server.documents[key]["holders"])
-
-
-class Gate:
-    """Holds up the first call of a function: before it, or (*late*) its answer. error: what it raises then."""
-
-    def __init__(self, call: Callable[..., Any], *, late: bool = False, error: BaseException | None = None) -> None:
-        self.call, self.late, self.error = call, late, error
-        self.there, self.go = threading.Event(), threading.Event()
-        self._passed = False
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        if self._passed:
-            return self.call(*arguments, **options)
-        self._passed = True
-        answer = self.call(*arguments, **options) if self.late else None
-        self.there.set()
-        self.go.wait(20)
-        if self.error is not None:
-            raise self.error
-        return answer if self.late else self.call(*arguments, **options)
 
 
 class Call:
@@ -96,51 +44,34 @@ class Call:
         return self.result
 
 
-HoldUp = Callable[..., Gate]
-
-
-@pytest.fixture
-def hold_up(monkeypatch: pytest.MonkeyPatch) -> HoldUp:
-    """Puts a gate before a method: hold_up(session.store, "apply")."""
-
-    def hold_up(owner: Any, name: str, **options: Any) -> Gate:
-        gate = Gate(getattr(owner, name), **options)
-        monkeypatch.setattr(owner, name, gate)
-        return gate
-
-    return hold_up
-
-
 @pytest.mark.parametrize("how", ["forced", "max_hold"])
-def test_a_key_that_is_lost_while_the_next_is_waited_for(
-    server: MemoryServer, session: MemorySession, in_thread: InThread, how: str
-) -> None:
+def test_a_key_that_is_lost_while_the_next_is_waited_for(memory: Memory, how: str) -> None:
     """F164, P7: acquire() never returns what is not held."""
-    theirs = make_lock(MemorySession(MemoryStore(server, Limits())), "b", terms=LONG).acquire()
+    theirs = memory.other("b").acquire()
     options = {"max_hold": 60.0} if how == "max_hold" else {}
-    mine = make_lock(session, "a", "b", terms=LONG, wait=None, **options)
-    acquiring = Call(in_thread, mine.acquire)
-    assert eventually(lambda: server.documents.get("b", {}).get("waiters"))
+    mine = memory.lock("a", "b", wait=None, **options)
+    acquiring = Call(memory.in_thread, mine.acquire)
+    assert eventually(lambda: memory.server.documents.get("b", {}).get("waiters"))
     if how == "forced":
-        session.lose("a")
+        memory.session.lose("a")
     else:
-        server.advance(61)
+        memory.server.advance(61)
     theirs.release()
     assert isinstance(acquiring.end(), LockLost)
-    assert eventually(lambda: not (holders(server, "a") or holders(server, "b") or session.known))
+    assert eventually(lambda: not (memory.entries("a") or memory.entries("b") or memory.session.known))
 
 
 # One lock object, and two threads
 
 
 def test_what_was_acquired_since_another_thread_released_it(
-    session: MemorySession, in_thread: InThread, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F165: a release whose answer comes late ends what it released, and not what the object has acquired since."""
     monkeypatch.setattr(procedures, "LOCAL_HANDOVER_GRACE", 0.05)
-    lock = make_lock(session, terms=LONG).acquire()
-    gate = hold_up(session.store, "release_uncontended", late=True)
-    first = Call(in_thread, lock.release)
+    lock = memory.lock().acquire()
+    gate = hold_up(memory.session.store, "release_uncontended", late=True)
+    first = Call(memory.in_thread, lock.release)
     assert gate.there.wait(TIMEOUT)
     assert not lock.release()
     with lock:
@@ -149,24 +80,22 @@ def test_what_was_acquired_since_another_thread_released_it(
         assert lock.held
 
 
-def test_what_another_thread_is_releasing_is_not_lost(
-    session: MemorySession, in_thread: InThread, hold_up: HoldUp
-) -> None:
+def test_what_another_thread_is_releasing_is_not_lost(memory: Memory, hold_up: HoldUp) -> None:
     """F165: neither its block nor `lost` reports a loss while the command of the release is on its way."""
-    gate = hold_up(session.store, "release_uncontended")
-    with make_lock(session, terms=LONG) as lock:
-        first = Call(in_thread, lock.release)
+    gate = hold_up(memory.session.store, "release_uncontended")
+    with memory.lock() as lock:
+        first = Call(memory.in_thread, lock.release)
         assert gate.there.wait(TIMEOUT)
         assert not lock.lost
     gate.go.set()
     assert first.end() is True
 
 
-def test_an_extension_and_a_downgrade(session: MemorySession, in_thread: InThread, hold_up: HoldUp) -> None:
+def test_an_extension_and_a_downgrade(memory: Memory, hold_up: HoldUp) -> None:
     """F165: what another thread has downgraded is extended as it is now."""
-    lock = make_lock(session, terms=LONG).acquire()
-    gate = hold_up(session.store, "apply")
-    extending = Call(in_thread, lock.extend, 9_000)
+    lock = memory.lock().acquire()
+    gate = hold_up(memory.session.store, "apply")
+    extending = Call(memory.in_thread, lock.extend, 9_000)
     assert gate.there.wait(TIMEOUT)
     lock.downgrade()
     gate.go.set()
@@ -178,61 +107,57 @@ def test_an_extension_and_a_downgrade(session: MemorySession, in_thread: InThrea
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_lock_that_is_parked_is_not_lost(
-    session: MemorySession, events: Events, in_thread: InThread, hold_up: HoldUp, interrupted: bool
-) -> None:
+def test_a_lock_that_is_parked_is_not_lost(memory: Memory, hold_up: HoldUp, interrupted: bool) -> None:
     """F166: it is renewed while the command that parks it is on its way; a signal that strikes then leaves nothing."""
     lost: list[object] = []
     terms = replace(LONG, owner="me")
-    lock = make_lock(session, terms=terms, on_lost=lost.append).acquire()
+    lock = memory.lock(terms=terms, on_lost=lost.append).acquire()
     grant = grant_of(lock)
-    gate = hold_up(session.store, "apply", late=True, error=KeyboardInterrupt() if interrupted else None)
-    parking = Call(in_thread, park_held, lock, terms, {})
+    gate = hold_up(memory.session.store, "apply", late=True, error=KeyboardInterrupt() if interrupted else None)
+    parking = Call(memory.in_thread, park_held, lock, terms, {})
     assert gate.there.wait(TIMEOUT)
-    session.renewals.renew([grant])
+    memory.session.renewals.renew([grant])
     gate.go.set()
     parked = parking.end()
     assert isinstance(parked, KeyboardInterrupt if interrupted else Parked)
-    assert (events, lost) == ([("acquired", "k"), ("released", "k")], [])
-    assert eventually(lambda: not session.known)
-    assert (session.store.read("k", "", TIMEOUT).first_end is None) == interrupted
+    assert (memory.events, lost) == ([("acquired", "k"), ("released", "k")], [])
+    assert eventually(lambda: not memory.session.known)
+    assert (memory.session.store.read("k", "", TIMEOUT).first_end is None) == interrupted
 
 
 # A command of a hand-over that may still arrive
 
 
-def test_a_hand_over_that_ends_while_it_is_asked_for(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hand_over_that_ends_while_it_is_asked_for(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F167: whoever looks while its giver ends it, without an answer, sees one or the other."""
-    grant = new_grant(session, make_lock(session, terms=LONG), object())
+    grant = new_grant(memory.session, memory.lock(), object())
     waiting, grant.waiting.handover_reserved = grant.waiting, True
 
     class Reserved:
         @property
         def handover_reserved(self) -> bool:
             grant.waiting = waiting
-            session.queue.finish_handover(grant, None)
+            memory.session.queue.finish_handover(grant, None)
             return waiting.handover_reserved
 
     grant.waiting = Reserved()  # type: ignore[assignment]
     assert grant.in_doubt
 
 
-def test_what_is_lost_while_a_hand_over_to_it_is_under_way(
-    session: MemorySession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_lost_while_a_hand_over_to_it_is_under_way(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F167: a copy of the command that queued it must not bring it back."""
-    grant = grant_of(make_lock(session, terms=LONG).acquire())
+    grant = grant_of(memory.lock().acquire())
     grant.waiting.handover_reserved = True
-    session.store.apply("k", Step(remove=(grant.id,), force=True), TIMEOUT)
+    memory.apply(remove=(grant.id,), force=True)
     removed: list[Grant] = []
-    monkeypatch.setattr(session.cleanup, "ensure_removed", lambda grant, **_: removed.append(grant))
-    session.ending.taken(grant)
+    monkeypatch.setattr(memory.session.cleanup, "ensure_removed", lambda grant, **_: removed.append(grant))
+    memory.session.ending.taken(grant)
     assert removed == [grant]
 
 
-async def test_a_wrong_argument_releases_nothing(session: MemorySession) -> None:
+async def test_a_wrong_argument_releases_nothing(memory: Memory) -> None:
     """F168: as in acquire()."""
-    async with make_lock(session, terms=LONG) as lock:
+    async with memory.lock() as lock:
         with pytest.raises(TypeError):
             await lock.aacquire("5")  # type: ignore[arg-type]
         assert lock.held
@@ -242,34 +167,30 @@ async def test_a_wrong_argument_releases_nothing(session: MemorySession) -> None
 
 
 @pytest.mark.parametrize("how", ["pause", "close"])
-def test_a_grant_that_ends_before_it_is_reported(
-    server: MemoryServer, session: MemorySession, events: Events, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
+def test_a_grant_that_ends_before_it_is_reported(memory: Memory, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """F169: its process was stopped for longer than the lease, or the session is closed, just then: it is reported as
     acquired, and as lost, and nothing is known of it any more."""
-    hold = session.registry.hold
+    hold = memory.session.registry.hold
 
     def late(grant: Grant) -> None:
         if how == "close":
-            session.close()
+            memory.session.close()
         else:
-            server._moved += 7_000
-            session.heartbeat.do_due()
+            memory.server._moved += 7_000
+            memory.session.heartbeat.do_due()
         hold(grant)
 
-    monkeypatch.setattr(session.registry, "hold", late)
+    monkeypatch.setattr(memory.session.registry, "hold", late)
     with pytest.raises(LockLost):
-        make_lock(session, terms=LONG).acquire()
-    assert events == [("acquired", "k"), ("lost", "k")]
-    assert not session.registry.by_line
-    assert not session.registry._by_worker
+        memory.lock().acquire()
+    assert memory.events == [("acquired", "k"), ("lost", "k")]
+    assert not memory.session.registry.by_line
+    assert not memory.session.registry._by_worker
 
 
-def test_two_ends_at_once_are_one(
-    session: MemorySession, events: Events, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_ends_at_once_are_one(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F169: the caller releases it, and the session is closed: one of the two reports it."""
-    lock = make_lock(session, terms=LONG).acquire()
+    lock = memory.lock().acquire()
     others: list[threading.Thread] = []
     reporting = grant_of(lock).reporting
 
@@ -281,7 +202,7 @@ def test_two_ends_at_once_are_one(
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "reported" and not others:
-                others.append(in_thread(functools.partial(session.notifications.ended, grant)))
+                others.append(memory.in_thread(functools.partial(memory.session.notifications.ended, grant)))
                 others[0].join(0.2)
             setattr(reporting, name, value)
 
@@ -289,88 +210,82 @@ def test_two_ends_at_once_are_one(
     grant.reporting = Slow()  # type: ignore[assignment]
     lock.release()
     others[0].join(TIMEOUT)
-    assert events == [("acquired", "k"), ("released", "k")]
+    assert memory.events == [("acquired", "k"), ("released", "k")]
 
 
 @pytest.mark.parametrize("found_by", ["heartbeat", "caller"])
-def test_a_loss_is_told_once(
-    server: MemoryServer, session: MemorySession, events: Events, monkeypatch: pytest.MonkeyPatch, found_by: str
-) -> None:
+def test_a_loss_is_told_once(memory: Memory, monkeypatch: pytest.MonkeyPatch, found_by: str) -> None:
     """F169: for each acquisition, also where it is of several keys, and whoever finds it first."""
     told: list[object] = []
-    lock = make_lock(session, "a", "b", terms=LONG, auto_renew=False, on_lost=told.append).acquire()
+    lock = memory.lock("a", "b", auto_renew=False, on_lost=told.append).acquire()
     if found_by == "heartbeat":
-        server.advance(7_000)
+        memory.server.advance(7_000)
     else:
-        monkeypatch.setattr(session.heartbeat, "do_due", lambda: None)
-        server._moved += 7_000
+        monkeypatch.setattr(memory.session.heartbeat, "do_due", lambda: None)
+        memory.server._moved += 7_000
         lock._own.abandon()
     assert eventually(lambda: told)
     assert not eventually(lambda: len(told) > 1, 0.1)
-    assert {("lost", "a"), ("lost", "b")} <= set(events)
+    assert {("lost", "a"), ("lost", "b")} <= set(memory.events)
 
 
-def test_a_request_that_is_found_after_the_release(
-    session: MemorySession, events: Events, in_thread: InThread, hold_up: HoldUp
-) -> None:
+def test_a_request_that_is_found_after_the_release(memory: Memory, hold_up: HoldUp) -> None:
     """F169: that the release was requested is not reported of what is released; its object holds another grant now."""
     asked: list[object] = []
-    lock = make_lock(session, terms=LONG, on_release_requested=asked.append).acquire()
+    lock = memory.lock(on_release_requested=asked.append).acquire()
     grant = grant_of(lock)
-    session.store.apply("k", Step(request_release_of=(grant.id,), requested_by="me"), TIMEOUT)
-    gate = hold_up(session.store, "renew", late=True)
-    renewing = Call(in_thread, session.renewals.renew, [grant])
+    memory.apply(request_release_of=(grant.id,), requested_by="me")
+    gate = hold_up(memory.session.store, "renew", late=True)
+    renewing = Call(memory.in_thread, memory.session.renewals.renew, [grant])
     assert gate.there.wait(TIMEOUT)
     lock.release()
     lock.acquire()
     gate.go.set()
     renewing.end()
     assert not eventually(lambda: asked, 0.1)
-    assert "release_requested" not in dict(events)
+    assert "release_requested" not in dict(memory.events)
 
 
 # A session that is closed
 
 
 def test_a_release_that_finds_its_session_has_released(
-    session: MemorySession, events: Events, in_thread: InThread, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F170: the session is closed while the command of the caller is on its way: that is no loss."""
-    lock = make_lock(session, terms=LONG).acquire()
-    gate = hold_up(session.store, "release_uncontended")
-    releasing = Call(in_thread, lock.release)
+    lock = memory.lock().acquire()
+    gate = hold_up(memory.session.store, "release_uncontended")
+    releasing = Call(memory.in_thread, lock.release)
     assert gate.there.wait(TIMEOUT)
-    end = session.ending.end
+    end = memory.session.ending.end
 
     def late(grant: Grant, how: How, **options: Any) -> None:
         gate.go.set()
         releasing.end()
         end(grant, how, **options)
 
-    monkeypatch.setattr(session.ending, "end", late)
-    session.close()
+    monkeypatch.setattr(memory.session.ending, "end", late)
+    memory.session.close()
     assert releasing.end() is True
-    assert events == [("acquired", "k"), ("released", "k")]
+    assert memory.events == [("acquired", "k"), ("released", "k")]
 
 
-def test_a_release_in_a_session_that_is_being_closed(
-    server: MemoryServer, session: MemorySession, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_in_a_session_that_is_being_closed(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F170: it goes on without its heir, and does not replace the error of its block."""
-    lock = make_lock(session, terms=LONG).acquire()
-    waiting = Call(in_thread, make_lock(session, terms=LONG, wait=None).acquire)
-    assert eventually(lambda: session.queue.waiting)
-    reserve = session.queue.reserve_handover
+    lock = memory.lock().acquire()
+    waiting = Call(memory.in_thread, memory.lock(wait=None).acquire)
+    assert eventually(lambda: memory.session.queue.waiting)
+    reserve = memory.session.queue.reserve_handover
 
     def late(grant: Grant) -> Grant | None:
         heir = reserve(grant)
-        session.commands.close(TIMEOUT)
+        memory.session.commands.close(TIMEOUT)
         return heir
 
-    monkeypatch.setattr(session.queue, "reserve_handover", late)
+    monkeypatch.setattr(memory.session.queue, "reserve_handover", late)
     assert lock.release()
-    assert holders(server) == []
-    session.close()
+    assert memory.entries() == []
+    memory.session.close()
     waiting.end()
 
 
@@ -378,12 +293,12 @@ def test_a_release_in_a_session_that_is_being_closed(
 
 
 @pytest.mark.long
-def test_a_minimum_hold_lasts_where_signals_strike_the_release(server: MemoryServer, session: MemorySession) -> None:
+def test_a_minimum_hold_lasts_where_signals_strike_the_release(memory: Memory) -> None:
     """F171: wherever the first one strikes, and after it at every line."""
     terms = replace(LONG, min_hold=3_000)
 
     def release(key: str, first: int) -> Strikes:
-        locks = [make_lock(session, key, terms=terms).acquire()]
+        locks = [memory.lock(key, terms=terms).acquire()]
         with Strikes(first) as strikes:
             locks[0].release()
         locks.clear()
@@ -396,16 +311,16 @@ def test_a_minimum_hold_lasts_where_signals_strike_the_release(server: MemorySer
         keys = [f"k{first}" for first in range(1, events, 5)]
         for number, key in enumerate(keys):
             release(key, 1 + number * 5)
-        assert eventually(lambda: not session.known)
-    assert [key for key in keys if not any("released" in holder for holder in holders(server, key))] == []
+        assert eventually(lambda: not memory.session.known)
+    assert [key for key in keys if not any("released" in holder for holder in memory.entries(key))] == []
 
 
-def test_a_loop_that_is_closed_while_it_releases(server: MemoryServer, session: MemorySession, hold_up: HoldUp) -> None:
+def test_a_loop_that_is_closed_while_it_releases(memory: Memory, hold_up: HoldUp) -> None:
     """F171: its command failed, and no task can send another; the lock object lives on."""
     loop = asyncio.new_event_loop()
-    lock = make_lock(session, terms=LONG)
+    lock = memory.lock()
     loop.run_until_complete(loop.create_task(lock.aacquire()))
-    gate = hold_up(session.store, "release_uncontended", error=LockBackendFailed("no answer", "k"))
+    gate = hold_up(memory.session.store, "release_uncontended", error=LockBackendFailed("no answer", "k"))
     task = loop.create_task(lock.arelease())
 
     async def until_it_is_sent() -> None:
@@ -414,10 +329,10 @@ def test_a_loop_that_is_closed_while_it_releases(server: MemoryServer, session: 
     loop.run_until_complete(until_it_is_sent())
     loop.close()
     gate.go.set()
-    session.heartbeat.do_due()
+    memory.session.heartbeat.do_due()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert eventually(lambda: not (holders(server) or session.known))
+        assert eventually(lambda: not (memory.entries() or memory.session.known))
         del task
 
 
@@ -435,43 +350,41 @@ def both(session: MemorySession, told: list[object]) -> tuple[MongoLock, MongoLo
 
 @pytest.mark.parametrize("event", ["lost", "requested"])
 @pytest.mark.parametrize("left", [False, True])
-def test_each_object_that_shares_a_grant_is_told(session: MemorySession, event: str, left: bool) -> None:
+def test_each_object_that_shares_a_grant_is_told(memory: Memory, event: str, left: bool) -> None:
     """F172: as long as it shares it: not the one that has left it."""
     told: list[object] = []
-    outer, inner = both(session, told)
+    outer, inner = both(memory.session, told)
     if left:
         assert outer.release()
     if event == "lost":
-        session.lose("k")
+        memory.session.lose("k")
     else:
-        session.notifications.release_requested(grant_of(inner), "me")
+        memory.session.notifications.release_requested(grant_of(inner), "me")
     expected = {inner} if left else {outer, inner}
     assert eventually(lambda: set(told) == expected)
     assert not eventually(lambda: len(told) > len(expected), 0.1)
 
 
-def test_the_last_object_that_lives_releases(server: MemoryServer, session: MemorySession) -> None:
+def test_the_last_object_that_lives_releases(memory: Memory) -> None:
     """F172: the other one, which shared the grant, was dropped."""
-    outer, inner = both(session, [])
+    outer, inner = both(memory.session, [])
     del outer
     gc.collect()
     assert inner.release()
-    assert holders(server) == []
+    assert memory.entries() == []
 
 
-def test_a_grant_that_is_entered_again_while_it_is_released(
-    session: MemorySession, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grant_that_is_entered_again_while_it_is_released(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F172: it is shared before, and stays held; or after, and is another grant."""
-    outer = make_lock(session, terms=LONG, reentrant=True).acquire()
-    inner = make_lock(session, terms=LONG, reentrant=True)
+    outer = memory.lock(reentrant=True).acquire()
+    inner = memory.lock(reentrant=True)
     owner = Grant.owner
     released: list[object] = []
 
     def look(grant: Grant) -> Any:
         token = owner(grant)
         if not released:
-            released.append(Call(in_thread, outer.release).end())
+            released.append(Call(memory.in_thread, outer.release).end())
         return token
 
     monkeypatch.setattr(Grant, "owner", look)
@@ -480,25 +393,13 @@ def test_a_grant_that_is_entered_again_while_it_is_released(
     assert inner.held
 
 
-def test_a_renewal_that_was_sent_before_the_grant(session: MemorySession) -> None:
-    """F144, F160: it found no document, since the command that granted the lock came later: that is no loss."""
-    lock = make_lock(session, terms=LONG).acquire()
-    grant = grant_of(lock)
-    session.renewals.judge(grant, Found(LAST_TOKEN, {}, {}), 1, grant.lease.since - 0.1, grant.length)
-    assert lock.held
-    session.renewals.judge(grant, Found(LAST_TOKEN, {}, {}), 1, grant.lease.since, grant.length)
-    assert lock.lost
-
-
-def test_a_lock_object_that_fails_leaves_a_shared_grant_alone(server: MemoryServer, session: MemorySession) -> None:
+def test_a_lock_object_that_fails_leaves_a_shared_grant_alone(memory: Memory) -> None:
     """F172: an inner lock enters a key again and does not get the next one: the outer one goes on holding its own."""
-    other = MemorySession(MemoryStore(server, Limits()))
-    theirs = make_lock(other, "b", terms=LONG).acquire()
-    outer = make_lock(session, "a", terms=LONG, reentrant=True).acquire()
+    theirs = memory.other("b").acquire()
+    outer = memory.lock("a", reentrant=True).acquire()
     with pytest.raises(LockNotAcquired):
-        make_lock(session, "a", "b", terms=LONG, reentrant=True, wait=0).acquire()
+        memory.lock("a", "b", reentrant=True, wait=0).acquire()
     assert outer.held
-    assert [each["grant"] for each in holders(server, "a")] == [grant_of(outer).id]
+    assert memory.holders("a") == [grant_of(outer).id]
     theirs.release()
     outer.release()
-    other.close()

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Self
 
@@ -16,13 +17,11 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.document import entry as new_entry
-from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
 from testproject.servers import Mongod, ReplicaSet
-from tests.engine.conftest import Document, make_lock
+from tests.engine.conftest import Document, make_lock, store_of
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
 from tests.support.grants import grant_of
@@ -58,31 +57,20 @@ def cluster(members: ReplicaSet) -> Iterator[ReplicaSet]:
 
 def locks_of(session: Session) -> Collection[Document]:
     """Where the session keeps its locks."""
-    store = session.store
-    assert isinstance(store, MongoStore)
-    return store.collection
+    return store_of(session).collection
 
 
 Sessions = Callable[..., Session]
 
 
 @pytest.fixture
-def sessions(members: ReplicaSet, test_name: str) -> Iterator[Sessions]:
-    """Makes sessions at the set, or at *host*, over a collection of this test."""
-    made: list[Session] = []
-
-    def new(host: str | None = None, timeout: float = 5.0) -> Session:
-        config = StoreConfig({"host": host or members.uri, "heartbeatFrequencyMS": 500}, DATABASE, test_name)
-        made.append(Session(MongoStore(config), timeout))
-        return made[-1]
-
-    yield new
-    for session in made:
-        session.close()
+def sessions(members: ReplicaSet, session_at: Sessions) -> Sessions:
+    """Makes sessions at the set, or at *uri*."""
+    return lambda uri=members.uri, **options: session_at(uri, **options)
 
 
 def lock(session: Session, key: str = "k", terms: Terms = CALM, wait: float | None = 0) -> MongoLock:
-    return MongoLock(lambda: session, (key,), terms, LockOptions(wait=wait))
+    return make_lock(session, key, terms=terms, wait=wait)
 
 
 def left(session: Session) -> int:
@@ -325,32 +313,20 @@ def test_racing_for_an_unused_key(new_session: Callable[..., Session]) -> None:
     """F12: eight sessions try to make the same documents at the same moment: one gets each, and nobody sees an error
     of a duplicate key."""
     made, rounds = [new_session() for _ in range(8)], 40
-    start = threading.Barrier(len(made))
+    start = threading.Barrier(len(made), timeout=30)
     won: list[str] = []
-    errors: list[BaseException] = []
 
     def race(session: Session) -> None:
         for number in range(rounds):
             start.wait()
             mine = make_lock(session, f"new{number}", terms=CALM, wait=0)
-            try:
-                if mine.try_acquire():
-                    won.append(mine.key)
-                    start.wait()
-                    mine.release()
-                else:
-                    start.wait()
-            except BaseException as error:
-                errors.append(error)
-                start.abort()
-                raise
+            if mine.try_acquire():
+                won.append(mine.key)
+            start.wait()
+            mine.release()
 
-    threads = [threading.Thread(target=race, args=(session,)) for session in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    with ThreadPoolExecutor(len(made)) as pool:
+        list(pool.map(race, made))
     assert sorted(won) == sorted(f"new{number}" for number in range(rounds))
 
 

@@ -5,7 +5,6 @@ That each form does what the whole rule does, on documents of all kinds, is a pa
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from django_mongolock.engine.session.releases import (
     UnconfirmedRelease,
 )
 from django_mongolock.exceptions import LockBackendFailed, LockNotAcquired
-from tests.engine.conftest import Document, Here, LockMaker, store_of
+from tests.engine.conftest import Document, Here, HoldUp, LockMaker
 from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
@@ -115,27 +114,17 @@ def test_a_key_with_waiters_is_not_guessed(here: Here) -> None:
 
 
 @pytest.mark.parametrize("is_new", [False, True])
-def test_an_answer_that_is_lost_is_removed_as_ever(here: Here, monkeypatch: pytest.MonkeyPatch, is_new: bool) -> None:
+def test_an_answer_that_is_lost_is_removed_as_ever(here: Here, hold_up: HoldUp, is_new: bool) -> None:
     """F17: the short command has taken the lock and nobody knows: the whole one finds the grant, whose id gets a
     tombstone. The same where it has made the document."""
     with here.lock("another" if is_new else "k"):
         pass
-    store = store_of(here.session)
-    take_free = store.take_free
-
-    def lose_the_answer(*arguments: Any) -> None:
-        monkeypatch.setattr(store, "take_free", take_free)
-        assert take_free(*arguments) is not None
-        raise LockBackendFailed("gone", "k")
-
-    monkeypatch.setattr(store, "take_free", lose_the_answer)
+    hold_up(here.session.store, "take_free", late=True).fail(LockBackendFailed("gone", "k"))
     with here.lock() as mine:
         assert mine.held
         assert len(here.entries()) == 1
-    found = store.collection.find_one({"_id": "k"})
-    assert found is not None
-    assert found["holders"] == []
-    assert len(found["tombstones"]) == 1
+    assert here.entries() == []
+    assert len(here.stored()["tombstones"]) == 1
 
 
 # The guesses

@@ -18,7 +18,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockTransactionAborted
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
 from testproject.servers import Mongod, ReplicaSet
 from tests.support.grants import grant_of
 from tests.support.lock_fixtures import Commands
@@ -123,18 +123,6 @@ def test_released_and_kept_for_its_minimum_hold(
                 pieces.insert_one({"x": 1}, session=session)
     assert released == [True]
     assert ["released" in holder for holder in stored()["holders"]] == [True]
-    assert data.count_documents({}) == 0
-
-
-@pytest.mark.long
-def test_joined_queue(hold: LockMaker, join_queue: Callable[[], None], data: Pieces, mongo: Client) -> None:
-    """Another one joined the queue meanwhile: nothing is committed, the lock is held, and the error says: again."""
-    with hold() as lock:
-        with pytest.raises(LockTransactionAborted, match="try again") as caught, lock.atomic(mongo) as session:
-            data.insert_one({"x": 1}, session=session)
-            join_queue()
-        assert caught.value.token == lock.fencing_token
-        lock.ensure_held()
     assert data.count_documents({}) == 0
 
 

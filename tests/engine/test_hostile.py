@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -275,21 +275,18 @@ def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> 
     assert "secret" not in text
 
 
-@pytest.fixture
-def asked(lock: LockMaker, collection: Collection[Document]) -> Iterator[Any]:
-    with lock("k") as mine:
-        yield mine, lambda text: collection.update_one({"_id": "k"}, {"$set": {"holders.0.release_requested_by": text}})
-
-
 @pytest.mark.long
-def test_the_name_in_a_request_is_one_short_line(asked: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_name_in_a_request_is_one_short_line(
+    lock: LockMaker, collection: Collection[Document], caplog: pytest.LogCaptureFixture
+) -> None:
     """F55: its name comes from the document as well."""
-    mine, write = asked
     caplog.set_level("INFO", "django_mongolock")
-    write("anna\nlock lost key='forged'" + "x" * 100_000)
-    assert eventually(lambda: mine.release_requested)
-    assert "anna?lock" in mine.release_requested
-    assert len(mine.release_requested) <= 256
+    text = "anna\nlock lost key='forged'" + "x" * 100_000
+    with lock("k") as mine:
+        collection.update_one({"_id": "k"}, {"$set": {"holders.0.release_requested_by": text}})
+        assert eventually(lambda: mine.release_requested)
+        assert "anna?lock" in (mine.release_requested or "")
+        assert len(mine.release_requested or "") <= 256
     assert "\nlock lost" not in caplog.text
 
 

@@ -6,7 +6,7 @@ import copy
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,22 +22,18 @@ from django_mongolock.engine.rule.document import LEAP, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.replies import Found, Reply
 from django_mongolock.engine.rule.step import Limits, Step
-from django_mongolock.engine.session.cleanup import TRY_AGAIN_AFTER, Removal
-from django_mongolock.engine.session.ending import ABANDONED, LOST
+from django_mongolock.engine.session.ending import ABANDONED, LOST, TRY_AGAIN_AFTER, Removal
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
-from tests.engine.conftest import make_lock
+from tests.engine.conftest import HoldUp, make_lock
+from tests.engine.memory import LONG, TIMEOUT, Memory
 from tests.engine.twins import CALM
-from tests.engine.waiters import InThread, Waiter
+from tests.engine.waiters import Waiter
 from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually
-
-TIMEOUT = 5.0
-#: Longer than any test lets time go by.
-LONG = Terms(lease=6_000, margin=1, waiter_lease=6_000)
 
 
 class Elected(MemoryStore):
@@ -61,65 +57,39 @@ class Elected(MemoryStore):
 
 
 @pytest.fixture
-def server() -> MemoryServer:
-    return MemoryServer()
-
-
-@pytest.fixture
-def new_session(server: MemoryServer) -> Iterator[Callable[..., MemorySession]]:
-    """Makes sessions of that server, each as another process would have it."""
-    made: list[MemorySession] = []
-
-    def new_session(store: type[MemoryStore] = MemoryStore, **arguments: Any) -> MemorySession:
-        made.append(MemorySession(store(server, Limits()), **arguments))
-        return made[-1]
-
-    yield new_session
-    for session in made:
-        session.close()
-
-
-@pytest.fixture
-def session(new_session: Callable[..., MemorySession]) -> MemorySession:
-    return new_session()
-
-
-def holders(server: MemoryServer) -> list[str]:
-    return [holder["grant"] for holder in server.documents["k"]["holders"]]
+def session(memory: Memory) -> MemorySession:
+    """For the fixtures that are for MongoDB as well."""
+    return memory.session
 
 
 # What is reported
 
 
-def test_a_free_lock_that_cannot_be_asked_for_is_not_reported_as_contended(
-    server: MemoryServer, new_session: Callable[..., MemorySession]
-) -> None:
+def test_a_free_lock_that_cannot_be_asked_for_is_not_reported_as_contended(memory: Memory) -> None:
     events: list[str] = []
-    session = new_session(observer=lambda event, _: events.append(event))
-    server.away = threading.Thread()
+    session = memory.new_session(observer=lambda event, _: events.append(event))
+    memory.server.away = threading.Thread()
     with pytest.raises(LockBackendFailed):
         make_lock(session, wait=0).acquire()
-    server.away = None
+    memory.server.away = None
     assert events == ["not_acquired"]
 
 
-def test_a_last_try_takes_its_entry_out_of_the_queue(
-    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
-) -> None:
+def test_a_last_try_takes_its_entry_out_of_the_queue(memory: Memory) -> None:
     """P6, F110: it is a command of its own, and shares no answer with others that try the same key."""
 
     def asks_the_same(grant: Grant) -> bool:
-        return session.commands._terms_of(grant.acquisition.enter(trial=True))["same"] is not None
+        return memory.session.commands._terms_of(grant.acquisition.enter(trial=True))["same"] is not None
 
-    with make_lock(new_session(), terms=CALM):
-        waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=None))
-        assert eventually(lambda: server.documents["k"]["waiters"])
-        (queued,) = session.registry.grants.values()
+    with memory.other(terms=CALM):
+        waiter = memory.waiter(terms=CALM)
+        assert eventually(lambda: memory.server.documents["k"]["waiters"])
+        (queued,) = memory.session.registry.grants.values()
         assert not asks_the_same(queued)
-        first = new_grant(session, make_lock(session, terms=CALM), None)
-        session.registry.add(first)
+        first = new_grant(memory.session, memory.lock(terms=CALM), None)
+        memory.session.registry.add(first)
         assert asks_the_same(first)
-        del session.registry.grants[first.id]
+        del memory.session.registry.grants[first.id]
     waiter.end().let_go()
 
 
@@ -127,42 +97,38 @@ def test_a_last_try_takes_its_entry_out_of_the_queue(
 
 
 @pytest.mark.parametrize("granted", [False, True])
-def test_a_grant_that_was_taken_and_queued_again_is_lost(
-    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], granted: bool
-) -> None:
+def test_a_grant_that_was_taken_and_queued_again_is_lost(memory: Memory, granted: bool) -> None:
     """P7, F99: the command that queued it was held up, and comes a second time when its grant was taken away. It waits
     then, or holds the lock with another token: neither is the grant that its holder believes in."""
-    mine = make_lock(session, terms=CALM).acquire()
+    mine = memory.lock(terms=CALM).acquire()
     grant = grant_of(mine)
-    session.store.apply("k", Step(remove=(grant.id,), given=grant.id, force=True), TIMEOUT)
-    theirs = make_lock(new_session(), terms=CALM).acquire()
-    session.store.apply("k", Step(ask=grant.id, add=entry(grant.id, "s", CALM, {})), TIMEOUT)
+    memory.apply(remove=(grant.id,), given=grant.id, force=True)
+    theirs = memory.other(terms=CALM).acquire()
+    memory.apply(ask=grant.id, add=entry(grant.id, "s", CALM, {}))
     if granted:
         theirs.release()
-    server.advance(CALM.lease / 3 + 1)
+    memory.server.advance(CALM.lease / 3 + 1)
     assert mine.lost
 
 
 @pytest.mark.parametrize("ask_for", [MongoLock.extend, lambda lock: make_lock(lock._session()).acquire(wait=0)])
-def test_a_grant_with_another_token_is_lost(
-    server: MemoryServer, session: MemorySession, ask_for: Callable[[MongoLock], object]
-) -> None:
+def test_a_grant_with_another_token_is_lost(memory: Memory, ask_for: Callable[[MongoLock], object]) -> None:
     """F120: an extension finds the grant with another token, or an attempt to acquire the key again does."""
-    mine = make_lock(session, terms=CALM).acquire()
+    mine = memory.lock(terms=CALM).acquire()
     grant = grant_of(mine)
     grant.outcome_unknown = True
-    session.store.apply("k", Step(remove=(grant.id,), force=True), TIMEOUT)
-    session.store.apply("k", Step(ask=grant.id, add=entry(grant.id, "s", CALM, {})), TIMEOUT)
+    memory.apply(remove=(grant.id,), force=True)
+    memory.apply(ask=grant.id, add=entry(grant.id, "s", CALM, {}))
     with contextlib.suppress(LockError):
         ask_for(mine)
     assert mine.lost
 
 
-def test_nothing_else_renews_while_the_clock_is_moved(server: MemoryServer, session: MemorySession) -> None:
+def test_nothing_else_renews_while_the_clock_is_moved(memory: Memory) -> None:
     """A renewal that the heartbeat's thread has begun would be found late by a clock that is moved to its end."""
-    make_lock(session, terms=CALM).acquire()
-    heartbeat = threading.Thread(target=session.heartbeat.do_due, daemon=True)
-    with server.clock_mutex:
+    memory.lock(terms=CALM).acquire()
+    heartbeat = threading.Thread(target=memory.session.heartbeat.do_due, daemon=True)
+    with memory.server.clock_mutex:
         heartbeat.start()
         heartbeat.join(0.2)
         assert heartbeat.is_alive()
@@ -170,25 +136,25 @@ def test_nothing_else_renews_while_the_clock_is_moved(server: MemoryServer, sess
     assert not heartbeat.is_alive()
 
 
-def test_an_extension_without_a_length_is_a_whole_lease_from_now(server: MemoryServer, session: MemorySession) -> None:
+def test_an_extension_without_a_length_is_a_whole_lease_from_now(memory: Memory) -> None:
     """By the clock of this process as well as on the server."""
-    mine = make_lock(session, terms=CALM, auto_renew=False).acquire()
-    server.advance(40)
+    mine = memory.lock(terms=CALM, auto_renew=False).acquire()
+    memory.server.advance(40)
     assert mine.remaining < 21
     mine.extend()
     assert mine.remaining > 50
-    server.advance(50)
+    memory.server.advance(50)
     assert mine.held
-    assert holders(server) == [grant_of(mine).id]
+    assert memory.holders() == [grant_of(mine).id]
 
 
-def test_a_transaction_puts_a_renewal_off_only_while_a_third_is_left(session: MemorySession) -> None:
+def test_a_transaction_puts_a_renewal_off_only_while_a_third_is_left(memory: Memory) -> None:
     """Its writes would conflict with a renewal; but the lease must not end meanwhile."""
-    grant = grant_of(make_lock(session, terms=CALM).acquire())
+    grant = grant_of(memory.lock(terms=CALM).acquire())
     usual = grant.lease.renew_at
     grant.defer_renewals()
     assert usual < grant.lease.renew_at == pytest.approx(grant.lease.until - CALM.lease / 3)
-    grant.renewed(grant.lease.until, session.now())
+    grant.renewed(grant.lease.until, memory.session.now())
     assert usual < grant.lease.renew_at
     grant.resume_renewals()
     assert grant.lease.renew_at == usual
@@ -206,61 +172,103 @@ def renewed_keys(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> lis
     return made
 
 
-def test_a_renewal_takes_along_only_what_would_soon_be_due(
-    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_is_renewed_three_times_in_its_time(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P6, P8: for as long as it is held; three commands a lease, not one a poll."""
+    mine = memory.lock(terms=CALM).acquire()
+    made = renewed_keys(memory.session, monkeypatch)
+    for _ in range(10):
+        memory.server.advance(CALM.lease / 2)
+        assert mine.held
+    assert 3 * 5 - 1 <= len(made) <= 3 * 5 + 1
+
+
+def test_danger_comes_before_the_loss_and_goes_again(memory: Memory) -> None:
+    """P7: while renewals fail the lock says so before it is lost; when they succeed again, no more."""
+    mine = memory.lock(terms=CALM).acquire()
+    for away, seconds, stands in (
+        (None, 0, (False, False)),
+        (threading.Thread(), CALM.lease / 3 + 1, (True, False)),
+        (None, 2, (False, False)),
+        (threading.Thread(), CALM.lease / 3 + 1, (True, False)),
+        (threading.Thread(), CALM.lease, (False, True)),
+    ):
+        memory.server.away = away
+        memory.server.advance(seconds)
+        assert eventually(lambda stands=stands: (mine.in_danger, mine.lost) == stands)  # type: ignore[misc]
+    memory.server.away = None
+
+
+def test_a_renewal_takes_along_only_what_would_soon_be_due(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """P8: a lock with a short lease does not have all others renewed at its pace."""
-    locks = [make_lock(session, key, terms=terms).acquire() for key, terms in (("short", CALM), ("long", LONG))]
-    made = renewed_keys(session, monkeypatch)
-    server.advance(CALM.lease)
+    locks = [memory.lock(key, terms=terms).acquire() for key, terms in (("short", CALM), ("long", LONG))]
+    made = renewed_keys(memory.session, monkeypatch)
+    memory.server.advance(CALM.lease)
     assert made == [["short"]] * len(made) != []
     assert all(lock.held for lock in locks)
 
 
 def test_what_could_not_be_renewed_together_is_tried_at_once_and_one_by_one(
-    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F66: one document that cannot be written costs the others no more than the time of one command; and those that
     were taken along are no worse off than those that were due."""
-    locks = [make_lock(session, key, terms=CALM).acquire() for key in ("a", "b")]
+    locks = [memory.lock(key, terms=CALM).acquire() for key in ("a", "b")]
     grants = [grant_of(lock) for lock in locks]
     grants[1].lease.renew_at += 1
-    made = renewed_keys(session, monkeypatch)
-    server.away = threading.Thread()
-    server.advance(grants[0].lease.renew_at - server.now())
+    made = renewed_keys(memory.session, monkeypatch)
+    memory.server.away = threading.Thread()
+    memory.server.advance(grants[0].lease.renew_at - memory.server.now())
     assert eventually(lambda: len(made) >= 3)
     assert made[0] == ["a", "b"]
     assert sorted(made[1:3]) == [["a"], ["b"]]
-    server.away = None
-    server.advance(2)
+    memory.server.away = None
+    memory.server.advance(2)
     assert all(lock.remaining > CALM.lease - 3 for lock in locks)
 
 
-def test_a_renewal_that_fails_is_tried_again_within_a_second(session: MemorySession) -> None:
+def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F66: a document that cannot be written costs others no more than a sixth of what they have, and one that was
+    just handed over has no whole lease yet."""
+    grant = grant_of(memory.lock(terms=replace(LONG, waiter_lease=6.0)).acquire())
+    grant.lease.until = memory.session.now() + 6.0
+    limits: list[float] = []
+
+    def renew(keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        limits.append(timeout)
+        return {}
+
+    monkeypatch.setattr(memory.session.store, "renew", renew)
+    memory.session.renewals.renew([grant])
+    assert limits == [pytest.approx(1.0)]
+
+
+def test_a_renewal_that_fails_is_tried_again_within_a_second(memory: Memory) -> None:
     """F9: also where the lease is long; a holder does not lose the time in which a server comes back."""
-    grant = grant_of(make_lock(session, terms=LONG).acquire())
-    now = session.now()
+    grant = grant_of(memory.lock().acquire())
+    now = memory.session.now()
     grant.postpone(now)
     assert now < grant.lease.renew_at <= now + 1
 
 
-def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(session: MemorySession) -> None:
+def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(memory: Memory) -> None:
     """The warning of a lock that was not released leads there."""
-    with make_lock(session, reentrant=True, terms=CALM) as mine:
+    with memory.lock(reentrant=True, terms=CALM) as mine:
         where = grant_of(mine).acquired_from
-        with make_lock(session, reentrant=True, terms=CALM) as again:
+        with memory.lock(reentrant=True, terms=CALM) as again:
             assert grant_of(again) is grant_of(mine)
         assert grant_of(mine).acquired_from == where
 
 
-def test_what_remains_and_what_was_held_is_what_the_clock_says(server: MemoryServer, session: MemorySession) -> None:
+def test_what_remains_and_what_was_held_is_what_the_clock_says(memory: Memory) -> None:
     """P7: also in the last second, and in the first."""
-    waiting = new_grant(session, make_lock(session), object())
+    waiting = new_grant(memory.session, memory.lock(), object())
     assert (waiting.held_for, waiting.remaining) == (0, 0)
-    mine = make_lock(session, terms=CALM, auto_renew=False).acquire()
+    mine = memory.lock(terms=CALM, auto_renew=False).acquire()
     grant = grant_of(mine)
     assert grant.held_for < 0.5
-    server.advance(CALM.lease - 0.5)
+    memory.server.advance(CALM.lease - 0.5)
     assert grant.remaining <= 0.5
     mine.release()
     assert grant.remaining == 0
@@ -268,19 +276,19 @@ def test_what_remains_and_what_was_held_is_what_the_clock_says(server: MemorySer
 
 
 def test_a_command_may_take_as_long_as_the_session_says(
-    session: MemorySession, monkeypatch: pytest.MonkeyPatch, door: str
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, door: str
 ) -> None:
     """F67: no less, unless its wait is over before."""
-    apply = getattr(session.store, door)
+    apply = getattr(memory.session.store, door)
     given: list[float] = []
 
     def watched(key: str, step: Step, timeout: float) -> Any:
         given.append(timeout)
         return apply(key, step, timeout)
 
-    monkeypatch.setattr(session.store, door, watched)
-    make_lock(session, terms=CALM, wait=None).acquire().release()
-    assert given == [pytest.approx(session.command_timeout, abs=1)]
+    monkeypatch.setattr(memory.session.store, door, watched)
+    memory.lock(terms=CALM, wait=None).acquire().release()
+    assert given == [pytest.approx(memory.session.commands.timeout, abs=1)]
 
 
 # Minimum holds, limits, statistics, clocks
@@ -292,14 +300,6 @@ def queued(server: MemoryServer, terms: Terms) -> MemoryStore:
     for name in ("g1", "g2"):
         store.apply("k", Step(ask=name, add=entry(name, "s", terms, {})), TIMEOUT)
     return store
-
-
-def test_a_release_after_the_minimum_hold_lets_the_next_one_in_at_once(server: MemoryServer) -> None:
-    """By the same command: nothing is kept, and nobody has to look again."""
-    store = queued(server, Terms(lease=60, margin=1, waiter_lease=60, min_hold=10))
-    server.advance(11)
-    store.apply("k", Step(remove=("g1",), given="g1"), TIMEOUT)
-    assert holders(server) == ["g2"]
 
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -358,63 +358,58 @@ def test_a_minimum_hold_is_no_longer_after_a_failover() -> None:
     assert holder["until"] == BEGIN + timedelta(seconds=15)
 
 
-def test_the_longest_wait_and_hold_are_kept(server: MemoryServer) -> None:
-    store = queued(server, CALM)
-    server.advance(30)
+def test_the_longest_wait_and_hold_are_kept(memory: Memory) -> None:
+    store = queued(memory.server, CALM)
+    memory.server.advance(30)
     store.apply("k", Step(remove=("g1",), given="g1", force=True), TIMEOUT)
     store.apply("k", Step(remove=("g2",), given="g2", force=True), TIMEOUT)
     store.apply("k", Step(ask="g3", add=entry("g3", "s", CALM, {})), TIMEOUT)
-    document = server.documents["k"]
+    document = memory.server.documents["k"]
     assert 30_000 <= document["longest_wait_ms"] <= document["longest_hold_ms"] < 40_000
     assert (document["acquisitions"], document["contended"], document["expired"]) == (3, 1, 0)
 
 
-def test_a_queue_is_as_long_as_it_may_be(server: MemoryServer) -> None:
+def test_a_queue_is_as_long_as_it_may_be(memory: Memory) -> None:
     """F13: those who stand behind a waiter in its process count as well."""
-    store = MemoryStore(server, Limits(waiters=3))
+    store = MemoryStore(memory.server, Limits(waiters=3))
     entries = [entry(f"g{number}", "s", CALM, {}) for number in range(4)]
     entries[1]["behind"] = 1
     places = [store.apply("k", Step(ask=e["grant"], add=e), TIMEOUT).place for e in entries]
     assert places == [None, 0, 1, None]
 
 
-def test_a_document_has_no_more_holders_than_it_may(server: MemoryServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_has_no_more_holders_than_it_may(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F13: however many permits there are: the others wait."""
     monkeypatch.setattr(in_python, "MAX_HOLDERS", 2)
-    store = MemoryStore(server, Limits())
+    store = MemoryStore(memory.server, Limits())
     shared = Terms("shared", 2**31 - 1, lease=60, margin=1, waiter_lease=60)
     for number in range(4):
         store.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", shared, {})), TIMEOUT)
-    assert holders(server) == ["g0", "g1"]
+    assert memory.holders() == ["g0", "g1"]
 
 
 # Lines
 
 
 def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
-    server: MemoryServer,
-    session: MemorySession,
-    new_session: Callable[..., MemorySession],
-    *,
-    in_thread: InThread,
-    monkeypatch: pytest.MonkeyPatch,
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P5, F69: the next one of the process stands in the document before the first has left it: at no moment could a
     later waiter of another process be served before it."""
-    theirs = make_lock(new_session(), terms=LONG).acquire()
-    waiters = [Waiter(in_thread, make_lock(session, terms=LONG, wait=None)) for _ in range(2)]
-    assert eventually(lambda: len(session.queue.waiting) == 2 and server.documents["k"]["waiters"])
-    first, second = session.queue.waiting
-    apply = session.store.apply
+    theirs = memory.other().acquire()
+    waiters = [memory.waiter() for _ in range(2)]
+    assert eventually(lambda: len(memory.session.queue.waiting) == 2 and memory.server.documents["k"]["waiters"])
+    first, second = memory.session.queue.waiting
+    apply = memory.session.store.apply
     before: list[str] = []
 
     def watched(key: str, step: Step, timeout: float) -> Reply:
         if first in step.remove:
-            before.extend(waiter["grant"] for waiter in server.documents[key]["waiters"])
+            before.extend(waiter["grant"] for waiter in memory.server.documents[key]["waiters"])
         return apply(key, step, timeout)
 
-    monkeypatch.setattr(session.store, "apply", watched)
-    session.waits.cancel(session.queue.waiting[first])
+    monkeypatch.setattr(memory.session.store, "apply", watched)
+    memory.session.waits.cancel(memory.session.queue.waiting[first])
     assert eventually(lambda: before)
     theirs.release()
     for waiter in waiters:
@@ -422,72 +417,64 @@ def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
     assert before == [first, second]
 
 
-def test_all_who_stand_in_line_are_counted(
-    server: MemoryServer, session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
-) -> None:
+def test_all_who_stand_in_line_are_counted(memory: Memory) -> None:
     """By the entry of the first, for the limit of the queue; and by the session, so that a leak shows."""
-    with make_lock(session, "shared", terms=Terms("shared", 2)):
-        assert session.known
-    mine = make_lock(session, terms=LONG).acquire()
-    known = [session.known]
+    with memory.lock("shared", terms=Terms("shared", 2)):
+        assert memory.session.known
+    mine = memory.lock().acquire()
+    known = [memory.session.known]
     waiters = []
     for number in range(3):
-        waiters.append(Waiter(in_thread, make_lock(session, terms=LONG, wait=None)))
-        assert eventually(lambda number=number: len(session.queue.waiting) == number + 1)  # type: ignore[misc]
-        known.append(session.known)
+        waiters.append(memory.waiter())
+        assert eventually(lambda number=number: len(memory.session.queue.waiting) == number + 1)  # type: ignore[misc]
+        known.append(memory.session.known)
     assert known == sorted(set(known))
-    server.advance(LOCAL_HANDOVER_GRACE)
-    assert eventually(lambda: server.documents["k"]["waiters"])
-    assert [waiter["behind"] for waiter in server.documents["k"]["waiters"]] == [2]
+    memory.server.advance(LOCAL_HANDOVER_GRACE)
+    assert eventually(lambda: memory.server.documents["k"]["waiters"])
+    assert [waiter["behind"] for waiter in memory.server.documents["k"]["waiters"]] == [2]
     mine.release()
     for waiter in waiters:
         waiter.let_go().end().thread.join(10)
-    assert eventually(lambda: session.known == 0)
+    assert eventually(lambda: memory.session.known == 0)
 
 
-def test_a_lock_that_was_handed_over_leaves_nothing(
-    server: MemoryServer, session: MemorySession, in_thread: InThread
-) -> None:
+def test_a_lock_that_was_handed_over_leaves_nothing(memory: Memory) -> None:
     """F77: no tombstone either, since each command got its answer; nor does a refused try."""
-    mine = make_lock(session, terms=LONG).acquire()
-    in_thread(lambda: make_lock(session, terms=LONG).try_acquire()).join(10)
-    waiters = [Waiter(in_thread, make_lock(session, terms=LONG, wait=None)) for _ in range(2)]
-    assert eventually(lambda: len(session.queue.waiting) == 2)
+    mine = memory.lock().acquire()
+    memory.in_thread(lambda: memory.lock().try_acquire()).join(10)
+    waiters = [memory.waiter() for _ in range(2)]
+    assert eventually(lambda: len(memory.session.queue.waiting) == 2)
     mine.release()
     for waiter in waiters:
         waiter.let_go()
-    assert eventually(lambda: session.known == 0)
-    document = server.documents["k"]
+    assert eventually(lambda: memory.session.known == 0)
+    document = memory.server.documents["k"]
     assert (document["holders"], document["waiters"], document["tombstones"]) == ([], [], [])
 
 
-def test_a_refusal_in_line_names_the_holder(
-    session: MemorySession, new_session: Callable[..., MemorySession], in_thread: InThread
-) -> None:
+def test_a_refusal_in_line_names_the_holder(memory: Memory) -> None:
     """P8: a waiter behind another of its process knows it from that one; a single try asks the server, which
     knows the end of the lease as well."""
-    theirs = make_lock(new_session(), terms=LONG).acquire()
-    first = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))
-    assert eventually(lambda: any(grant.reporting.held_by for grant in list(session.queue.waiting.values())))
+    theirs = memory.other().acquire()
+    first = memory.waiter()
+    assert eventually(lambda: any(grant.reporting.held_by for grant in list(memory.session.queue.waiting.values())))
     with pytest.raises(LockNotAcquired) as refusal:
-        make_lock(session, terms=LONG, wait=0.05).acquire()
+        memory.lock(wait=0.05).acquire()
     with pytest.raises(LockNotAcquired) as of_a_try:
-        make_lock(session, terms=LONG, wait=0).acquire()
+        memory.lock(wait=0).acquire()
     theirs.release()
     first.end().let_go()
     assert ["host" in str(refused.value.holder) for refused in (refusal, of_a_try)] == [True, True]
     assert of_a_try.value.retry_after > LONG.lease / 2
 
 
-def test_only_the_first_in_the_queue_takes_itself_for_that(
-    server: MemoryServer, new_session: Callable[..., MemorySession], in_thread: InThread
-) -> None:
+def test_only_the_first_in_the_queue_takes_itself_for_that(memory: Memory) -> None:
     """P8: the first has to know when the lease of the holder ends, and is woken for that; the others sleep on."""
-    theirs = make_lock(new_session(), terms=LONG).acquire()
-    sessions, waiters = [new_session(), new_session()], []
+    theirs = memory.other().acquire()
+    sessions, waiters = [memory.new_session(), memory.new_session()], []
     for number, session in enumerate(sessions, 1):
-        waiters.append(Waiter(in_thread, make_lock(session, terms=LONG, wait=None)))
-        assert eventually(lambda number=number: len(server.documents["k"]["waiters"]) == number)  # type: ignore[misc]
+        waiters.append(Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None)))
+        assert eventually(lambda number=number: len(memory.server.documents["k"]["waiters"]) == number)  # type: ignore[misc]
     grants = [next(iter(session.queue.waiting.values())) for session in sessions]
     for session, grant in zip(sessions, grants, strict=True):
         session.renewals.renew([grant])
@@ -497,45 +484,37 @@ def test_only_the_first_in_the_queue_takes_itself_for_that(
         waiter.let_go().end()
 
 
-def test_nothing_is_renewed_that_was_never_granted(
-    server: MemoryServer,
-    session: MemorySession,
-    new_session: Callable[..., MemorySession],
-    in_thread: InThread,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_nothing_is_renewed_that_was_never_granted(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
     """F153: a place in a queue that cannot be renewed is no renewal that failed."""
-    theirs = make_lock(new_session(), terms=LONG).acquire()
-    waiter = Waiter(in_thread, make_lock(session, terms=LONG, wait=None))
-    assert eventually(lambda: len(server.documents["k"]["waiters"]) == 1)
-    (grant,) = session.queue.waiting.values()
+    theirs = memory.other().acquire()
+    waiter = memory.waiter()
+    assert eventually(lambda: len(memory.server.documents["k"]["waiters"]) == 1)
+    (grant,) = memory.session.queue.waiting.values()
     for each, said in ((grant, "places in queues not renewed"), (grant_of(theirs), "renewal failed")):
-        server.away = threading.current_thread()
-        session.renewals.renew([each])
-        server.away = None
+        memory.server.away = threading.current_thread()
+        memory.session.renewals.renew([each])
+        memory.server.away = None
         assert said in caplog.messages[-1]
     theirs.release()
     waiter.let_go().end()
 
 
-def test_a_wrong_guess_lengthens_no_wait(
-    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_guess_lengthens_no_wait(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F118: the short form takes four of five seconds and finds the key held: one second is left for the whole rule."""
     given: list[float] = []
-    apply = session.store.apply
+    apply = memory.session.store.apply
 
     def guess_wrong(*arguments: Any) -> None:
-        server._moved += 4.0
+        memory.server._moved += 4.0
 
     def note(key: str, step: Step, timeout: float) -> Reply:
         given.append(timeout)
         return apply(key, step, timeout)
 
-    monkeypatch.setattr(session.store, "take_free", guess_wrong)
-    monkeypatch.setattr(session.store, "apply", note)
-    session.commands._free_keys.released("k")
-    make_lock(session, terms=CALM).acquire()
+    monkeypatch.setattr(memory.session.store, "take_free", guess_wrong)
+    monkeypatch.setattr(memory.session.store, "apply", note)
+    memory.session.commands._free_keys.released("k")
+    memory.lock(terms=CALM).acquire()
     assert given[0] <= 1.1
 
 
@@ -559,140 +538,127 @@ def test_after_an_election_who_came_before_stands_before(apart: float, order: li
 # Clean-up
 
 
-@pytest.fixture
-def elected(new_session: Callable[..., MemorySession]) -> tuple[MemorySession, Elected]:
-    """A session whose primary can change, and its store."""
-    session = new_session(Elected)
-    assert isinstance(session.store, Elected)
-    return session, session.store
-
-
-def undo_a_release(server: MemoryServer, elected: tuple[MemorySession, Elected]) -> None:
-    """Take and release the lock; an election undoes the release."""
-    session, store = elected
+def undo_a_release(memory: Memory) -> Elected:
+    """Take and release the lock; an election undoes the release. Return the store whose primary has changed."""
+    session = memory.new_session(Elected)
     lock = make_lock(session, terms=LONG).acquire()
-    held = copy.deepcopy(server.documents["k"])
+    held = copy.deepcopy(memory.server.documents["k"])
     lock.release()
-    assert holders(server) == []
-    server.documents["k"] = held
-    store.name = "two"
+    assert memory.holders() == []
+    memory.server.documents["k"] = held
+    assert isinstance(session.store, Elected)
+    session.store.name = "two"
+    return session.store
 
 
-def test_a_release_that_an_election_has_undone_is_made_again(
-    server: MemoryServer, elected: tuple[MemorySession, Elected]
-) -> None:
+def test_a_release_that_an_election_has_undone_is_made_again(memory: Memory) -> None:
     """F7: so nobody waits for the end of the lease."""
-    undo_a_release(server, elected)
-    server.advance(LOOK_EVERY)
-    assert eventually(lambda: holders(server) == [])
+    undo_a_release(memory)
+    memory.server.advance(LOOK_EVERY)
+    assert eventually(lambda: memory.holders() == [])
 
 
 @pytest.mark.long
-def test_a_release_that_is_made_again_is_tried_until_it_succeeds(
-    server: MemoryServer, elected: tuple[MemorySession, Elected]
-) -> None:
+def test_a_release_that_is_made_again_is_tried_until_it_succeeds(memory: Memory) -> None:
     """F7, F9: the new primary may not answer at first."""
-    _, store = elected
-    undo_a_release(server, elected)
+    store = undo_a_release(memory)
     store.down = True
-    server.advance(LOOK_EVERY)
+    memory.server.advance(LOOK_EVERY)
     assert eventually(lambda: store.tries > 0)
     store.down = False
-    server.advance(TRY_AGAIN_AFTER + 1)
-    assert eventually(lambda: holders(server) == [])
+    memory.server.advance(TRY_AGAIN_AFTER + 1)
+    assert eventually(lambda: memory.holders() == [])
 
 
 def test_a_removal_is_tried_for_as_long_as_its_command_may_arrive_and_then_given_up(
-    server: MemoryServer, session: MemorySession, caplog: pytest.LogCaptureFixture
+    memory: Memory, caplog: pytest.LogCaptureFixture
 ) -> None:
     """F17, F9: a server that is away for good is not asked for ever; by then the lease has ended by itself."""
-    mine = make_lock(session, terms=CALM).acquire()
-    server.away = threading.Thread()
+    mine = memory.lock(terms=CALM).acquire()
+    memory.server.away = threading.Thread()
     mine.release()
-    server.advance(TOMBSTONE_TTL / 1000)
+    memory.server.advance(TOMBSTONE_TTL / 1000)
     time.sleep(0.1)
-    assert session.cleanup.pending
-    server.advance(CALM.lease + 10)
-    assert eventually(lambda: not session.cleanup.pending)
+    assert memory.session.cleanup.pending
+    memory.server.advance(CALM.lease + 10)
+    assert eventually(lambda: not memory.session.cleanup.pending)
     assert "removal given up" in caplog.text
-    server.away = None
+    memory.server.away = None
 
 
-def test_the_end_of_a_session_makes_up_for_what_had_failed(server: MemoryServer, session: MemorySession) -> None:
+def test_the_end_of_a_session_makes_up_for_what_had_failed(memory: Memory) -> None:
     """P6: what is held or to be removed when the process ends is removed before it does."""
-    mine = make_lock(session, terms=LONG).acquire()
-    server.away = threading.Thread()
+    mine = memory.lock().acquire()
+    memory.server.away = threading.Thread()
     mine.release()
-    assert session.cleanup.pending
-    server.away = None
-    make_lock(session, "held", terms=LONG).acquire()
-    session.close()
-    assert (holders(server), server.documents["held"]["holders"]) == ([], [])
+    assert memory.session.cleanup.pending
+    memory.server.away = None
+    memory.lock("held").acquire()
+    memory.session.close()
+    assert (memory.holders(), memory.server.documents["held"]["holders"]) == ([], [])
 
 
 @pytest.mark.parametrize("what", ["acquire", "release"])
 def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
-    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch, what: str
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """F29, F65: a signal handler raises when the lock is granted and the caller does not have it yet, or before the
     release has begun. It is given back, also while the lock object lives on."""
-    run = session.run
+    run = memory.session.run
 
     def struck(steps: Any) -> None:
         if what == "acquire":
             run(steps)
         raise KeyboardInterrupt
 
-    mine = make_lock(session, terms=LONG)
+    mine = memory.lock()
     if what == "release":
         mine.acquire()
-    monkeypatch.setattr(session, "run", struck)
+    monkeypatch.setattr(memory.session, "run", struck)
     with pytest.raises(KeyboardInterrupt):
         getattr(mine, what)()
-    assert eventually(lambda: holders(server) == [])
+    assert eventually(lambda: memory.holders() == [])
     assert not mine.held
 
 
-def test_the_heartbeat_finds_what_was_not_reported_to_it(
-    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F33, F65: a lock object dies, and a signal strikes before the reference to it says whose it was."""
-    monkeypatch.setattr(session.heartbeat, "adopt", lambda _: None)
-    mine = make_lock(session, terms=LONG).acquire()
+    monkeypatch.setattr(memory.session.heartbeat, "adopt", lambda _: None)
+    mine = memory.lock().acquire()
     with pytest.warns(ResourceWarning, match="'k', acquired at"):  # noqa: PT031
         del mine
         gc.collect()
-        session.orphans.do_due(session.now())
-    assert eventually(lambda: holders(server) == [])
+        memory.session.orphans.do_due(memory.session.now())
+    assert eventually(lambda: memory.holders() == [])
 
 
 # Threads
 
 
-async def test_what_was_sent_once_stays_sent(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_sent_once_stays_sent(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F36: a command that is taken back before it is begun takes back nothing of one that was sent before it: whoever
     gives up then has the place in the queue removed."""
-    grant = new_grant(session, make_lock(session, terms=LONG), object())
-    session.registry.add(grant)
-    await session.commands.acall(grant.acquisition.enter(trial=False))
+    grant = new_grant(memory.session, memory.lock(), object())
+    memory.session.registry.add(grant)
+    await memory.session.commands.acall(grant.acquisition.enter(trial=False))
     gate, submitted = threading.Event(), SENDING_THREADS
     for _ in range(submitted):
-        session.threads.submit(lambda: gate.wait(20))
-    taken_back = asyncio.ensure_future(session.commands.acall(grant.acquisition.enter(trial=False)))
+        memory.session.threads.submit(lambda: gate.wait(20))
+    taken_back = asyncio.ensure_future(memory.session.commands.acall(grant.acquisition.enter(trial=False)))
     await asyncio.sleep(0)
     taken_back.cancel()
     await asyncio.wait([taken_back])
     gate.set()
     assert grant.waiting.sent
-    session.ending.end(grant, ABANDONED)
+    memory.session.ending.end(grant, ABANDONED)
 
 
 @pytest.mark.parametrize("way", ["release", "hand-over"])
 async def test_a_release_goes_before_what_asks_for_a_lock(
-    server: MemoryServer, session: MemorySession, monkeypatch: pytest.MonkeyPatch, way: str
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     """P6: however many commands of this process are waiting for their answers: it lets others in."""
-    apply, gate, waiting = session.store.apply, threading.Event(), []
+    apply, gate, waiting = memory.session.store.apply, threading.Event(), []
 
     def held_up(key: str, step: Step, timeout: float) -> Reply:
         if key != "k":
@@ -700,25 +666,25 @@ async def test_a_release_goes_before_what_asks_for_a_lock(
             gate.wait(20)
         return apply(key, step, timeout)
 
-    mine = await make_lock(session, terms=LONG).aacquire()
-    before = holders(server)
-    locks = [make_lock(session, f"busy{number}", terms=LONG) for number in range(SENDING_THREADS)]
+    mine = await memory.lock().aacquire()
+    before = memory.holders()
+    locks = [memory.lock(f"busy{number}") for number in range(SENDING_THREADS)]
     if way == "hand-over":
-        locks.insert(0, make_lock(session, terms=LONG))
+        locks.insert(0, memory.lock())
     for door in ("apply", "take_free"):
-        monkeypatch.setattr(session.store, door, held_up)
+        monkeypatch.setattr(memory.session.store, door, held_up)
     asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
     assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS * SHARES[REQUEST])
     await mine.arelease()
-    assert len(holders(server)) == (way == "hand-over")
-    assert holders(server) != before
+    assert len(memory.holders()) == (way == "hand-over")
+    assert memory.holders() != before
     gate.set()
     await asyncio.gather(*asking)
 
 
-def test_a_request_is_for_the_grants_that_it_names(new_session: Callable[..., MemorySession]) -> None:
+def test_a_request_is_for_the_grants_that_it_names(memory: Memory) -> None:
     """P7: of two readers, only the one that is asked finds that its release is requested."""
-    sessions = [new_session(), new_session()]
+    sessions = [memory.new_session(), memory.new_session()]
     terms = replace(LONG, mode="shared", capacity=2)
     readers = [make_lock(session, terms=terms).acquire() for session in sessions]
     step = Step(request_release_of=(grant_of(readers[0]).id,), requested_by="ann")
@@ -729,40 +695,29 @@ def test_a_request_is_for_the_grants_that_it_names(new_session: Callable[..., Me
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-def test_two_threads_release_one_lock(
-    session: MemorySession, in_thread: InThread, monkeypatch: pytest.MonkeyPatch, renewed: bool
-) -> None:
+def test_two_threads_release_one_lock(memory: Memory, hold_up: HoldUp, renewed: bool) -> None:
     """F163: the second one, and the heartbeat, come while the command of the first is on its way: that is no loss."""
     lost: list[object] = []
-    lock = make_lock(session, terms=LONG, on_lost=lost.append).acquire()
-    release, on_its_way, gate = session.store.release_uncontended, threading.Event(), threading.Event()
-
-    def held_up(*arguments: Any) -> set[str]:
-        on_its_way.set()
-        gate.wait(20)
-        return release(*arguments)
-
-    monkeypatch.setattr(session.store, "release_uncontended", held_up)
+    lock = memory.lock(on_lost=lost.append).acquire()
+    gate = hold_up(memory.session.store, "release_uncontended")
     (grant,) = lock._own.grants
-    first = in_thread(lock.release)
-    assert on_its_way.wait(10)
+    first = memory.in_thread(lock.release)
+    assert gate.there.wait(10)
     if renewed:
-        session.ending.end(grant, LOST, noticed=True)
+        memory.session.ending.end(grant, LOST, noticed=True)
     else:
         assert not lock.release()
-    gate.set()
+    gate.go.set()
     first.join(10)
     assert not eventually(lambda: lost, 0.1)
-    assert (lock.lost, session.known) == (False, 0)
+    assert (lock.lost, memory.session.known) == (False, 0)
 
 
-def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(
-    new_session: Callable[..., MemorySession], in_thread: InThread
-) -> None:
+def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(memory: Memory) -> None:
     """P6: nobody waits for ever in a session that does nothing any more: neither the first nor those behind it."""
-    theirs = make_lock(new_session(), terms=LONG).acquire()
-    session = new_session()
-    waiters = [Waiter(in_thread, make_lock(session, terms=LONG, wait=None)) for _ in range(3)]
+    theirs = memory.other().acquire()
+    session = memory.new_session()
+    waiters = [Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None)) for _ in range(3)]
     assert eventually(lambda: len(session.queue.waiting) == 3)
     assert eventually(lambda: session.heartbeat.thread)
     heartbeat = session.heartbeat.thread
@@ -773,21 +728,21 @@ def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(
     theirs.release()
 
 
-def test_removals_that_come_while_others_are_looked_at(session: MemorySession) -> None:
+def test_removals_that_come_while_others_are_looked_at(memory: Memory) -> None:
     """F18: the garbage collector lets another thread in at any allocation; the heartbeat's work goes on."""
     never = Removal(Apply("k", Step(remove=("g",))), float("inf"), float("inf"))
-    session.cleanup.pending.update({f"g{number}": never for number in range(1_000)})
+    memory.session.cleanup.pending.update({f"g{number}": never for number in range(1_000)})
 
     def come(*_: object) -> None:
-        session.cleanup.pending[f"late{len(session.cleanup.pending)}"] = never
+        memory.session.cleanup.pending[f"late{len(memory.session.cleanup.pending)}"] = never
 
     before = gc.get_threshold()
     gc.callbacks.append(come)
     gc.set_threshold(1)
     try:
-        session.cleanup.do_due(0)
+        memory.session.cleanup.do_due(0)
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(come)
-    assert len(session.cleanup.pending) > 1_000
-    session.cleanup.pending.clear()
+    assert len(memory.session.cleanup.pending) > 1_000
+    memory.session.cleanup.pending.clear()

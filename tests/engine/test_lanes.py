@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import pytest
 from pymongo.collection import Collection
@@ -13,22 +12,29 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.session.ending import ABANDONED
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.notifications import CALLBACK_THREADS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockNotAcquired
-from tests.engine.conftest import Document
-from tests.engine.parties import Parties, Party
-from tests.engine.stuck import stuck
-from tests.engine.waiters import InThread
-from tests.support.failpoints import failpoint
+from tests.engine.conftest import Document, Here, HoldUp, LockMaker, make_lock
 from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually
 
 SHORT = Terms(lease=8, margin=0.8, waiter_lease=8)
 CALM = Terms(lease=60, margin=1)
+
+
+@contextlib.contextmanager
+def stuck(collection: Collection[Document], *keys: str) -> Iterator[None]:
+    """A transaction has written to the documents of *keys*, as the fence of `MongoLock.atomic` does, and does not end
+    before the block does. A write to such a document waits; its command has been parsed then."""
+    client = collection.database.client
+    with client.start_session() as session, session.start_transaction():
+        found = collection.update_many({"_id": {"$in": keys}}, {"$inc": {"fence": 1}}, session=session)
+        assert found.matched_count == len(keys)
+        yield
+        session.abort_transaction()
 
 
 async def took(lock: MongoLock) -> float:
@@ -44,31 +50,31 @@ async def took(lock: MongoLock) -> float:
 
 
 @pytest.mark.long
-async def test_tries_of_a_stuck_key(process: Party, collection: Collection[Document]) -> None:
+async def test_tries_of_a_stuck_key(lock: LockMaker, collection: Collection[Document]) -> None:
     """F110: sixteen coroutines try a key whose document is in a transaction. Two commands are under way; other keys go
     on at once, and everybody is back in the time of one command."""
-    process.lock(CALM, "k").acquire().release()
-    process.lock(CALM, "free").acquire().release()
+    lock(terms=CALM).acquire().release()
+    lock("free", terms=CALM).acquire().release()
     with stuck(collection, "k"):
-        trying = [asyncio.create_task(took(process.lock(CALM, "k", wait=0))) for _ in range(16)]
+        trying = [asyncio.create_task(took(lock(terms=CALM, wait=0))) for _ in range(16)]
         await asyncio.sleep(0.1)
-        assert await took(process.lock(CALM, "free")) < 2
+        assert await took(lock("free", terms=CALM)) < 2
         assert max(await asyncio.gather(*trying)) < 5 + 2
 
 
 @pytest.mark.long
-def test_many_stuck_keys_and_a_few_others(process: Party, collection: Collection[Document]) -> None:
+def test_many_stuck_keys_and_a_few_others(lock: LockMaker, collection: Collection[Document]) -> None:
     """F111, F66: thirty-two documents that cannot be renewed cost no other lock of their process its lease."""
     keys = [f"k{number:02}" for number in range(32)]
-    held = [process.lock(SHORT, key).acquire() for key in keys]
-    others = [process.lock(SHORT, key).acquire() for key in ("a", "b", "k15b", "y", "z")]
+    held = [lock(key, terms=SHORT).acquire() for key in keys]
+    others = [lock(key, terms=SHORT).acquire() for key in ("a", "b", "k15b", "y", "z")]
     with stuck(collection, *keys):
         end = clock.now() + 2 * SHORT.lease
         while clock.now() < end:
-            assert [lock.key for lock in others if not lock.held] == []
+            assert [each.key for each in others if not each.held] == []
             time.sleep(0.05)
-        assert not any(lock.held for lock in held)
-    assert all(lock.release() for lock in others)
+        assert not any(each.held for each in held)
+    assert all(each.release() for each in others)
 
 
 # The end of a process
@@ -81,29 +87,27 @@ def test_many_stuck_keys_and_a_few_others(process: Party, collection: Collection
         pytest.param(10_000, ["k0", "k5000", "k9999"], marks=[pytest.mark.long, pytest.mark.timeout(600)]),
     ],
 )
-def test_many_locks_at_exit(
-    process: Party, collection: Collection[Document], count: int, stuck_keys: list[str]
-) -> None:
+def test_many_locks_at_exit(here: Here, count: int, stuck_keys: list[str]) -> None:
     """F108: some cannot be released in the time allowed; all others are."""
-    held = [process.lock(CALM, f"k{number}").acquire() for number in range(count)]
-    with stuck(collection, *stuck_keys):
-        process.session.close(4)  # on a quiet machine a fraction of that is enough
-        left = {each["_id"] for each in collection.find({"holders": {"$ne": []}}, {"_id": 1})}
+    held = [here.lock(f"k{number}", terms=CALM).acquire() for number in range(count)]
+    with stuck(here.collection, *stuck_keys):
+        here.session.close(4)  # on a quiet machine a fraction of that is enough
+        left = {each["_id"] for each in here.collection.find({"holders": {"$ne": []}}, {"_id": 1})}
     assert left == set(stuck_keys)
     assert not any(lock.held for lock in held)
 
 
-def test_all_kinds_at_exit(process: Party, parties: Parties, collection: Collection[Document]) -> None:
+def test_all_kinds_at_exit(here: Here) -> None:
     """F108: waiters, permits and minimum holds: places go, permits are free, a minimum hold lasts."""
-    holder = parties.new().lock(CALM, "queue").acquire()
-    waiter = parties.waiter(process.lock(CALM, "queue"))
+    holder = here.other("queue", terms=CALM).acquire()
+    waiter = here.waiter(here.lock("queue", terms=CALM, wait=60))
     permits = Terms(lease=60, margin=1, mode="semaphore", capacity=3)
     for terms, key in ((permits, "permits"), (permits, "permits"), (CALM, "plain")):
-        process.lock(terms, key).acquire()
-    process.lock(Terms(lease=60, margin=1, min_hold=30), "minimum").acquire()
-    assert eventually(lambda: collection.find_one({"_id": "queue", "waiters.0": {"$exists": True}}))
-    process.session.close()
-    documents = {each["_id"]: each for each in collection.find()}
+        here.lock(key, terms=terms).acquire()
+    here.lock("minimum", terms=Terms(lease=60, margin=1, min_hold=30)).acquire()
+    assert eventually(lambda: len(here.entries("queue")) == 2)
+    here.session.close()
+    documents = {each["_id"]: each for each in here.collection.find()}
     assert documents["queue"]["waiters"] == documents["permits"]["holders"] == documents["plain"]["holders"] == []
     assert "released" in documents["minimum"]["holders"][0]
     assert waiter.end().error is not None
@@ -125,7 +129,7 @@ def test_a_slow_receiver(new_session: Callable[..., Session], collection: Collec
             go.wait(30)
 
     session = new_session(observer=observe)
-    locks = [MongoLock(lambda: session, (f"k{number}",), SHORT).acquire() for number in range(6)]
+    locks = [make_lock(session, f"k{number}", terms=SHORT).acquire() for number in range(6)]
     collection.update_many({"_id": {"$in": ["k0", "k1"]}}, {"$set": {"holders": []}})
     try:
         assert eventually(lambda: sorted(told) == ["k0", "k1"])
@@ -147,8 +151,8 @@ def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Co
         go.wait(30)
 
     session, count = new_session(), CALLBACK_THREADS + 1
-    terms, options = Terms(lease=1, margin=0.1), LockOptions(on_lost=on_lost)
-    locks = [MongoLock(lambda: session, (f"k{number}",), terms, options).acquire() for number in range(count)]
+    terms = Terms(lease=1, margin=0.1)
+    locks = [make_lock(session, f"k{number}", terms=terms, on_lost=on_lost).acquire() for number in range(count)]
     collection.update_many({}, {"$set": {"holders": []}})
     try:
         assert eventually(lambda: len(told) == count, 5)
@@ -161,28 +165,26 @@ def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Co
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["holding", "waiting"])
-def test_a_task_of_a_closed_loop(
-    process: Party, parties: Parties, collection: Collection[Document], held: bool
-) -> None:
+def test_a_task_of_a_closed_loop(here: Here, held: bool) -> None:
     """F116: a task whose event loop was closed goes on never more. Somebody refers to it still; its lock and its place
     in the queue go even so."""
     short = Terms(lease=1.2, margin=0.1, waiter_lease=1.2)
-    holder = None if held else parties.new().lock(CALM).acquire()
+    holder = None if held else here.other(terms=CALM).acquire()
     loop = asyncio.new_event_loop()
 
     async def take() -> None:
-        async with process.lock(short):
+        async with here.lock(terms=short):
             await asyncio.sleep(60)
 
     task = loop.create_task(take())
-    where = {"_id": "k", "holders.session" if held else "waiters.session": process.session.id}
+    where = {"_id": "k", "holders.session" if held else "waiters.session": here.session.id}
     end = clock.now() + 10
-    while not collection.count_documents(where) and clock.now() < end:
+    while not here.collection.count_documents(where) and clock.now() < end:
         loop.run_until_complete(asyncio.sleep(0.02))
     loop.close()
-    assert collection.count_documents(where)
-    assert eventually(lambda: not collection.count_documents(where), 5)
-    assert not process.session.queue.waiting
+    assert here.collection.count_documents(where)
+    assert eventually(lambda: not here.collection.count_documents(where), 5)
+    assert not here.session.queue.waiting
     del task
     if holder is not None:
         assert holder.release()
@@ -190,33 +192,32 @@ def test_a_task_of_a_closed_loop(
 
 # Several keys
 
+EIGHT = [f"k{number}" for number in range(8)]
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("wait", [0, 1])
-def test_eight_keys_have_one_deadline(parties: Parties, collection: Collection[Document], wait: float) -> None:
+def test_eight_keys_have_one_deadline(here: Here, failpoint: Callable[..., None], wait: float) -> None:
     """F157: back within the wait and the time of one command; what it had goes in the background."""
-    process, other = parties.new(timeout=2.0), parties.new()
-    holder = other.lock(CALM, "k7").acquire()
-    lock = MongoLock(lambda: process.session, tuple(f"k{number}" for number in range(8)), CALM, LockOptions(wait=wait))
-    data = {"failCommands": ["findAndModify", "update"], "appName": process.appname}
-    with failpoint(collection.database.client, "failCommand", {**data, "blockConnection": True, "blockTimeMS": 800}):
-        began = clock.now()
-        with pytest.raises(LockBackendFailed):
-            lock.acquire()
-        assert clock.now() - began < wait + 2 + 1.5
-    assert eventually(lambda: collection.count_documents({"holders": {"$ne": []}}) == 1)
+    holder = here.other("k7", terms=CALM).acquire()
+    lock = make_lock(here.new_session(command_timeout=2.0), *EIGHT, terms=CALM, wait=wait)
+    failpoint(["findAndModify", "update"], blockConnection=True, blockTimeMS=800)
+    began = clock.now()
+    with pytest.raises(LockBackendFailed):
+        lock.acquire()
+    assert clock.now() - began < wait + 2 + 1.5
+    failpoint([])
+    assert eventually(lambda: here.collection.count_documents({"holders": {"$ne": []}}) == 1)
     assert holder.release()
 
 
-def test_what_is_given_back_is_given_back_at_once(process: Party, parties: Parties, commands: Any) -> None:
+def test_what_is_given_back_is_given_back_at_once(lock: LockMaker, other: LockMaker) -> None:
     """F157: in one command, so that a try of one of these keys that follows finds it free."""
-    holder = parties.new().lock(CALM, "k7").acquire()
-    keys = tuple(f"k{number}" for number in range(8))
-    lock = MongoLock(lambda: process.session, keys, CALM, LockOptions(wait=0))
+    holder = other("k7", terms=CALM).acquire()
     with pytest.raises(LockNotAcquired):
-        lock.acquire()
-    for key in keys[:7]:
-        assert process.lock(CALM, key, wait=0).acquire().release()
+        lock(*EIGHT, terms=CALM, wait=0).acquire()
+    for key in EIGHT[:7]:
+        assert lock(key, terms=CALM, wait=0).acquire().release()
     assert holder.release()
 
 
@@ -224,50 +225,42 @@ def test_what_is_given_back_is_given_back_at_once(process: Party, parties: Parti
 
 
 def test_permits_are_handed_to_those_whom_no_other_command_serves(
-    process: Party, parties: Parties, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+    here: Here, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F158: while the first of the line asks for itself, a permit that is released goes to the one behind it. Handed to
     the first, it would be free until that has been answered."""
     terms = Terms(lease=60, margin=1, mode="semaphore", capacity=2)
-    apply, asks, go = process.session.store.apply, threading.Event(), threading.Event()
-    held = process.lock(terms).acquire()
+    held = here.lock(terms=terms).acquire()
 
-    def slow(key: str, step: Any, timeout: float) -> Any:
-        if step.add is not None and not step.given and not asks.is_set():
-            asks.set()
-            go.wait(10)
-        return apply(key, step, timeout)
-
-    monkeypatch.setattr(process.session.store, "apply", slow)
-    monkeypatch.setattr(process.session.store, "take_free", lambda *arguments: None)
-    first = parties.waiter(process.lock(terms))
-    assert asks.wait(10)
-    second = parties.waiter(process.lock(terms))
-    assert eventually(lambda: len(process.session.queue.waiting) == 2)
+    gate = hold_up(here.session.store, "apply", lambda key, step, timeout: step.add is not None and not step.given)
+    monkeypatch.setattr(here.session.store, "take_free", lambda *arguments: None)
+    first = here.waiter(here.lock(terms=terms, wait=60))
+    assert gate.there.wait(10)
+    second = here.waiter(here.lock(terms=terms, wait=60))
+    assert eventually(lambda: len(here.session.queue.waiting) == 2)
     assert held.release()
     assert second.end(5).has_it
     assert not first.done
-    go.set()
-    assert first.end().has_it
+    gate.go.set()
+    assert first.let_go().end().has_it
+    second.let_go()
 
 
-def test_nothing_is_handed_to_one_that_was_cancelled(process: Party) -> None:
+def test_nothing_is_handed_to_one_that_was_cancelled(session: Session, lock: LockMaker) -> None:
     """P5: it would be granted for nothing, and removed again, while the others wait."""
-    session, lock = process.session, process.lock(CALM)
-    with process.lock(CALM) as held:
-        waiter = new_grant(session, lock, object())
+    with lock(terms=CALM) as held:
+        waiter = new_grant(session, lock(terms=CALM), object())
         session.queue.join(waiter, trial=False)
         waiter.waiting.cancelled = True
         assert session.queue.reserve_handover(grant_of(held)) is None
         session.queue.leave(waiter)
 
 
-def test_a_permit_is_handed_to_one_whose_hand_over_had_no_answer(process: Party) -> None:
+def test_a_permit_is_handed_to_one_whose_hand_over_had_no_answer(session: Session, lock: LockMaker) -> None:
     """F158: nothing asks for it until its place is renewed, so the next permit is handed to it."""
     terms = Terms(lease=60, margin=1, mode="semaphore", capacity=2)
-    session, lock = process.session, process.lock(terms)
-    with process.lock(terms) as held:
-        waiter = new_grant(session, lock, object())
+    with lock(terms=terms) as held:
+        waiter = new_grant(session, lock(terms=terms), object())
         session.queue.join(waiter, trial=False)
         assert session.queue.reserve_handover(grant_of(held)) is waiter
         waiter.waiting.sent = True

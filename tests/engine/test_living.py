@@ -22,7 +22,7 @@ from django_mongolock.engine.session.grant import State
 from django_mongolock.engine.session.notifications import MOST_CALLBACKS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockLost, LockNotAcquired
-from tests.engine.conftest import Here, LockMaker, Timer, make_lock, renewed
+from tests.engine.conftest import Here, HoldUp, LockMaker, Timer, make_lock
 from tests.engine.processes import processes
 from tests.engine.twins import CALM
 from tests.engine.worker import PAUSE_WAITING
@@ -91,34 +91,14 @@ def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
 # Danger, limits
 
 
-@pytest.mark.long
-def test_danger_comes_before_the_loss_and_goes_again(here: Here, failpoint: Callable[..., None]) -> None:
-    """P7: while renewals fail the lock says so before it is lost; when they succeed again, no more."""
-    mine = here.lock(terms=CALM).acquire()
-    assert not mine.in_danger
-    failpoint(["update"], errorCode=91)
-    here.timer.move(BEAT)
-    assert eventually(lambda: mine.in_danger)
-    assert mine.held
-    assert not mine.lost
-    failpoint([])
-    assert eventually(lambda: not mine.in_danger)
-    assert renewed(mine)
-    failpoint(["update"], errorCode=91)
-    here.timer.move(BEAT)
-    assert eventually(lambda: mine.in_danger and mine.held)
-    here.timer.move(2 * BEAT)
-    assert eventually(lambda: mine.lost)
-    assert not mine.in_danger
-
-
 def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker, timer: Timer) -> None:
     mine = lock(terms=CALM, max_hold=40).acquire()
     assert mine.remaining <= 40
     mine.extend(300)
     assert mine.remaining <= 40
     timer.move(40)
-    assert eventually(lambda: mine.lost)
+    with pytest.raises(LockLost, match="max_hold"):
+        mine.ensure_held()
 
 
 # The heartbeat
@@ -194,27 +174,19 @@ def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
-def test_a_released_lock_never_looks_held(here: Here, name: str, expected: object) -> None:
+def test_a_released_lock_never_looks_held(here: Here, hold_up: HoldUp, name: str, expected: object) -> None:
     """P1: another thread releases a lock and somebody else has got it; at whatever line the end of the release meets
     one who looks, to him the lock is not held."""
     for number in itertools.count(1):
         session = here.new_session()
-        gone, answer, release = threading.Event(), threading.Event(), session.store.release_uncontended
-
-        def slowly(*arguments: Any, release: Any = release, gone: Any = gone, answer: Any = answer) -> object:
-            left = release(*arguments)
-            gone.set()
-            assert answer.wait(10)
-            return left
-
-        session.store.release_uncontended = slowly  # type: ignore[method-assign, assignment]
+        gate = hold_up(session.store, "release_uncontended", late=True)
         mine = make_lock(session).acquire()
         releasing = threading.Thread(target=mine.release)
         releasing.start()
-        assert gone.wait(10)
+        assert gate.there.wait(10)
         next_one = here.other().acquire()
 
-        def end_the_release(answer: Any = answer, releasing: threading.Thread = releasing) -> None:
+        def end_the_release(answer: threading.Event = gate.go, releasing: threading.Thread = releasing) -> None:
             answer.set()
             releasing.join(10)
 
@@ -246,7 +218,9 @@ def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_a_signal_while_cleaning_up_leaves_nothing(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_while_cleaning_up_leaves_nothing(
+    here: Here, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """F29: a second signal strikes in the cleaning up after the first: the grant is taken back all the same, when
     nobody can reach it any more, and the line of the process moves on."""
 
@@ -261,12 +235,7 @@ def test_a_signal_while_cleaning_up_leaves_nothing(here: Here, monkeypatch: pyte
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(here.session.waits, "pause", strike)
-                keep, calls = getattr(part, method), [strike]
-
-                def once(*args: Any, keep: Any = keep, calls: list[Any] = calls, **kwargs: Any) -> Any:
-                    return calls.pop()() if calls else keep(*args, **kwargs)
-
-                patch.setattr(part, method, once)
+                hold_up(part, method).fail(KeyboardInterrupt())
                 with pytest.raises(KeyboardInterrupt):
                     here.lock(terms=CALM, wait=None).acquire()
             assert eventually(

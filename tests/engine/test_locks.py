@@ -121,12 +121,14 @@ def test_extend_pushes_the_end_and_never_nearer(lock: LockMaker, face: Face, ent
 
 
 def test_extend_after_a_loss_is_refused(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
-    """P7: what is gone cannot be prolonged; the holder gets an error."""
-    mine = face.acquire(lock(terms=Terms(lease=30)))
+    """P7: what is gone cannot be prolonged; the holder gets an error, and the loss is reported at once."""
+    told: list[object] = []
+    mine = face.acquire(lock(terms=Terms(lease=30), on_lost=told.append))
     take_away()
     with pytest.raises(LockLost):
         face.extend(mine)
     assert mine.lost
+    assert eventually(lambda: told == [mine], 5)
 
 
 # Reentry

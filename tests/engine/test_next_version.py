@@ -13,11 +13,8 @@ import pytest
 from bson import Timestamp
 from bson.int64 import Int64
 
-from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import DOCUMENT_FIELDS, HOLDER_FIELDS, UNLIMITED, WAITER_FIELDS, find_damage
-from django_mongolock.engine.store.mongo import MongoStore
-from django_mongolock.exceptions import LockDocumentDamaged
-from tests.engine.conftest import Document, LockMaker
+from tests.engine.conftest import Document
 from tests.engine.twins import CALM, Twin
 
 OWNED = replace(CALM, owner="$bob")
@@ -125,14 +122,3 @@ def test_what_is_optional_may_be_missing(twin: Twin) -> None:
         assert find_damage(twin.read()) is None
         assert act()
         assert f"{entries(twin.read(), 'holders')} {entries(twin.read(), 'waiters')}".strip() == left
-
-
-def test_another_version_is_not_guessed_at(store: MongoStore, lock: LockMaker, stored: Callable[..., Document]) -> None:
-    """F53, F55: what cannot be added so gets a new number, and a release that does not know it leaves it alone."""
-    lock().acquire().release()
-    store.collection.update_one({"_id": "k"}, {"$inc": {"v": 1}})
-    before = stored()
-    taken: MongoLock = lock(wait=0)
-    with pytest.raises(LockDocumentDamaged, match="version"):
-        taken.acquire()
-    assert stored() == before

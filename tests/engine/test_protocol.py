@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.protocol.acquisition import Acquisition
 from django_mongolock.engine.protocol.actions import (
     FOREVER,
+    Acquisition,
     Answer,
     Apply,
     FindDeadlock,
@@ -244,24 +244,17 @@ def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
         assert isinstance(play.pause(), Apply)
 
 
-def test_a_cancellation_while_the_server_is_away_says_how_long_the_wait_was() -> None:
-    """F43, F9: and leaves nothing in the queue, by a command that names it: its wait limits the time for that."""
+@pytest.mark.parametrize("away", [False, True])
+def test_a_cancelled_wait_leaves_the_queue(away: bool) -> None:
+    """F43, F9, P5: by a command that also gives back what may have been granted in that moment, in the queue and while
+    the server is away. The error says how long the wait was."""
     play = Play(wait=60)
-    play.fail(took=3)
+    play.fail(took=3) if away else play.answer(QUEUED, took=3)
     action = play.hear(after=1, cancelled=True)
     assert action == Apply("k", Step(ask="g", remove=("g",), force=True))
     with pytest.raises(LockCancelled) as refusal:
         play.answer(GONE)
     assert refusal.value.waited == pytest.approx(4)
-
-
-def test_a_cancellation_in_the_queue_says_how_long_the_wait_was() -> None:
-    """P5: the place is given up by a command, and the error counts from the call."""
-    play = queued()
-    assert play.hear(after=3, cancelled=True) == Apply("k", Step(ask="g", remove=("g",), force=True))
-    with pytest.raises(LockCancelled) as refusal:
-        play.answer(GONE)
-    assert refusal.value.waited == pytest.approx(3, abs=0.1)
 
 
 def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
@@ -413,15 +406,6 @@ def test_a_session_that_listens_does_not_poll() -> None:
     assert play.answer(replace(QUEUED, place=3)).timer == FOREVER
 
 
-def test_a_cancelled_wait_leaves_the_queue() -> None:
-    """F43: and what may have been granted in that moment is given back by the same command."""
-    play = queued()
-    action = play.hear(cancelled=True)
-    assert (action.step.remove, action.step.force) == (("g",), True)
-    with pytest.raises(LockCancelled):
-        play.answer(GONE)
-
-
 def cycle(*waits: str) -> Cycle:
     """A cycle of waiters with these grants, the last the youngest."""
     return Cycle(tuple(Wait(f"k{g}", g, NOW + timedelta(seconds=n), "x") for n, g in enumerate(waits)))
@@ -429,9 +413,10 @@ def cycle(*waits: str) -> Cycle:
 
 @pytest.mark.parametrize(("found", "dies"), [(None, False), (cycle("g", "h"), False), (cycle("h", "g"), True)])
 def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found: Cycle | None, dies: bool) -> None:
-    """F45: everybody in the cycle picks the same victim; the others go on waiting."""
+    """F45, F44: everybody in the cycle picks the same victim; the others go on waiting, and ask nothing before that."""
     play = Play(None, replace(ACQUISITION, nested=True))
-    play.answer(replace(QUEUED, place=3))
+    asleep = play.answer(replace(QUEUED, place=3))
+    assert asleep.timer == pytest.approx(procedures.DEADLOCK_CHECK_AFTER, abs=0.1)
     while not isinstance(play.action, FindDeadlock):
         play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, place=3))
     assert play.now == pytest.approx(100 + procedures.DEADLOCK_CHECK_AFTER, abs=0.2)
@@ -445,13 +430,6 @@ def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found
     play = Play(None)
     play.answer(replace(QUEUED, place=3))
     assert play.action.timer == FOREVER
-
-
-def test_a_waiter_sleeps_until_it_looks_for_a_deadlock() -> None:
-    """F45, F44: and neither looks before, nor asks without a pause."""
-    play = Play(60, replace(ACQUISITION, nested=True))
-    action = play.answer(replace(QUEUED, place=3))
-    assert action.timer == pytest.approx(procedures.DEADLOCK_CHECK_AFTER, abs=0.1)
 
 
 def test_each_look_for_a_deadlock_is_twice_as_far_from_the_one_before() -> None:

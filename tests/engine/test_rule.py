@@ -29,45 +29,21 @@ from django_mongolock.engine.store.base import Store
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
 from django_mongolock.testing.memory_filters import reply_of
-from django_mongolock.testing.memory_server import MemoryServer, MemoryStore
-from tests.engine.conftest import Here
+from tests.engine.twins import TIMEOUT, Twin, in_mongodb
 from tests.support.lock_documents import document as lock_document
 from tests.support.lock_documents import entry as lock_entry
 
 Document = dict[str, Any]
-Entries = Callable[..., list[Any]]
-Stored = Callable[..., Document]
 
 TERMS = Terms(lease=20, margin=2, waiter_lease=10)
 CAPACITIES: dict[Mode, int] = {"exclusive": 1, "shared": UNLIMITED, "semaphore": 3}
-TIMEOUT = 10.0
 
 _numbers = itertools.count(1)
 
 
-class Client:
-    """One client's view of one key: short words for steps."""
-
-    def __init__(self, store: MongoStore, key: str = "k") -> None:
-        self.store, self.key = store, key
-
-    def apply(self, **step: Any) -> Reply:
-        return self.store.apply(self.key, Step(**step), TIMEOUT)
-
-    def add(self, grant: str, terms: Terms = TERMS, trial: bool = False, **facts: Any) -> Reply:
-        return self.apply(ask=grant, add=entry(grant, "s", terms, facts), trial=trial)
-
-    def remove(self, *grants: str, tombstone_ttl: int = 0, force: bool = False) -> Reply:
-        return self.apply(ask=grants[0], remove=grants, tombstone_ttl=tombstone_ttl, force=force)
-
-    def renew(self, *grants: str, **step: Any) -> Reply:
-        return self.apply(ask=grants[0], renew=grants, beat=next(_numbers), **step)
-
-
-@pytest.fixture
-def client(store: MongoStore) -> Client:
-    """A client of the key "k"."""
-    return Client(store)
+def add(store: Store, key: str, grant: str) -> Reply:
+    """Ask for a grant of one of several keys."""
+    return store.apply(key, Step(ask=grant, add=entry(grant, "s", TERMS, {})), TIMEOUT)
 
 
 def shifted(items: str, names: tuple[str, ...], milliseconds: int) -> Document:
@@ -119,8 +95,8 @@ class Machine(RuleBasedStateMachine):
         self.store, self.limits = self.place.store, self.place.store.config.limits
         # A release is not confirmed by the majority, and looked at all the same.
         self.locks = self.store.collection.with_options(read_concern=ReadConcern("local"))
-        self.client = Client(self.store, uuid.uuid4().hex)
-        self.real = {"_id": self.client.key}
+        self.key = uuid.uuid4().hex
+        self.real = {"_id": self.key}
         self.tokens: list[int] = []
         self.document: Document | None = None
 
@@ -174,7 +150,7 @@ class Machine(RuleBasedStateMachine):
         return outcome
 
     def apply(self, step: Step) -> None:
-        self.both(step, lambda: self.store.apply(self.client.key, step, TIMEOUT))
+        self.both(step, lambda: self.store.apply(self.key, step, TIMEOUT))
 
     @rule(
         target=grants,
@@ -222,7 +198,7 @@ class Machine(RuleBasedStateMachine):
         """Only while the giver holds it."""
         step = Step(ask=new["grant"], add=new, remove=(giver["grant"],), given=giver["grant"])
         sent = giver["grant"] in self.ids("holders")
-        reply = self.both(step, lambda: self.store.apply(self.client.key, step, TIMEOUT)) if sent else None
+        reply = self.both(step, lambda: self.store.apply(self.key, step, TIMEOUT)) if sent else None
         assert (reply is not None and reply.found) == sent
 
     @rule(asked=grants)
@@ -234,7 +210,7 @@ class Machine(RuleBasedStateMachine):
         step = Step(remove=(removed["grant"],))
         was_there = removed["grant"] in self.ids("holders")
         given = replace(step, given=removed["grant"])
-        reply = self.both(step, partial(self.store.apply, self.client.key, given, TIMEOUT), sent=was_there)
+        reply = self.both(step, partial(self.store.apply, self.key, given, TIMEOUT), sent=was_there)
         assert reply.found == was_there
 
     @rule(removed=grants)
@@ -243,8 +219,8 @@ class Machine(RuleBasedStateMachine):
         if removed["min_hold"]:
             return
         alone = self.ids("holders") == [removed["grant"]] and not self.entries("waiters")
-        before, left = self.document, set() if alone else {self.client.key}
-        assert self.store.release_uncontended([self.client.key], [removed["grant"]], TIMEOUT) == left
+        before, left = self.document, set() if alone else {self.key}
+        assert self.store.release_uncontended([self.key], [removed["grant"]], TIMEOUT) == left
         self.look()
         if alone and before and self.document:
             moment = Moment(*now_and_election(self.place.server))
@@ -267,7 +243,7 @@ class Machine(RuleBasedStateMachine):
         free = not self.entries("holders") and not self.entries("waiters")
         free = free and (self.document is None or self.document["cluster_time"] < Timestamp(2**31, 1))  # it is not late
         step = Step(ask=new["grant"], add=new, trial=trial)
-        reply = self.both(step, lambda: self.store.take_free(self.client.key, step, TIMEOUT), sent=free)
+        reply = self.both(step, lambda: self.store.take_free(self.key, step, TIMEOUT), sent=free)
         assert (reply is not None) == free
         return new
 
@@ -288,19 +264,19 @@ class Machine(RuleBasedStateMachine):
         sent = gone or bool({*self.ids("holders"), *self.ids("waiters")} & set(ids))
         made_again = Step(remove=("",), tombstone_ttl=1)  # F144: a document that is gone is made before that counts
         carried_out = made_again if gone else step
-        found = self.both(carried_out, lambda: self.store.renew([self.client.key], step, TIMEOUT), sent=sent)
+        found = self.both(carried_out, lambda: self.store.renew([self.key], step, TIMEOUT), sent=sent)
         for field in ("holders", "waiters"):
-            numbers = {grant: beat.number for grant, beat in getattr(found.get(self.client.key), field, {}).items()}
+            numbers = {grant: beat.number for grant, beat in getattr(found.get(self.key), field, {}).items()}
             assert numbers == {e["grant"]: e.get("beat", 0) for e in self.entries(field)}
 
     @rule(tens=SOME)
     def time_goes_by(self, tens: int) -> None:
-        travel(self.locks, self.client.key, tens * 10)
+        travel(self.locks, self.key, tens * 10)
         self.look()
 
     @rule()
     def clock_is_set_back(self) -> None:
-        travel(self.locks, self.client.key, -1_000)
+        travel(self.locks, self.key, -1_000)
         self.look()
 
     @rule()
@@ -384,21 +360,21 @@ def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Docume
 # One by one
 
 
-def test_the_short_release_does_what_the_whole_one_does(here: Here, client: Client) -> None:
+def test_the_short_release_does_what_the_whole_one_does(store: MongoStore, collection: Collection[Document]) -> None:
     """The statistics, the index and the last holder too, field by field; only the purge may come an hour later."""
-    results = []
+    results, k = [], in_mongodb(store)
     ways: list[Callable[[], bool]] = [
-        lambda: not client.store.release_uncontended(["k"], ["g2"], TIMEOUT),
-        lambda: client.store.apply("k", Step(remove=("g2",), given="g2"), TIMEOUT).found,
+        lambda: not store.release_uncontended(["k"], ["g2"], TIMEOUT),
+        lambda: k.release("g2"),
     ]
     for give_back in ways:
-        here.collection.delete_many({})
-        client.add("g1")
-        client.remove("g1")
-        client.add("g2")
-        travel(here.collection, "k", 7)
+        k.write(None)
+        k.add("g1")
+        k.apply(remove=("g1",))
+        k.add("g2")
+        travel(collection, "k", 7)
         assert give_back()
-        results.append(here.stored())
+        results.append(k.read())
     short, whole = results
     assert short.keys() == whole.keys()
     assert short["expires_at"] is whole["expires_at"] is None
@@ -428,83 +404,78 @@ def test_the_short_release_does_what_the_whole_one_does(here: Here, client: Clie
     ],
     ids=str,
 )
-def test_the_short_release_leaves_everything_else_alone(here: Here, client: Client, change: Document) -> None:
+def test_the_short_release_leaves_everything_else_alone(
+    store: MongoStore, collection: Collection[Document], change: Document
+) -> None:
     """F38, F55: somebody else's grant, one with company, or in a damaged document, stays exactly as it is."""
-    client.add("g")
-    here.collection.update_one({"_id": "k"}, change)
-    before = here.stored()
-    assert client.store.release_uncontended(["k"], ["g"], TIMEOUT) == {"k"}
-    assert here.stored() == before
+    add(store, "k", "g")
+    collection.update_one({"_id": "k"}, change)
+    before = collection.find_one()
+    assert store.release_uncontended(["k"], ["g"], TIMEOUT) == {"k"}
+    assert collection.find_one() == before
 
 
-def test_the_short_release_of_many_says_what_it_left(client: Client, store: MongoStore) -> None:
+def test_the_short_release_of_many_says_what_it_left(store: MongoStore) -> None:
     """F108: one command releases those for which nobody waits, and no others."""
     keys, grants = ["a", "b", "c"], ["ga", "gb", "gc"]
     for key, grant in zip(keys, grants, strict=True):
-        Client(store, key).add(grant)
-    Client(store, "b").add("waits")
-    assert client.store.release_uncontended(keys, grants, TIMEOUT) == {"b"}
+        add(store, key, grant)
+    add(store, "b", "waits")
+    assert store.release_uncontended(keys, grants, TIMEOUT) == {"b"}
     assert [len(each["holders"]) for each in store.latest.find().sort("_id")] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("removed", ["g1", "g2"])
-def test_the_short_acquisition_is_for_a_free_lock_only(
-    client: Client, store: MongoStore, stored: Stored, removed: str
-) -> None:
+def test_the_short_acquisition_is_for_a_free_lock_only(twin: Twin, removed: str) -> None:
     """F17: not for a command that is late and finds a tombstone."""
-    step = Step(ask="g2", add=entry("g2", "s", TERMS, {}))
-    client.add("g1")
-    assert store.take_free("k", step, TIMEOUT) is None
-    client.remove("g1", removed, tombstone_ttl=60_000)
-    reply = store.take_free("k", step, TIMEOUT)
+    twin.add("g1")
+    assert twin.take_free("g2") is None
+    twin.apply(ask="g1", remove=("g1", removed), tombstone_ttl=60_000)
+    reply = twin.take_free("g2")
     assert (reply is not None) is (removed == "g1")
     if reply is not None:
-        assert (reply.held, reply.token, reply.waiting) == (True, stored()["token"], 0)
+        assert (reply.held, reply.token, reply.waiting) == (True, twin.read()["token"], 0)
 
 
-def holders(client: Client) -> list[Any]:
-    document = client.store.collection.find_one({"_id": client.key})
-    return list(document["holders"]) if document else []
+def holders(twin: Twin) -> list[str]:
+    return [e["grant"] for e in twin.read()["holders"]]
 
 
-def test_writers_do_not_starve_among_readers(client: Client) -> None:
+def test_writers_do_not_starve_among_readers(twin: Twin) -> None:
     """F46: a reader that comes after a waiting writer waits behind it, and the readers behind go together."""
     reading = Terms("shared", UNLIMITED)
-    assert client.add("r1", reading).held
-    assert client.add("r2", reading).held
-    assert client.add("w").place == 0
-    assert client.add("r3", reading).place == 1
-    assert client.add("r4", reading).place == 2
-    client.remove("r1")
-    client.remove("r2")
-    assert [e["grant"] for e in holders(client)] == ["w"]
-    client.remove("w")
-    assert [e["grant"] for e in holders(client)] == ["r3", "r4"]
-    assert holders(client)[0]["token"] < holders(client)[1]["token"]
+    assert twin.add("r1", reading).held
+    assert twin.add("r2", reading).held
+    assert twin.add("w").place == 0
+    assert twin.add("r3", reading).place == 1
+    assert twin.add("r4", reading).place == 2
+    for reader in ("r1", "r2"):
+        twin.apply(remove=(reader,))
+    assert holders(twin) == ["w"]
+    twin.apply(remove=("w",))
+    assert holders(twin) == ["r3", "r4"]
+    first, second = twin.read()["holders"]
+    assert first["token"] < second["token"]
 
 
-def test_a_heavy_one_counts_for_several(client: Client) -> None:
+def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
     """P1, P5: it waits until there is room for all of it, and no lighter one that came later overtakes it."""
     terms = Terms("semaphore", 4)
     weights = {"g0": 3, "g1": 1, "g2": 2, "g3": 1, "g4": 4}
-    held = [client.add(grant, replace(terms, weight=weight)).held for grant, weight in weights.items()]
+    held = [twin.add(grant, replace(terms, weight=weight)).held for grant, weight in weights.items()]
     assert held == [True, True, False, False, False]
-    client.remove("g1")
-    assert [e["grant"] for e in holders(client)] == ["g0"]
-    client.remove("g0")
-    assert [e["grant"] for e in holders(client)] == ["g2", "g3"]
-    client.remove("g2")
-    client.remove("g3")
-    assert [e["grant"] for e in holders(client)] == ["g4"]
+    for removed, left in (("g1",), ["g0"]), (("g0",), ["g2", "g3"]), (("g2", "g3"), ["g4"]):
+        twin.apply(remove=removed)
+        assert holders(twin) == left
 
 
-def test_a_tombstone_refuses_a_command_that_comes_after_its_removal(client: Client, entries: Entries) -> None:
+def test_a_tombstone_refuses_a_command_that_comes_after_its_removal(twin: Twin) -> None:
     """F17: acquire is held up, its removal overtakes it, also where there was no document yet; no orphan."""
-    client.remove("g1", tombstone_ttl=60_000, force=True)
-    assert not client.add("g1").held
-    assert not client.add("g1", trial=True).held
-    assert entries() == []
-    assert client.add("g2").held
+    twin.apply(ask="g1", remove=("g1",), tombstone_ttl=60_000, force=True)
+    assert not twin.add("g1").held
+    assert not twin.add("g1", trial=True).held
+    assert (holders(twin), twin.read()["waiters"]) == ([], [])
+    assert twin.add("g2").held
 
 
 @pytest.mark.parametrize(
@@ -532,18 +503,17 @@ def test_a_tombstone_refuses_a_command_that_comes_after_its_removal(client: Clie
         "nothing to resume",
     ],
 )
-def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(
-    client: Client, step: Step, stored: Stored
-) -> None:
+def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(store: MongoStore, step: Step) -> None:
     """F2, F6, F15: the second copy finds all done; yet it writes, since a stale primary acknowledges what writes
     nothing."""
-    client.add("g0", Terms(owner="o", lease=20, margin=2))
-    client.add("g1")
-    client.add("g2")
-    client.store.apply("k", step, TIMEOUT)
-    once = stored()
-    client.store.apply("k", step, TIMEOUT)
-    twice = stored()
+    k = in_mongodb(store)
+    k.add("g0", Terms(owner="o", lease=20, margin=2))
+    k.add("g1")
+    k.add("g2")
+    store.apply("k", step, TIMEOUT)
+    once = k.read()
+    store.apply("k", step, TIMEOUT)
+    twice = k.read()
     assert once.pop("changes") + 1 == twice.pop("changes")
     for document in (once, twice):
         for name in ("expires_at", "purge_at", "held_ms", "waited_ms", "written_at", "cluster_time"):
@@ -617,32 +587,22 @@ def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -
     assert (again["until"], again["released"]) == (until, BEGAN)
 
 
-@pytest.mark.parametrize("face", ["mongodb", "memory"])
-def test_a_place_has_one_length(store: MongoStore, face: str) -> None:
+def test_a_place_has_one_length(twin: Twin) -> None:
     """F107: however long the queue is, a place in it lives as long as its waiter believes."""
-    kept: Store = store if face == "mongodb" else MemoryStore(MemoryServer(), Limits())
     for number in range(40):
-        kept.apply("k", Step(ask=f"g{number}", add=entry(f"g{number}", "s", TERMS, {})), 5)
-    document = store.collection.find_one("k") if isinstance(kept, MongoStore) else kept.server.documents["k"]  # type: ignore[attr-defined]
-    assert document is not None
-    places = {e["until"] - e["since"] for e in document["waiters"]}
+        twin.add(f"g{number}", TERMS)
+    places = {e["until"] - e["since"] for e in twin.read()["waiters"]}
     assert places == {timedelta(seconds=TERMS.server_lease_of(TERMS.waiter_lease))}
 
 
-@pytest.mark.parametrize("face", ["mongodb", "memory"])
-def test_what_a_waiter_says_of_its_time_is_bounded(store: MongoStore, face: str) -> None:
+def test_what_a_waiter_says_of_its_time_is_bounded(twin: Twin) -> None:
     """F119: a clock that has jumped, or says anything at all, moves its waiter no further than ten minutes ahead, and
     leaves a document that everybody can read."""
-    kept: Store = store if face == "mongodb" else MemoryStore(MemoryServer(), Limits())
-    kept.apply("k", Step(ask="holder", add=entry("holder", "s", TERMS, {})), 5)
-    kept.apply("k", Step(ask="patient", add=entry("patient", "s", TERMS, {}), waited=LONGEST_CLAIM), 5)
+    twin.add("holder")
+    twin.add("patient", waited=LONGEST_CLAIM)
     for number, waited in enumerate((3_600_000, 2**62)):
-        name = f"jumped{number}"
-        reply = kept.apply("k", Step(ask=name, add=entry(name, "s", TERMS, {}), waited=waited), 5)
-        assert reply.place == number + 1
-    document = store.collection.find_one("k") if isinstance(kept, MongoStore) else kept.server.documents["k"]  # type: ignore[attr-defined]
-    assert document is not None
-    assert find_damage(document) is None
+        assert twin.add(f"jumped{number}", waited=waited).place == number + 1
+    assert find_damage(twin.read()) is None
 
 
 # Damage
@@ -668,14 +628,14 @@ def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, col
     """F55, F40: a document that makes the server refuse the whole renewal costs the other keys nothing."""
     keys = [f"k{number}" for number in range(10)]
     for key in keys:
-        Client(store, key).add(f"{key}-g")
+        add(store, key, f"{key}-g")
     collection.update_one({"_id": "k3"}, {"$set": {"holders.0.server_lease": Int64(2**63 - 1)}})
     grants = {key: (f"{key}-g",) for key in keys}
     with pytest.raises(LockBackendFailed):  # who renews takes the keys one by one then, see `session`
         store.renew(keys, Step(renew=tuple(f"{key}-g" for key in keys), beat=5), TIMEOUT)
     for key in set(keys) - {"k3"}:
         assert store.renew([key], Step(renew=grants[key], beat=6), TIMEOUT)[key].holders[f"{key}-g"].number == 6
-    assert not Client(store, "k3").add("g2").held
+    assert not add(store, "k3", "g2").held
 
 
 @pytest.mark.parametrize(("seconds", "other"), [(-10, False), (0, False), (10, True)])

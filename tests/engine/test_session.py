@@ -16,18 +16,15 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol.actions import Granted
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
-from django_mongolock.engine.rule.step import Limits
 from django_mongolock.engine.session import heartbeat as keeping
-from django_mongolock.engine.session.grant import Grant, OwnerRef, State
-from django_mongolock.engine.session.per_process import Sessions
-from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.session.grant import Grant, State
+from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.indexes import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
-from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
-from tests.engine.conftest import Document, Here, LockMaker, Timer, make_lock, renewed
+from django_mongolock.exceptions import LockBackendFailed, LockMisused
+from tests.engine.conftest import Document, Here, HoldUp, LockMaker, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
 from tests.engine.twins import CALM
@@ -39,36 +36,6 @@ NOW = datetime.now(UTC)
 
 
 # Renewal
-
-
-def test_a_lease_is_renewed_three_times_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, P8: for as long as it is held; three commands a lease, not one a poll."""
-    server = MemoryServer()
-    store = MemoryStore(server, Limits())
-    session = MemorySession(store)
-    renew, renewals = store.renew, 0
-
-    def counted(*arguments: Any) -> dict[str, Found]:
-        nonlocal renewals
-        renewals += 1
-        return renew(*arguments)
-
-    monkeypatch.setattr(store, "renew", counted)
-    with make_lock(session, terms=CALM) as mine:
-        for _ in range(10):
-            server.advance(CALM.lease / 2)
-            assert mine.held
-        assert 3 * 5 - 1 <= renewals <= 3 * 5 + 1
-    session.close()
-
-
-def test_a_loss_is_reported_at_the_next_beat(lock: LockMaker, timer: Timer, take_away: Callable[..., None]) -> None:
-    """P7, F50: within a third of the lease, long before the lease would end."""
-    mine = lock(terms=CALM).acquire()
-    take_away()
-    assert not mine.lost
-    timer.move(CALM.lease / 3)
-    assert eventually(lambda: mine.lost)
 
 
 @pytest.mark.long
@@ -111,13 +78,16 @@ def test_indexes_that_are_gone_come_back(here: Here) -> None:
     assert eventually(lambda: missing_indexes(here.collection) == [])
 
 
-def test_a_reply_older_than_the_grant_is_no_loss(lock: LockMaker, session: Session) -> None:
-    """F6: what a primary that was left behind still has, from before the grant, says nothing about it."""
+def test_a_reply_from_before_the_grant_is_no_loss(lock: LockMaker, session: Session) -> None:
+    """F6, F144, F160: a primary that was left behind has an older token, and a renewal that was sent before the grant
+    has found no document: neither says anything about it."""
     mine = lock().acquire()
     grant = grant_of(mine)
     session.renewals.judge(grant, Found(grant.token - 1, {}, {}), number=1, sent=clock.now(), length=0.0)
+    for token in (grant.token, LAST_TOKEN):
+        session.renewals.judge(grant, Found(token, {}, {}), number=1, sent=grant.lease.since - 0.1, length=0.0)
     assert mine.held
-    session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, sent=clock.now(), length=0.0)
+    session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, sent=grant.lease.since, length=0.0)
     assert mine.lost
 
 
@@ -127,16 +97,6 @@ def test_a_renewal_that_finds_another_token_is_a_loss(lock: LockMaker, session: 
     found = Found(grant.token + 1, {grant.id: Beat(7, token=grant.token + 1)}, {})
     session.renewals.judge(grant, found, number=7, sent=clock.now(), length=CALM.lease)
     assert mine.lost
-
-
-def test_a_loss_that_the_holder_meets_is_reported_at_once(lock: LockMaker, take_away: Callable[..., None]) -> None:
-    """P7: not only when the lease would have ended."""
-    told = threading.Event()
-    mine = lock(terms=CALM, on_lost=lambda _: told.set()).acquire()
-    take_away()
-    with pytest.raises(LockLost):
-        mine.extend()
-    assert told.wait(5)
 
 
 def test_an_answer_that_comes_after_that_of_a_later_command(lock: LockMaker, session: Session) -> None:
@@ -158,23 +118,15 @@ def test_an_answer_that_comes_after_that_of_a_later_command(lock: LockMaker, ses
 
 @pytest.mark.parametrize("what", ["a renewal", "looking what is due"])
 def test_the_heartbeat_survives_an_exception(
-    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+    here: Here, hold_up: HoldUp, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
     """F35: it is logged, and the renewals go on."""
     part, name = (here.session.store, "renew") if what == "a renewal" else (here.session.heartbeat, "next_due")
-    call, failed = getattr(part, name), threading.Event()
-
-    def fail_once(*arguments: Any) -> Any:
-        if failed.is_set():
-            return call(*arguments)
-        failed.set()
-        raise RuntimeError("once")
-
-    monkeypatch.setattr(part, name, fail_once)
+    gate = hold_up(part, name).fail(RuntimeError("once"))
     with here.lock(terms=CALM) as mine:
         here.timer.move(CALM.lease / 2)
         assert eventually(lambda: renewed(mine))
-    assert failed.is_set()
+    assert gate.there.is_set()
     assert "failed" in caplog.text
 
 
@@ -257,48 +209,32 @@ def test_a_lock_whose_object_is_gone_is_released(here: Here) -> None:
 
 
 def test_a_forgotten_lock_whose_command_failed_at_first_is_released_at_once(
-    here: Here, face: Face, monkeypatch: pytest.MonkeyPatch, door: str
+    here: Here, face: Face, hold_up: HoldUp, door: str
 ) -> None:
     """F33: no error that was overcome on the way keeps its object alive until the garbage collector comes."""
-    apply = getattr(here.session.store, door)
-    failed: list[int] = []
-
-    def fail_once(*args: Any) -> Any:
-        if not failed:
-            failed.append(1)
-            raise LockBackendFailed("no answer")
-        return apply(*args)
-
-    monkeypatch.setattr(here.session.store, door, fail_once)
+    gate = hold_up(here.session.store, door).fail(LockBackendFailed("no answer"))
     gc.disable()
     try:
         mine = weakref.ref(face.acquire(here.lock()))
-        assert failed
+        assert gate.there.is_set()
         assert mine() is None
     finally:
         gc.enable()
 
 
 @pytest.mark.long
-def test_a_lock_that_was_forgotten_is_not_entered_again(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_was_forgotten_is_not_entered_again(here: Here, hold_up: HoldUp) -> None:
     """F33: the same thread takes it again, reentrant, before the heartbeat has given it back: it gets a grant of its
     own, which the heartbeat does not take away with the forgotten one."""
-    dropped, not_busy, done = here.session.heartbeat.adopt, threading.Event(), threading.Event()
-
-    def later(owner_ref: OwnerRef) -> None:
-        not_busy.wait(5)
-        dropped(owner_ref)
-        done.set()
-
-    monkeypatch.setattr(here.session.heartbeat, "adopt", later)
+    gate = hold_up(here.session.heartbeat, "adopt")
     forgotten = here.lock(reentrant=True).acquire()
     token = forgotten.fencing_token
     with pytest.warns(ResourceWarning):  # noqa: PT031
         del forgotten
         gc.collect()
-        threading.Timer(0.1, not_busy.set).start()
+        threading.Timer(0.1, gate.go.set).start()
         with here.lock(reentrant=True) as again:
-            assert done.wait(5)
+            assert gate.over.wait(5)
             assert again.held
             assert again.fencing_token > token
 

@@ -24,7 +24,7 @@ from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.replies import Reply
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockError
+from django_mongolock.exceptions import LockError, LockNotAcquired
 from django_mongolock.signals import signal_sender
 from tests.engine.conftest import Document, Here, make_lock
 from tests.engine.waiters import Waiter
@@ -215,36 +215,24 @@ WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="fr
 
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
-def test_every_line_of_a_block(here: Here, options: dict[str, Any], step: int) -> None:
-    """F65, F29: a free lock is taken and given back, struck at any line of it."""
+@pytest.mark.parametrize("waits", [False, True])
+def test_every_line_of_a_block(here: Here, waits: bool, options: dict[str, Any], step: int) -> None:
+    """F65, F29: a free lock is taken and given back, or is waited for in vain, struck at any line of it: no lock and no
+    place in a queue is left."""
+    theirs = here.other("theirs", terms=CALM).acquire()
 
     def block(key: str) -> None:
-        with here.lock(key, terms=CALM, wait=10):
+        mine = here.lock("theirs" if waits else key, terms=CALM, wait=0.01 if waits else 10)
+        with contextlib.suppress(LockNotAcquired), mine:
             pass
 
     block("warm")
     times = strike_everywhere(block, count_events(lambda: block("none")), step, **options)
     assert times > 100
-    assert nothing_is_left(here.session, here.collection), (
+    assert nothing_is_left(here.session, here.collection, but=1), (
         f"of {times}, {held(here.collection)} are held: {known(here.session)}"
     )
     block("usable")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("options", "step"), WAYS)
-def test_every_line_of_a_wait(here: Here, options: dict[str, Any], step: int) -> None:
-    """F65, F29: a lock is waited for, in vain, struck at any line of it: no place in its queue is left."""
-    theirs = here.other(terms=CALM).acquire()
-
-    def wait(_: str) -> None:
-        here.lock(terms=CALM, wait=0.01).acquire()
-
-    with Strikes(0) as quiet:
-        wait("k")
-    times = strike_everywhere(wait, quiet.events, step, **options)
-    assert times > 100
-    assert nothing_is_left(here.session, here.collection, but=1), f"of {times}: {known(here.session)}"
     theirs.release()
     assert nothing_is_left(here.session, here.collection)
 
@@ -298,6 +286,3 @@ def test_a_hand_over_whose_giver_was_struck(here: Here, monkeypatch: pytest.Monk
     assert eventually(lambda: waiter.done, 20)
     waiter.end().let_go()
     assert waiter.error is None
-
-
-# Real signals

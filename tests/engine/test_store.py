@@ -14,7 +14,7 @@ from django_mongolock.engine.rule.document import Terms, entry
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed
-from tests.engine.conftest import Document, Here, LockMaker, make_lock
+from tests.engine.conftest import Document, Here, HoldUp, LockMaker, make_lock
 from tests.engine.twins import CALM
 from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
@@ -239,23 +239,12 @@ def test_an_outcome_that_stays_unknown_is_removed(here: Here, failpoint: Callabl
     assert here.other(wait=0).try_acquire()
 
 
-def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(
-    here: Here, monkeypatch: pytest.MonkeyPatch, door: str
-) -> None:
+def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(here: Here, hold_up: HoldUp, door: str) -> None:
     """F17: the first copy is held up in the network, the second is granted and given back; then the first arrives."""
-    held_up: list[Any] = []
-    apply = getattr(here.session.store, door)
-
-    def hold_up(*arguments: Any) -> Any:
-        if held_up:
-            return apply(*arguments)
-        held_up.append(arguments)
-        raise LockBackendFailed("no answer", "k")
-
-    monkeypatch.setattr(here.session.store, door, hold_up)
+    gate = hold_up(here.session.store, door).fail(LockBackendFailed("no answer", "k"))
     with make_lock(here.session):
         pass
-    apply(*held_up[0])
+    gate.call(*gate.arguments or ())
     assert here.entries() == []
 
 

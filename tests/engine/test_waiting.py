@@ -21,7 +21,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError
-from tests.engine.conftest import Document, Here, make_lock
+from tests.engine.conftest import Document, Here, HoldUp, make_lock
 from tests.engine.processes import processes
 from tests.engine.twins import CALM
 from tests.engine.waiters import InThread
@@ -156,38 +156,24 @@ def test_long_in_line_is_no_reason_to_be_renewed(here: Here, local_handover: Non
 # The line of the process
 
 
-class Gate:
-    """Holds up the hand-over commands of a session, on their way there ("before") or back ("after")."""
-
-    def __init__(self, session: Session, where: str, error: BaseException | None = None) -> None:
-        self.reached, self.open = threading.Event(), threading.Event()
-        self.where, self.error = where, error
-        self._apply = session.store.apply
-        session.store.apply = self  # type: ignore[method-assign]
-
-    def __call__(self, key: str, step: Step, timeout: float) -> Any:
-        if not (step.given and step.add):
-            return self._apply(key, step, timeout)
-        reply = self._apply(key, step, timeout) if self.where == "after" else None
-        self.reached.set()
-        assert self.open.wait(20)
-        if self.error is not None:
-            raise self.error
-        return reply if self.where == "after" else self._apply(key, step, timeout)
+def hands_over(key: str, step: Step, timeout: float) -> bool:
+    return bool(step.given and step.add)
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("how", ["cancel", pytest.param("deadline", marks=pytest.mark.long), "task"])
-def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(here: Here, where: str, how: str) -> None:
+def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
+    here: Here, hold_up: HoldUp, where: str, how: str
+) -> None:
     """F43, F36: whether the command has been at the server or not, the lock is handed on, and nothing is left."""
-    gate = Gate(here.session, where)
+    gate = hold_up(here.session.store, "apply", hands_over, late=where == "after")
     first = here.lock(terms=CALM).acquire()
     next_waiter = here.lock(terms=CALM, wait=2.0 if how == "deadline" else None)
     errors: list[BaseException] = []
 
     async def task() -> None:
         waiting = asyncio.create_task(next_waiter.aacquire())
-        assert await asyncio.to_thread(gate.reached.wait, 20)
+        assert await asyncio.to_thread(gate.there.wait, 20)
         waiting.cancel()
         await asyncio.wait([waiting])
         errors.append(asyncio.CancelledError())
@@ -204,13 +190,13 @@ def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(here: Here, wher
     waiting = here.in_thread(thread)
     assert in_line(here.session, 1)
     giving = here.in_thread(first.release)
-    assert gate.reached.wait(10)
+    assert gate.there.wait(10)
     if how == "cancel":
         next_waiter.cancel()
     if (where, how) != ("after", "deadline"):
         waiting.join(10)
         assert len(errors) == 1
-    gate.open.set()
+    gate.go.set()
     for thread_ in (waiting, giving):
         thread_.join(10)
     assert nothing_left(here.session)
@@ -246,13 +232,12 @@ def test_a_next_waiter_that_is_cancelled_in_the_moment_of_the_answer(
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_giver_that_is_struck_while_handing_over(here: Here, where: str) -> None:
+def test_a_giver_that_is_struck_while_handing_over(here: Here, hold_up: HoldUp, where: str) -> None:
     """F36, F29: the giver's lock is removed in the background, and the next waiter goes on by itself."""
-    gate = Gate(here.session, where, KeyboardInterrupt())
+    hold_up(here.session.store, "apply", hands_over, late=where == "after").fail(KeyboardInterrupt())
     first = here.lock(terms=CALM).acquire()
     next_waiter = here.waiter(here.lock(terms=CALM, wait=None))
     assert in_line(here.session, 1)
-    gate.open.set()
     with pytest.raises(KeyboardInterrupt):
         first.release()
     assert next_waiter.end().has_it
@@ -261,18 +246,20 @@ def test_a_giver_that_is_struck_while_handing_over(here: Here, where: str) -> No
     assert here.entries() == []
 
 
-async def test_a_giver_that_is_cancelled_while_handing_over(session: Session, entries: Entries) -> None:
+async def test_a_giver_that_is_cancelled_while_handing_over(
+    session: Session, entries: Entries, hold_up: HoldUp
+) -> None:
     """F36: the command is on its way, and nobody waits for its answer: the next waiter gets the lock, once."""
-    gate = Gate(session, "before")
+    gate = hold_up(session.store, "apply", hands_over)
     first = await make_lock(session, terms=CALM).aacquire()
     next_waiter = asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire())
     assert await asyncio.to_thread(in_line, session, 1)
     giving = asyncio.create_task(first.arelease())
-    assert await asyncio.to_thread(gate.reached.wait, 20)
+    assert await asyncio.to_thread(gate.there.wait, 20)
     giving.cancel()
     await asyncio.wait([giving])
     lock = await asyncio.wait_for(next_waiter, 10)
-    gate.open.set()
+    gate.go.set()
     await asyncio.sleep(0.1)
     assert lock.held
     assert len(entries()) == 1
@@ -294,27 +281,6 @@ def test_a_giver_that_had_lost_the_lock(here: Here) -> None:
     theirs.release()
     assert next_waiter.end().has_it
     next_waiter.let_go()
-
-
-@pytest.mark.long
-def test_a_late_hand_over_does_not_bring_back_who_has_been(here: Here) -> None:
-    """F17, F39: two permits are given back at once, and both would go to the one that waits. It has come and gone when
-    the second command arrives: it must not be queued again."""
-    gate = Gate(here.session, "before")
-    first = here.lock(terms=PERMIT).acquire()
-    second = here.waiter(here.lock(terms=PERMIT)).end()
-    next_waiter = here.waiter(here.lock(terms=PERMIT, wait=None))
-    assert eventually(lambda: any(grant.lease.until for grant in here.session.queue.waiting.values()))
-    next_waiter.let_go()
-    giving = here.in_thread(first.release)
-    assert gate.reached.wait(10)
-    second.let_go()
-    assert next_waiter.end().has_it
-    next_waiter.thread.join(10)
-    gate.open.set()
-    giving.join(10)
-    assert nothing_left(here.session)
-    assert here.entries() == []
 
 
 class Straggler:
@@ -425,33 +391,25 @@ def test_another_thread_ends_the_wait(here: Here, phase: str, failpoint: Callabl
     assert here.entries() == []
 
 
-# The queue
-
-
 # Killed
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("moved_up", [False, True], ids=["head", "moved up"])
-def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(here: Here, moved_up: bool) -> None:
-    """F27: at once after its end by the server's clock, also if it has come to the head only since it last
-    looked: nobody tells it that."""
-    ahead = here.other(terms=CALM).acquire() if moved_up else None
-    with processes(1, "wait_for" if moved_up else "hold", here.collection.name, 3) as (holder,):
-        if moved_up:
-            holder.hear()
-            assert eventually(lambda: len(here.entries()) == 2)
-        else:
-            holder.hear()
+def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(here: Here) -> None:
+    """F27: at once after its end by the server's clock, also if it has come to the head only since it last looked:
+    nobody tells it that."""
+    ahead = here.other(terms=CALM).acquire()
+    with processes(1, "wait_for", here.collection.name, 3) as (holder,):
+        holder.hear()
+        assert eventually(lambda: len(here.entries()) == 2)
         waiter = here.waiter(here.lock(terms=CALM, wait=None))
-        assert eventually(lambda: len(here.entries()) == (3 if moved_up else 2))
-        if ahead is not None:
-            time.sleep(1.0)  # it listens, and has looked for the last time
-            holder.send(signal.SIGSTOP)
-            ahead.release()
-            place = here.stored()["waiters"][0]["until"]
-            here.timer.bring_forward_the_beat(CALM.waiter_lease / 3)
-            assert eventually(lambda: here.stored()["waiters"][0]["until"] > place)
+        assert eventually(lambda: len(here.entries()) == 3)
+        time.sleep(1.0)  # it listens, and has looked for the last time
+        holder.send(signal.SIGSTOP)
+        ahead.release()
+        place = here.stored()["waiters"][0]["until"]
+        here.timer.bring_forward_the_beat(CALM.waiter_lease / 3)
+        assert eventually(lambda: here.stored()["waiters"][0]["until"] > place)
         holder.send(signal.SIGKILL)
         end = here.stored()["holders"][0]["until"].replace(tzinfo=UTC)
         assert waiter.end(25).has_it

@@ -2,6 +2,7 @@
 
 import _thread
 import asyncio
+import functools
 import signal
 import threading
 import time
@@ -233,30 +234,23 @@ async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Cal
 async def test_a_refusal_is_that_of_all_who_asked_the_same_before(new_threads: Callable[..., WorkerThreads]) -> None:
     """F110: one command answers them. It was sent after they had asked: an earlier answer may be out of date."""
     threads, refused = new_threads(8), Answer(Reply(), 0.0, 0.0)
-    hold, sent, known = Hold(threads, 2, key="k"), list[str](), list[object]()
+    hold, sent, shared = Hold(threads, 2, key="k"), list[str](), list[object]()
 
-    def ask(name: str, left: float, known_answer: Answer | None = None) -> Answer:
-        sent.append(name)
-        return refused
+    def ask(same: str, left: float, *, known: Answer | None = None) -> Answer:
+        if known is None:
+            sent.append(same)
+            return refused
+        shared.append(known)
+        return known
 
-    def call(name: str) -> Callable[..., Answer]:
-        def made(left: float, *, known: Answer | None = None) -> Answer:
-            return ask(name, left) if known is None else note(known)
-
-        return made
-
-    def note(answer: Answer) -> Answer:
-        known.append(answer)
-        return answer
-
-    same = [asyncio.create_task(threads.acall(call(f"same{n}"), LONG, key="k", same="x")) for n in range(5)]
-    other = asyncio.create_task(threads.acall(call("other"), LONG, key="k", same="y"))
+    calls = [(functools.partial(ask, same), same) for same in "xxxxxy"]
+    asking = [asyncio.create_task(threads.acall(call, LONG, key="k", same=same)) for call, same in calls]
     await asyncio.sleep(0.05)
     hold.let_go()
-    assert await asyncio.gather(*same, other) == [refused] * 6
+    assert await asyncio.gather(*asking) == [refused] * 6
     assert 2 <= len(sent) <= 3
-    assert "other" in sent
-    assert len(known) == 6 - len(sent)
+    assert "y" in sent
+    assert len(shared) == 6 - len(sent)
     assert eventually(lambda: not threads._under_way)
 
 
@@ -338,9 +332,6 @@ def test_a_call_that_does_not_end_is_given_up(
     assert time.monotonic() - started < LONG / 2
     assert told == []
     go.set()
-
-
-# What nobody awaits any more
 
 
 # Signals

@@ -14,8 +14,7 @@ from typing import Any
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.options import LockOptions
-from django_mongolock.engine.session.per_process import Sessions
-from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
 from tests.support import DATABASE
@@ -45,20 +44,13 @@ class Worker:
 
     # What there is to do
 
-    def hold(self, lease: str = "1") -> None:
-        """Hold the lock until told to go on; end without giving it back."""
-        lock = self.lock(lease=float(lease))
-        lock.acquire()
+    def hold(self, lease: str = "1", owner: str | None = None) -> None:
+        """Hold the lock, for an owner if there is one, until told to go on; end without giving it back."""
+        terms = Terms(lease=float(lease), margin=0.2, owner=owner)
+        lock = MongoLock(self.sessions.current, ("k",), terms, LockOptions(wait=110)).acquire()
         self.say(token=lock.fencing_token, at=time.monotonic())
         self.hear()
         self.kept = lock  # not collected before the interpreter ends
-
-    def own(self, owner: str, lease: str = "60") -> None:
-        """Hold the lock for an owner until told to go on."""
-        terms = Terms(lease=float(lease), margin=0.2, owner=owner)
-        with MongoLock(self.sessions.current, ("k",), terms, LockOptions(wait=0)) as lock:
-            self.say(token=lock.fencing_token)
-            self.hear()
 
     def wait_for(self, lease: str = "10") -> None:
         """Take the lock once it is to be had."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import unittest
-from collections.abc import Iterator, Mapping
-from importlib import import_module
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import pytest
@@ -14,12 +13,10 @@ import pytest
 from django_mongolock import locks
 from django_mongolock.testing import override_locks
 
+from . import threading_locks
 from .exempt import EXEMPT, NOT_RUN
-from .processes import close_all
 
 pytestmark = pytest.mark.long
-BACKENDS: Final = ("mongo", "memory")
-SUITES: Final = ("threading", "asyncio")
 
 #: Tests that are to fail may do so in a thread.
 IN_THREADS: Final = pytest.mark.filterwarnings(
@@ -27,61 +24,35 @@ IN_THREADS: Final = pytest.mark.filterwarnings(
 )
 
 
-def adapter(suite: str) -> Any:
-    """Our locks, and the suite for them. Raises ImportError."""
-    return import_module(f".{suite}_locks", __package__)
-
-
-def names(suite: str) -> Iterator[str]:
-    """The tests of a suite that are about locks."""
-    for name, case in adapter(suite).cases().items():
-        for method in unittest.defaultTestLoader.getTestCaseNames(case):
-            yield f"{suite}.{name}.{method}"
-
-
-def reason_of(backend: str, name: str, table: Mapping[str, str] = EXEMPT) -> str | None:
-    """Why this test does not apply; None if it does."""
-    return table.get(name) or table.get(f"{backend}-{name}")
-
-
-def found() -> dict[str, list[str]]:
-    tests: dict[str, list[str]] = {}
-    for suite in SUITES:
-        with contextlib.suppress(ImportError):
-            tests[suite] = list(names(suite))
-    return tests
+def found() -> list[str]:
+    """The tests that are about locks; none where Python came without its tests."""
+    with contextlib.suppress(ImportError):
+        methods = unittest.defaultTestLoader.getTestCaseNames
+        return [f"{name}.{method}" for name, case in threading_locks.cases().items() for method in methods(case)]
+    return []
 
 
 FOUND: Final = found()
 
 
-def parameters(*, exempt: bool) -> Iterator[Any]:
-    """The tests of all suites that apply, or those that do not; on both backends."""
-    for suite in SUITES:
-        if suite not in FOUND:
-            yield pytest.param("mongo", suite, marks=pytest.mark.skip(reason="needs the tests of Python"))
-        for backend, name in itertools.product(BACKENDS, FOUND.get(suite, ())):
-            if not reason_of(backend, name, NOT_RUN) and bool(reason_of(backend, name)) == exempt:
-                yield pytest.param(backend, name, id=f"{backend}-{name}")
+def each(names: Iterable[str], *backends: str) -> pytest.MarkDecorator:
+    """Those tests on both backends, or on these."""
+    chosen = itertools.product(backends or ("mongo", "memory"), set(names) & set(FOUND))
+    parameters = [pytest.param(*one, id="-".join(one)) for one in sorted(chosen)]
+    return pytest.mark.parametrize(("backend", "name"), parameters, indirect=["backend"])
 
 
 @pytest.fixture
-def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "memory":
-        with override_locks():
-            yield request.param
-            close_all()
-    else:
-        yield request.param
-        close_all()
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    with override_locks() if request.param == "memory" else contextlib.nullcontext():
+        yield
 
 
 @pytest.fixture
-def prepared(backend: str, name: str, monkeypatch: pytest.MonkeyPatch) -> unittest.TestCase:
-    suite, case, method = name.split(".")
-    found = adapter(suite)
-    found.prepare(monkeypatch, exempt=reason_of(backend, name) is not None)
-    test: unittest.TestCase = found.cases()[case](method)
+def prepared(backend: None, name: str, monkeypatch: pytest.MonkeyPatch) -> unittest.TestCase:
+    case, method = name.split(".")
+    threading_locks.prepare(monkeypatch, exempt=name in EXEMPT)
+    test: unittest.TestCase = threading_locks.cases()[case](method)
     return test
 
 
@@ -94,7 +65,7 @@ def problems(test: unittest.TestCase) -> list[str]:
     return [trace for _, trace in (*result.errors, *result.failures)]
 
 
-@pytest.mark.parametrize(("backend", "name"), [*parameters(exempt=False)], indirect=["backend"])
+@each(set(FOUND) - EXEMPT.keys() - NOT_RUN.keys())
 def test_what_applies(prepared: unittest.TestCase) -> None:
     """What another project expects of a lock, ours does."""
     if found := problems(prepared):
@@ -102,41 +73,25 @@ def test_what_applies(prepared: unittest.TestCase) -> None:
 
 
 @IN_THREADS
-@pytest.mark.parametrize(("backend", "name"), [*parameters(exempt=True)], indirect=["backend"])
-def test_what_does_not_apply(prepared: unittest.TestCase, backend: str, name: str) -> None:
+@each(EXEMPT)
+def test_what_does_not_apply(prepared: unittest.TestCase, name: str) -> None:
     """No exemption is dead: a test that is exempt fails."""
-    assert problems(prepared), f"it passes: take it out of exempt.py ({reason_of(backend, name)})"
+    assert problems(prepared), f"it passes: take it out of exempt.py ({EXEMPT[name]})"
 
 
+@pytest.mark.skipif(not FOUND, reason="needs the tests of Python")
 def test_every_exemption_is_for_a_test() -> None:
-    known = {f"{prefix}{name}" for name in itertools.chain(*FOUND.values()) for prefix in ("", "mongo-", "memory-")}
-    exempt = {
-        name
-        for name in (*EXEMPT, *NOT_RUN)
-        if name.split(".")[0].removeprefix("memory-").removeprefix("mongo-") in FOUND
-    }
-    assert exempt - known == set()
-
-
-#: Of each kind of lock, a test that finds out whether it excludes.
-EXCLUDING: Final = [
-    ("memory", name)
-    for name in (
-        "threading.Lock.test_try_acquire_contended",
-        "threading.RLock.test_try_acquire_contended",
-        "threading.Semaphore.test_try_acquire_contended",
-        "threading.BoundedSemaphore.test_try_acquire_contended",
-        "asyncio.Lock.test_acquire",
-        "asyncio.Semaphore.test_acquire_cancel_before_awoken",
-    )
-    if name.split(".")[0] in FOUND
-]
+    assert {*EXEMPT, *NOT_RUN} - set(FOUND) == set()
 
 
 @IN_THREADS
-@pytest.mark.parametrize(("backend", "name"), EXCLUDING, indirect=["backend"])
+@each((f"{case}.test_try_acquire_contended" for case in ("Lock", "RLock", "Semaphore", "BoundedSemaphore")), "memory")
 def test_a_lock_that_does_not_exclude_is_found(prepared: unittest.TestCase, monkeypatch: pytest.MonkeyPatch) -> None:
     """The suites can fail: here each acquisition has a key of its own."""
     make, numbers = locks.make_lock, itertools.count()
-    monkeypatch.setattr(locks, "make_lock", lambda keys, *rest: make((f"{keys[0]}:{next(numbers)}",), *rest))
+
+    def make_another(keys: Any, *rest: Any) -> Any:
+        return make((f"{keys[0]}:{next(numbers)}",), *rest)
+
+    monkeypatch.setattr(locks, "make_lock", make_another)
     assert problems(prepared)

@@ -20,8 +20,6 @@ from django_mongolock.engine.session.shared import SENDING_THREADS
 from django_mongolock.exceptions import LockReentry
 from tests.support.looking import new_key
 
-from .processes import lock_elsewhere
-
 
 def wait_of(blocking: bool, timeout: float) -> float | None:
     """Our `wait` for the two arguments of threading's locks."""
@@ -142,8 +140,10 @@ def prepare(monkeypatch: pytest.MonkeyPatch, *, exempt: bool) -> None:
     """
     if exempt:
         monkeypatch.setattr("test.support.SHORT_TIMEOUT", 0.5)
-    with contextlib.suppress(LockNotAcquired), lock_elsewhere(key := new_key("threading")):
-        mongo_lock(key, wait=0.01).acquire()
+    mine, another = mongo_lock(new_key("threading"), wait=0.01), get_backend().new_session()
+    with contextlib.suppress(LockNotAcquired), MongoLock(lambda: another, mine.keys, mine.terms, mine.options, dict):
+        mine.acquire()
+    another.close()
     session = get_backend().session()
     all_at_work = threading.Barrier(SENDING_THREADS + 1, timeout=10)
     for _ in range(SENDING_THREADS):

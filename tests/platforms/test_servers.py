@@ -88,19 +88,6 @@ def test_uvicorn_with_workers(view: str) -> None:
     assert held(name) == []
 
 
-def test_uvicorn_reloads(tmp_path: Path) -> None:
-    """A reload ends the process that held locks: they are free, and the next process counts on."""
-    name = key()
-    (tmp_path / "one.py").write_text("")
-    with served(*UVICORN, "--reload", f"--reload-dir={tmp_path}") as address:
-        (first,) = hit(f"{address}/acount/{name}")
-        (tmp_path / "one.py").write_text("changed = True")
-        assert eventually(lambda: answers(address) and get(f"{address}/count/{name}:2")[1] != first, 60)
-        hit(f"{address}/acount/{name}")
-    assert counted(name) == 2 * REQUESTS
-    assert held(name) == []
-
-
 def test_daphne() -> None:
     name, port = key(), 0
     with socket.create_server(("127.0.0.1", 0)) as found:

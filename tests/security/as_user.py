@@ -53,7 +53,7 @@ def admin() -> str:
     pages = ("", "?state=all", "?state=waited", "dashboard/", "status/", "documents/", "shop:shown/change/")
     with mongo_lock("shown"):
         statuses = [client.get(start + page).status_code for page in pages]
-        history = client.get("/admin/django_mongolock/lockevent/")
+        history = client.get("/admin/mongolock_history/lockevent/")
         statuses.append(history.status_code)
         form = {"action": "ask_to_release", "index": 0, "_selected_action": ["shop:shown"]}
         statuses.append(client.post(f"{start}?state=all", form).status_code)

@@ -10,16 +10,18 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 import django_mongolock
-from django_mongolock.admin import LockAdmin, LockEventAdmin
+from django_mongolock.admin import LockAdmin
 from django_mongolock.documents.admin import DocumentLockAdminMixin
 from django_mongolock.editing import EditLockViewMixin
 from django_mongolock.editing.admin import EditLockMixin
+from django_mongolock.history.admin import LockEventAdmin
+from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.display import quote_key
-from django_mongolock.models import Lock, LockEvent
+from django_mongolock.models import Lock
 from django_mongolock.versions.admin import VersionedAdmin
 
 LIST: Final = "/admin/django_mongolock/lock/"
-EVENTS: Final = "/admin/django_mongolock/lockevent/"
+EVENTS: Final = "/admin/mongolock_history/lockevent/"
 #: Each page of the admin by the name of its address, with the addresses at which it shows a lock.
 PAGES: Final[dict[str, list[str]]] = {
     "lock_changelist": [
@@ -86,7 +88,7 @@ EVERYTHING: Final = (
 def known_pages() -> set[str]:
     """The names of all addresses that the package adds to an admin."""
     urls = [*LockAdmin(Lock, admin.site).get_urls(), *LockEventAdmin(LockEvent, admin.site).get_urls()]
-    return {str(url.name).removeprefix("django_mongolock_") for url in urls}
+    return {str(url.name).removeprefix("django_mongolock_").removeprefix("mongolock_history_") for url in urls}
 
 
 def known_commands() -> set[str]:

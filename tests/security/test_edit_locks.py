@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pytest_django import Settings
 
 from django_mongolock.editing import EditLock, edit_key
-from django_mongolock.editing.edit_lock_status import Person
+from django_mongolock.editing.edit_lock import Person
 from testproject.shop.models import Order
 from tests.editing import site
 from tests.editing.conftest import _site  # noqa: F401 - its fixture
@@ -123,15 +123,6 @@ class TestVisitors:
             assert "sessionid" not in visitor.cookies, (method, action)
         assert Session.objects.count() == before
 
-    @pytest.mark.parametrize("page", ["own", "async"])
-    def test_a_holder_has_a_session(self, order: Order, page: str) -> None:
-        """A view without a login lets a visitor edit: then their session says who they are."""
-        visitor = Client()
-        first = visitor.get(EDITED[page].format(order.pk))
-        assert state_of(first) == "mine"
-        assert visitor.cookies["sessionid"].value
-        assert visitor.post(EDITED[page].format(order.pk), fields_of(first) | {"item": "car"}).status_code == 302
-
 
 class TestRelease:
     """A release is of one's own lock, or of nothing."""
@@ -147,17 +138,6 @@ class TestRelease:
         order.delete()
         assert tell(anna, page_of(Order(pk=order.pk or 1)), "leave", {"edit_lock_tab": "a"}).status_code == 200
         assert everything(locks) == []
-
-    @pytest.mark.long
-    def test_it_leaves_the_lock_of_another_alone(self, locks: Locks, order: Order) -> None:
-        """No tombstone, no count, nothing: a document cannot be filled from outside."""
-        anna, ben = staff("anna"), staff("ben")
-        anna.get(page_of(order))
-        before = everything(locks)
-        for number in range(300):
-            answer = tell(ben, page_of(order), "leave", {"edit_lock_tab": str(number)})
-            assert answer.json()["state"] == "busy"
-        assert everything(locks) == before
 
     def test_of_an_object_that_was_deleted(self, locks: Locks, order: Order) -> None:
         anna = staff("anna")

@@ -26,6 +26,7 @@ from django_mongolock.admin.pages import plainly
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.logs import INFO, log
 from django_mongolock.exceptions import DocumentHeld, LockBackendFailed, LockNotAcquired, LockReentry, printable
+from django_mongolock.history.writer import events_of
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.inspection.queries import find_deadlocks
 from testproject.rates.models import Rate
@@ -92,7 +93,7 @@ def evil(locks: Locks, settings: Settings) -> Iterator[Locks]:
     locks.add(f"damaged {EVIL_KEY}", [entry(6, **facts)], change={"token": EVIL, "holders": EVIL})
     for name, (change, _) in DAMAGE.items():
         locks.add(f"{name} {EVIL_KEY}", [entry(7, **facts)], change=change)
-    events = mongo_store().events
+    events = events_of(mongo_store())
     events.insert_one({"key": EVIL_KEY, "event": EVIL, "at": now(), "by": EVIL, "reason": EVIL, **facts})
     yield locks
     events.drop()
@@ -174,7 +175,7 @@ class TestAnotherSite:
         locks.add("theirs-only:2", [entry(5, left=-60, **facts)])
         locks.add("theirs-only:3", [entry(6, **facts)], change=next(iter(DAMAGE.values()))[0])
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "mine:", "HISTORY": 1}
-        events = mongo_store().events
+        events = events_of(mongo_store())
         events.insert_one({"key": "theirs-only:1", "event": "lost", "at": now(), **facts})
         before = self.all(locks)
         yield before

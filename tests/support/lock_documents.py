@@ -171,20 +171,6 @@ class Locks:
             document(f"held:{number:07d}", [holder], change={"clock": self.clock}) for number in range(held)
         )
 
-    def multiply(self, made: Document, count: int) -> None:
-        """Add *count* documents like this one, with a number in their keys."""
-        number = {"$add": [{"$multiply": ["$thousand", 1_000]}, "$one"]}
-        key = {"$concat": [f"{made['_id']}:", {"$toString": number}]}
-        stages: list[Document] = [
-            {"$documents": [{"thousand": {"$range": [0, -(-count // 1_000)]}, "one": {"$range": [0, 1_000]}}]},
-            {"$unwind": "$thousand"},
-            {"$unwind": "$one"},
-            {"$limit": count},
-            {"$replaceWith": {"$mergeObjects": [{"$literal": made}, {"_id": key}]}},
-            {"$merge": {"into": self.collection.name}},
-        ]
-        self.collection.database.aggregate(stages)
-
     def renew_indexes(self) -> None:
         """Make them again: an index remembers for ever that it has once seen an array."""
         self.collection.drop_indexes()

@@ -113,9 +113,7 @@ def test_turns() -> None:
     turns = Turns(list(reversed(fair)))
     assert turns.held_twice == 0
     assert [round(time) for time in turns.hand_overs] == [10, 20]  # nobody waited for the last one
-    assert turns.overtakings() == 0
     assert Turns([*fair, Turn(0.1, 3.5, 3.6)]).held_twice == 1
-    assert Turns([*fair, Turn(0.1, 6.0, 7.0)]).overtakings() == 3
 
 
 # Measuring

@@ -297,6 +297,16 @@ CASES: dict[str, tuple[Story, str]] = {
         line().got(13.5, "a.0", 1).leave(14, "a.0").got(14.1, "b", 2).leave(15, "b").got(15.1, "a.1", 3)
         .leave(16, "a.1"), "order"
     ),
+    **{
+        f"what was taken {how}": (
+            overtaken(3).tell("force", 15, "janitor", key="k", tokens=[token], ids=[whose]), found
+        )
+        for how, token, whose, found in (
+            ("from it before it knew, and had been granted before", 0, "a", ""),
+            ("from it, and had been granted after", 2, "a", "order"),
+            ("from another one", 0, "c", "order"),
+        )
+    },
     "in one process": (
         Story().ask(10, "a.1", wait=20.0).ask(13, "a.2").got(14, "a.2", 1).leave(15, "a.2").got(16, "a.1", 2)
         .leave(17, "a.1"), "order"

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.rule.step import Step
-from django_mongolock.engine.session.local_queue import LocalQueue
+from django_mongolock.engine.session.grant_registry import LocalQueue
 from verify.simulation import hunt, mutants, mutation
 from verify.simulation.defects import DEFECTS, ROWS, NothingToBreak, Patches, broken, named
 from verify.simulation.invariants import minimum_holds
 from verify.simulation.mutants import Book, Result, totals
 
-MUTATED = "session.local_queue"
+MUTATED = "session.grant_registry"
 
 
 @pytest.fixture

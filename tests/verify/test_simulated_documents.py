@@ -10,7 +10,7 @@ from pymongo import MongoClient
 
 from django_mongolock.documents import sweep, updates
 from django_mongolock.documents.rules import Fields, Rules
-from django_mongolock.documents.updates import Mark, Own, Request
+from django_mongolock.documents.updates import Own, Request, token_of
 from django_mongolock.inspection.kinds import Choice
 from tests.support.lock_fixtures import WITH_MONGO
 from verify.simulation.documents.collection import SimCollection, evaluate, is_true
@@ -59,7 +59,7 @@ def documents(count: int) -> list[dict[str, Any]]:
         "exportStatus": ["exporting", "exported", "failed", None, 1],
         "documentVersion": [0, 1, Int64(2), 2**62, 1.0, None, "1"],
         "lockTimestamp": [now, now - timedelta(seconds=90), now - timedelta(seconds=900), None, 7],
-        "lockedByToken": ["one:1 p", "one:2 p", None],
+        "lockedByToken": [token_of("one p", 1), token_of("one p", 2), None],
     }
     return [
         {"_id": number, **{name: dice.choice(some) for name, some in values.items() if dice.random() < 0.9}}
@@ -75,10 +75,11 @@ def test_the_collection_is_like_mongodb(mongo: MongoClient[dict[str, Any]]) -> N
     collection = mongo.get_database("mongolock_simulation").get_collection("documents")
     collection.drop()
     collection.insert_many(made)
-    own = Own(0, "a", Mark("one", "p"), 1, 2, "failed")
+    own = Own(0, "a", "one p", 1, 2, "failed")
     conditions = [
         updates.is_whole(RULES.fields), updates.is_taken(RULES), updates.is_stale(RULES), updates.is_held(RULES),
-        updates.is_undated(RULES), own.is_as_left(RULES.fields), sweep.stale(RULES, Choice(older_than=300)),
+        updates.is_undated(RULES), own.is_as_left(RULES.fields),
+        sweep.condition(RULES, Choice("stale", older_than=300)),
     ]  # fmt: skip
     now = datetime.now(UTC)
     for condition in conditions:
@@ -91,9 +92,9 @@ def test_the_collection_is_like_mongodb(mongo: MongoClient[dict[str, Any]]) -> N
     for number in range(len(made)):
         statement = updates.acquiring(
             RULES,
-            Own(number, "a", Mark("3", "p"), number % 3 + 1, number % 3 + 1, "failed"),
+            Own(number, "a", "3 p", number % 3 + 1, number % 3 + 1, "failed"),
             Request(number, number % 3, "exporting"),
-            "one:1 p",
+            token_of("one p", 1),
         )
         real_one = collection.find_one_and_update(statement.query, statement.update, return_document=True)
         mine_one = simulated.find_one_and_update(statement.query, statement.update, return_document=True)

@@ -4,16 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 
 from django_mongolock.engine.session import wakeups
-from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
-from django_mongolock.engine.session.grant_registry import GrantRegistry
-from django_mongolock.engine.session.local_queue import LocalQueue
+from django_mongolock.engine.session.ending import Cleanup
+from django_mongolock.engine.session.grant_registry import GrantRegistry, LocalQueue
 from verify.simulation.constants import EXEMPT, LOW, VALUES, constants, lowered
 from verify.simulation.faults import FAULTS, Event
 from verify.simulation.kernel import Kernel, Process
@@ -22,6 +22,7 @@ from verify.simulation.run import Outcome, simulate
 from verify.simulation.schedule import schedule
 from verify.simulation.shell import ENGINE
 from verify.simulation.shrink import shrunk, story
+from verify.simulation.standing import Watch
 from verify.simulation.strikes import LineStrike, Struck
 from verify.simulation.world import World
 
@@ -84,6 +85,21 @@ def test_a_fault_that_ends_heals_nothing_else() -> None:
     assert world.janitor.link == slow
     world.janitor.end(slow)
     assert world.janitor.link == Link()
+
+
+@pytest.mark.parametrize(("ends", "stands"), [("told", False), ("refused", True)])
+def test_who_hears_of_a_loss_while_it_waits_for_the_next_key_is_not_over(ends: str, stands: bool) -> None:
+    world = World(1)
+    watch, now = Watch(world), world.servers.primary.time(world.kernel)
+    world.write("ask", 5, id="one", keys=("a", "b"), inner=None, wait=5.0)
+    world.write(ends, 5, id="one")
+    entry = {"grant": "g", "label": "one", "pid": 5, "until": now + timedelta(seconds=9)}
+    world.servers.documents["a"] = {"holders": [entry], "waiters": []}
+    world.kernel.run(1.0)
+    watch.begin()
+    world.kernel.run(3.0)
+    watch.end()
+    assert [record["id"] for record in world.records if record["what"] == "stood"] == (["one"] if stands else [])
 
 
 @pytest.mark.long

@@ -236,6 +236,8 @@ def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: 
         and other.asked - waiter.asked > _grace(history, waiter.asked, other.got)
         and is_calm(history, waiter, other.got - history.allow.grace, other.got, history.allow.lapse)
         and not _is_headless(history, key, waiter, other)
+        # It was granted the key before the other, and that was taken from it before it knew: it came again.
+        and not any(token < its for token in history.unheard[key, waiter.id])
     )
 
 

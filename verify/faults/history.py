@@ -1,6 +1,7 @@
 """The records of a run as attempts: who asked for what when, what it got, and when it certainly believed to hold it."""
 
 import bisect
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -125,6 +126,8 @@ class History:
         self.ended: dict[int, float] = {}
         self.killed: dict[int, float] = {}
         self.forced: dict[tuple[str, int], float] = {}
+        #: The tokens of what was taken from an attempt, by key and attempt, as far as that is known.
+        self.unheard: dict[tuple[str, str], list[int]] = defaultdict(list)
         self.faults: list[Record] = []
         self.windows: list[Window] = []
         self.stopped: dict[int, list[Window]] = defaultdict(list)
@@ -187,8 +190,9 @@ class History:
     def _take_run(self, what: str, t: float, record: Record) -> None:
         match what:
             case "force":
-                for token in record["tokens"]:
+                for token, name in itertools.zip_longest(record["tokens"], record.get("ids", ()), fillvalue=""):
                     self.forced.setdefault((record["key"], token), t)
+                    self.unheard[record["key"], name].append(token)
             case "fault":
                 self.faults.append(record)
                 window = Window(record["name"], t, record["u"], record.get("key"), record.get("linger", 0.0))

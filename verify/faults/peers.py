@@ -8,8 +8,7 @@ from typing import Any, Final
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Mode, Terms
 from django_mongolock.engine.rule.options import LockOptions
-from django_mongolock.engine.session.per_process import Sessions
-from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockError
 from verify.faults.documents import STALE, Documents, OurDocument

@@ -13,7 +13,8 @@ lines behind. Times are by the one clock that all processes of the machine share
     left     id, was, wrote         it returned: "released", "lost", or "unknown"; `wrote`: the count put in a document
     dropped  id                     nothing is believed from here on: its thread is about to end, its object to go
     told     id                     on_lost was called
-    force    key, tokens            somebody is about to take the lock from the holders with these tokens
+    force    key, tokens, ids       somebody is about to take the lock from the holders with these tokens; `ids`: whose
+                                    they are, where the documents say that
     starved  t, u                   a thread of this process that does nothing but sleep woke so late
     end                             the process ends in order
     run      seed, lock, …          the run begins

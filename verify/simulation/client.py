@@ -111,10 +111,12 @@ class SimStore:
             if (newest := self._servers.newest()) is not None:
                 yield newest
             committed = self._servers.committed
-            return {key: read_found(committed[key]) for key in keys if key in committed}
+            return {key: committed[key] for key in keys if key in committed}
 
-        found: dict[str, Found] = self._send(work, timeout)
-        return found
+        found: dict[str, Document] = self._send(work, timeout)
+        for key, document in found.items():
+            self.ring(reply_of(key, document, "", ORIGIN).granted)
+        return {key: read_found(document) for key, document in found.items()}
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
         def work(parsed: Parsed) -> Work:

@@ -17,19 +17,17 @@ from bson.int64 import Int64
 
 from django_mongolock.engine.lock.grants import LockGrants
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.protocol.acquisition import Acquisition
-from django_mongolock.engine.protocol.actions import Answer, Apply, Granted, WaitResult
+from django_mongolock.engine.protocol.actions import Acquisition, Answer, Apply, Granted, WaitResult
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.in_python import Moment, _Rule
 from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import worker_threads
-from django_mongolock.engine.session.cleanup import Cleanup
 from django_mongolock.engine.session.commands import Commands
-from django_mongolock.engine.session.ending import LOST, Ending, How
+from django_mongolock.engine.session.ending import LOST, Cleanup, Ending, How
 from django_mongolock.engine.session.grant import Grant, State
-from django_mongolock.engine.session.local_queue import LocalQueue
+from django_mongolock.engine.session.grant_registry import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
 from django_mongolock.engine.session.waits import Waits
 from django_mongolock.exceptions import LockError

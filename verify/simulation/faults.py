@@ -245,7 +245,7 @@ def force(world: World, chance: random.Random) -> Steps:
 def _take(world: World, key: str) -> None:
     holders = world.servers.documents.get(key, {}).get("holders", [])[:1]
     tokens = [holder["token"] for holder in holders]
-    world.write("force", 0, key=key, tokens=tokens)
+    world.write("force", 0, key=key, tokens=tokens, ids=[holder["label"] for holder in holders])
     for holder in holders:
         world.janitor.force(key, holder["grant"], TIMEOUT)
         world.write("taken", 0, key=key, tokens=tokens)

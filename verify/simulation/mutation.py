@@ -25,7 +25,7 @@ VARIABLE: Final = "MONGOLOCK_MUTANT"
 #: The modules that are changed, all that decide something and that a simulation runs; and of one, only this class.
 MODULES: Final = (
     "protocol.procedures",
-    "protocol.acquisition",
+    "protocol.actions",
     "rule.in_python",
     "session.grant",
     "lock.grants",
@@ -33,13 +33,10 @@ MODULES: Final = (
     *(
         f"session.{name}"
         for name in (
-            "cleanup",
             "commands",
             "ending",
             "grant_registry",
             "heartbeat",
-            "local_queue",
-            "orphans",
             "releases",
             "renewals",
             "session",

@@ -83,6 +83,8 @@ class Watch:
                     self._attempts[record["id"]] = self._waiting[record["id"]] = record
                 case "got":
                     self._waiting.pop(record["id"], None)
+                case "told" if record["id"] in self._waiting:
+                    pass  # of the loss of one key, while it waits for the next: it ends when it has that
                 case "refused" | "left" | "dropped" | "told":
                     self._waiting.pop(record["id"], None)
                     self._over.add(record["id"])

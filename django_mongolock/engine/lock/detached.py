@@ -162,7 +162,7 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
         lock.release()
         return None
     try:
-        parked = park(session.store, grant.key, terms, facts, former=grant.id, timeout=session.command_timeout)
+        parked = park(session.store, grant.key, terms, facts, former=grant.id, timeout=session.commands.timeout)
         if isinstance(parked, Parked):
             session.ending.end(grant, HANDED_OVER)
         else:

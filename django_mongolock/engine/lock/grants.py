@@ -14,8 +14,7 @@ from typing import Final
 from ...exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..logs import WARNING, log
 from ..protocol import procedures
-from ..protocol.acquisition import Acquisition
-from ..protocol.actions import FOREVER, Protocol, ReleaseUncontended
+from ..protocol.actions import FOREVER, Acquisition, Protocol, ReleaseUncontended
 from ..rule.document import Terms, milliseconds
 from ..rule.options import LockOptions, Seconds, check_seconds
 from ..session.ending import ABANDONED, LOST, REFUSED, RELEASED

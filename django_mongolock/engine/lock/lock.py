@@ -14,9 +14,12 @@ from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
 from ...exceptions import LockError, LockNotAcquired
-from ..rule.options import UNSET, Seconds, Unset, as_seconds, check_wait, refuse_options
+from ..rule.document import Terms
+from ..rule.options import UNSET, LockOptions, Seconds, Unset, as_seconds, check_wait, refuse_options
 from ..session.grant_registry import current_task
+from ..session.session import Session
 from .downgrade import downgrade
+from .grants import Facts, LockGrants
 from .state import LockState
 from .transaction import Atomic, is_transient, pauses
 
@@ -34,7 +37,24 @@ class MongoLock(LockState):
     `fencing_token` where you write, and call `ensure_held` before what cannot be undone.
 
     An object is one acquisition at a time: make a new one for every use; that sends nothing.
+
+    session: gives the session of this process. terms: what the update on the server needs to know. facts: gives what is
+    shown to people of the holder.
     """
+
+    def __init__(
+        self,
+        session: Callable[[], Session],
+        keys: tuple[str, ...],
+        terms: Terms = Terms(),  # noqa: B008 - it is frozen
+        options: LockOptions = LockOptions(),  # noqa: B008 - it is frozen
+        facts: Facts = dict,
+    ) -> None:
+        self.keys = keys
+        self.terms = terms
+        self.options = options
+        self._session_now = session
+        self._own = LockGrants(self, keys, terms, options, facts)
 
     # Acquire, release, extend: each once, with a blocking and an awaiting face
 
@@ -48,8 +68,7 @@ class MongoLock(LockState):
         Another thread or task may release it. But if this thread ends, or this object is dropped, while the lock is
         held, it is released soon after, with a warning in the log: no code is left that would do it.
         """
-        refuse_options(unknown)
-        limit = self._limit(wait)
+        limit = self._limit(wait, unknown)
         if current_task() is not None:
             warnings.warn(
                 "a lock is acquired with `with` or acquire() in a coroutine: waiting stops its whole event loop. "
@@ -69,8 +88,7 @@ class MongoLock(LockState):
 
     async def aacquire(self, wait: Seconds | Unset | None = UNSET, **unknown: Never) -> Self:
         """See acquire()."""
-        refuse_options(unknown)
-        limit = self._limit(wait)
+        limit = self._limit(wait, unknown)
         try:
             session = self._session_now()
             await session.arun(self._own.acquire(session, limit))
@@ -247,6 +265,8 @@ class MongoLock(LockState):
             self._report_loss(grants, error)
         return False
 
-    def _limit(self, wait: Seconds | Unset | None) -> float | None:
+    def _limit(self, wait: Seconds | Unset | None, unknown: dict[str, Never]) -> float | None:
+        if unknown:
+            refuse_options(unknown)
         chosen = self.options.wait if isinstance(wait, Unset) else check_wait(wait)
         return None if isinstance(chosen, Unset) else chosen

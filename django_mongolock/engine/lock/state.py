@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
 from ...exceptions import LockError, LockLost, LockMisused
-from ..rule.document import Terms
-from ..rule.options import LockOptions
 from ..session.grant import Grant
 from ..session.session import Session
 from .grants import LockGrants
@@ -17,25 +15,11 @@ T = TypeVar("T")
 
 
 class LockState:
-    """What can be asked of a lock object without sending anything to the server.
+    """What can be asked of a lock object without sending anything to the server."""
 
-    session: gives the session of this process. terms: what the update on the server needs to know. facts: gives what is
-    shown to people of the holder.
-    """
-
-    def __init__(
-        self,
-        session: Callable[[], Session],
-        keys: tuple[str, ...],
-        terms: Terms = Terms(),  # noqa: B008 - it is frozen
-        options: LockOptions = LockOptions(),  # noqa: B008 - it is frozen
-        facts: Callable[[], Mapping[str, str | int]] = dict,
-    ) -> None:
-        self.keys = keys
-        self.terms = terms
-        self.options = options
-        self._session_now = session
-        self._own = LockGrants(self, keys, terms, options, facts)
+    keys: tuple[str, ...]
+    _own: LockGrants
+    _session_now: Callable[[], Session]
 
     @property
     def key(self) -> str:

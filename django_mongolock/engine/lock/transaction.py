@@ -110,7 +110,7 @@ class Atomic(Generic[S_co]):
                 read_concern=ReadConcern("snapshot"),
                 write_concern=WriteConcern("majority"),
                 read_preference=ReadPreference.PRIMARY,
-                max_commit_time_ms=round(self._timeout * 1000),
+                max_commit_time_ms=round(self._lock._session().commands.timeout * 1000),
             )
         except BaseException:
             yield from self._abort()
@@ -182,10 +182,6 @@ class Atomic(Generic[S_co]):
                 yield session.abort_transaction
         with contextlib.suppress(PyMongoError):
             yield session.end_session
-
-    @property
-    def _timeout(self) -> float:
-        return self._lock._session().command_timeout
 
     @property
     def _key(self) -> str:

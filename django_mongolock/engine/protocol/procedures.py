@@ -17,9 +17,9 @@ from ..clock import backoff
 from ..rule.deadlock import Cycle
 from ..rule.replies import News, Reply
 from ..rule.step import Step
-from .acquisition import Acquisition
 from .actions import (
     FOREVER,
+    Acquisition,
     Answer,
     Apply,
     FindDeadlock,

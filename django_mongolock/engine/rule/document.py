@@ -130,8 +130,6 @@ DOCUMENT_FIELDS: Final[dict[str, type]] = {
     "written_at": datetime, "purge_at": datetime, "changes": Int64, "acquisitions": Int64, "contended": Int64,
     "expired": Int64, "waited_ms": Int64, "held_ms": Int64, "longest_wait_ms": Int64, "longest_hold_ms": Int64,
 }  # fmt: skip
-#: A standalone server has none.
-_CLUSTER_TIME: Final[dict[str, type]] = {"cluster_time": Timestamp}
 
 
 def _wrong_field(document: object, types: Mapping[str, type]) -> str | None:
@@ -165,14 +163,9 @@ def find_damage(document: Mapping[str, Any]) -> str | None:
     version = document.get("v")
     if isinstance(version, int) and version > SCHEMA:  # first: its other fields may have another shape
         return f"{NEWER} (version {version}, and this one knows version {SCHEMA})"
-    return _find_damage(document) or _find_damaged_entry(document)
-
-
-def _find_damage(document: Mapping[str, Any]) -> str | None:
-    if problem := _wrong_field(document, DOCUMENT_FIELDS):
-        return problem
-    cluster_time = document.get("cluster_time")
-    if cluster_time is not None and (problem := _wrong_field({"cluster_time": cluster_time}, _CLUSTER_TIME)):
+    # A standalone server has no cluster time.
+    types = DOCUMENT_FIELDS if document.get("cluster_time") is None else {**DOCUMENT_FIELDS, "cluster_time": Timestamp}
+    if problem := _wrong_field(document, types):
         return problem
     if document["v"] != SCHEMA:
         return f"its version is {document['v']}, and this release of django_mongolock knows version {SCHEMA}"
@@ -180,7 +173,7 @@ def _find_damage(document: Mapping[str, Any]) -> str | None:
         return "its token is too large"
     if (size := len(document["holders"]) + len(document["waiters"])) > MAX_ENTRIES:
         return f"it has {size} holders and waiters"
-    return None
+    return _find_damaged_entry(document)
 
 
 def _find_damaged_entry(document: Mapping[str, Any]) -> str | None:

@@ -69,7 +69,8 @@ class LockOptions:
         if self.min_hold != 0 or isinstance(self.min_hold, bool):
             check_seconds("min_hold", self.min_hold)
         for name in ("owner", "label"):
-            object.__setattr__(self, name, check_fact(name, getattr(self, name)))
+            if (fact := getattr(self, name)) is not None:
+                object.__setattr__(self, name, check_fact(name, fact))
         for name in ("resize", "reentrant", "auto_renew"):
             check_flag(name, getattr(self, name))
         for name in ("on_lost", "on_release_requested"):

@@ -17,6 +17,14 @@ from .expressions import IS_ASKED, Expression, encoded, for_each, only, size
 
 Document = Mapping[str, Any]
 
+#: To whom the last command has granted the key, also if the holders are damaged: the messages of bells.
+GRANTED: Final[Expression] = for_each(
+    only(
+        {"$cond": [{"$isArray": "$holders"}, "$holders", []]},
+        {"$gte": ["$$e.acquired_at", "$written_at"]},
+    ),
+    {"to": "$$e.session", "grant": "$$e.grant", "token": "$$e.token", "at": "$$e.acquired_at"},
+)
 #: The answer to every command, and to a read: what concerns the grant asked about, and enough of the others for
 #: a helpful error. Its size does not grow with the queue.
 _REPLY: dict[str, Expression] = {
@@ -27,10 +35,7 @@ _REPLY: dict[str, Expression] = {
     "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
     "queued": {"$first": only("$waiters", IS_ASKED)},
     "waiting": {"$add": [size("$waiters"), {"$sum": "$waiters.behind"}]},
-    "granted": for_each(
-        only("$holders", {"$and": [{"$gte": ["$$e.acquired_at", "$written_at"]}, {"$not": [IS_ASKED]}]}),
-        {"to": "$$e.session", "grant": "$$e.grant", "token": "$$e.token", "at": "$$e.acquired_at"},
-    ),
+    "granted": only(GRANTED, {"$not": [IS_ASKED]}),
     "first_end": {"$min": "$holders.until"},
     "holder": {"$first": "$holders"},
 }

@@ -111,7 +111,7 @@ class Commands:
         match action:
             case Apply(_, step) if not step.given:
                 grant = self._session.queue.waiting.get(step.ask)
-            case ReleaseUncontended(key=None):
+            case ReleaseUncontended(keys) if len(keys) > 1:
                 return min(self.timeout, BULK_LIMIT)
             case Read(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
                 grant = self._session.queue.waiting.get(grant_id)

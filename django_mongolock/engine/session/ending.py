@@ -1,4 +1,4 @@
-"""The end of a grant: the one function by which a session is through with it.
+"""The end of a grant: the one function by which a session is through with it, `Ending.end`.
 
 How a grant ends, who says so, and what may be left of it in the document then:
 
@@ -6,9 +6,9 @@ How a grant ends, who says so, and what may be left of it in the document then:
 - RELEASED: its caller, whose command has removed it. Nothing is left, unless an election undoes that: see `releases`.
 - HANDED_OVER: its caller, whose command has put another grant in its place: a downgrade, a parked lock.
 - ABANDONED: its caller, or the heartbeat where no caller is left, and it is not known how it stands. It may be there,
-  or a command that adds it on its way: `cleanup` sees to it in the background that it is gone.
+  or a command that adds it on its way: `Cleanup` sees to it in the background that it is gone.
 - LOST: the heartbeat, whose clock is past its deadline, or a command that should have found it. Where it was taken
-  away, only a copy of its own command may be left; else the grant. `cleanup` removes either.
+  away, only a copy of its own command may be left; else the grant. `Cleanup` removes either.
 
 Each may come again, also after another one: only the first is reported. When the process ends, `Session.close` releases
 in bulk what is left, and what had no answer in time stays until its lease ends.
@@ -16,13 +16,31 @@ in bulk what is left, and what had no answer in time stays until its lease ends.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from .cleanup import Cleanup
-from .grant import TAKEN, Grant, State
-from .shared import Shared
+from ...exceptions import LockError
+from ..logs import DEBUG, WARNING, log
+from ..protocol import procedures
+from ..protocol.actions import FOREVER, Apply
+from .commands import Commands
+from .grant import TAKEN, Grant, OwnerRef, State
+from .grant_registry import ForeignThread
+from .shared import BACKGROUND, RELEASE, Shared
+
+#: How long to wait before a grant is removed again where that failed, in seconds.
+TRY_AGAIN_AFTER: Final = 1.0
+#: How many locks one command releases at exit, and in how many parts that is done again if it fails.
+AT_EXIT_BATCH, AT_EXIT_PARTS = 1_000, 10
 
 
 class How(Enum):
@@ -40,6 +58,123 @@ RELEASED: Final = How.RELEASED
 HANDED_OVER: Final = How.HANDED_OVER
 ABANDONED: Final = How.ABANDONED
 LOST: Final = How.LOST
+
+
+@dataclass(slots=True)
+class Removal:
+    """A grant that may still be in the document of its key, and the command that ends it. Times by the session's
+    clock."""
+
+    action: Apply
+    give_up: float
+    try_at: float
+
+
+class Cleanup:
+    """Ensures that what may have been left in a document is removed: in the background, and again until it succeeds.
+
+    Left may be a grant whose command got no answer, or that was given up by a caller that was interrupted; and one
+    whose release an election has undone. pending: the removals that are not known to have succeeded, by grant id.
+    """
+
+    def __init__(self, session: Shared, commands: Commands) -> None:
+        self.pending: dict[str, Removal] = {}
+        self._session = session
+        self._commands = commands
+        #: One for each command of `finish` that has not ended.
+        self._unfinished: list[None] = []
+        self._mutex = threading.Lock()
+
+    def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
+        """Remove it, whatever became of the commands for it. stays: see `procedures.removal_for_good`."""
+        give_up = self._session.now() + grant.terms.server_lease + procedures.TOMBSTONE_TTL / 1000
+        self._add(grant.id, procedures.removal_for_good(grant.key, grant.id, stays=stays), give_up)
+        self._session.heartbeat.see_to(self._session.now())
+
+    def next_due(self) -> float:
+        """When a removal is to be tried, or an election to be looked for."""
+        times = [removal.try_at for removal in list(self.pending.values())]
+        return min([*times, self._commands.releases.look_at])
+
+    def do_due(self, now: float) -> None:
+        """Have what is due removed by other threads."""
+        self._remove_due(now, BACKGROUND)
+        if self._commands.releases.look_at <= now:
+            self.repeat_releases()
+
+    def _remove_due(self, now: float, priority: int) -> None:
+        for grant_id, removal in self.pending.copy().items():  # copied at once: list() of items lets other threads in
+            if removal.try_at <= now:
+                removal.try_at = FOREVER
+                remove = functools.partial(self.remove, grant_id)
+                if not self._session.threads.submit(remove, priority=priority, key=removal.action.key):
+                    remove()
+
+    def repeat_releases(self) -> None:
+        """Release again what an election may have undone."""
+        now = self._session.now()
+        for release in self._commands.releases.undone(self._session.store.primary(), now):
+            log(DEBUG, "released again after a failover", key=release.again.key)
+            self._add(release.again.step.remove[0], release.again, now + procedures.TOMBSTONE_TTL / 1000)
+
+    def remove(self, grant_id: str) -> None:
+        """Try once to have a grant removed."""
+        removal = self.pending.get(grant_id)
+        if removal is None:
+            return
+        key = removal.action.key
+        try:
+            self._commands.send(removal.action)
+        except Exception as error:  # noqa: BLE001 - it is logged, and nothing else tries again
+            if self._session.now() < removal.give_up:
+                log(DEBUG, "removal postponed", key=key, error=error)
+                removal.try_at = self._session.now() + TRY_AGAIN_AFTER
+                self._session.heartbeat.see_to(removal.try_at)
+                return
+            log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
+        # A hand-over that nobody passes on may have granted it to a waiter of this process; none can come after this.
+        self._session.queue.wake_first_of(key)
+        with self._mutex:
+            if self.pending.get(grant_id) is removal:
+                del self.pending[grant_id]
+
+    def finish(self, held: Sequence[Grant], end: float) -> None:
+        """Release what is *held*, in bulk, and remove what is pending, side by side, until *end*."""
+        self._have_released([grant for grant in held if not grant.terms.min_hold], AT_EXIT_BATCH, end)
+        self._have_released([grant for grant in held if grant.terms.min_hold], 1, end)
+        while (self._unfinished or self.pending) and (now := self._session.now()) < end:
+            self._remove_due(now, RELEASE)
+            time.sleep(0.005)
+        for removal in list(self.pending.values()):
+            log(WARNING, "not released at exit, its lease ends by itself", key=removal.action.key)
+        self.pending.clear()
+
+    def _have_released(self, held: Sequence[Grant], size: int, end: float) -> None:
+        """Have grants released by other threads, *size* of them in one command."""
+        if size == 1:
+            for grant in held:
+                self._add(grant.id, procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0), end)
+            return
+        for start in range(0, len(held), size):
+            self._unfinished.append(None)
+            release = functools.partial(self._release_all, held[start : start + size], end)
+            if not self._session.threads.submit(release, priority=RELEASE):
+                release()
+
+    def _release_all(self, held: Sequence[Grant], end: float) -> None:
+        """Release grants in one command. If that fails, a part of them each, which leaves out what is stuck."""
+        keys, ids = [grant.key for grant in held], [grant.id for grant in held]
+        try:
+            left = self._session.store.release_uncontended(keys, ids, max(0.0, (end - self._session.now()) / 4))
+            self._have_released([grant for grant in held if grant.key in left], 1, end)
+        except LockError:
+            self._have_released(held, -(-len(held) // AT_EXIT_PARTS), end)
+        finally:
+            self._unfinished.pop()
+
+    def _add(self, grant_id: str, action: Apply, give_up: float) -> None:
+        with self._mutex:
+            self.pending[grant_id] = Removal(action, give_up, self._session.now())
 
 
 class Ending:
@@ -87,3 +222,70 @@ class Ending:
         if is_news := grant.lose(TAKEN, by_release=by_release):
             self.end(grant, LOST, noticed=noticed)
         return is_news
+
+
+class Orphans:
+    """Finds grants that no code can release any more, and releases them.
+
+    These are the grants of lock objects that were garbage-collected, of threads that have ended, and those whose
+    clean-up a signal interrupted. No lock object has a `__del__`: Python swallows what a signal handler raises there,
+    and a task would outlive its soft time limit.
+    """
+
+    def __init__(self, session: Shared, ending: Ending) -> None:
+        self._session = session
+        self._ending = ending
+
+    def adopt(self, owner_ref: OwnerRef) -> None:
+        """Release what its owner has dropped. Called by the heartbeat."""
+        if (grant := getattr(owner_ref, "grant", None)) is not None:  # a signal may strike before it is set
+            self._clean_up(grant)
+
+    def next_due(self) -> float:
+        """See Chore. Nothing here has a time of its own: it is looked for whenever something else is due."""
+        return float("inf")
+
+    def do_due(self, now: float) -> None:
+        """Find those that nothing has reported."""
+        for grant in list(self._session.registry.grants.values()):
+            if (owner_ref := grant.owner_ref) is not None and owner_ref() is None:
+                self._clean_up(grant)
+            elif (grant.held and _has_ended(grant.worker)) or _has_ended(grant.releaser):
+                self._release(grant, "its thread or event loop has ended")
+        for grant in list(self._session.queue.waiting.values()):
+            if _has_ended(grant.worker):
+                self._session.queue.leave(grant)
+                self._ending.end(grant, ABANDONED, noticed=True)
+
+    def _clean_up(self, grant: Grant) -> None:
+        """Do the clean-up in which a signal interrupted the caller."""
+        if grant.owner_ref is None:
+            return
+        self._session.queue.leave(grant)
+        was_held = grant.state is State.HELD
+        if was_held:
+            self._release(grant, "its lock object is gone")
+        else:
+            self._ending.end(grant, ABANDONED, stays=grant.state is State.RELEASED, noticed=True)
+        # The caller may have left the line without waking the next.
+        self._session.queue.wake_first(grant.line)
+        if was_held:
+            text = f"the lock {grant.key!r}, acquired at {grant.acquired_from}, was not released, and no code can now"
+            warnings.warn(text, ResourceWarning, stacklevel=2)
+
+    def _release(self, grant: Grant, why: str) -> None:
+        log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
+        self._ending.end(grant, ABANDONED, stays=True, noticed=True)
+
+
+def _has_ended(worker: object) -> bool:
+    """Whether it is a thread that has ended, or a task whose event loop is closed.
+
+    The main thread has ended when the interpreter exits; then `close` releases.
+    """
+    if isinstance(worker, ForeignThread):
+        return worker() is None
+    if isinstance(worker, weakref.ref):
+        task = worker()
+        return isinstance(task, asyncio.Task) and task.get_loop().is_closed()
+    return isinstance(worker, threading.Thread) and worker is not threading.main_thread() and not worker.is_alive()

@@ -12,8 +12,7 @@ from enum import Enum
 from typing import Any, Final, Literal
 
 from .. import clock
-from ..protocol.acquisition import Acquisition
-from ..protocol.actions import FOREVER, Granted
+from ..protocol.actions import FOREVER, Acquisition, Granted
 from ..rule.document import Terms
 from .wakeups import Waiting
 

@@ -83,7 +83,9 @@ class Renewals:
 
     def _limit(self, grants: list[Grant]) -> float:
         """How many seconds the renewal of *grants* may take: so many that enough are left for the next ones."""
-        failures, length = grants[0].lease.failures, min(grant.length for grant in grants)
+        # What was queued for has the time of a place until it is renewed, however long its lease is.
+        failures, now = grants[0].lease.failures, self._session.now()
+        length = min(min(grant.length, grant.lease.span(now)) for grant in grants)
         limit = min(self._commands.timeout, max(SHORTEST_RENEWAL, length / (3 if failures else 6)))
         return min(limit, SECOND_RENEWAL) if failures == 1 else limit
 

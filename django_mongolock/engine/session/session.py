@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ...exceptions import LockMisused
 from .. import clock
 from ..protocol import runner
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
-from .cleanup import Cleanup
 from .commands import Commands
-from .ending import RELEASED, Ending
+from .ending import RELEASED, Cleanup, Ending, Orphans
 from .errands import Errands
 from .grant import CLOSED, Grant, State
 from .notifications import Observer
-from .orphans import Orphans
 from .renewals import Renewals
 from .shared import BACKGROUND, Shared
 from .waits import CLOSED_WAITER, Waits
@@ -29,7 +30,7 @@ class Session(Shared):
     """The parts that keep the locks of one process, each with one job, and the life of a grant from one to the next.
 
     A daemon thread, started with the first grant, renews all grants in bulk, removes what may have been left, and
-    reports losses. A forked child does not use its parent's session: see `per_process`.
+    reports losses. A forked child does not use its parent's session: see `PerProcess`.
 
     now: the clock that deadlines are counted by, in seconds. Code that moves it calls `wake`.
     """
@@ -54,11 +55,6 @@ class Session(Shared):
 
     def __repr__(self) -> str:
         return f"<Session {self.id}, pid {self.pid}, {len(self.registry.grants)} grants>"
-
-    @property
-    def command_timeout(self) -> float:
-        """The most seconds that a command may take."""
-        return self.commands.timeout
 
     @property
     def known(self) -> int:
@@ -93,8 +89,9 @@ class Session(Shared):
         self.queue.leave(grant)
         if (due := min(grant.lease.renew_at, grant.lease.until)) < seen_to:
             self.heartbeat.see_to(due)
-        if any("on_release_requested" in user.calls for user in grant.users):
-            self.waits.listen()
+        for user in grant.users:
+            if "on_release_requested" in user.calls:
+                self.waits.listen()
         self.notifications.acquired(grant)
         if grant.id not in self.registry.grants:  # it has ended since, when there was nothing to report yet
             self.ending.end(grant, RELEASED)
@@ -131,3 +128,73 @@ class Session(Shared):
         for part in (self.threads, self.notifications, self.store):
             part.close()
         self._closed = True
+
+
+S = TypeVar("S", bound=Session)
+
+
+class PerProcess(Generic[T]):
+    """A value of each process: a forked child makes its own, and does not use its parent's."""
+
+    _all: ClassVar[weakref.WeakSet[PerProcess[Any]]] = weakref.WeakSet()
+    _mutex = threading.Lock()
+    #: Values of the parent, kept so that nothing of them is finalized in the child.
+    _inherited: ClassVar[list[Any]] = []
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: tuple[int, T] | None = None
+        with PerProcess._mutex:
+            PerProcess._all.add(self)
+
+    def current(self) -> T:
+        """Return the value of this process."""
+        made = self._made
+        if made is not None and made[0] == os.getpid():
+            return made[1]
+        # Not under the mutex: what is imported on the way may start a program, and under gevent that is a fork.
+        made = os.getpid(), self._make()
+        with PerProcess._mutex:
+            if self._made is None or self._made[0] != os.getpid():
+                self._made = made
+            return self._made[1]
+
+    @classmethod
+    def _before_fork(cls) -> None:
+        PerProcess._mutex.acquire()
+
+    @classmethod
+    def _after_fork_in_parent(cls) -> None:
+        PerProcess._mutex.release()
+
+    @classmethod
+    def _after_fork_in_child(cls) -> None:
+        PerProcess._mutex = threading.Lock()
+        for each in list(cls._all):
+            if each._made is not None:
+                cls._inherited.append(each._made[1])
+                each._made = None
+
+
+class Sessions(PerProcess[S]):
+    """The session of each process, since the parent's locks are not the child's. Closed at exit."""
+
+    def close(self) -> None:
+        """Close the session of this process; the next `current` opens another."""
+        made, self._made = self._made, None
+        if made is not None and made[0] == os.getpid():
+            made[1].close()
+
+    @classmethod
+    def close_all(cls) -> None:
+        for each in list(cls._all):
+            if isinstance(each, Sessions):
+                each.close()
+
+
+os.register_at_fork(
+    before=PerProcess._before_fork,
+    after_in_parent=PerProcess._after_fork_in_parent,
+    after_in_child=PerProcess._after_fork_in_child,
+)
+atexit.register(Sessions.close_all)

@@ -9,9 +9,8 @@ from typing import Final
 
 from ..protocol import processes
 from ..store.base import Store
-from .grant_registry import GrantRegistry
+from .grant_registry import GrantRegistry, LocalQueue
 from .heartbeat import Heartbeat
-from .local_queue import LocalQueue
 from .notifications import Notifications, Observer
 from .worker_threads import WorkerThreads
 

@@ -1,15 +1,116 @@
-"""How the waiters of a session sleep, and what wakes them: a bell, another of them, or the time."""
+"""How the waiters of a session sleep, and what wakes them: a bell, another of them, or the time.
+
+The bells are heard by a thread that is there while something is waited for.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from math import inf
 from typing import Final
 
-from ...exceptions import LockMisused
+from pymongo.errors import PyMongoError
+
+from ...exceptions import LockBackendFailed, LockMisused
+from ..logs import DEBUG, WARNING, log
 from ..protocol.actions import FOREVER, Pause, WaitResult
 from ..rule.replies import Bell
 from .grant import Grant
-from .listener import Listener
 from .shared import Shared
+
+#: How long it listens after the last wait has ended, in seconds: the next one may come soon.
+LINGER: Final = 2.0
+#: A listener that has heard nothing at all for so many seconds, though the server answers each second, is deaf.
+SILENCE: Final = 3.0
+#: Bounds of the time between two attempts to listen, in seconds.
+RETRY_FIRST, RETRY_LAST = 0.5, 30.0
+
+
+class Listener:
+    """Has *waits* hear each bell while anything is waited for, and look when it cannot listen any more.
+
+    A cursor begins with the bells that are there already: one that is rung while it is opened is heard.
+    """
+
+    def __init__(self, session: Shared, waits: Waits) -> None:
+        #: When the server was last heard of.
+        self._heard_at = -inf
+        self._session = session
+        self._waits = waits
+        self._now = session.now
+        self._lingers_until = 0.0
+        self._thread: threading.Thread | None = None
+        self._mutex = threading.Lock()
+        self._closed = False
+        self._complained = False
+
+    @property
+    def listening(self) -> bool:
+        """Whether a bell that is rung now will be heard: a connection may be gone without a word."""
+        return self._now() - self._heard_at < SILENCE
+
+    def want(self) -> bool:
+        """Go on listening. Return whether there is a thread for it; if not, `start` one."""
+        self._lingers_until = self._now() + LINGER
+        return self._closed or (self._thread is not None and self._thread.is_alive())
+
+    def start(self) -> None:
+        """Start the thread, unless it runs."""
+        with self._mutex:
+            if not self._closed and (self._thread is None or not self._thread.is_alive()):
+                thread = threading.Thread(target=self._run, name="mongolock-listener", daemon=True)
+                with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+                    thread.start()
+                    self._thread = thread
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._closed = True
+
+    def _goes_on(self) -> bool:
+        return not self._closed and (self._now() < self._lingers_until or self._waits.is_waited())
+
+    def _run(self) -> None:
+        pause = RETRY_FIRST
+        while self._goes_on():
+            reason = self._listen()
+            pause = RETRY_FIRST if self.listening else min(RETRY_LAST, pause * 2)
+            if self.listening:
+                self._heard_at = -inf
+                self._waits.look()
+            if self._goes_on():
+                self._complain(reason)
+                self._give_way(pause)
+        self._thread = None
+        if self._goes_on():  # who came just now has still seen this thread
+            self.start()
+
+    def _listen(self) -> str:
+        """Listen for as long as it is wanted, and can be done. Return why it ended."""
+        try:
+            with contextlib.closing(self._session.store.listen(self._session.id)) as bells:
+                for bell in bells:
+                    self._heard_at, self._complained = self._now(), False
+                    if bell is not None:
+                        self._waits.hear(bell)
+                    if not self._goes_on():
+                        break
+        except (PyMongoError, LockBackendFailed) as error:
+            return f"{type(error).__name__}, code {getattr(error, 'code', None)}"
+        return "it ended"
+
+    def _give_way(self, seconds: float) -> None:
+        end = self._now() + seconds
+        while self._goes_on() and self._now() < end:
+            time.sleep(0.1)
+
+    def _complain(self, reason: str) -> None:
+        """Say once that waiting goes on by polling."""
+        log(DEBUG if self._complained else WARNING, "no bells, waiting by polling", reason=reason)
+        self._complained = True
+
 
 #: How long to wait for the answer of a hand-over within the process, in seconds: a signal may have struck its giver.
 LONGEST_HANDOVER: Final = 1.0
@@ -22,7 +123,7 @@ class Waits:
 
     def __init__(self, session: Shared) -> None:
         self._session = session
-        self.listener = Listener(session.store, session.id, self.hear, self._is_waited, self.look, now=session.now)
+        self.listener = Listener(session, self)
         session.store.hearers[session.id] = self.hear
         self._closed = False
 
@@ -72,7 +173,7 @@ class Waits:
         self._closed = True
         self.listener.close()
 
-    def _is_waited(self) -> bool:
+    def is_waited(self) -> bool:
         """Whether bells may concern this session."""
         grants = list(self._session.registry.grants.values())
         return bool(self._session.queue.waiting) or any(

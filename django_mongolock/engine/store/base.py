@@ -44,7 +44,8 @@ class Store(Protocol):
         """How *grant* stands, and which other grant of *owner* holds the key, as the majority has it."""
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        """Renew the grants of *step*, which are in the documents of *keys*; return what was found under each key.
+        """Renew the grants of *step*, which are in the documents of *keys*; return what was found under each key. Whom
+        it has granted one of them hears a bell.
 
         A grant was renewed only if it carries the number of this step: then the update has been there, durably.
         """
@@ -80,7 +81,7 @@ class Notes(Protocol):
 
     def make(self, *, resize: bool = False) -> None: ...
 
-    def note(self, key: str, what: Any, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
+    def note(self, key: str, what: str, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
         """Note what happened to *key*, and to the holder with that *entry*."""
 
     def close(self) -> None:

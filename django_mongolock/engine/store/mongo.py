@@ -25,6 +25,7 @@ from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
 from ..rule.document import LAST_TOKEN, find_damage
 from ..rule.pipeline import pipeline
 from ..rule.replies import (
+    GRANTED,
     REPLY,
     REPLY_TAKEN,
     REPLY_TO_OWNER,
@@ -65,14 +66,12 @@ MAX_IDLE_MS = 60_000
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """Which collection, and how to reach it. `client` are the arguments of MongoClient; they may hold a password.
-    history: how many bytes the history of the locks may take; 0: there is none."""
+    """Which collection, and how to reach it. `client` are the arguments of MongoClient; they may hold a password."""
 
     client: Mapping[str, Any] = field(repr=False)
     database: str
     collection: str = "mongolock_locks"
     limits: Limits = Limits()  # noqa: RUF009 - it is frozen
-    history: int = 0
 
 
 class MongoStore:
@@ -84,8 +83,10 @@ class MongoStore:
     def __init__(self, config: StoreConfig) -> None:
         self.config = config
         self._clock = ClockEncoder()
-        #: See Store.sent_to().
+        # See Store.
+        self.limits = config.limits
         self.sent_to = self._clock.sent_to
+        self.primary = self._clock.primary
         self._opening = threading.Lock()
         self.hearers: dict[str, Callable[[Bell], object]] = {}
         #: Writes what happens to the locks; None if that is not wanted.
@@ -145,12 +146,6 @@ class MongoStore:
     def latest(self) -> Collection[Document]:
         """The collection, reading what is there just now, even if the majority has not confirmed it yet."""
         return self.collection.with_options(read_concern=ReadConcern("local"))
-
-    @property
-    def events(self) -> Collection[Document]:
-        """The collection of the history, beside that of the locks."""
-        name = f"{self.config.collection}_history"
-        return self.collection.database.get_collection(name, codec_options=self.collection.codec_options)
 
     @contextlib.contextmanager
     def bounded(self, timeout: float, key: str | None = None) -> Iterator[None]:
@@ -254,7 +249,7 @@ class MongoStore:
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
-        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1}
+        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": GRANTED}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
@@ -264,9 +259,10 @@ class MongoStore:
         return found
 
     def _find(self, keys: Iterable[str], fields: Document) -> dict[str, Found]:
-        """What is in the documents of *keys*, as the majority has them."""
+        """What is in the documents of *keys*, as the majority has them. Whom a renewal has granted one is rung for."""
         ids = list(keys)
-        found = self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1)
+        found = list(self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1))
+        self.ring(bell for document in found for bell in read_bells(document))
         return {document["_id"]: read_found(document) for document in found}
 
     def _make_again(self, keys: Iterable[str]) -> list[str]:
@@ -290,15 +286,6 @@ class MongoStore:
         with self.bounded(timeout):
             found = list(self.collection.aggregate(chain_pipeline(key, self.config.collection)))
         return cycle_of([found[0], *found[0]["chain"]], grant, found[0]["now"]) if found else None
-
-    @property
-    def limits(self) -> Limits:
-        """See Store.limits."""
-        return self.config.limits
-
-    def primary(self) -> str:
-        """See Store.primary()."""
-        return self._clock.primary()
 
     @cached_property
     def bells(self) -> Bells:

@@ -9,8 +9,7 @@ from django.core.management.base import CommandError
 from ...decorator.locked_command import UNAVAILABLE, terminated_as_exit
 from ...exceptions import LockBackendFailed
 from ...leaders import Term, leader
-from ..child import Child
-from ..program_command import ProgramCommand
+from ..program_command import Child, ProgramCommand
 
 HELP = """\
 Runs a program on one of many servers: manage.py run_leader scheduler -- celery -A shop beat

@@ -12,9 +12,8 @@ from ...decorator.locked_command import BUSY, LOST, holding, terminated_as_exit
 from ...engine.lock.lock import MongoLock
 from ...engine.text_checks import tidy_fact
 from ...locks import mongo_lock
-from ..child import Child
 from ..lock_command import seconds
-from ..program_command import ProgramCommand
+from ..program_command import Child, ProgramCommand
 
 HELP = """\
 Runs a program under a lock, for cron jobs and scripts: manage.py run_locked nightly --wait 0 -- ./import.sh -v

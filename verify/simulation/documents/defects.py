@@ -8,7 +8,7 @@ from unittest import mock
 
 from django_mongolock.backends.courier import Steps, send
 from django_mongolock.backends.field_paths import Document, has
-from django_mongolock.documents import acquiring, batch, held_document, updates
+from django_mongolock.documents import acquiring, held_document, hold, updates
 from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.updates import Own, Statement
 
@@ -26,8 +26,8 @@ def _patch(value: Callable[..., Any], *targets: tuple[object, str]) -> Patch:
     return patch
 
 
-def _acquiring(change: Callable[[Statement], Statement]) -> Patch:
-    return _patch(lambda *given: change(updates.acquiring(*given)), (acquiring, "acquiring"), (batch, "acquiring"))
+def _acquiring(change: Callable[[Statement], Statement], whole: Any = updates.acquiring) -> Patch:
+    return _patch(lambda *given: change(whole(*given)), (updates, "acquiring"))
 
 
 def _without_version(statement: Statement) -> Statement:
@@ -68,7 +68,7 @@ DEFECTS: Final[dict[str, tuple[str, Patch]]] = {
         _patch(
             lambda seen, owner: str(seen.token) if seen.holder == owner else None,
             (acquiring, "dead_run"),
-            (batch, "dead_run"),
+            (hold, "dead_run"),
         ),
     ),
     "all that is held is stale": ("held twice", _patch(lambda *_: ALWAYS, (updates, "is_stale"))),
@@ -78,7 +78,7 @@ DEFECTS: Final[dict[str, tuple[str, Patch]]] = {
     "what may have been written is denied": ("which was denied", _patch(_denying, (HeldDocument, "_why_not"))),
     "nothing is put back": (
         "stays pending",
-        _patch(lambda *_: None, (acquiring, "put_back"), (batch, "put_back"), (held_document, "put_back")),
+        _patch(lambda *_: None, (acquiring, "put_back"), (hold, "put_back"), (held_document, "put_back")),
     ),
-    "an unknown outcome is no doubt": ("stays pending", _patch(_certain, (acquiring, "send"), (batch, "send"))),
+    "an unknown outcome is no doubt": ("stays pending", _patch(_certain, (acquiring, "send"), (hold, "send"))),
 }

@@ -4,16 +4,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django_mongolock.backends.courier import Pause, Steps
+from django_mongolock.backends.courier import Sleep, Steps
 from django_mongolock.documents import sweep
 from django_mongolock.documents.acquiring import Context
-from django_mongolock.documents.batch import Batch, acquire_many
-from django_mongolock.documents.commands import read_one
 from django_mongolock.documents.document_lock import DocumentLock
 from django_mongolock.documents.held_document import HeldDocument
-from django_mongolock.documents.hold import Hold, Plan
+from django_mongolock.documents.hold import Batch, Hold, Plan, acquire_many
 from django_mongolock.documents.snapshot import read_snapshot
-from django_mongolock.documents.updates import Request
+from django_mongolock.documents.updates import Request, read_one
 from django_mongolock.exceptions import DocumentLockLost, LockError
 from django_mongolock.inspection.kinds import Choice
 
@@ -35,7 +33,7 @@ class Flow:
 
     def work(self) -> Steps[None]:
         """What it does, once."""
-        yield Pause(self.world.random.uniform(0.01, 3.0))
+        yield Sleep(self.world.random.uniform(0.01, 3.0))
         with suppress(LockError):
             yield from self.world.random.choice((self.single, self.single, self.single, self.many))()
 
@@ -64,7 +62,7 @@ class Flow:
     def on_one(self, held: HeldDocument[Any]) -> Steps[None]:
         dice = self.world.random
         for _ in range(dice.choice((0, 1, 2, 12))):
-            yield Pause(dice.uniform(0.1, dice.choice((1.0, 25.0))))
+            yield Sleep(dice.uniform(0.1, dice.choice((1.0, 25.0))))
             if dice.random() < 0.4:
                 yield from held._renew()
             elif dice.random() < 0.5:
@@ -119,7 +117,7 @@ class Flow:
 def sweeping(context: Context) -> Steps[None]:
     """`clear_stale_locks`, every ten seconds."""
     while True:
-        yield Pause(10.0)
+        yield Sleep(10.0)
         with suppress(LockError):
             yield from sweep.sweep(context, Choice("stale"))
 

@@ -12,12 +12,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from unittest import mock
 
-from django_mongolock.backends.courier import PAUSES, Command, Pause, Steps
-from django_mongolock.documents import acquiring, held_document, hold, sweep, updates
+from django_mongolock.backends.courier import PAUSES, Command, Sleep, Steps
+from django_mongolock.documents import acquiring, held_document, updates
 from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.document_lock import DocumentLock, undeclare
 from django_mongolock.documents.held_document import HeldDocument
-from django_mongolock.documents.updates import Mark
 from django_mongolock.engine import clock
 from django_mongolock.engine.session.errands import MOST_TRIES
 from django_mongolock.exceptions import LockBackendFailed, LockError
@@ -87,7 +86,7 @@ class SimCourier:
 
     def _tries(self, command: Command) -> Steps[None]:
         for pause in itertools.chain(PAUSES, itertools.repeat(PAUSES[-1], MOST_TRIES)):
-            yield Pause(pause)
+            yield Sleep(pause)
             try:
                 if (yield command):
                     return
@@ -111,7 +110,7 @@ class World:
         self.processes: list[Process] = []
         self.strands: list[Strand] = []
         self.grants: dict[Any, Grant | None] = dict.fromkeys(self.documents)
-        self.by_mark: dict[str, Strand] = {}
+        self.by_writer: dict[str, Strand] = {}
         self.forced: set[tuple[Any, Strand]] = set()
         self.violations: list[str] = []
         self.counts = {"grants": 0, "lost": 0, "late": 0, "cancelled": 0, "killed": 0, "swept": 0}
@@ -177,7 +176,7 @@ class World:
         finally:
             self.current = None
         waiting = strand.waiting
-        if isinstance(step, Pause):
+        if isinstance(step, Sleep):
             self.at(step.seconds, lambda: self._resume(strand, waiting, None, None))
         else:
             self._send(strand, waiting, step)
@@ -233,7 +232,7 @@ class World:
             self.violations.append(f"{self.now:.2f} the version of {id_} went back")
         if token == before.get(TOKEN):
             return
-        strand = self.by_mark[str(token).partition(":")[0]]
+        strand = self.by_writer[str(token).partition(":")[2]]
         if update["$set"].get("lockedBy"):
             self._granted(before, after, strand)
             return
@@ -287,11 +286,11 @@ def patched(world: World) -> Iterator[DocumentLock[Document]]:
     """A lock whose time is the world's, and whose processes are those of the world."""
     numbers = itertools.count(1)
 
-    def new_mark() -> Mark:
+    def new_writer() -> str:
         assert world.current is not None
-        mark = Mark(str(next(numbers)), world.current.process.name)
-        world.by_mark[mark.id] = world.current
-        return mark
+        writer = f"{next(numbers)} {world.current.process.name}"
+        world.by_writer[writer] = world.current
+        return writer
 
     def fate(name: str) -> str:
         found = [each for each in world.processes if each.name == name]
@@ -300,7 +299,7 @@ def patched(world: World) -> Iterator[DocumentLock[Document]]:
     with ExitStack() as stack:
         for target, name, value in (
             (clock, "now", lambda: world.now),
-            *((module, "new_mark", new_mark) for module in (hold, sweep, updates)),
+            (updates, "new_writer", new_writer),
             (held_document, "forgotten", lambda *_: None),
             (acquiring, "fate", fate),
             (random, "uniform", world.random.uniform),

@@ -1,0 +1,289 @@
+"""System checks: ``manage.py check`` reports a wrong setting before it causes an error at run time.
+
+An id is never used for another check. E0xx and W0xx need no server; E1xx and W1xx ask it (``check --database``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, Final
+
+from django.apps import AppConfig, apps
+from django.conf import settings
+from django.core import mail
+from django.core.checks import CheckMessage, Tags, register
+from django.core.exceptions import ImproperlyConfigured
+from django.db import router
+from django.urls import URLPattern, URLResolver, get_resolver
+from django.urls.converters import PathConverter, StringConverter
+
+from .backends.base import get_backend, mongo_store
+from .backends.mongo import MongoBackend
+from .conf import (
+    ENGINE,
+    KNOWN,
+    MEMORY,
+    NAME,
+    SIMILAR,
+    LockSettings,
+    find_wrong,
+    get_settings,
+    missing_app,
+    raw_settings,
+)
+from .decorator.calls import shared_by_all
+from .decorator.mongo_locked import TEMPLATES
+from .environment import NO_NAME, address_problem, database_from_url
+from .inspection.check_messages import critical, error, warning
+from .inspection.kinds import kinds
+from .inspection.server import inspect_server, told
+from .keys import KeyTemplate
+from .router import ROUTER
+
+#: For what leads to errors of django_mongodb_backend, whose cure is another one.
+_BELOW: Final = "Errors of mongodb below come from this."
+#: What the name of a database may not contain.
+REFUSED: Final = ' ."$/\\\0'
+
+
+@register()
+def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check every value of MONGOLOCK, the alias that it names, and the router."""
+    try:
+        raw = raw_settings()
+    except ImproperlyConfigured as problem:
+        return [_unreadable(problem), *_check_contrib()]
+    needed = list(_check_contrib())
+    if raw.get("HISTORY"):
+        needed += missing_app("django_mongolock.history", f'{NAME}["HISTORY"]')
+    kept = _check_memory() if raw.get("BACKEND") == MEMORY else _check_database(raw)
+    return [*_check_values(raw), *needed, *kept]
+
+
+def _unreadable(problem: ImproperlyConfigured) -> CheckMessage:
+    if isinstance(getattr(settings, NAME), str):
+        return error("E018", f"{problem}.", 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.')
+    return critical("E001", f"{problem}. {_BELOW}", f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')
+
+
+def _check_database(raw: Mapping[str, Any]) -> list[CheckMessage]:
+    return list(_check_database_alias(raw.get("DATABASE"))) or list(_check_router(raw["DATABASE"]))
+
+
+def _check_values(raw: Mapping[str, Any]) -> list[CheckMessage]:
+    found: list[CheckMessage] = [
+        error("E004", f"{NAME} has an unknown setting {name!r}.", _known(name))
+        for name in sorted(set(raw) - KNOWN, key=str)
+    ]
+    found += [error(wrong.id, f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
+    return found or list(_check_times(raw))
+
+
+def _known(name: object) -> str:
+    meant = get_close_matches(str(name).upper(), KNOWN, 1, SIMILAR)
+    names = ", ".join(sorted(KNOWN))
+    return (
+        f"Write {meant[0]!r}." if meant else f'Known: {names}. See "What cannot be set, and why" in the documentation.'
+    )
+
+
+def _check_times(raw: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    lease, timeout = (raw.get(name, getattr(LockSettings(), name)) for name in ("LEASE", "COMMAND_TIMEOUT"))
+    if lease <= timeout:
+        yield warning(
+            "W006",
+            f'{NAME}["LEASE"] is {lease:g} s, but one command may take {timeout:g} s ("COMMAND_TIMEOUT"): a lock may '
+            "be lost before the reply that grants it.",
+            "Make COMMAND_TIMEOUT at most a third of LEASE.",
+        )
+
+
+def _check_contrib() -> Iterator[CheckMessage]:
+    """Warn about a module of `contrib` that is listed without its Config: it would do nothing."""
+    configs = {
+        "django_mongolock.contrib.opentelemetry": "OpenTelemetryConfig",
+        "django_mongolock.contrib.prometheus": "PrometheusConfig",
+    }
+    for config in apps.get_app_configs():
+        if type(config) is AppConfig and config.name in configs:
+            yield warning(
+                "W007",
+                f"INSTALLED_APPS has {config.name!r} without its Config: nothing is measured.",
+                f'Write "{config.name}.{configs[config.name]}".',
+            )
+
+
+def _check_memory() -> Iterator[CheckMessage]:
+    if not hasattr(mail, "outbox"):  # Django's test environment, for which this backend is made, has one
+        yield warning(
+            "W005",
+            f'{NAME}["BACKEND"] keeps the locks in the memory of each process: two processes can hold the same lock.',
+            "It is for tests only. Remove BACKEND from the settings that servers, workers and commands run with.",
+        )
+
+
+def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
+    mongo = [name for name, entry in settings.DATABASES.items() if entry.get("ENGINE") == ENGINE]
+    choices = f"MongoDB aliases in DATABASES: {', '.join(mongo) or 'none'}."
+    if not alias:
+        yield critical("E001", f'{NAME}["DATABASE"] is not set. {_BELOW}', f"Name the alias of your MongoDB. {choices}")
+    elif not isinstance(alias, str) or alias not in settings.DATABASES:
+        yield error("E002", f'{NAME}["DATABASE"] names {alias!r}, which is not in DATABASES.', choices)
+    elif alias not in mongo:
+        yield error("E003", f'{NAME}["DATABASE"] names {alias!r}, which is not MongoDB.', choices)
+    else:
+        yield from _check_address(alias, settings.DATABASES[alias])
+
+
+def _check_router(alias: str) -> Iterator[CheckMessage]:
+    from .models import Lock
+
+    try:
+        found = router.db_for_read(Lock)
+    except ImproperlyConfigured:  # the other checks report it
+        return
+    if found != alias:
+        yield critical(
+            "E027",
+            f"No router sends the lock model to {alias!r}: it would be read from the default database. {_BELOW}",
+            f'Put "{ROUTER}" into DATABASE_ROUTERS.',
+        )
+
+
+def _check_address(alias: str, entry: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    host = entry.get("HOST") or ""
+    address = host if isinstance(host, str) and "://" in host else ""
+    if address and (problem := address_problem(address)):
+        yield error(
+            "E019",
+            f"The address of DATABASES[{alias!r}] is wrong: {problem}.",
+            "Write mongodb://user:password@host1,host2/name?replicaSet=rs0&tls=true.",
+        )
+        return
+    name = str(entry.get("NAME") or database_from_url(address)["NAME"])
+    refused = next((character for character in REFUSED if character in name), None)
+    if refused is not None:
+        problem = "has no NAME" if name == NO_NAME else f"has {refused!r} in its NAME, which MongoDB refuses"
+        yield error(
+            "E021",
+            f"DATABASES[{alias!r}] {problem}.",
+            "Name the database; in an address, it stands after the servers: mongodb://host1,host2/name.",
+        )
+
+
+@register(deploy=True)
+def check_deployment(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check what is fine in development and does harm in production."""
+    try:
+        return list(_check_deployment(raw_settings()))
+    except ImproperlyConfigured:
+        return []
+
+
+def _check_deployment(raw: Mapping[str, Any]) -> Iterator[CheckMessage]:
+    if not raw.get("KEY_PREFIX"):
+        yield warning(
+            "W002",
+            f'{NAME}["KEY_PREFIX"] is empty: another site or stage in the same database would share the locks.',
+            'Give each its own, for example "shop-production:", unless each has a database of its own.',
+        )
+    alias = raw.get("DATABASE")
+    host = settings.DATABASES.get(alias, {}).get("HOST") if isinstance(alias, str) else None
+    if isinstance(host, str) and ":" in host.partition("://")[2].rpartition("@")[0]:
+        yield warning(
+            "W003",
+            f"The HOST of DATABASES[{alias!r}] holds a password, which Django's debug page shows in clear.",
+            "Give USER and PASSWORD beside HOST instead of inside the URI.",
+        )
+
+
+def has_wrong_settings() -> bool:
+    return any(message.is_serious() for message in check_settings(app_configs=None))
+
+
+@register(Tags.database)
+def check_kinds(
+    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Check what each kind of locks needs of its server: rights, indexes, a replica set."""
+    if not databases or has_wrong_settings():
+        return []
+    return [message for kind in kinds() for message in kind.checks(databases)]
+
+
+@register(Tags.database, deploy=True)
+def check_server_facts(
+    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Tell what the server said, with ``--deploy``: the tests and ``migrate`` run the other checks of the database."""
+    if not databases or has_wrong_settings():
+        return []
+    alias = get_settings().DATABASE
+    if alias not in databases or not isinstance(get_backend(alias), MongoBackend):
+        return []
+    return list(told(inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT), alias))
+
+
+#: Converters that pass text on as it was typed. A regular expression does so, too.
+_AS_TYPED: Final = (StringConverter, PathConverter)
+
+
+@register()
+def check_shared_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that a function with arguments says which of its calls exclude one another."""
+    return [
+        warning(
+            "W009",
+            f"All calls of {name}() share one lock, whatever their arguments: its @mongo_locked has no key.",
+            'Name the arguments that matter, as in @mongo_locked("order:{order_id}"). If all calls are meant, name the '
+            'lock: @mongo_locked("import").',
+        )
+        for name in sorted(shared_by_all)
+    ]
+
+
+@register(Tags.urls)
+def check_views(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Warn of locked views whose key has a part of the address as it was typed, in any spelling."""
+    if not getattr(settings, "ROOT_URLCONF", None):
+        return []
+    try:
+        return list(_check_patterns(get_resolver().url_patterns, "", frozenset()))
+    except Exception:  # noqa: BLE001 - Django's own check reports addresses that cannot be loaded
+        return []
+
+
+def _check_patterns(patterns: Sequence[Any], start: str, typed: frozenset[str]) -> Iterator[CheckMessage]:
+    for each in patterns:
+        route, names = start + str(each.pattern), typed | _as_typed(each.pattern)
+        if isinstance(each, URLResolver):
+            yield from _check_patterns(each.url_patterns, route, names)
+        elif isinstance(each, URLPattern):
+            for template in _templates(each.callback):
+                for name in sorted(template.plain & names):
+                    yield _warning(each.lookup_str, route, template, name)
+
+
+def _as_typed(pattern: Any) -> frozenset[str]:
+    """The names of the arguments that *pattern* takes from the address as text."""
+    if hasattr(pattern, "regex") and not pattern.converters:
+        return frozenset(pattern.regex.groupindex)
+    return frozenset(name for name, converter in pattern.converters.items() if type(converter) in _AS_TYPED)
+
+
+def _templates(view: Any) -> list[KeyTemplate]:
+    """The templates of a view: of its function, or of its class and the methods of that."""
+    cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
+    places = [view] if cls is None else [getattr(cls, name, None) for name in dir(cls) if not name.startswith("__")]
+    return list(dict.fromkeys(template for place in places for template in getattr(place, TEMPLATES, ())))
+
+
+def _warning(view: str, route: str, template: KeyTemplate, name: str) -> CheckMessage:
+    return warning(
+        "W010",
+        f"The key of the view {view}, {template.template!r}, has {name} as it was typed into the address {route!r}: "
+        "spellings of one value, such as 1 and 01, are different locks.",
+        f"Bring it into one form: {{{name}:app.Model}}, {{{name}:int}}, {{{name}:uuid}} or {{{name}:slug}}; or have a "
+        f"converter do so, such as <int:{name}>. If each text is a name of its own, write {{{name}!s}}.",
+    )

@@ -1,0 +1,251 @@
+"""What a lock on a view needs: the response if it is held, a response that is streamed, and ATOMIC_REQUESTS.
+
+With ATOMIC_REQUESTS, Django opens its transaction around a view, outside of any decorator: a lock on the view would be
+released before the commit. So a locked view declares to Django that it wants no transaction, and opens it inside the
+lock: acquire, commit, release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import math
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template import TemplateDoesNotExist
+from django.template.loader import render_to_string
+from django.utils.translation import gettext as _
+
+from ..conf import get_settings
+from ..engine.lock.lock import MongoLock
+from ..engine.logs import WARNING, log
+from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired
+from ..locks import DjangoLock
+
+#: The Retry-After while MongoDB does not answer, in seconds.
+RETRY_AFTER_FAILURE: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRefusal:
+    """What the client gets: a status, the seconds to wait (0: not to try again), a code for programs and a sentence for
+    people."""
+
+    status: int
+    after: int
+    code: str
+    message: str
+
+
+class RequestRefused(LockKeyInvalid):
+    """A request that is not served for a reason of its own, which *refusal* says."""
+
+    def __init__(self, refusal: HttpRefusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def seconds_until(error: LockNotAcquired) -> int:
+    """Return in how many seconds it makes sense to try again (`LockNotAcquired.come_back_in`), in whole seconds."""
+    return math.ceil(error.come_back_in)
+
+
+def refusal(error: LockError | LockKeyInvalid) -> HttpRefusal:
+    """423 Locked while the lock is held, 503 while MongoDB does not answer, 400 for a request that makes no key. Raises
+    any other *error*.
+
+    It names neither the holder nor the key, since clients need not know them.
+    """
+    if isinstance(error, LockNotAcquired):
+        message = _("This is in use at the moment. Please try again shortly.")
+        return HttpRefusal(get_settings().CONTENTION_STATUS, seconds_until(error), "locked", message)
+    if isinstance(error, LockBackendFailed):
+        message = _("This cannot be done at the moment. Please try again later.")
+        return HttpRefusal(503, RETRY_AFTER_FAILURE, "unavailable", message)
+    if isinstance(error, RequestRefused):
+        return error.refusal
+    if isinstance(error, LockKeyInvalid):
+        log(WARNING, "a request makes no lock key", error=error)
+        return HttpRefusal(400, 0, "invalid", _("This address or form is not valid."))
+    raise error
+
+
+def make_response(request: HttpRequest, error: LockError | LockKeyInvalid) -> HttpResponseBase:
+    """The `refusal` with Retry-After, as JSON, HTML or plain text, according to the client's preference.
+
+    The page is the template django_mongolock/contention.html, which a project may override.
+    """
+    refused = refusal(error)
+    kind = request.get_preferred_type(["text/html", "application/json", "text/plain"])
+    if kind == "application/json":
+        facts = {"code": refused.code, "detail": refused.message, "retry_after": refused.after or None}
+        made: HttpResponse = JsonResponse(facts, status=refused.status)
+    else:
+        page = _page(request, refused) if kind == "text/html" else None
+        plain = None if page is not None else "text/plain; charset=utf-8"
+        made = HttpResponse(page or refused.message, content_type=plain, status=refused.status)
+    if refused.after:
+        made.headers["Retry-After"] = str(refused.after)
+    made.headers["Cache-Control"] = "no-store"
+    return made
+
+
+def _page(request: HttpRequest, refused: HttpRefusal) -> str | None:
+    """The page; None if the project's template engines do not find it."""
+    try:
+        return render_to_string("django_mongolock/contention.html", {"refusal": refused}, request)
+    except (TemplateDoesNotExist, ImproperlyConfigured):
+        return None
+
+
+#: How long closing a response waits for its stream to clean up, in seconds.
+CLEANUP = 30
+
+
+def hold_while_streaming(result: object, lock: MongoLock) -> None:
+    """If *result* is a streaming response, leave the release of *lock* to it: at its end, or when it is closed.
+
+    A server closes every response, also after the client has disconnected. One that is dropped without being closed
+    releases the lock when it is garbage-collected. If the lock was lost, the stream breaks off at its end, so that the
+    client does not take it for complete.
+    """
+    if not (isinstance(result, HttpResponseBase) and result.streaming and isinstance(lock, DjangoLock)):
+        return
+    lock.released_later = True
+    held = _Held(lock)
+    # Not `streaming_content`: it refers to the response, which would be collected late if it is dropped; setting it
+    # would keep a server from sending a file by itself; and closing it does not reach the iterator of the view.
+    inside: Any = result
+    if inside.is_async:
+        stream = inside._iterator = _until_end_async(inside._iterator, held)
+        inside._resource_closers.append(partial(held.close, stream))
+    else:
+        inside._iterator = _until_end(inside._iterator, held)
+        inside._resource_closers.append(held.release)
+
+
+class _Held:
+    """Releases a lock once, whichever end of its response comes first."""
+
+    def __init__(self, lock: DjangoLock) -> None:
+        self.lock = lock
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self._once = threading.Lock()
+        self._closing: asyncio.Task[None] | None = None
+
+    def release(self) -> None:
+        if self._once.acquire(blocking=False):
+            self.lock.released_later = False
+            self.lock.__exit__(None, None, None)
+
+    async def arelease(self) -> None:
+        if self._once.acquire(blocking=False):
+            self.lock.released_later = False
+            await self.lock.__aexit__(None, None, None)
+
+    def close(self, stream: Any) -> None:
+        """End an async *stream* in its event loop, so that it cleans up before the release."""
+        if self._once.locked():
+            return
+        if self.loop is None or not self.loop.is_running():
+            self.release()
+        elif self.loop is _running_loop():
+            self._closing = self.loop.create_task(self._finish(stream))
+        else:
+            finished = asyncio.run_coroutine_threadsafe(self._finish(stream), self.loop)
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                finished.result(CLEANUP)
+
+    async def _finish(self, stream: Any) -> None:
+        try:
+            with contextlib.suppress(RuntimeError):  # it is running: another task closes it
+                await stream.aclose()
+        finally:
+            await self.arelease()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _until_end(parts: Iterator[Any], held: _Held) -> Iterator[Any]:
+    yield from parts
+    held.release()
+
+
+async def _until_end_async(parts: AsyncIterator[Any], held: _Held) -> AsyncIterator[Any]:
+    held.loop = asyncio.get_running_loop()
+    try:
+        async for part in parts:
+            yield part
+    finally:
+        if isinstance(parts, AsyncGenerator):
+            await parts.aclose()
+    await held.arelease()
+
+
+class Deferred(set[str]):
+    """The ``_non_atomic_requests`` of a locked view: not Django opens its transactions, but *owner*, inside the lock.
+
+    As a set, it contains the aliases on which the view itself wants no transaction; ``@non_atomic_requests`` above the
+    lock adds to them.
+    """
+
+    def __init__(self, owner: object, declined: Iterable[str]) -> None:
+        super().__init__(declined)
+        self.owner = owner
+
+    def __contains__(self, alias: object) -> bool:
+        return True
+
+    def wanted(self) -> list[str]:
+        declined = super().__contains__
+        return [alias for alias in _aliases() if not declined(alias)]
+
+    @classmethod
+    def put_on(cls, view: Any, owner: object) -> None:
+        """Mark the view. With several locks on it, the innermost opens the transactions: its mark stays."""
+        declined = getattr(view, "_non_atomic_requests", ())
+        if not isinstance(declined, cls):
+            view._non_atomic_requests = cls(owner, declined)
+
+
+def _aliases() -> list[str]:
+    return [alias for alias, settings in connections.settings.items() if settings["ATOMIC_REQUESTS"]]
+
+
+def deferred_aliases(request: HttpRequest | None, owner: object) -> Sequence[str]:
+    """The aliases on which Django leaves the transaction of this *request* to *owner*."""
+    match = request.resolver_match if request is not None else None
+    deferred = getattr(match.func, "_non_atomic_requests", None) if match is not None else None
+    return deferred.wanted() if isinstance(deferred, Deferred) and deferred.owner is owner else ()
+
+
+@contextmanager
+def atomic(aliases: Sequence[str]) -> Iterator[None]:
+    """Open a transaction on each of *aliases*."""
+    with ExitStack() as stack:
+        for alias in aliases:
+            stack.enter_context(transaction.atomic(using=alias))
+        yield
+
+
+def first_after_commit(alias: str, function: Callable[[], object]) -> None:
+    """Have *function* called after the commit on *alias*, before whatever was given to ``transaction.on_commit``."""
+    connection = connections[alias]
+    transaction.on_commit(function, using=alias)
+    waiting = connection.run_on_commit
+    if waiting and waiting[-1][1] is function:  # without a transaction, it was called at once
+        waiting.insert(0, waiting.pop())

@@ -1,0 +1,127 @@
+"""`LockEvent`: the history of the locks as a Django model, to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from django_mongodb_backend.fields import ObjectIdAutoField
+from pymongo.collection import Collection
+
+from ..backends.base import mongo_store
+from ..engine.store.errors import bounded
+from ..engine.store.mongo import MongoStore
+from ..exceptions import printable
+from ..inspection.display import milliseconds
+from ..inspection.operations import FACTS
+from ..inspection.snapshot import Party
+from ..models.fields import Number, PartyFields, ServerTime, Text, read_moment
+from ..models.read_only import ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
+from .events import EVENTS, event_badge
+from .writer import events_of
+
+__all__ = ["LockEvent"]
+
+
+@contextmanager
+def bounded_events(store: MongoStore, timeout: float) -> Iterator[Collection[dict[str, Any]]]:
+    """Open the collection for commands that take no longer together. Raises LockBackendFailed."""
+    collection = events_of(store)
+    with bounded(timeout, store.client, needs=f"find on the collection {collection.name}"):
+        yield collection
+
+
+class LockEventQuerySet(ReadOnlyQuerySet):
+    """Events to read."""
+
+    def recent(self, limit: int = 100, *, skip: int = 0, timeout: float = 5.0) -> list[LockEvent]:
+        """The latest of these events, or the first in their order; read by an index. Raises LockBackendFailed."""
+        if (query := self.as_query()) is None:
+            return []
+        stages: list[dict[str, Any]] = [
+            {"$match": query[0]},
+            {"$sort": query[1]},
+            {"$skip": skip},
+            {"$limit": limit},
+            {"$addFields": {"now": "$$NOW"}},
+        ]
+        with bounded_events(mongo_store(self.db), timeout) as events:
+            found = list(events.aggregate(stages))
+        return [LockEvent.from_document(document, self.db) for document in found]
+
+    def count_up_to(self, limit: int, timeout: float) -> int:
+        """Count these events, up to *limit*. Raises LockBackendFailed."""
+        if (query := self.as_query()) is None:
+            return 0
+        with bounded_events(mongo_store(self.db), timeout) as events:
+            return events.count_documents(query[0], limit=limit)
+
+
+class LockEvent(ReadOnlyModel, PartyFields):
+    """An event in the life of a lock: one of `history.events.Happened`.
+
+    With MONGOLOCK["HISTORY"], the process that it happened to writes it a moment later. That is not certain: the events
+    of the last second of a process are lost with it, and new events push out the oldest. An event is no proof.
+    """
+
+    not_deleted = "events are not deleted: new ones push out the oldest"
+    not_written = "the history of locks is written by the engine only: see MONGOLOCK['HISTORY']"
+
+    id = ObjectIdAutoField(primary_key=True, db_column="_id")
+    at = ServerTime(_("when"), help_text=_("according to the server's clock"))
+    key = Text(_("key"), max_length=512)
+    event = Text(_("what"), max_length=16, choices=[(what.value, word) for what, (_shape, word) in EVENTS.items()])
+    waited_ms = Number(_("waited"), null=True, help_text=_("milliseconds"))
+    held_ms = Number(_("held"), null=True, help_text=_("milliseconds"))
+    by = Text(_("by"), max_length=256, null=True, help_text=_("who asked for the release, forced it or cleared it"))
+    reason = Text(_("reason"), max_length=256, null=True)
+
+    #: The server's time when the event was read, for objects that come from `recent`.
+    now: datetime | None
+
+    objects = ReadOnlyManager.from_queryset(LockEventQuerySet)()
+
+    class Meta(ReadOnlyModel.Meta):
+        db_table = "mongolock_locks_history"
+        ordering = ("-at", "-id")
+        verbose_name = _("lock event")
+        verbose_name_plural = _("lock events")
+
+    def __str__(self) -> str:
+        return printable(f"{self.key}: {self.event}")
+
+    @property
+    def party(self) -> Party:
+        """The process that it happened to."""
+        return Party(**{name: getattr(self, name) for name in FACTS})
+
+    @property
+    def badge(self) -> SafeString:
+        """What happened, as HTML."""
+        return event_badge(self.event)
+
+    @property
+    def details(self) -> str:
+        """How long it waited and held, by whom and why, in words."""
+        facts = [gettext("waited %s") % milliseconds(self.waited_ms)] if self.waited_ms else []
+        facts += [gettext("held %s") % milliseconds(self.held_ms)] if self.held_ms is not None else []
+        facts += [gettext("by %s") % self.by] if self.by else []
+        facts += [self.reason] if self.reason else []
+        return " · ".join(facts) or "–"
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any], using: str) -> LockEvent:
+        """The event of this document."""
+        fields = cls._meta.concrete_fields
+        values = [
+            field.from_db_value(value) if hasattr(field, "from_db_value") else value
+            for field, value in ((field, document.get(str(field.column))) for field in fields)
+        ]
+        event: LockEvent = cls.from_db(using, [field.attname for field in fields], values)
+        event.now = read_moment(document["now"])
+        return event

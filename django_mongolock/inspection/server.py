@@ -1,0 +1,285 @@
+"""What a server can do, and may do for this user, as far as locks need it; and what is wrong with it."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from importlib.metadata import version
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import pymongo
+from django.core.checks import CheckMessage
+from pymongo.collection import Collection
+from pymongo.errors import OperationFailure, PyMongoError
+
+from ..conf import NAME, get_settings
+from ..engine import clock
+from ..engine.store import capped
+from ..engine.store.errors import translate
+from ..engine.store.indexes import PURGE, missing_indexes, purged
+from ..engine.store.mongo import MongoStore
+from ..exceptions import LockBackendFailed
+from .check_messages import error, info, warning
+from .queries import ping
+
+#: The actions that locking needs on the collection.
+RIGHTS: Final = ("find", "insert", "update")
+#: What a process needs on the bells, and on documents with a lock.
+BELL_RIGHTS: Final = ("find", "insert")
+DOCUMENT_RIGHTS: Final = ("find", "update")
+#: Seconds that a failover takes beyond the election timeout, at most, until a write succeeds (measured: 10.3 to 16 s
+#: in all, with the default election timeout of 10 s).
+_ELECTION_OVERHEAD: Final = 10.0
+#: Seconds for which the dashboard uses an answer again: it changes seldom.
+CACHE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """problem: why the server cannot be used, in words without credentials. address, version: of the primary. members:
+    how many the replica set has. ahead: for how many seconds at least its clock is ahead of this machine's, negative if
+    it is behind, as far as the time of the command allows to tell. failover: seconds that a failover may take;
+    None without another member. new: whether there is no collection of locks yet. bells: why no bell wakes a waiter.
+    journaled: whether the majority confirms only what is in its journals, as far as this user may ask."""
+
+    problem: str = ""
+    address: str = ""
+    version: str = ""
+    set_name: str = ""
+    members: int = 0
+    ahead: float = 0.0
+    standalone: bool = False
+    sharded: bool = False
+    failover: float | None = None
+    missing_rights: tuple[str, ...] = ()
+    missing_indexes: tuple[str, ...] = ()
+    new: bool = False
+    bells: str = ""
+    journaled: bool = True
+
+
+_known: WeakKeyDictionary[MongoStore, tuple[float, ServerFacts]] = WeakKeyDictionary()
+
+
+def known_server(store: MongoStore, timeout: float) -> ServerFacts:
+    """Return what `inspect_server` found, `CACHE_SECONDS` ago at most."""
+    now = clock.now()
+    at, found = _known.get(store, (0.0, None))
+    if found is None or now - at > CACHE_SECONDS:
+        found = inspect_server(store, timeout)
+        _known[store] = now, found
+    return found
+
+
+def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
+    """Ask the server about itself. Changes nothing, and never raises."""
+    try:
+        ping(store, timeout)
+        with pymongo.timeout(timeout):
+            admin = store.client.admin
+            asked = time.time()
+            hello = admin.command("hello")
+            answered = time.time()
+            status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
+            sharded = hello.get("msg") == "isdbgrid"
+            rights = _missing_rights(status, store.collection, RIGHTS)
+            config = _config(store)
+            election = config.get("settings", {}).get("electionTimeoutMillis", 10_000) / 1000
+            if not status["authenticatedUsers"]:
+                store.collection.find_one({}, {"_id": 1})  # is there no access control, or is there no login?
+            return ServerFacts(
+                address=":".join(map(str, store.client.address or ())),
+                version=store.client.server_info()["version"],
+                set_name=hello.get("setName", ""),
+                members=len(hello.get("hosts", ())) + len(hello.get("passives", ())),
+                ahead=_ahead(hello["localTime"].replace(tzinfo=UTC).timestamp(), asked, answered),
+                standalone="setName" not in hello and not sharded,
+                sharded=sharded,
+                failover=election + _ELECTION_OVERHEAD if len(hello.get("hosts", ())) > 1 else None,
+                missing_rights=rights,
+                missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
+                new="find" not in rights and _is_new(store),
+                bells=_bells(store, status),
+                journaled=bool(config.get("writeConcernMajorityJournalDefault", True)),
+            )
+    except LockBackendFailed as error:
+        return ServerFacts(problem=error.problem)
+    except PyMongoError as error:
+        return ServerFacts(problem=translate(error, timeout, client=store.client).problem)
+
+
+def _ahead(there: float, asked: float, answered: float) -> float:
+    """By how much the clock *there* is outside of the time from *asked* to *answered*."""
+    return min(there - asked, 0.0) or max(there - answered, 0.0)
+
+
+def _missing_indexes(store: MongoStore) -> list[str]:
+    try:
+        others = [find(store.collection) for find in purged]
+        missing = {each.name: missing_indexes(each, [PURGE]) for each in others if capped.exists(each)}
+        return missing_indexes(store.collection) + [f"{name} of {home}" for home in missing for name in missing[home]]
+    except OperationFailure:  # this user may not list them
+        return []
+
+
+def _is_new(store: MongoStore) -> bool:
+    """Whether the collection does not exist: any that does has at least the index of its ids."""
+    try:
+        return not store.collection.index_information()
+    except OperationFailure:
+        return False
+
+
+def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
+    """Why no bell wakes a waiter; "" if bells do."""
+    for collection in store.bells.collections:
+        if missing := _missing_rights(status, collection, BELL_RIGHTS):
+            return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
+        if not capped.stays_open(collection):
+            return f"there is no capped collection {collection.name}"
+    return ""
+
+
+def _config(store: MongoStore) -> Mapping[str, Any]:
+    """The configuration of the replica set; {} if the server refuses to say: then it is what is usual by default."""
+    try:
+        config: Mapping[str, Any] = store.client.admin.command("replSetGetConfig")["config"]
+    except OperationFailure:  # no replica set, or a right that a plain user lacks
+        return {}
+    return config
+
+
+def missing_rights(collection: Collection[Any], wanted: Sequence[str]) -> tuple[str, ...]:
+    """Return which of these rights the user of this connection lacks on the collection. Raises PyMongoError."""
+    status = collection.database.client.admin.command("connectionStatus", showPrivileges=True)["authInfo"]
+    return _missing_rights(status, collection, wanted)
+
+
+def _missing_rights(status: Mapping[str, Any], collection: Collection[Any], wanted: Sequence[str]) -> tuple[str, ...]:
+    if not status["authenticatedUsers"]:
+        return ()  # no access control
+    granted: set[str] = set()
+    for privilege in status["authenticatedUserPrivileges"]:
+        resource = privilege["resource"]
+        everywhere = resource.get("anyResource", False)
+        named = resource.get("db") in ("", collection.database.name)
+        here = named and resource.get("collection") in ("", collection.name)
+        if everywhere or here:
+            granted.update(privilege["actions"])
+    return tuple(right for right in wanted if right not in granted)
+
+
+#: Clocks that are more than so many seconds apart are not synchronised.
+FAR_APART: Final = 1.0
+#: The oldest version of MongoDB that has what the rule of the locks needs.
+OLDEST: Final = (6, 0)
+
+
+def server_rules(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+    """What each rule finds. Of a server that cannot be used, only the first has something to say."""
+    yield from _check_access(facts, alias)
+    yield from _check_cluster(facts, alias)
+    if not facts.new:
+        yield from _check_collections(facts, alias)
+    elif sys.argv[1:2] != ["migrate"]:  # which makes them, and runs the checks before that
+        yield warning(
+            "W103", "The collections of the locks are not made yet.", f"Run manage.py migrate --database {alias}."
+        )
+
+
+def told(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+    """What the server said."""
+    if not facts.problem:
+        packages = ("Django", "django-mongodb-backend", "PyMongo")
+        said = [
+            f"{facts.address} answers",
+            f"replica set {facts.set_name!r}, members: {facts.members}" if facts.set_name else "no replica set",
+            *([f"a failover takes up to {facts.failover:g} s"] if facts.failover else []),
+            "the collections are made by migrate" if facts.new else "the collections are there",
+            f"MongoDB {facts.version}",
+            f"Python {platform.python_version()}",
+            *(f"{name} {version(name)}" for name in packages),
+        ]
+        yield info("I101", f"The locks are in DATABASES[{alias!r}]: {'; '.join(said)}.")
+
+
+def _check_access(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+    if facts.problem:
+        yield error(
+            "E101",
+            f"The MongoDB of DATABASES[{alias!r}] cannot be used for locks: {facts.problem}",
+            "Compare HOST, USER, PASSWORD and OPTIONS with what mongosh needs to connect from this machine.",
+        )
+    if facts.missing_rights:
+        yield error(
+            "E102",
+            f"The user of DATABASES[{alias!r}] lacks rights on the locks: {', '.join(facts.missing_rights)}.",
+            "Grant find, insert and update on the collection mongolock_locks of that database.",
+        )
+    found = re.match(r"(\d+)\.(\d+)", facts.version)
+    if found is not None and (int(found[1]), int(found[2])) < OLDEST:
+        yield warning(
+            "W109",
+            f"The MongoDB of DATABASES[{alias!r}] has version {facts.version}: locks need {OLDEST[0]}.{OLDEST[1]}.",
+            "Upgrade it.",
+        )
+
+
+def _check_collections(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+    if facts.missing_indexes:
+        yield warning(
+            "W103",
+            f"The collection of the locks lacks indexes: {', '.join(facts.missing_indexes)}.",
+            f"Run manage.py migrate --database {alias} as a user who may create indexes.",
+        )
+    if facts.bells:
+        yield warning(
+            "W104",
+            f"Waiters look for their turn at intervals, since no bell wakes them: {facts.bells}.",
+            f"Run manage.py migrate --database {alias} as a user who may create collections. If a right is missing, "
+            "grant find and insert on the collections mongolock_locks_bells_0 to _7.",
+        )
+
+
+def _check_cluster(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
+    if facts.standalone:
+        yield warning(
+            "W101",
+            f"The MongoDB of DATABASES[{alias!r}] is a standalone server: a lock survives no failover.",
+            "Run it as a replica set; one node is enough to begin with (--replSet, rs.initiate()).",
+        )
+    elif facts.sharded:
+        yield error(
+            "E105",
+            f"DATABASES[{alias!r}] is a sharded cluster: each mongos judges leases by its own clock. Where two clocks "
+            "differ by more than a lock's margin, the lock can have two holders.",
+            'Keep the locks in a replica set of their own: an alias of its own, named by MONGOLOCK["DATABASE"]. If you '
+            'know that all mongos have one clock, SILENCED_SYSTEM_CHECKS = ["mongolock.E105"].',
+        )
+    if not facts.journaled:
+        yield error(
+            "E104",
+            f"The replica set of DATABASES[{alias!r}] has writeConcernMajorityJournalDefault: false.",
+            "Set it to true: without it, what the majority has confirmed is lost in a crash of all members.",
+        )
+    lease = get_settings().LEASE
+    if facts.failover and lease < facts.failover:
+        yield warning(
+            "W102",
+            f'{NAME}["LEASE"] is {lease:g} s, but a failover takes up to {facts.failover:g} s and loses the locks.',
+            f"Set it to at least {facts.failover:g}.",
+        )
+    if abs(facts.ahead) > FAR_APART:
+        direction = "ahead of" if facts.ahead > 0 else "behind"
+        yield warning(
+            "W108",
+            f"The clock of DATABASES[{alias!r}] is {abs(facts.ahead):.0f} s {direction} that of this machine.",
+            "Synchronise both (chrony, NTP). Only MongoDB's clock decides about leases, so no lock is in danger; but "
+            "what the list and the history of the locks show does not match the logs of this machine.",
+        )
