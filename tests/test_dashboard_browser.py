@@ -14,6 +14,7 @@ from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
 from django_mongolock.backends.base import mongo_store
+from django_mongolock.history.writer import events_of
 from testproject.shop.models import Ad
 from tests.support.browsing import MIDDLEWARE, POLICY, browser, opened
 from tests.support.lock_documents import TOKEN, Locks, entry, now, waiter
