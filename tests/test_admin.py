@@ -189,6 +189,15 @@ class TestList:
         query = urlencode({"q": text}, errors="replace")
         assert rows(admin.get(f"{LIST}?{query}")) == keys
 
+    def test_search_finds_every_state(self, admin: Client, locks: Locks) -> None:
+        locks.free("look:free")
+        locks.stale("look:stale")
+        locks.held("look:held")
+        assert sorted(rows(admin.get(f"{LIST}?q=look:"))) == ["look:free", "look:held", "look:stale"]
+        assert rows(admin.get(f"{LIST}?q=look:&state=stale")) == ["look:stale"]
+        assert rows(admin.get(f"{LIST}?q=look:&state=held")) == ["look:held"]
+        assert "look:free" not in rows(admin.get(f"{LIST}?q=%20"))
+
     @pytest.mark.parametrize("query", ["?key__regex=(a%2B)%2B$", "?holders__host=web-1", "?key__contains=x", "?pk=1"])
     def test_no_lookups_from_the_address(self, admin: Client, query: str) -> None:
         """Nobody may ask the server for a slow expression by the address bar."""

@@ -385,6 +385,12 @@ class TestRestFramework:
         assert response.data["detail"].code == "locked"
         assert response["Retry-After"] == "1"
 
+    def test_status(self, kind: str, name: str, settings: Settings) -> None:
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "CONTENTION_STATUS": 409}
+        with held_elsewhere(f"kind:{name}"):
+            response = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention="respond"))(name)
+        assert response.status_code == 409
+
     @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_away(self, kind: str, name: str) -> None:

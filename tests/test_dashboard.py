@@ -156,6 +156,12 @@ class TestPage:
         assert (found["contended"][0], found["contended"][-1]) == ("order:5", "z")
         assert "A waiter has been waiting for “z” for 6 min" in section(response, "look")
 
+    def test_no_secrets(self, admin: Client, monitor: Client) -> None:
+        """Neither grants nor sessions."""
+        for response in (admin.get(PAGE), admin.get(f"{PAGE}?part=live"), monitor.get(STATUS)):
+            assert response.status_code == 200
+            assert b"secret" not in response.content
+
     def test_fragment(self, admin: Client) -> None:
         content = admin.get(f"{PAGE}?part=live").content.decode()
         assert "order:5" in content

@@ -81,6 +81,14 @@ def visit(chromium: Any, server: LiveServer, locks: Locks, monkeypatch: pytest.M
     return visit
 
 
+@pytest.fixture
+def ad(transactional_db: None) -> Iterator[None]:
+    """A document that somebody holds."""
+    Ad.objects.create(price=1, user_id="7", title="a bike", export_status="exporting", locked_by="a worker " * 7)
+    yield
+    Ad.objects.all().delete()
+
+
 def fill(locks: Locks) -> None:
     locks.add(
         "order:5",
@@ -93,7 +101,6 @@ def fill(locks: Locks) -> None:
     locks.add("b", [entry(33, worker="db")], [waiter(34, worker="da", held_for=2)])
     locks.stale("left:behind")
     locks.add("bad", [entry(9)], change={"token": 1.5})
-    Ad.objects.create(price=1, user_id="7", title="a bike", export_status="exporting", locked_by="a worker " * 7)
 
 
 def settled(page: Any, expression: str) -> None:
@@ -255,6 +262,7 @@ class TestEverybody:
             assert page.evaluate("document.documentElement.scrollHeight") <= 800
             assert page.locator(".mongolock-danger").count() == 0
 
+    @pytest.mark.usefixtures("ad")
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_axe(self, visit: Visit, locks: Locks, scheme: str) -> None:
         """axe finds nothing on any page of the lock admin; and nobody's policy is broken."""

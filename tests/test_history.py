@@ -18,6 +18,7 @@ from pytest_django import Settings
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.checks import check_settings
+from django_mongolock.exceptions import LockDeadlock
 from django_mongolock.history import writer as history
 from django_mongolock.history.checks import check_history
 from django_mongolock.history.events import Happened
@@ -95,11 +96,40 @@ class TestWhatIsWritten:
         (asked,) = [event for event in told("k") if event.event == "asked"]
         assert asked.by == "anna: a deployment"
 
+    @pytest.mark.long
+    def test_a_deadlock(self, kept: Any) -> None:
+        both = threading.Barrier(2)
+        met: list[str] = []
+
+        def take(first: str, second: str) -> None:
+            with mongo_lock(first, wait=None):
+                both.wait(10)
+                try:
+                    with mongo_lock(second, wait=None):
+                        pass
+                except LockDeadlock as error:
+                    met.append(error.key)
+
+        threads = [threading.Thread(target=take, args=pair) for pair in (("a", "b"), ("b", "a"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert eventually(lambda: [e.key for e in LockEvent.objects.filter(event="deadlock").recent()] == met)
+
     def test_the_last_second_of_a_process(self, kept: Any) -> None:
         with mongo_lock("k"):
             pass
         close_backends()
         assert words("k") == ["granted", "released"]
+
+    @pytest.mark.long
+    def test_nothing_secret(self, kept: Collection[Document]) -> None:
+        """No id of a grant or of a session: with these somebody could give back what is another's."""
+        with mongo_lock("k"):
+            secrets = [Lock.objects.get(key="k").holders[0].grant, Lock.objects.get(key="k").holders[0].session]
+        assert written("k", "granted", "released")
+        assert not any(secret in str(document) for document in kept.find() for secret in secrets)
 
 
 class TestNoOneWaits:

@@ -40,7 +40,7 @@ from rest_framework.views import APIView
 from django_mongolock import SKIPPED, LockLost, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.decorator.calls import LockedFunction
-from django_mongolock.exceptions import LockBackendFailed, LockMisused
+from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
 from django_mongolock.idempotency import idempotent
 from django_mongolock.idempotency.results import MARGIN, Results, results_beside
 from django_mongolock.keys import LockKey
@@ -882,6 +882,26 @@ class TestTasks:
 
         task: Any = idempotent(key="a:{name}")(lambda name: SKIPPED if do(name) == 1 else done[name])
         assert [task(key) for _ in "123"] == [SKIPPED, 2, 2]
+
+    def test_parallel(self, backend: str, key: str, settings: Settings) -> None:
+        """A call that is no task raises; one after it gets the result."""
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.05}
+        inside, go_on = threading.Event(), threading.Event()
+
+        @idempotent(key="a:{name}")
+        def task(name: str) -> int:
+            inside.set()
+            assert go_on.wait(20)
+            return do(name)
+
+        thread = threading.Thread(target=task, args=[key])
+        thread.start()
+        assert inside.wait(20)
+        with pytest.raises(LockNotAcquired):
+            task(key)
+        go_on.set()
+        thread.join(20)
+        assert (task(key), done[key]) == (1, 1)
 
     def test_two_functions(self, key: str) -> None:
         @idempotent(key="a:{name}")

@@ -146,6 +146,27 @@ class TestTheReason:
         assert message("c") == asked
 
 
+class TestWhoIsMeant:
+    """Those who were shown and chosen, and nobody else."""
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("action", ACTIONS)
+    def test_one_of_several(self, locks: Locks, admin: Client, action: str) -> None:
+        """Of the holders of one lock, single ones can be chosen."""
+        locks.add("k", [entry(n, mode="semaphore", capacity=3) for n in (1, 2, 3)])
+        page = select(admin, action, "k")
+        fields = fields_of(page)
+        assert fields["lock"] == [json.dumps(["locks", "k", [TOKEN + n]]) for n in (1, 2, 3)]
+        admin.post(ACTIONS[action], {**fields, "lock": fields["lock"][1:2], "reason": "x"})
+        found = locks.read("k")["holders"]
+        if action == "force_release":
+            assert [holder["token"] for holder in found] == [TOKEN + 1, TOKEN + 3]
+        else:
+            assert ["release_requested_by" in holder for holder in found] == [False, True, False]
+        assert str(TOKEN + 2) in message("k")
+        assert str(TOKEN + 3) not in message("k")
+
+
 class TestRights:
     @pytest.mark.parametrize("path", [RELEASE, ASK])
     @pytest.mark.parametrize("method", ["get", "put", "delete"])

@@ -242,6 +242,20 @@ class TestActivation:
         found = self.run("django_mongolock.contrib.prometheus.PrometheusConfig", code, tmp_path)
         assert 'mongolock_held{mode="exclusive",template="other"} 1.0' in found
 
+    @pytest.mark.long
+    def test_opentelemetry(self, tmp_path: Path) -> None:
+        """What is measured comes to the provider that is set later, as by `opentelemetry-instrument`."""
+        code = """
+from opentelemetry.metrics import set_meter_provider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+reader = InMemoryMetricReader()
+set_meter_provider(MeterProvider([reader]))
+with mongo_lock('a'): print(reader.get_metrics_data().to_json())
+"""
+        found = self.run("django_mongolock.contrib.opentelemetry.OpenTelemetryConfig", code, tmp_path)
+        assert '"mongolock.held"' in found
+
 
 def test_a_collector_that_fails_breaks_no_lock(
     mongolock: MemoryLocks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
@@ -272,8 +286,8 @@ class TestLogging:
         told = [(record.levelname, record.getMessage()) for record in caplog.records]
         assert [level for level, _ in told] == ["DEBUG", "DEBUG", "DEBUG", "WARNING"]
         texts = [text for _, text in told]
-        assert texts[0].startswith('lock contended key=b template="" holder="another process')
-        assert texts[1].startswith('lock not acquired key=b template="" holder="another process')
+        assert texts[0].startswith('lock contended key=b holder="another process')
+        assert texts[1].startswith('lock not acquired key=b holder="another process')
         assert texts[1].endswith(" reason=busy")
         assert texts[2].startswith("lock acquired key=order:5 template=order:{pk} token=")
         assert texts[3].startswith("lock lost key=order:5 template=order:{pk} token=")

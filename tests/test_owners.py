@@ -75,6 +75,13 @@ class TestRelease:
             assert [held["owner"] for held in holders(key)] == ["job 6"]
         assert not mine.release()
 
+    def test_strings_are_literal(self) -> None:
+        """F54: an owner is never an expression."""
+        key = new_key()
+        with held_elsewhere(key, owner="$owner"):
+            assert release_owner("$holders.owner") == 0
+            assert len(holders(key)) == 1
+
 
 class TestSession:
     def test_two_requests_at_once(self, request_of: Callable[..., HttpRequest]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -59,9 +60,16 @@ class Code(models.Model):  # noqa: DJ008 - never shown
         app_label = "rows"
 
 
+class Special(Code):  # noqa: DJ008 - never shown
+    rank = models.IntegerField(default=1)
+
+    class Meta:
+        app_label = "rows"
+
+
 @pytest.fixture(autouse=True)
 def tables(transactional_db: None) -> Iterator[None]:
-    made = [Parcel, Line, Code]
+    made = [Parcel, Line, Code, Special]
     with connection.schema_editor() as editor:
         for model in made:
             editor.create_model(model)
@@ -75,6 +83,12 @@ def tables(transactional_db: None) -> Iterator[None]:
 def parcel() -> Parcel:
     row: Parcel = Parcel.objects.create(weight=1)
     return row
+
+
+def is_busy(instance: models.Model) -> bool:
+    """Does somebody else than this thread find it locked?"""
+    with ThreadPoolExecutor(1) as pool:
+        return not pool.submit(lambda: mongo_lock(instance).try_acquire()).result()
 
 
 @contextmanager
@@ -173,6 +187,16 @@ def test_primary_keys(text: bool, parcel: Parcel) -> None:
             assert holders(mongo_lock(instance).key)
     with pytest.raises(ValidationError):
         Parcel.objects.locked(pk="no uuid").__enter__()
+
+
+def test_inheritance() -> None:
+    """A row of multi-table inheritance is one lock, as parent and as child."""
+    special = Special.objects.create(code="s")
+    with Special.objects.locked(pk="s") as row:
+        assert row.rank == 1
+        assert is_busy(Code(pk="s"))
+    with locked(Code, code="s"):
+        assert is_busy(special)
 
 
 @pytest.mark.long

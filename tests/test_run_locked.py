@@ -19,7 +19,7 @@ from django_mongolock.exceptions import LockReentry
 from django_mongolock.management.commands.run_locked import Command as RunLocked
 from django_mongolock.models import Lock
 from tests.locked_command import Command, Patient
-from tests.support.looking import document, held_elsewhere, holders, new_key
+from tests.support.looking import document, held_elsewhere, holder, holders, new_key
 from tests.support.programs import Start, runs, starting
 from tests.support.waiting import eventually
 
@@ -157,6 +157,13 @@ class TestProgram:
         assert eventually(lambda: not runs(grandchild))
 
     @pytest.mark.long
+    def test_max_hold(self, start: Start) -> None:
+        """A program that hangs is stopped after the longest time that it may have the lock."""
+        key = new_key()
+        assert finished(start(*shell(key, "sleep 300", "--max-hold", "0.5")))[0] == LOST
+        assert eventually(lambda: holders(key) == [])
+
+    @pytest.mark.long
     def test_no_program(self, start: Start) -> None:
         """The exit codes of a shell; the lock is given back."""
         key = new_key()
@@ -216,6 +223,18 @@ class TestLockedCommand:
         assert code in (0, LOST)  # it learns of it when it gives the lock back
         assert code == LOST
         assert "was lost" in err
+
+    @pytest.mark.long
+    def test_terminated(self, start: Start) -> None:
+        """SIGTERM ends it in order: the lock is given back."""
+        source = uuid_free()
+        process = start(source, "--seconds", "300", module="tests.locked_command")
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("token")
+        assert holder(f"import:{source}")
+        process.terminate()
+        assert finished(process)[0] == 128 + signal.SIGTERM
+        assert holders(f"import:{source}") == []
 
     @pytest.mark.long
     @pytest.mark.usefixtures("away")

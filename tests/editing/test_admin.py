@@ -137,6 +137,13 @@ class TestPage:
         assert tell(viewer, page_of(order), "take", {}).json()["state"] == "gone"
         assert holders(order) == []
 
+    def test_pages_that_take_no_lock(self, order: Order) -> None:
+        """Adding, and the history."""
+        anna = staff("anna")
+        for address in ("/admin/shop/order/add/", page_of(order).replace("change", "history")):
+            assert anna.get(address).status_code == 200
+        assert holders(order) == []
+
     def test_the_session_key_is_nowhere(self, order: Order) -> None:
         """Not in the lock, not in the page; and the tab's name is not in the lock either."""
         anna = staff("anna")
@@ -445,6 +452,17 @@ class TestInlines:
     @pytest.fixture
     def page(self, order: Order) -> str:
         return f"/admin/auth/user/{order.buyer_id}/change/"
+
+    @pytest.mark.long
+    def test_undisturbed(self, page: str, rows: list[Order]) -> None:
+        """A row is changed, one added, one deleted."""
+        anna = staff("anna")
+        sent = fields_of(anna.get(page))
+        number = next(n for n in (0, 1) if sent[f"order_set-{n}-item"] == "bike")
+        sent |= {f"order_set-{number}-item": "car", f"order_set-{1 - number}-DELETE": "on"}
+        sent |= {"order_set-2-item": "new", "order_set-2-price": "1"}
+        assert anna.post(page, sent).status_code == 302
+        assert sorted(Order.objects.values_list("item", flat=True)) == ["car", "new"]
 
     @pytest.mark.long
     def test_a_row_that_another_user_changed(self, page: str, rows: list[Order]) -> None:

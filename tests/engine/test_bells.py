@@ -107,6 +107,20 @@ def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tupl
     assert here.commands.names().index("findAndModify") < here.commands.names().index("insert")
 
 
+def test_no_bell_is_rung_for_what_the_majority_has_not_confirmed(
+    session: Session, failpoint: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1, P3: an election may undo that grant, and let in another one."""
+    store, rung = store_of(session), list[Bell]()
+    for name in ("held", "next"):
+        store.apply("k", Step(ask=name, add=entry(name, f"session of {name}", CALM, {})), 5)
+    monkeypatch.setattr(MongoStore, "ring", lambda self, bells: rung.extend(bells))
+    failpoint(["findAndModify"], times=1, writeConcernError={"code": 64, "errmsg": "waiting timed out"})
+    with pytest.raises(LockBackendFailed):
+        store.apply("k", Step(remove=("held",), force=True), 5)
+    assert rung == []
+
+
 def test_a_forced_release_rings_for_the_next(queued: tuple[MongoLock, Waiter], session: Session) -> None:
     """P8: a forced release wakes the first waiter."""
     theirs, waiter = queued

@@ -4,18 +4,23 @@ import asyncio
 import functools
 import gc
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from pymongo import _csot
 
+from django_mongolock.engine import clock
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.session.commands import SHORTEST_COMMAND
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
+from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockNotAcquired
 from django_mongolock.testing.memory_server import MemorySession
 from tests.engine.conftest import HoldUp, make_lock
@@ -155,6 +160,37 @@ def test_what_is_lost_while_a_hand_over_to_it_is_under_way(memory: Memory, monke
     assert removed == [grant]
 
 
+@pytest.mark.parametrize("doubt", ["a hand-over is under way", "no answer"])
+@pytest.mark.parametrize("how", ["release", "downgrade", "park"])
+def test_a_copy_of_the_command_does_not_bring_back(memory: Memory, how: str, doubt: str) -> None:
+    """F174, P6: what was released, downgraded or parked: however it leaves its document, a tombstone stays there."""
+    terms = replace(LONG, owner="me")
+    lock = memory.lock(terms=terms).acquire()
+    grant = grant_of(lock)
+    if doubt == "no answer":
+        grant.outcome_unknown = True
+    else:
+        grant.waiting.handover_reserved = True
+    if how == "park":
+        assert isinstance(park_held(lock, terms, {}), Parked)
+    else:
+        assert getattr(lock, how)() in (True, None)
+    memory.session.queue.finish_handover(grant, None)
+    memory.session.store.apply("k", grant.acquisition.enter(False).step, TIMEOUT)
+    document = memory.server.documents["k"]
+    assert document["waiters"] == []
+    assert grant.id not in [each["grant"] for each in document["holders"]]
+
+
+@pytest.mark.parametrize("how", ["release", "downgrade", "park"])
+def test_nothing_is_left_of_what_was_in_no_doubt(memory: Memory, how: str) -> None:
+    """F174: no tombstone either, which each command would have to look at."""
+    terms = replace(LONG, owner="me")
+    lock = memory.lock(terms=terms).acquire()
+    park_held(lock, terms, {}) if how == "park" else getattr(lock, how)()
+    assert memory.server.documents["k"]["tombstones"] == []
+
+
 async def test_a_wrong_argument_releases_nothing(memory: Memory) -> None:
     """F168: as in acquire()."""
     async with memory.lock() as lock:
@@ -287,6 +323,60 @@ def test_a_release_in_a_session_that_is_being_closed(memory: Memory, monkeypatch
     assert memory.entries() == []
     memory.session.close()
     waiting.end()
+
+
+@pytest.mark.parametrize("errand", ["stuck", "failed"])
+def test_a_session_that_is_closed_while_an_errand_is(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, errand: str
+) -> None:
+    """F173, P6: the locks are released all the same, with a limit; what has failed is not waited for."""
+    stuck, release, close = threading.Event(), memory.session.store.release_uncontended, memory.session.store.close
+    limits: list[float] = []
+    left: list[Any] = []
+
+    def slowly(keys: Any, grants: Any, timeout: float) -> set[str]:
+        limits.append(timeout)
+        time.sleep(0.05)
+        return release(keys, grants, timeout)
+
+    def look_and_close() -> None:
+        left.extend(memory.entries("a") + memory.entries("b"))
+        close()
+
+    monkeypatch.setattr(memory.session.store, "release_uncontended", slowly)
+    monkeypatch.setattr(memory.session.store, "close", look_and_close)
+    kept = [memory.lock(key).acquire() for key in "ab"]
+    memory.session.errands.in_background(
+        (lambda: stuck.wait(5)) if errand == "stuck" else (lambda: bool(1 / 0)), (0.0,)
+    )
+    began = clock.now()
+    memory.session.close(0.3 if errand == "stuck" else 5.0)
+    stuck.set()
+    assert left == []
+    assert [limit >= SHORTEST_COMMAND for limit in limits] == [True]
+    assert clock.now() - began < 2
+    assert not any(lock.held for lock in kept)
+
+
+def test_a_session_that_is_closed_without_any_time(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F173: a command without time left has a short limit, rather than none."""
+    limits: list[float] = []
+    kept = memory.lock().acquire()
+
+    def release_uncontended(_keys: object, _grants: object, timeout: float) -> set[str]:
+        limits.append(timeout)
+        return set()
+
+    monkeypatch.setattr(memory.session.store, "release_uncontended", release_uncontended)
+    memory.session.close(0.0)
+    assert eventually(lambda: limits == [SHORTEST_COMMAND])
+    assert not kept.held
+
+
+def test_no_time_is_a_limit_for_the_driver(store: MongoStore) -> None:
+    """F173: to which 0 would mean none."""
+    with store.bounded(0.0):
+        assert _csot.get_deadline() < time.monotonic() + 1
 
 
 # A release that nobody ends

@@ -151,6 +151,29 @@ def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Clien
         assert len(attempts) == 3
 
 
+def test_its_renewals_are_seen_to_afterwards(
+    hold: LockMaker, session: Session, data: Pieces, mongo: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F177: they were put off, and the heartbeat may sleep until then."""
+    with hold() as lock:
+        usual, seen_to = grant_of(lock).lease.renew_at, list[float]()
+        with lock.atomic(mongo) as transaction:
+            data.insert_one({"x": 1}, session=transaction)
+            monkeypatch.setattr(session.heartbeat, "see_to", seen_to.append)
+        assert seen_to == [usual]
+
+
+def test_a_downgrade_inside(hold: LockMaker, data: Pieces, mongo: Client) -> None:
+    """F177: is refused: readers would be let in before the commit, which is for the grant that the block began with."""
+    with hold() as lock:
+        with lock.atomic(mongo) as session:
+            with pytest.raises(LockMisused, match="atomic"):
+                lock.downgrade()
+            data.insert_one({"x": 1}, session=session)
+        lock.downgrade()
+    assert data.count_documents({}) == 1
+
+
 def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data: Pieces, mongo: Client) -> None:
     with hold("a", "b") as lock, lock.atomic(mongo) as session:
         data.insert_one({"x": 1}, session=session)

@@ -25,8 +25,9 @@ from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.session.ending import ABANDONED, LOST, TRY_AGAIN_AFTER, Removal
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
+from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
-from django_mongolock.exceptions import LockBackendFailed, LockError, LockMisused, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import HoldUp, make_lock
 from tests.engine.memory import LONG, TIMEOUT, Memory
@@ -242,6 +243,19 @@ def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
     monkeypatch.setattr(memory.session.store, "renew", renew)
     memory.session.renewals.renew([grant])
     assert limits == [pytest.approx(1.0)]
+
+
+def test_a_grant_that_is_answered_after_the_wait_is_given_back(memory: Memory) -> None:
+    """P6: a hand-over is answered between the last look of who waits for it, and the end of that wait."""
+    session, documents = memory.session, memory.server.documents
+    lock = memory.lock(terms=CALM)
+    grant = new_grant(session, lock, object())
+    session.queue.join(grant, trial=False)
+    session.registry.expect(grant)
+    session.queue.finish_handover(grant, session.commands.send(grant.acquisition.enter(False)))
+    assert documents[grant.key]["holders"]
+    lock._own.give_up(session, grant, LockNotAcquired(grant.key, 0.0))
+    assert eventually(lambda: not documents[grant.key]["holders"])
 
 
 def test_a_renewal_that_fails_is_tried_again_within_a_second(memory: Memory) -> None:
@@ -478,10 +492,70 @@ def test_only_the_first_in_the_queue_takes_itself_for_that(memory: Memory) -> No
     grants = [next(iter(session.queue.waiting.values())) for session in sessions]
     for session, grant in zip(sessions, grants, strict=True):
         session.renewals.renew([grant])
-    assert [grant.waiting.at_head for grant in grants] == [True, False]
+    assert [grant.waiting.at_head >= 0 for grant in grants] == [True, False]
     theirs.release()
     for waiter in waiters:
         waiter.let_go().end()
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["asks", "in the queue"])
+def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool) -> None:
+    """F176, F36: it ends soon, as cancelled; its place is given up in the background, as soon as there is an answer."""
+    session = Session(Elected(memory.server, Limits()), now=memory.server.now)
+    store: Any = session.store
+    theirs = memory.other().acquire()
+    store.down = not queued
+    waiter = Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None))
+    assert eventually(lambda: store.tries or memory.server.documents["k"]["waiters"])
+    time.sleep(0.05)  # until it sleeps
+    store.down = True
+    waiter.lock.cancel()
+    assert isinstance(waiter.end(2).error, LockCancelled)
+    assert len(memory.server.documents["k"]["waiters"]) == queued
+    assert session.known
+    store.down = False
+    memory.server._moved += TRY_AGAIN_AFTER
+    session.wake()
+    assert eventually(lambda: not (session.known or memory.server.documents["k"]["waiters"]))
+    session.close()
+    theirs.release()
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])
+def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: Memory, looks: bool) -> None:
+    """F175, F27: one who came before it is put back before it, and dies: as a holder, whose lease ends sooner than the
+    one it knew of, or as a waiter, after it had looked."""
+    theirs = memory.other().acquire()
+    session = Session(MemoryStore(memory.server, Limits()), now=memory.server.now)  # one that moves no clock
+    waiter = Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None))
+    assert eventually(lambda: memory.server.documents.get("k", {}).get("waiters"))
+    (grant,) = session.queue.waiting.values()
+    session.renewals.renew([grant])
+    time.sleep(0.05)
+    read, looked = session.store.read, list[Reply]()
+
+    def look(*arguments: Any) -> Reply:
+        looked.append(read(*arguments))
+        return looked[-1]
+
+    session.store.read = look  # type: ignore[method-assign, assignment]
+    dead = Step(ask="dead", add=entry("dead", "dead", LONG, {}), waited=60_000)
+    session.store.apply("k", dead, TIMEOUT)
+    if looks:
+        session.waits.look()
+        assert eventually(lambda: looked)
+        session.store.apply("k", Step(remove=("dead",)), TIMEOUT)
+    else:
+        theirs.release()
+        assert memory.holders() == ["dead"]
+    number = len(looked)
+    session.renewals.renew([grant])
+    assert eventually(lambda: len(looked) > number)
+    session.renewals.renew([grant])
+    assert not eventually(lambda: len(looked) > number + 1, 0.1)
+    assert looked[-1].place == 0
+    session.close()
+    waiter.let_go().end()
 
 
 def test_nothing_is_renewed_that_was_never_granted(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:

@@ -130,3 +130,11 @@ def _with(*changes: Any) -> str:
     for index, part in zip(changes[::2], changes[1::2], strict=True):
         parts[index] = part
     return " ".join(parts)
+
+
+@linux
+def test_a_child_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: of the parent's name, it would be gone when the parent is, and its lock would be taken over."""
+    before = processes.this_process()
+    monkeypatch.setattr(os, "getpid", os.getppid)
+    assert processes.this_process() != before

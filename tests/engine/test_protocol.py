@@ -244,17 +244,27 @@ def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
         assert isinstance(play.pause(), Apply)
 
 
-@pytest.mark.parametrize("away", [False, True])
-def test_a_cancelled_wait_leaves_the_queue(away: bool) -> None:
-    """F43, F9, P5: by a command that also gives back what may have been granted in that moment, in the queue and while
-    the server is away. The error says how long the wait was."""
-    play = Play(wait=60)
-    play.fail(took=3) if away else play.answer(QUEUED, took=3)
-    action = play.hear(after=1, cancelled=True)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_cancelled_wait_leaves_the_queue(fails: bool) -> None:
+    """F43, P5, F176: by a command that also gives back what may have been granted in that moment. The error says how
+    long the wait was; that there was no answer is its cause."""
+    play = queued()
+    action = play.hear(after=4, cancelled=True)
     assert action == Apply("k", Step(ask="g", remove=("g",), force=True))
     with pytest.raises(LockCancelled) as refusal:
-        play.answer(GONE)
+        play.fail(took=0) if fails else play.answer(GONE)
+    assert refusal.value.waited == pytest.approx(4, abs=0.1)
+    assert isinstance(refusal.value.__cause__, LockBackendFailed) == fails
+
+
+def test_a_wait_that_is_cancelled_while_the_server_is_away() -> None:
+    """F176, F9: it ends at once, without another command."""
+    play = Play(wait=60)
+    play.fail(took=3)
+    with pytest.raises(LockCancelled) as refusal:
+        play.hear(after=1, cancelled=True)
     assert refusal.value.waited == pytest.approx(4)
+    assert isinstance(refusal.value.__cause__, LockBackendFailed)
 
 
 def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:

@@ -139,6 +139,17 @@ class TestRelease:
         assert tell(anna, page_of(Order(pk=order.pk or 1)), "leave", {"edit_lock_tab": "a"}).status_code == 200
         assert everything(locks) == []
 
+    @pytest.mark.long
+    def test_it_leaves_the_lock_of_another_alone(self, locks: Locks, order: Order) -> None:
+        """No tombstone, no count, nothing: a document cannot be filled from outside."""
+        anna, ben = staff("anna"), staff("ben")
+        anna.get(page_of(order))
+        before = everything(locks)
+        for number in range(300):
+            answer = tell(ben, page_of(order), "leave", {"edit_lock_tab": str(number)})
+            assert answer.json()["state"] == "busy"
+        assert everything(locks) == before
+
     def test_of_an_object_that_was_deleted(self, locks: Locks, order: Order) -> None:
         anna = staff("anna")
         page, address = anna.get(page_of(order)), page_of(order)

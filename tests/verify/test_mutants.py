@@ -14,7 +14,7 @@ from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.grant_registry import LocalQueue
 from verify.simulation import hunt, mutants, mutation
 from verify.simulation.defects import DEFECTS, ROWS, NothingToBreak, Patches, broken, named
-from verify.simulation.invariants import minimum_holds
+from verify.simulation.invariants import minimum_holds, places
 from verify.simulation.mutants import Book, Result, totals
 
 MUTATED = "session.grant_registry"
@@ -143,6 +143,16 @@ def test_the_end_of_a_minimum_hold_is_not_moved() -> None:
     assert list(minimum_holds(held(4, released=BEGIN), held(4, released=BEGIN), Step())) == []
     assert list(minimum_holds(held(4), held(9), Step(renew=("g",)))) == []
     assert len(list(minimum_holds(held(4, released=BEGIN), held(5, released=BEGIN), Step(renew=("g",))))) == 1
+
+
+def test_whom_another_command_grants_has_its_place_only() -> None:
+    """P5, P6: it may be dead, and then the next one waits for no whole lease."""
+    waits = {"waiters": [{"grant": "g", "until": BEGIN + timedelta(seconds=4)}], "holders": []}
+    there = {**held(9), "holders": [{**held(9)["holders"][0], "waiter_lease": 5_000}]}
+    assert len(list(places(waits, there, Step()))) == 1
+    assert list(places(waits, there, Step(ask="g"))) == []
+    there["holders"][0]["until"] = BEGIN + timedelta(seconds=7)
+    assert list(places(waits, there, Step())) == []
 
 
 def test_a_minimum_hold_is_not_ended_by_a_release() -> None:

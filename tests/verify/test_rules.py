@@ -117,6 +117,9 @@ CASES: dict[str, tuple[list[Record], str]] = {
         [*CLOSED, {"what": "shut", "t": 10.1, "pid": 1}, see("1.a", 10.0, 1.0), see("1.a", 10.2, 0.0)], ""
     ),
     "what is held all the same": ([*CLOSED, {"what": "shut", "t": 10.1, "pid": 1}, see("1.a", 10.2, 1.0)], "closed"),
+    "a session that says that it is through, and is not": (
+        [*CLOSED, {"what": "shut", "t": 10.1, "pid": 1}, stood("1.a", 10.0, 10.6)], "stood"
+    ),
     "a session that leaves something": ([*CLOSED, stood("1.a", 10.0, 12.2)], "stood"),
 }  # fmt: skip
 

@@ -645,6 +645,27 @@ def undone_release_kept(patches: Patches) -> None:
 
 
 @_defect
+def whole_lease_for_all(patches: Patches) -> None:
+    granted = _Rule.granted
+
+    def whole(self: _Rule, entry: Document, token: int) -> Document:
+        return {**granted(self, entry, token), "until": self.after(entry["server_lease"])}
+
+    patches.set(_Rule, "granted", whole)
+
+
+@_defect
+def left_at_close(patches: Patches) -> None:
+    ensure_removed = Cleanup.ensure_removed
+
+    def only_in_doubt(self: Cleanup, grant: Grant, *, stays: bool = False) -> None:
+        if grant.in_doubt or not self._commands._closed:
+            ensure_removed(self, grant, stays=stays)
+
+    patches.set(Cleanup, "ensure_removed", only_in_doubt)
+
+
+@_defect
 def longest_place(patches: Patches) -> None:
     with_new, answer, renewed = _Rule.with_new, Commands.answer, Grant.renewed
 

@@ -240,6 +240,7 @@ def _to_long(value: Any) -> Any:
 
 
 _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
+    "$abs": abs,
     "$add": _add,
     "$allElementsTrue": lambda items: all(map(_is_true, items)),
     "$arrayElemAt": _element,

@@ -1,4 +1,4 @@
-"""What must be true of every write of a lock's document, besides what its users can see: of minimum holds."""
+"""What must be true of every write of a lock's document, besides what its users can see."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,8 +24,9 @@ def watched() -> Iterator[list[Violation]]:
         after, write = apply(self, parsed, key, step, *others, **how)
         # What is given back in the short form has no minimum hold, or is one of several of which not all were acquired.
         if before is not None and after is not None and how.get("short") is None:
-            now, broken = self.kernel.time, minimum_holds(before, after, step)
-            found.extend(Violation("minimum-hold", now, text) for text in broken)
+            now = self.kernel.time
+            found.extend(Violation("minimum-hold", now, text) for text in minimum_holds(before, after, step))
+            found.extend(Violation("place", now, text) for text in places(before, after, step))
         return after, write
 
     Servers.apply = look  # type: ignore[method-assign]
@@ -46,3 +47,13 @@ def minimum_holds(before: Document, after: Document, step: Step) -> Iterator[str
         is_gone = e["grant"] in step.remove and not step.force and not still
         if is_gone and e["min_hold"] and after["written_at"] < min(end, e["until"]):
             yield f"{e['grant']} is gone at {after['written_at']}, before the end of its minimum hold, {end}"
+
+
+def places(before: Document, after: Document, step: Step) -> Iterator[str]:
+    """Who is granted the key by the command of another has the rest of its place, or a whole one: it may be dead."""
+    known = {e["grant"]: e["until"] for e in before["waiters"]}
+    for e in after["holders"]:
+        if e["grant"] in known and e["grant"] != step.ask:
+            most = max(known[e["grant"]], after["written_at"] + timedelta(milliseconds=e["waiter_lease"]))
+            if e["until"] > most:
+                yield f"{e['grant']} was granted by the command of another until {e['until']}, later than {most}"

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from verify.faults.checker import Violation, is_calm, longest_calm
-from verify.faults.history import History
+from verify.faults.history import FOREVER, History
 from verify.faults.records import Record
 from verify.simulation.expressions import Document
 from verify.simulation.plans import LONG_WAIT
@@ -30,6 +30,8 @@ OVER, UNKNOWN, ENDED, OUTSIDE, HEIR = ALLOWED
 #: How long a session may take to remove all of its own when it is closed, while nothing interferes with that: longer
 #: than it takes where a few of many documents are stuck.
 CLOSING: Final = 2.1
+#: How long anything may stand when it is closed, if that took less than the two seconds that it may take.
+CLOSED: Final = 0.4
 
 Standing = tuple[str, str, str]
 
@@ -132,7 +134,7 @@ class Watch:
 
 def nothing_stands(history: History) -> Iterator[Violation]:
     """What is in a document is known to the process that has put it there, or soon is gone."""
-    closed = {record["pid"]: record["t"] for record in history.more["closed"]}
+    closed, shut = ({record["pid"]: record["t"] for record in history.more[what]} for what in ("closed", "shut"))
     for record in history.more["stood"]:
         attempt, why, since, until = history.attempts[record["id"]], record["why"], record["t"], record["u"]
         attempt = replace(attempt, keys=(record["key"],))  # another key of it is no excuse
@@ -141,7 +143,9 @@ def nothing_stands(history: History) -> Iterator[Violation]:
         if attempt.pid in closed:
             at = closed[attempt.pid]
             tries = is_calm(history, attempt, at, at + CLOSING, history.allow.idle)
-            if tries and why == OVER and until - max(since, at) > CLOSING + history.allow.stands:
+            is_through = shut.get(attempt.pid, FOREVER) < at + CLOSING - CLOSED
+            begin, most = (shut[attempt.pid], CLOSED) if is_through else (at, CLOSING + history.allow.stands)
+            if tries and why == OVER and until - max(since, begin) > most:
                 yield Violation("stood", until, f"{text}, whose session was closed")
         elif until - since > allowed and longest_calm(history, attempt, since, until) > allowed:
             yield Violation("stood", until, text)

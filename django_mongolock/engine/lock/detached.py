@@ -26,6 +26,7 @@ from ..rule.document import Terms, entry, milliseconds
 from ..rule.replies import Reply
 from ..rule.step import Step
 from ..session.ending import ABANDONED, HANDED_OVER
+from ..session.grant import Grant
 from ..session.session import Session
 from ..store.base import Store
 from .lock import MongoLock
@@ -64,11 +65,11 @@ class Detached:
         self._pid = os.getpid()
         self._belief = Belief()
 
-    def taking(self, new: Mapping[str, Any], former: str = "") -> Protocol[Reply]:
+    def taking(self, new: Mapping[str, Any], former: str = "", tombstone_ttl: int = 0) -> Protocol[Reply]:
         """Take the lock with this entry, if it is free; or from *former*, a grant whose place it takes."""
         step = Step(ask=new["grant"], add=dict(new), trial=True)
         if former:
-            step = replace(step, remove=(former,), force=True, resumes=True)
+            step = replace(step, remove=(former,), force=True, resumes=True, tombstone_ttl=tombstone_ttl)
         return self._apply(step, new["lease"] / 1000)
 
     def keeping(self, grant: str, terms: Terms, beat: int = 0) -> Protocol[Reply]:
@@ -126,7 +127,13 @@ class Parked(Detached):
 
 
 def park(
-    store: Store, key: str, terms: Terms, facts: Mapping[str, str | int], *, former: str = "", timeout: float = 5.0
+    store: Store,
+    key: str,
+    terms: Terms,
+    facts: Mapping[str, str | int],
+    *,
+    former: Grant | None = None,
+    timeout: float = 5.0,
 ) -> Parked | Reply:
     """Take the lock for the owner of *terms*, if it is free now; if it is not, return what is known of it.
 
@@ -136,8 +143,10 @@ def park(
         raise ValueError("a detached lock needs an owner, and the terms name none")
     name = secrets.token_hex(6)
     parked = Parked(store, key, f"{name}.1", terms, timeout)
+    new = entry(parked.grant, name, terms, facts, process=NO_PROCESS)
+    ttl = TOMBSTONE_TTL if former is not None and former.needs_tombstone() else 0
     try:
-        reply = parked.send(parked.taking(entry(parked.grant, name, terms, facts, process=NO_PROCESS), former))
+        reply = parked.send(parked.taking(new, "" if former is None else former.id, ttl))
     except LockError:
         raise
     except BaseException:  # a signal: its caller will never have it
@@ -162,7 +171,7 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
         lock.release()
         return None
     try:
-        parked = park(session.store, grant.key, terms, facts, former=grant.id, timeout=session.commands.timeout)
+        parked = park(session.store, grant.key, terms, facts, former=grant, timeout=session.commands.timeout)
         if isinstance(parked, Parked):
             session.ending.end(grant, HANDED_OVER)
         else:

@@ -22,6 +22,8 @@ def downgrade(own: LockGrants) -> Protocol[bool]:
     for grant in grants:
         if grant.terms.mode != "exclusive":
             raise LockMisused(f"{grant.key!r} is held as {grant.terms.mode}: only an exclusive lock can be downgraded")
+        if grant.lease.deferred:
+            raise LockMisused(f"{grant.key!r} is held for an atomic() block: leave that before you downgrade")
         if len(grant.users) > 1:
             raise LockMisused(
                 f"{grant.key!r} is also held by another lock object of this thread or task (reentrant=True): leave its "
@@ -51,7 +53,7 @@ def _take_place(own: LockGrants, session: Session, grant: Grant, reader: Grant) 
         granted = None
         if grant.release():
             granted = yield from procedures.downgrade(
-                reader.acquisition, grant.id, until, now, leave_tombstone=grant.outcome_unknown
+                reader.acquisition, grant.id, until, now, leave_tombstone=grant.needs_tombstone()
             )
             if granted is None:
                 session.ending.taken(grant, by_release=True)

@@ -225,7 +225,7 @@ class LockGrants:
         """Clean up after *error*, which ended the wait."""
         reason, refused = type(error).__name__, False
         if isinstance(error, LockNotAcquired):
-            reason, refused = error.why, True
+            reason, refused = error.why, error.__cause__ is None  # else it may not have left the queue
             error.template = grant.reporting.template
         session.queue.leave(grant)
         waiting = grant.waiting
@@ -268,8 +268,6 @@ class LockGrants:
             session.ending.end(grant, LOST)
             return False
         grant.releaser = current_worker()
-        # While a hand-over to it is reserved, a command that queues it is on its way: that must not queue it again.
-        outcome_unknown = grant.in_doubt
         stays = grant.terms.min_hold > 0 and not early
         heir = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
         answer = None
@@ -280,9 +278,8 @@ class LockGrants:
                 None if heir is None else heir.acquisition,
                 uncontended=grant.lease.uncontended,
                 stays=stays,
-                leave_tombstone=outcome_unknown,
+                leave_tombstone=grant.needs_tombstone(),
             )
-            grant.outcome_unknown = outcome_unknown  # for `lost`, if it was not there any more
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
             session.ending.end(grant, ABANDONED, stays=stays)

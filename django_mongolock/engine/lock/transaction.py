@@ -147,6 +147,7 @@ class Atomic(Generic[S_co]):
         finally:
             for grant in self._grants:  # not before: a renewal would conflict with the commit
                 grant.resume_renewals()
+                self._lock._session().registry.see_to(grant)
             yield from self._abort()
 
     def _match(self) -> Calls[bool]:

@@ -97,8 +97,8 @@ def acquire(
     now: the time. since: when the wait began, if not now. trial: a single try, without queueing. answer: to a command
     that has queued it already.
 
-    Raises LockNotAcquired if it was not granted in time; it has left the queue then. After any other error its outcome
-    is unknown: send `removal_for_good`.
+    Raises LockNotAcquired if it was not granted in time; it has left the queue then. After any other error, or where
+    that one has a cause, its outcome is unknown: send `removal_for_good`.
     """
     schedule = PollSchedule(
         now if since is None else since, now + DEADLOCK_CHECK_AFTER if acquisition.nested else FOREVER
@@ -190,22 +190,22 @@ def _wait_for_news(
     timer = max(0.0, min(deadline - now, schedule.deadlock_check_at - now, end, schedule.dead_owner_check))
     result: WaitResult = yield Pause(acquisition.grant, timer, schedule.poll(place))
     if result.cancelled:
-        yield from leave(acquisition)
-        raise LockCancelled(acquisition.key, result.now - schedule.started, reply.holder)
+        failure = yield from leave(acquisition)
+        raise LockCancelled(acquisition.key, result.now - schedule.started, reply.holder) from failure
     if result.now >= deadline and result.news is None and result.answer is None:
         yield from _queue_next(acquisition)  # a last try, which leaves the queue
     return result
 
 
 def _refuse_deadlock(acquisition: Acquisition, waited: float) -> Protocol[None]:
-    """Raise LockDeadlock if *acquisition* is the youngest in a cycle of waits; it has left the queue then."""
+    """Raise LockDeadlock if *acquisition* is the youngest in a cycle of waits."""
     try:
         cycle: Cycle | None = yield FindDeadlock(acquisition.key, acquisition.grant)
     except LockBackendFailed:
         return
     if cycle is not None and cycle.victim.grant == acquisition.grant:
-        yield from leave(acquisition)
-        raise LockDeadlock(acquisition.key, waited, str(cycle), cycle.keys)
+        failure = yield from leave(acquisition)
+        raise LockDeadlock(acquisition.key, waited, str(cycle), cycle.keys) from failure
 
 
 def _granted(reply: Reply, answer: Answer, acquisition: Acquisition) -> Granted | None:
@@ -232,8 +232,7 @@ def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, de
             if result.answer is not None:  # to the command of another grant of its line
                 return result.answer
             if result.cancelled:
-                yield acquisition.give_up()
-                raise LockCancelled(acquisition.key, now - started) from None
+                raise LockCancelled(acquisition.key, now - started) from error.with_traceback(None)
             if now >= deadline and now - began > PROMPT:
                 raise
         else:
@@ -266,10 +265,14 @@ def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: flo
             next_since = now if next_since is None else next_since
 
 
-def leave(acquisition: Acquisition) -> Protocol[None]:
-    """Take the grant out of the queue, or release it if it was granted meanwhile."""
+def leave(acquisition: Acquisition) -> Protocol[LockBackendFailed | None]:
+    """Take the grant out of the queue, or release it if it was granted meanwhile; return why that failed."""
     yield from _queue_next(acquisition)
-    yield acquisition.give_up()
+    try:
+        yield acquisition.give_up()
+    except LockBackendFailed as error:
+        return error.with_traceback(None)  # that leads to frames, and by them to the lock object
+    return None
 
 
 def _queue_next(acquisition: Acquisition) -> Protocol[None]:

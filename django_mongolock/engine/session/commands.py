@@ -227,6 +227,8 @@ class Commands:
             return answer
         if grant.state is State.WAITING and not reply.held:
             grant.reporting.busy, grant.reporting.held_by = True, reply.holder or grant.reporting.held_by
+        if reply.place is not None:
+            grant.waiting.at_head = reply.last_token if reply.place == 0 else -1
         if reply.place is not None and answer.whole and grant.state is State.WAITING:
             grant.waiting.last_token = max(grant.waiting.last_token, reply.last_token)
             grant.renewed(sent + grant.lease.waiter_length, answer.now)

@@ -32,7 +32,7 @@ from ...exceptions import LockError
 from ..logs import DEBUG, WARNING, log
 from ..protocol import procedures
 from ..protocol.actions import FOREVER, Apply
-from .commands import Commands
+from .commands import SHORTEST_COMMAND, Commands
 from .grant import TAKEN, Grant, OwnerRef, State
 from .grant_registry import ForeignThread
 from .shared import BACKGROUND, RELEASE, Shared
@@ -165,7 +165,8 @@ class Cleanup:
         """Release grants in one command. If that fails, a part of them each, which leaves out what is stuck."""
         keys, ids = [grant.key for grant in held], [grant.id for grant in held]
         try:
-            left = self._session.store.release_uncontended(keys, ids, max(0.0, (end - self._session.now()) / 4))
+            timeout = max(SHORTEST_COMMAND, (end - self._session.now()) / 4)
+            left = self._session.store.release_uncontended(keys, ids, timeout)
             self._have_released([grant for grant in held if grant.key in left], 1, end)
         except LockError:
             self._have_released(held, -(-len(held) // AT_EXIT_PARTS), end)

@@ -104,9 +104,11 @@ class Errands:
                 self._threads.submit(functools.partial(self._try, errand), priority=self._priority)
 
     def _try(self, errand: Errand) -> None:
-        done = errand.call()
-        if errand.tries == 0:
-            self._untried.pop()
+        try:
+            done = errand.call()
+        finally:
+            if errand.tries == 0:
+                del self._untried[-1:]  # none where the process ends
         errand.tries += 1
         is_last = errand.tries >= len(errand.pauses)
         if done or (done is False and is_last) or errand.tries >= MOST_TRIES:

@@ -190,6 +190,15 @@ class Grant:
         # In this order: `finish_handover` writes the first before the second.
         return self.waiting.handover_reserved or self.outcome_unknown
 
+    def needs_tombstone(self) -> bool:
+        """Return whether the command that takes it out of its document is to leave a tombstone; ask before it is sent.
+
+        A hand-over that ends meanwhile does not change that: also if the grant is found lost, a copy may be left.
+        """
+        if self.in_doubt:
+            self.outcome_unknown = True
+        return self.outcome_unknown
+
     @property
     def remaining(self) -> float:
         """Seconds until the deadline; 0 if it is not held."""

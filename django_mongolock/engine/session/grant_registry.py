@@ -228,7 +228,8 @@ class LocalQueue:
 
     def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:
         """Pass the *answer* on to the waiter that the hand-over was reserved for; None if it is not known."""
-        next_waiter.outcome_unknown |= answer is None
+        if answer is None:
+            next_waiter.outcome_unknown = True
         next_waiter.waiting.answer = answer
         next_waiter.waiting.handover_reserved = False
         next_waiter.waiting.wake()

@@ -147,6 +147,6 @@ class Renewals:
         """Wake the waiter if it was granted, or has moved up."""
         if grant.id not in found.waiters:
             grant.waiting.wake()  # granted, and the news was missed; or gone from the queue
-        elif not grant.waiting.at_head and next(iter(found.waiters)) == grant.id:
-            grant.waiting.at_head = True
+        elif next(iter(found.waiters)) == grant.id and grant.waiting.at_head < found.token:
+            grant.waiting.at_head = found.token
             grant.waiting.wake()  # it must know when the holder's lease ends

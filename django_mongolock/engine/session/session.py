@@ -108,7 +108,6 @@ class Session(Shared):
         if self._closed:
             return
         end = self.now() + timeout
-        self.errands.flush(timeout)
         self.waits.close()
         self.heartbeat.close()
         self.cleanup.repeat_releases()
@@ -125,6 +124,7 @@ class Session(Shared):
         for grant in ended:
             self.ending.end(grant, RELEASED)
         self.waits.look()
+        self.errands.flush(end - self.now())  # with what is left: they were tried beside the releases
         for part in (self.threads, self.notifications, self.store):
             part.close()
         self._closed = True

@@ -114,6 +114,8 @@ class Listener:
 
 #: How long to wait for the answer of a hand-over within the process, in seconds: a signal may have struck its giver.
 LONGEST_HANDOVER: Final = 1.0
+#: How soon a wait that is cancelled is to end, in seconds: what takes it out of the queue gets no more time.
+CANCELLED_WITHIN: Final = 1.0
 #: Why a wait has ended, or what was granted is not held.
 CLOSED_WAITER: Final = "the session was closed while a waiter was in it"
 
@@ -143,6 +145,7 @@ class Waits:
 
     def cancel(self, grant: Grant) -> None:
         """End the wait for *grant*, from any thread."""
+        grant.waiting.back_by = min(grant.waiting.back_by, self._session.now() + CANCELLED_WITHIN)
         grant.waiting.cancelled = True
         grant.waiting.wake()
 

@@ -65,9 +65,9 @@ class Waiting(Wakeup):
 
     began: when it was asked for. back_by: when its caller must be back at the latest. When it was woken, `news` (of a
     bell), `answer` (to a command that another caller sent for it) and `cancelled` say why. last_token: the key's when a
-    command last found it in the queue. at_head: it is the first there. behind: how many stand behind it in its line of
-    this process. counted: its entry counts some of these. sent: a command was sent that adds it. handover_reserved: see
-    `LocalQueue`.
+    command last found it in the queue. at_head: the key's when it was last seen to be the first there; -1 if it is not.
+    behind: how many stand behind it in its line of this process. counted: its entry counts some of these. sent: a
+    command was sent that adds it. handover_reserved: see `LocalQueue`.
     """
 
     began: float
@@ -76,7 +76,7 @@ class Waiting(Wakeup):
     answer: Answer | None = None
     cancelled: bool = False
     last_token: int = 0
-    at_head: bool = False
+    at_head: int = -1
     behind: int = 0
     counted: bool = False
     sent: bool = False

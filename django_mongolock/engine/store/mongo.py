@@ -154,7 +154,7 @@ class MongoStore:
         key: the only key that they are about. Then LockDocumentDamaged is raised where its document explains the error.
         """
         try:
-            with pymongo.timeout(timeout):
+            with pymongo.timeout(max(0.001, timeout)):  # 0 would be no limit
                 yield
         except PyMongoError as error:
             raise self._problem(error, key, timeout) from bare(error)
