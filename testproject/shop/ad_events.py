@@ -17,8 +17,7 @@ from typing import Any
 from django.conf import settings
 
 from django_mongolock.documents import HeldDocument
-from django_mongolock.documents.errors import DocumentLockLost
-from django_mongolock.exceptions import DocumentChanged, DocumentHeld
+from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentLockLost
 from testproject.shop import client, services
 from testproject.shop.models import Ad, ad_exports
 
