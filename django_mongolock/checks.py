@@ -27,15 +27,17 @@ from .conf import (
     NAME,
     SIMILAR,
     LockSettings,
+    critical,
+    error,
     find_wrong,
     get_settings,
     missing_app,
     raw_settings,
+    warning,
 )
 from .decorator.calls import shared_by_all
 from .decorator.mongo_locked import TEMPLATES
 from .environment import NO_NAME, address_problem, database_from_url
-from .inspection.check_messages import critical, error, warning
 from .inspection.kinds import kinds
 from .inspection.server import inspect_server, told
 from .keys import KeyTemplate

@@ -263,3 +263,20 @@ def missing_app(app: str, what: str, obj: object = None) -> list[checks.CheckMes
         return []
     hint = f'Put "{app}" into INSTALLED_APPS.'
     return [checks.Error(f"{what} needs the app {app}.", hint=hint, obj=obj, id="mongolock.E026")]
+
+
+def critical(number: str, message: str, hint: str) -> checks.Critical:
+    """What other errors come from: it is printed before them."""
+    return checks.Critical(message, hint=hint, id=f"mongolock.{number}")
+
+
+def error(number: str, message: str, hint: str) -> checks.Error:
+    return checks.Error(message, hint=hint, id=f"mongolock.{number}")
+
+
+def info(number: str, message: str) -> checks.Info:
+    return checks.Info(message, id=f"mongolock.{number}")
+
+
+def warning(number: str, message: str, hint: str) -> checks.Warning:
+    return checks.Warning(message, hint=hint, id=f"mongolock.{number}")

@@ -24,6 +24,7 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "testproject.settings"
 django.setup()  # for the reference, which is made from docstrings
 
 from django_mongolock import exceptions  # noqa: E402
+from django_mongolock.documents import errors as document_errors  # noqa: E402
 from tests.docs.tables import public_names  # noqa: E402
 
 project = "django-mongolock"
@@ -87,10 +88,12 @@ def whole_docstrings(listed: dict[str, list[str]]) -> str:
     return "\n\n".join(parts)
 
 
+#: The modules of the errors.
+ERRORS = (exceptions, document_errors)
 #: The pages that are longer on the site than in the repository.
 DOCSTRINGS = {
     "reference/api": lambda: whole_docstrings(public_names()),
-    "reference/errors": lambda: whole_docstrings({"django_mongolock.exceptions": exceptions.__all__}),
+    "reference/errors": lambda: whole_docstrings({module.__name__: module.__all__ for module in ERRORS}),
 }
 
 

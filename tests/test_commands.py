@@ -19,7 +19,7 @@ from pytest_django import Settings
 
 from django_mongolock import LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
-from django_mongolock.inspection import operations, patterns, queries
+from django_mongolock.inspection import kinds, operations, queries
 from django_mongolock.inspection.kinds import Choice
 from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
@@ -181,7 +181,7 @@ class TestWhich:
         for choice in (
             Choice("stale", older_than=3_600),
             Choice("stale", owner="other"),
-            Choice("stale", key=patterns.glob("x*")),
+            Choice("stale", key=kinds.glob("x*")),
         ):
             assert operations.clear_stale(store, ["owned"], choice) == (0, 0)
 
@@ -397,7 +397,7 @@ class TestPatterns:
     )
     def test_range(self, prefix: str, end: str) -> None:
         """The end of a range is the first text after all that start with the prefix."""
-        assert patterns.starting(prefix) == patterns.KeyMatch(prefix, end)
+        assert kinds.starting(prefix) == kinds.KeyMatch(prefix, end)
 
     @pytest.mark.long
     @pytest.mark.parametrize("pattern", ["*a" * 100 + "*b", "*a?" * 20 + "*b", "*aa?" * 10 + "*bb*a"])
@@ -405,5 +405,5 @@ class TestPatterns:
         """F56: keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
         locks.collection.insert_many({"_id": f"b{number:05d}" + "a" * 500} for number in range(20_000))
         start = time.monotonic()
-        assert locks.collection.count_documents(patterns.glob(pattern).query()) == 0
+        assert locks.collection.count_documents(kinds.glob(pattern).query()) == 0
         assert time.monotonic() - start < 10

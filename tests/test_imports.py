@@ -155,6 +155,32 @@ def test_nothing_in_the_core_knows_what_stands_beside_it() -> None:
     assert max(FLOOR[room] for room in core) < min(FLOOR[app] for app in OPT_IN)
 
 
+#: Names that Django gives to a class inside another one, or in a module of its own.
+DJANGOS = {"Meta", "Media", "Command", "Migration"}
+
+
+def defined_twice(root: Path) -> dict[str, list[str]]:
+    """The names that several classes have, and where they are defined."""
+    found: dict[str, list[str]] = {}
+    for module, path in modules(root).items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and node.name not in DJANGOS:
+                found.setdefault(node.name, []).append(module)
+    return {name: places for name, places in found.items() if len(places) > 1}
+
+
+def test_a_name_is_one_class() -> None:
+    """Who reads the name of a class knows which one is meant."""
+    assert defined_twice(ROOT) == {}
+
+
+def test_a_name_of_two_classes_is_found(tmp_path: Path) -> None:
+    """The test above can fail."""
+    (tmp_path / "a.py").write_text("class Edge:\n    class Meta: ...")
+    (tmp_path / "b.py").write_text("class Edge:\n    class Meta: ...")
+    assert list(defined_twice(tmp_path)) == ["Edge"]
+
+
 @pytest.mark.parametrize(
     ("path", "source", "arrow"),
     [

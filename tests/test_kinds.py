@@ -16,7 +16,7 @@ from django.core.management import CommandError, call_command
 
 from django_mongolock.checks import check_kinds
 from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, kinds, sources
-from django_mongolock.inspection.snapshot import State
+from django_mongolock.inspection.snapshot import ShownState
 from tests.support.lock_documents import TOKEN, Locks
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_admin import browser
@@ -30,14 +30,21 @@ class Rooms:
 
     name, title = "rooms", "rooms"
     model = alias = None
-    taken = (State.HELD, State.STALE)
+    taken = (ShownState.HELD, ShownState.STALE)
 
     def __init__(self, **rooms: tuple[str, float]) -> None:
         self.rooms = rooms
 
     def rows(self, choice: Choice, limit: int = 0) -> list[Row]:
         found = [
-            Row(key, State.STALE if left <= 0 else State.HELD, holder, since=datetime.now(UTC), seconds=5.0, left=left)
+            Row(
+                key,
+                ShownState.STALE if left <= 0 else ShownState.HELD,
+                holder,
+                since=datetime.now(UTC),
+                seconds=5.0,
+                left=left,
+            )
             for key, (holder, left) in self.rooms.items()
             if choice.owner in (None, holder) and (choice.ids is None or key in choice.ids)
         ]

@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_mongolock import LockLost, mongo_lock
 from django_mongolock.engine.rule.document import find_damage
 from django_mongolock.exceptions import LockDocumentDamaged
-from django_mongolock.inspection.snapshot import State
+from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.models import Entry, Lock, LockQuerySet, Party
 from tests.support.lock_documents import TOKEN, Document, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
@@ -227,7 +227,7 @@ class TestDamage:
         for name in ("held", "stale", "free", "waited_for"):
             list(getattr(Lock.objects, name)())
             list(getattr(Lock.objects, name)().snapshots())
-        damaged = {lock.key for lock in Lock.objects.snapshots() if lock.state is State.DAMAGED}
+        damaged = {lock.key for lock in Lock.objects.snapshots() if lock.state is ShownState.DAMAGED}
         assert damaged == {found["_id"] for found in locks.collection.find() if is_damaged(found)}
         assert "good" not in damaged
 
@@ -241,7 +241,10 @@ class TestDamage:
         """A date after the year 9999 has no word in Python: the others are still read."""
         locks.held("good")
         locks.add("bad", [entry()], change={"expires_at": DatetimeMS(2**60)})
-        assert {lock.key: lock.state for lock in Lock.objects.snapshots()} == {"good": State.HELD, "bad": State.DAMAGED}
+        assert {lock.key: lock.state for lock in Lock.objects.snapshots()} == {
+            "good": ShownState.HELD,
+            "bad": ShownState.DAMAGED,
+        }
 
 
 def test_migrations_are_complete(locks: Locks) -> None:

@@ -23,7 +23,7 @@ from django_mongolock import mongo_lock, mongo_locked
 from django_mongolock.backends.base import get_backend
 from django_mongolock.engine.text_checks import check_key, check_text
 from django_mongolock.exceptions import LockBackendFailed, LockError
-from django_mongolock.inspection.patterns import glob
+from django_mongolock.inspection.kinds import glob
 from django_mongolock.keys import lock_key
 from django_mongolock.models import Lock
 from tests.security import surfaces

@@ -18,7 +18,7 @@ from ..exceptions import printable
 from ..inspection import display
 from ..inspection.kinds import LockKind, Row, kinds
 from ..inspection.named_locks import LockRow, NamedLocks
-from ..inspection.snapshot import State
+from ..inspection.snapshot import ShownState
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
@@ -53,7 +53,7 @@ class Action:
 
     def meets(self, kind: LockKind, row: Row) -> bool:
         """Whether it does anything to a lock in this state. Only who is at work can be asked."""
-        return row.state in kind.taken if self is FORCE else row.state is State.HELD
+        return row.state in kind.taken if self is FORCE else row.state is ShownState.HELD
 
 
 FORCE: Final = Action("force_release", gettext_lazy("Force release?"))
@@ -88,7 +88,7 @@ class Shown:
         if not isinstance(self.row, LockRow):
             return ""
         lock = self.row.lock
-        if lock.state is State.KEPT:
+        if lock.state is ShownState.KEPT:
             end = display.moment(lock.expires_at or lock.now)
             return _("Kept until %s. If you free it, the job will run again when it is next called.") % end
         waiting, only_one = lock.waiting, lock.holding == 1
@@ -135,10 +135,10 @@ def read_shown(values: Sequence[str], *, named: bool = False) -> tuple[Rows, lis
 
 #: Why a selected lock is skipped, according to its state.
 _LEFT_OUT: Final = {
-    State.FREE: gettext_lazy("Skipped because it is free now: %s"),
-    State.KEPT: gettext_lazy("Skipped because its work is done, and no holder can be asked: %s"),
-    State.STALE: gettext_lazy("Skipped because it is stale, and the next process that asks gets it: %s"),
-    State.DAMAGED: gettext_lazy("Skipped because its document is damaged: %s"),
+    ShownState.FREE: gettext_lazy("Skipped because it is free now: %s"),
+    ShownState.KEPT: gettext_lazy("Skipped because its work is done, and no holder can be asked: %s"),
+    ShownState.STALE: gettext_lazy("Skipped because it is stale, and the next process that asks gets it: %s"),
+    ShownState.DAMAGED: gettext_lazy("Skipped because its document is damaged: %s"),
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 from django.contrib import admin
@@ -10,13 +9,11 @@ from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext_lazy
 from django.views.generic import RedirectView
 
 from ..inspection import display
-from ..inspection.overview import Overview
 from ..inspection.past import pasts
-from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
 from ..inspection.verdict import Verdict
 from ..models.lock_model import LockDashboard
@@ -60,14 +57,13 @@ def view(lock_admin: LockActions, request: HttpRequest) -> HttpResponse:
 def facts(status: Status) -> dict[str, Any]:
     """The context of the templates. What is stale needs no person: it is listed last, and is no problem here."""
     locks = status.locks
-    candidates = _candidates(locks)
+    lists = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
+    candidates = {lock.key: lock for lock in lists}  # what may get a lane
     told = pasts[-1].told(candidates.values())
     return {
         "locks": locks,
         "server": status.server,
-        "problems": [
-            (problem, TEXTS[problem.alarm](problem)) for problem in status.problems if problem.alarm is not Alarm.STALE
-        ],
+        "problems": [(problem, _text(problem)) for problem in status.problems if problem.alarm is not Alarm.STALE],
         "judged": status.judged,
         "unusual": [each for each in status.judged if each.verdict in _UNUSUAL],
         "gave_up": told.deadlocks,
@@ -84,64 +80,45 @@ def facts(status: Status) -> dict[str, Any]:
 
 #: What is worth a look, and no problem yet.
 _UNUSUAL: Final = (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)
-#: Each problem, and what to do about it, in a sentence or two.
-TEXTS: Final[dict[Alarm, Callable[[Problem], str]]] = {
-    Alarm.SERVER: lambda problem: _("MongoDB cannot be used: %s.") % problem.about,
-    Alarm.DEADLOCK: lambda problem: (
-        ngettext(
-            "%d deadlock: its members wait for one another. The youngest of them gives up in a moment.",
-            "%d deadlocks: their members wait for one another. The youngest of each gives up in a moment.",
-            int(problem.amount),
-        )
-        % problem.amount
+#: Each problem, and what to do about it, in a sentence or two. time: its amount, if that is seconds.
+TEXTS: Final = {
+    Alarm.SERVER: gettext_lazy("MongoDB cannot be used: %(about)s."),
+    Alarm.DEADLOCK: ngettext_lazy(
+        "%(count)d deadlock: its members wait for one another. The youngest of them gives up in a moment.",
+        "%(count)d deadlocks: their members wait for one another. The youngest of each gives up in a moment.",
+        "count",
     ),
-    Alarm.DAMAGED: lambda problem: (
-        ngettext(
-            "The document of “%(key)s” is damaged: the lock cannot be acquired until the document is repaired.",
-            "%(count)d documents are damaged, such as that of “%(key)s”: their locks cannot be acquired until they are "
-            "repaired.",
-            int(problem.amount),
-        )
-        % {"count": problem.amount, "key": problem.about}
+    Alarm.DAMAGED: ngettext_lazy(
+        "The document of “%(about)s” is damaged: the lock cannot be acquired until the document is repaired.",
+        "%(count)d documents are damaged, such as that of “%(about)s”: their locks cannot be acquired until they are "
+        "repaired.",
+        "count",
     ),
-    Alarm.HANGS: lambda problem: (
-        ngettext(
-            "“%(key)s” hangs: its process lives, and does not release it.",
-            "%(count)d locks hang, such as “%(key)s”: their processes live, and do not release them.",
-            int(problem.amount),
-        )
-        % {"count": problem.amount, "key": problem.about}
+    Alarm.HANGS: ngettext_lazy(
+        "“%(about)s” hangs: its process lives, and does not release it.",
+        "%(count)d locks hang, such as “%(about)s”: their processes live, and do not release them.",
+        "count",
     ),
-    Alarm.LONG_WAIT: lambda problem: (
-        _("A waiter has been waiting for “%(key)s” for %(time)s.")
-        % {"key": problem.about, "time": display.duration(problem.amount)}
+    Alarm.LONG_WAIT: gettext_lazy("A waiter has been waiting for “%(about)s” for %(time)s."),
+    Alarm.STALE_DOCUMENTS: ngettext_lazy(
+        "%(count)d document of “%(about)s” is stale: the flow that held it has died or hangs.",
+        "%(count)d documents of “%(about)s” are stale: the flows that held them have died or hang.",
+        "count",
     ),
-    Alarm.STALE_DOCUMENTS: lambda problem: (
-        ngettext(
-            "%(count)d document of “%(lock)s” is stale: the flow that held it has died or hangs.",
-            "%(count)d documents of “%(lock)s” are stale: the flows that held them have died or hang.",
-            int(problem.amount),
-        )
-        % {"count": problem.amount, "lock": problem.about}
+    Alarm.DAMAGED_DOCUMENTS: ngettext_lazy(
+        "%(count)d document of “%(about)s” is damaged: it cannot be acquired until it is repaired.",
+        "%(count)d documents of “%(about)s” are damaged: they cannot be acquired until they are repaired.",
+        "count",
     ),
-    Alarm.DAMAGED_DOCUMENTS: lambda problem: (
-        ngettext(
-            "%(count)d document of “%(lock)s” is damaged: it cannot be acquired until it is repaired.",
-            "%(count)d documents of “%(lock)s” are damaged: they cannot be acquired until they are repaired.",
-            int(problem.amount),
-        )
-        % {"count": problem.amount, "lock": problem.about}
-    ),
-    Alarm.DOCUMENTS_AWAY: lambda problem: _("Documents cannot be read: %s") % problem.about,
-    Alarm.INDEXES: lambda problem: _("Indexes are missing: %s. Run manage.py migrate.") % problem.about,
-    Alarm.STANDALONE: lambda _problem: _("MongoDB is not a replica set: a lock may not survive a crash of the server."),
-    Alarm.POLLING: lambda _problem: _(
+    Alarm.DOCUMENTS_AWAY: gettext_lazy("Documents cannot be read: %(about)s"),
+    Alarm.INDEXES: gettext_lazy("Indexes are missing: %(about)s. Run manage.py migrate."),
+    Alarm.STANDALONE: gettext_lazy("MongoDB is not a replica set: a lock may not survive a crash of the server."),
+    Alarm.POLLING: gettext_lazy(
         "No bell wakes a waiter: they look at intervals, which takes longer. Run manage.py migrate."
     ),
 }
 
 
-def _candidates(locks: Overview) -> dict[str, LockSnapshot]:
-    """The locks that may get a lane, by key."""
-    found = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
-    return {lock.key: lock for lock in found}
+def _text(problem: Problem) -> str:
+    facts = {"count": int(problem.amount), "about": problem.about, "time": display.duration(problem.amount)}
+    return TEXTS[problem.alarm] % facts

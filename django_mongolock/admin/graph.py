@@ -41,7 +41,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Edge:
+class Arrow:
     """An arrow. kind: "waits" or "holds". back: it runs from right to left, and so closes a circle."""
 
     kind: str
@@ -54,7 +54,7 @@ class Graph:
     """Boxes and arrows, and the size of the picture."""
 
     nodes: list[Node]
-    edges: list[Edge]
+    edges: list[Arrow]
     width: int
     height: int
     box: tuple[int, int] = (WIDTH, HEIGHT)
@@ -112,7 +112,7 @@ def draw(waited_for: Iterable[LockSnapshot]) -> Graph | None:
     if not {a for a, _ in draft.edges if a.startswith("w:")} & {b for _, b in draft.edges}:
         return None
     nodes = _nodes(draft)
-    edges = [Edge(kind, (a, b) in draft.back, _path(nodes[a], nodes[b])) for (a, b), kind in draft.edges.items()]
+    edges = [Arrow(kind, (a, b) in draft.back, _path(nodes[a], nodes[b])) for (a, b), kind in draft.edges.items()]
     width = max(node.x for node in nodes.values()) + WIDTH + MARGIN
     height = max(node.y for node in nodes.values()) + HEIGHT + MARGIN
     return Graph(list(nodes.values()), edges, width, height)

@@ -17,7 +17,7 @@ from django.utils.translation import ngettext
 from ..inspection import display
 from ..inspection.overview import RECENT
 from ..inspection.past import NOTHING, Stretch, Told
-from ..inspection.snapshot import LockSnapshot, Party, State
+from ..inspection.snapshot import LockSnapshot, Party, ShownState
 
 #: Nothing is drawn narrower than this, in percent.
 _NARROWEST: Final = 0.4
@@ -63,7 +63,7 @@ def draw(candidates: Iterable[LockSnapshot], now: datetime, told: Told = NOTHING
     known = [(lock, list(stretches(lock, told.stretches.get(lock.key)))) for lock in candidates]
     recent = [(lock, found) for lock, found in known if any(each.end >= now - RECENT for each in _told(found))]
     chosen = sorted(recent, key=lambda each: _weight(each[1], now), reverse=True)[:MAX_LANES]
-    span = _span([each for lock, found in chosen if lock.state is not State.STALE for each in _told(found)], now)
+    span = _span([each for lock, found in chosen if lock.state is not ShownState.STALE for each in _told(found)], now)
     drawn = (
         lane(lock.key, _text(lock), with_unknown(found, told.since, now - span), now, span) for lock, found in chosen
     )
@@ -116,7 +116,7 @@ def stretches(lock: LockSnapshot, earlier: Sequence[Stretch] | None = None) -> I
     for holder in lock.holders:
         if holder.acquired_at:
             yield from _grant(holder)
-            ended = lock.state is State.STALE and lock.expires_at
+            ended = lock.state is ShownState.STALE and lock.expires_at
             yield Stretch("stale" if ended else "hold", holder.acquired_at, holder.released or ended or lock.now)
 
 
@@ -157,9 +157,9 @@ def ticks(span: timedelta) -> list[tuple[str, str]]:
 
 def _text(lock: LockSnapshot) -> str:
     said = []
-    if lock.state is State.STALE:
+    if lock.state is ShownState.STALE:
         said.append(_("stale"))
-    elif lock.state is State.KEPT:
+    elif lock.state is ShownState.KEPT:
         said.append(_("kept"))
     elif lock.since is not None:
         said.append(_("held for %s") % display.duration((lock.now - lock.since).total_seconds()))

@@ -25,11 +25,11 @@ from ..conf import get_settings
 from ..engine.rule.deadlock import Cycle
 from ..engine.text_checks import check_text
 from ..inspection import display
-from ..inspection.patterns import KeyMatch, glob, starting
+from ..inspection.kinds import KeyMatch, glob, starting
 from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
 from ..inspection.verdict import Verdict, judge_all, verdict_badge
 from ..models import Lock, LockQuerySet
-from ..models.read_only import Condition
+from ..models.reading import Condition
 
 if TYPE_CHECKING:
     from django.contrib.admin import ModelAdmin

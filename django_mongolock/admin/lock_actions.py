@@ -23,7 +23,7 @@ from ..inspection import operations
 from ..inspection.display import lock_address
 from ..inspection.kinds import LockKind, Row
 from ..inspection.named_locks import LockRow, NamedLocks, row_of
-from ..inspection.snapshot import LockSnapshot, State
+from ..inspection.snapshot import LockSnapshot, ShownState
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
 from .confirmation import (
@@ -93,7 +93,7 @@ class LockActions(Pages):
     def clear_stale(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:
         """Needs no confirmation: a stale lock has no holder, and the server looks again before it clears one."""
         locks = self._selected(request, queryset, 1)
-        stale = [lock.key for lock in locks if lock.state is State.STALE]
+        stale = [lock.key for lock in locks if lock.state is ShownState.STALE]
         store, timeout = mongo_store(), get_settings().COMMAND_TIMEOUT
         cleared = [key for key in stale if operations.clear_stale(store, [key], timeout=timeout)[0]]
         for key in cleared:
@@ -147,7 +147,7 @@ class LockActions(Pages):
         context = {
             "title": action.title,
             "action": action.name,
-            "all_kept": all(row.state is State.KEPT for _kind, row in held),
+            "all_kept": all(row.state is ShownState.KEPT for _kind, row in held),
             "rows": [
                 Shown(kind, row, chooses=named and len(held) == 1 and len(row.seal) > 1)
                 for kind, row in held[:MAX_SELECTED]

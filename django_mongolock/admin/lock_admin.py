@@ -22,11 +22,10 @@ from django.utils.translation import gettext_lazy
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..inspection import display
-from ..inspection.kinds import other_kinds
+from ..inspection.kinds import other_kinds, starting
 from ..inspection.past import pasts
-from ..inspection.patterns import starting
 from ..inspection.queries import Bounds
-from ..inspection.snapshot import LockSnapshot, State
+from ..inspection.snapshot import LockSnapshot, ShownState
 from ..inspection.status import lock_status
 from ..inspection.verdict import judge_all
 from ..models import Lock
@@ -142,7 +141,7 @@ class LockAdmin(Columns, LockActions):
             "quoted": display.quote_key(key),
             "may_ask": self.has_ask_release_permission(request),
             "may_force": may_force,
-            "can_clear": may_force and lock.state is State.STALE,
+            "can_clear": may_force and lock.state is ShownState.STALE,
             "has_log": LogEntry.objects.filter(content_type=get_content_type_for_model(Lock), object_id=key).exists(),
             "checkbox": ACTION_CHECKBOX_NAME,
             "panel": pasts[-1].panel(request, lock),

@@ -19,7 +19,7 @@ from ..context import own_address
 from ..engine.logs import INFO, log
 from ..exceptions import LockBackendFailed, LockError
 from ..inspection.kinds import Choice, LockKind, Row, Swept, other_kinds
-from ..inspection.snapshot import State
+from ..inspection.snapshot import ShownState
 from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
 from .lock_actions import LockActions, may_clear, may_force
 
@@ -47,7 +47,7 @@ class Section:
 
     @property
     def has_stale(self) -> bool:
-        return any(shown.row.state is State.STALE for shown in self.rows)
+        return any(shown.row.state is ShownState.STALE for shown in self.rows)
 
     def as_json(self) -> dict[str, Any]:
         """For programs."""

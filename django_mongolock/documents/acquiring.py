@@ -13,8 +13,9 @@ from ..backends.field_paths import Document
 from ..backends.places import Source
 from ..engine.logs import WARNING, log
 from ..engine.protocol.processes import fate
-from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, DocumentRefused, LockError
+from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, LockError
 from . import updates
+from .errors import DocumentNotFound, DocumentRefused
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot
 from .updates import Own, Refusal, Request, Statement, Written

@@ -17,17 +17,9 @@ from ..backends.transactions import open_transactions, warn_once
 from ..engine import clock
 from ..engine.logs import WARNING, log
 from ..engine.protocol.runner import twins
-from ..exceptions import (
-    DocumentChanged,
-    DocumentDamaged,
-    DocumentLockLost,
-    DocumentNotFound,
-    DocumentRefused,
-    LockBackendFailed,
-    LockError,
-    LockMisused,
-)
+from ..exceptions import DocumentChanged, DocumentDamaged, LockBackendFailed, LockError, LockMisused
 from .acquiring import Context, put_back
+from .errors import DocumentLockLost, DocumentNotFound, DocumentRefused
 from .snapshot import read_snapshot
 from .updates import Own, Refusal, read_one, releasing, token_of, write_one
 

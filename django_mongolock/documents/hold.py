@@ -20,18 +20,10 @@ from ..engine import clock
 from ..engine.protocol.runner import twins
 from ..engine.rule.options import Seconds
 from ..engine.text_checks import check_fact, tidy_fact
-from ..exceptions import (
-    DocumentChanged,
-    DocumentDamaged,
-    DocumentHeld,
-    DocumentNotFound,
-    DocumentRefused,
-    LockBackendFailed,
-    LockError,
-    LockMisused,
-)
+from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, LockBackendFailed, LockError, LockMisused
 from . import updates
 from .acquiring import BATCH, Context, acquire, dead_run, in_batches, put_back, why_not
+from .errors import DocumentNotFound, DocumentRefused
 from .held_document import Block, FinalState, HeldDocument, abandon
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot

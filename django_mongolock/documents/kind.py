@@ -14,12 +14,11 @@ from pymongo.collection import Collection
 from ..backends.courier import send
 from ..backends.field_paths import Document
 from ..backends.mongo import database_settings
-from ..conf import get_settings, missing_app
+from ..conf import error, get_settings, missing_app, warning
 from ..exceptions import LockBackendFailed
-from ..inspection.check_messages import error, warning
 from ..inspection.kinds import Choice, Counts, LockKind, Swept
 from ..inspection.server import DOCUMENT_RIGHTS, missing_rights
-from ..inspection.snapshot import State
+from ..inspection.snapshot import ShownState
 from . import sweep
 from .acquiring import BATCH
 from .document_lock import DocumentLock, declared
@@ -32,7 +31,7 @@ MAX_COUNTED: Final = 1_000
 class DocumentKind:
     """The documents of one `DocumentLock`. See `LockKind`."""
 
-    taken = (State.HELD, State.STALE)
+    taken = (ShownState.HELD, ShownState.STALE)
 
     def __init__(self, lock: DocumentLock[Any]) -> None:
         self._lock = lock
@@ -69,7 +68,7 @@ class DocumentKind:
     def counts(self) -> Counts:
         found = self.rows(Choice(), MAX_COUNTED)
         states = Counter(row.state for row in found)
-        held, stale, damaged = (states[each] for each in (State.HELD, State.STALE, State.DAMAGED))
+        held, stale, damaged = (states[each] for each in (ShownState.HELD, ShownState.STALE, ShownState.DAMAGED))
         longest = max((row.seconds for row in found), default=0.0)
         return Counts(self.name, held, stale, damaged, longest, more=len(found) >= MAX_COUNTED)
 

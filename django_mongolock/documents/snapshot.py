@@ -11,7 +11,7 @@ from bson.int64 import Int64
 
 from ..backends.field_paths import LAST_VERSION, aware, get_path
 from ..inspection.kinds import Row
-from ..inspection.snapshot import State
+from ..inspection.snapshot import ShownState
 from .rules import TOO_LARGE, Rules
 
 
@@ -71,10 +71,10 @@ def read_snapshot(rules: Rules, document: Mapping[str, Any]) -> DocumentSnapshot
     # Another server may have set the time by its own clock: an age below 0 is none.
     age = max(0.0, (now - since).total_seconds()) if since and now else 0.0
     left = rules.stale_after - age if since else None
-    held = State.STALE if left is not None and left <= 0 else State.HELD
+    held = ShownState.STALE if left is not None and left <= 0 else ShownState.HELD
     return DocumentSnapshot(
         id_,
-        held if values["holder"] else State.FREE,
+        held if values["holder"] else ShownState.FREE,
         values["holder"] or None,
         since=since,
         seconds=age,
@@ -87,4 +87,4 @@ def read_snapshot(rules: Rules, document: Mapping[str, Any]) -> DocumentSnapshot
 
 
 def _damaged(id_: Any, why: str) -> DocumentSnapshot:
-    return DocumentSnapshot(id_, State.DAMAGED, damage=why)
+    return DocumentSnapshot(id_, ShownState.DAMAGED, damage=why)

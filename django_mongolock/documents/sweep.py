@@ -12,7 +12,7 @@ from ..backends.courier import Steps, send
 from ..backends.field_paths import Document, get_path
 from ..engine.logs import WARNING, log
 from ..inspection.kinds import Choice, Swept
-from ..inspection.snapshot import State
+from ..inspection.snapshot import ShownState
 from . import updates
 from .acquiring import BATCH, Context, in_batches
 from .rules import Rules
@@ -134,7 +134,9 @@ def _take(
 
 def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[DocumentSnapshot]:
     by_id = {each.id: each for each in some}
-    return [replace(by_id[id_], state=State.DAMAGED, damage=str(refusal)) for id_, refusal in written.refused.items()]
+    return [
+        replace(by_id[id_], state=ShownState.DAMAGED, damage=str(refusal)) for id_, refusal in written.refused.items()
+    ]
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:

@@ -26,7 +26,7 @@ from ..conf import get_settings, missing_app
 from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, printable
 from ..inspection import display, queries
-from ..inspection.snapshot import LockSnapshot, State
+from ..inspection.snapshot import LockSnapshot, ShownState
 from ..versions.admin import SealedPages
 from ..versions.seal import Fields, keep_what_no_page_shows
 from . import texts
@@ -313,7 +313,7 @@ def _note_editors(objects: Iterable[Model]) -> None:
     query = {"_id": {"$in": list(by_key)}, "expires_at": {"$ne": None}}
     try:
         found = queries.snapshots(mongo_store(), query, holders=1, timeout=_LIST_TIMEOUT)
-        texts = {lock.key: _editor(lock) for lock in found if lock.state is State.HELD}
+        texts = {lock.key: _editor(lock) for lock in found if lock.state is ShownState.HELD}
     except LockBackendFailed:
         texts = dict.fromkeys(by_key, "?")
     for key, obj in by_key.items():

@@ -13,8 +13,7 @@ from django.core.checks import CheckMessage, register
 from django.utils.module_loading import import_string
 
 from ..checks import has_wrong_settings
-from ..conf import NAME, LockSettings, get_settings
-from ..inspection.check_messages import error, warning
+from ..conf import NAME, LockSettings, error, get_settings, warning
 from .admin import EditLockMixin
 
 #: Browsers let a tab in the background beat only once a minute. In seconds, with a reserve.

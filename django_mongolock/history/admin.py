@@ -21,8 +21,8 @@ from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
 from ..inspection import display
-from ..inspection.patterns import starting
-from ..models.read_only import Condition
+from ..inspection.kinds import starting
+from ..models.reading import Condition
 from .events import EVENTS
 from .models import LockEvent
 

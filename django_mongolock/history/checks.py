@@ -12,10 +12,9 @@ from pymongo.errors import PyMongoError
 from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..checks import has_wrong_settings
-from ..conf import get_settings
+from ..conf import get_settings, warning
 from ..engine.store import capped
 from ..engine.store.mongo import MongoStore
-from ..inspection.check_messages import warning
 from ..inspection.server import missing_rights
 from .writer import events_of
 

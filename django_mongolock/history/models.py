@@ -20,8 +20,16 @@ from ..exceptions import printable
 from ..inspection.display import milliseconds
 from ..inspection.operations import FACTS
 from ..inspection.snapshot import Party
-from ..models.fields import Number, PartyFields, ServerTime, Text, read_moment
-from ..models.read_only import ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
+from ..models.reading import (
+    Number,
+    PartyFields,
+    ReadOnlyManager,
+    ReadOnlyModel,
+    ReadOnlyQuerySet,
+    ServerTime,
+    Text,
+    read_moment,
+)
 from .events import EVENTS, event_badge
 from .writer import events_of
 

@@ -16,22 +16,22 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..context import BROWSER, CLAIMED
 from ..engine.rule.document import UNLIMITED
-from .snapshot import LockSnapshot, Party, State
+from .snapshot import LockSnapshot, Party, ShownState
 
 #: A state is shown by word and by shape; colour only comes on top.
 STATES: Final = {
-    State.HELD: ("●", gettext_lazy("held")),
-    State.KEPT: ("◇", gettext_lazy("kept")),
-    State.STALE: ("◐", gettext_lazy("stale")),
-    State.FREE: ("○", gettext_lazy("free")),
-    State.DAMAGED: ("▲", gettext_lazy("damaged")),
+    ShownState.HELD: ("●", gettext_lazy("held")),
+    ShownState.KEPT: ("◇", gettext_lazy("kept")),
+    ShownState.STALE: ("◐", gettext_lazy("stale")),
+    ShownState.FREE: ("○", gettext_lazy("free")),
+    ShownState.DAMAGED: ("▲", gettext_lazy("damaged")),
 }
 
 #: A browser takes a path of dots for another path. Django's `quote` never makes these out of a key.
 _DOTS: Final = {".": "_2E", "..": "_2E_2E"}
 
 
-def state_badge(state: State) -> SafeString:
+def state_badge(state: ShownState) -> SafeString:
     """The state of a lock, as HTML."""
     shape, word = STATES[state]
     return badge(f"mongolock-state mongolock-{state.value}", shape, word)
@@ -185,7 +185,7 @@ def counters(lock: LockSnapshot) -> list[tuple[str, str]]:
         (_("longest wait"), duration(lock.longest_wait_ms / 1000) if lock.longest_wait_ms else "–"),
         (_("mean time held"), duration(lock.held_ms / ended / 1000) if ended > 0 else "–"),
         (_("longest time held"), duration(lock.longest_hold_ms / 1000) if lock.longest_hold_ms else "–"),
-        (_("leases that ended without a release"), str(lock.expired + (lock.state is State.STALE))),
+        (_("leases that ended without a release"), str(lock.expired + (lock.state is ShownState.STALE))),
         (_("last fencing token"), str(lock.token or "?")),
         (_("document kept until"), moment(lock.purge_at) if lock.purge_at else "?"),
     ]

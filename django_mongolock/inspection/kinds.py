@@ -1,10 +1,16 @@
-"""Kinds of locks: what lists, pages, commands, counts and checks need of each.
+"""Kinds of locks: what lists, pages, commands, counts and checks need of each; and how one says which locks are meant.
 
 Named locks are the first kind. An app that has another kind adds to `sources`, in its AppConfig.ready().
+
+In a key pattern, ``*`` is any text, ``?`` one character, everything else itself. It becomes a range of keys, which the
+index of ``_id`` finds, and a regular expression. Whatever the pattern, the expression takes time in proportion to the
+length of a key: it never goes back to a star that it has passed.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -12,10 +18,10 @@ from typing import Any, Final, Protocol
 
 from django.core.checks import CheckMessage
 
+from ..engine.text_checks import MAX_KEY_BYTES, check_text
 from ..exceptions import LockError
 from . import display
-from .patterns import KeyMatch
-from .snapshot import State
+from .snapshot import ShownState
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +35,7 @@ class Row:
     """
 
     key: Any
-    state: State
+    state: ShownState
     holder: str | None = None
     where: str = ""
     since: datetime | None = None
@@ -151,7 +157,7 @@ class LockKind(Protocol):
     @property
     def alias(self) -> str | None: ...
     @property
-    def taken(self) -> tuple[State, ...]: ...
+    def taken(self) -> tuple[ShownState, ...]: ...
     def rows(self, choice: Choice, limit: int = 0) -> Iterable[Row]:
         """Read those that are meant, the one held for longest, or that ends first, at the top; limit 0: all."""
 
@@ -210,3 +216,64 @@ def _count(kind: LockKind) -> Counts:
         return replace(kind.counts(), lock=kind.name)
     except LockError as error:
         return Counts(kind.name, error=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyMatch:
+    """Keys from *low* on and below *high* ("": no end) in which *regex* is found ("": any)."""
+
+    low: str = ""
+    high: str = ""
+    regex: str = ""
+
+    def query(self, field: str = "_id") -> dict[str, Any]:
+        """The condition on the field; {} for every key."""
+        conditions = {"$gte": self.low, "$lt": self.high, "$regex": self.regex}
+        return {field: found} if (found := {name: value for name, value in conditions.items() if value}) else {}
+
+
+EVERY_KEY: Final = KeyMatch()
+
+
+def starting(prefix: str) -> KeyMatch:
+    """Keys that start with *prefix*."""
+    return KeyMatch(prefix, _end(prefix))
+
+
+def glob(pattern: str, prefix: str = "") -> KeyMatch:
+    """Keys that match *pattern* as a whole.
+
+    A pattern that does not start with the *prefix* of the project's keys gets it. Raises ValueError for a pattern that
+    no key can match.
+    """
+    text = _check(pattern)
+    text = text if text.startswith(prefix) else prefix + text
+    literal = re.split(r"[*?]", text, maxsplit=1)[0]
+    first, *middle = (_piece(piece) for piece in re.split(r"\*+", text))
+    if not middle:
+        return KeyMatch(literal, _end(literal), rf"(?s)^{first}\z")
+    *middle, last = middle
+    regex = f"(?s)^{first}" + "".join(f"(?>.*?{piece})" for piece in middle)
+    return KeyMatch(literal, _end(literal), rf"{regex}.*{last}\z" if last else regex)
+
+
+def _check(text: str) -> str:
+    text = check_text("a key pattern", text)
+    if not text or len(text.encode()) > MAX_KEY_BYTES:
+        raise ValueError(f"a key pattern has 1 to {MAX_KEY_BYTES} bytes")
+    return text
+
+
+def _piece(piece: str) -> str:
+    return "".join("." if character == "?" else re.escape(character) for character in piece)
+
+
+def _end(prefix: str) -> str:
+    """The first text after all those that start with *prefix*, in the order of their bytes."""
+    for length in range(len(prefix), 0, -1):
+        following = ord(prefix[length - 1]) + 1
+        while following <= 0x10FFFF and unicodedata.category(chr(following)) == "Cs":
+            following += 1
+        if following <= 0x10FFFF:
+            return prefix[: length - 1] + chr(following)
+    return ""

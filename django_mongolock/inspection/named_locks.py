@@ -18,12 +18,11 @@ from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key, check_text
 from ..signals import lock_forced, send, stale_locks_cleared
 from . import display, operations, queries
-from .kinds import Choice, Counts, Row, Swept
+from .kinds import Choice, Counts, Row, Swept, starting
 from .overview import Overview, overview
-from .patterns import starting
 from .queries import chosen
 from .server import inspect_server, server_rules
-from .snapshot import LockSnapshot, Party, State
+from .snapshot import LockSnapshot, Party, ShownState
 from .verdict import WORDS, Judged, judge, judge_all
 
 #: How many holders of a lock a row has; how many of those that are taken from their holders.
@@ -76,7 +75,7 @@ def row_of(lock: LockSnapshot, judged: Judged | None = None) -> LockRow:
     judged: the lock with its verdict, if it was judged with what is usual.
     """
     first = min(lock.holders, key=lambda holder: bool(holder.released), default=None)
-    since = None if lock.state is State.KEPT else lock.since
+    since = None if lock.state is ShownState.KEPT else lock.since
     return LockRow(
         key=lock.key,
         state=lock.state,
@@ -107,7 +106,7 @@ class NamedLocks:
     """
 
     name = title = "locks"
-    taken = (State.HELD, State.KEPT)
+    taken = (ShownState.HELD, ShownState.KEPT)
 
     def __init__(self, using: str | None = None) -> None:
         self._using = using
@@ -158,8 +157,8 @@ class NamedLocks:
         store, choice = self.store, self._ours(replace(choice, state="stale"))
         found = map(row_of, queries.snapshots(store, chosen(choice), {"expires_at": 1}, holders=HOLDERS))
         while rows := list(islice(found, batch)):
-            stale = [row for row in rows if row.state is not State.DAMAGED]
-            part = Swept(stale, found=len(stale), damaged=[row for row in rows if row.state is State.DAMAGED])
+            stale = [row for row in rows if row.state is not ShownState.DAMAGED]
+            part = Swept(stale, found=len(stale), damaged=[row for row in rows if row.state is ShownState.DAMAGED])
             if stale and not dry_run:
                 part.count, part.postponed = operations.clear_stale(store, [row.key for row in stale], choice)
             if part.count:

@@ -13,9 +13,9 @@ from typing import Final
 from ..engine.rule.deadlock import EARLIEST_END, Cycle
 from ..engine.rule.validity import IS_WHOLE
 from ..engine.store.mongo import MongoStore
-from .patterns import EVERY_KEY, KeyMatch
+from .kinds import EVERY_KEY, KeyMatch
 from .queries import QUEUE, WAS_RELEASED, array, find_deadlocks, first, projection, waiting
-from .snapshot import Document, LockSnapshot, State, read_snapshot
+from .snapshot import Document, LockSnapshot, ShownState, read_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Overview:
     @property
     def damaged(self) -> list[str]:
         """The keys of the damaged documents among these."""
-        return sorted({*self.unsound, *(lock.key for lock in self.shown if lock.state is State.DAMAGED)})
+        return sorted({*self.unsound, *(lock.key for lock in self.shown if lock.state is ShownState.DAMAGED)})
 
     @property
     def longest_wait(self) -> float:

@@ -16,8 +16,7 @@ from ..engine.rule.document import DOCUMENT_FIELDS
 from ..engine.rule.validity import IS_WHOLE
 from ..engine.store.errors import bare, is_out_of_reach, translate
 from ..engine.store.mongo import MongoStore
-from .kinds import Choice
-from .patterns import EVERY_KEY, KeyMatch
+from .kinds import EVERY_KEY, Choice, KeyMatch
 from .snapshot import LockSnapshot, read_snapshot
 
 Document = dict[str, Any]

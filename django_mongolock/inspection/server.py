@@ -18,14 +18,13 @@ from django.core.checks import CheckMessage
 from pymongo.collection import Collection
 from pymongo.errors import OperationFailure, PyMongoError
 
-from ..conf import NAME, get_settings
+from ..conf import NAME, error, get_settings, info, warning
 from ..engine import clock
 from ..engine.store import capped
 from ..engine.store.errors import translate
 from ..engine.store.indexes import PURGE, missing_indexes, purged
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
-from .check_messages import error, info, warning
 from .queries import ping
 
 #: The actions that locking needs on the collection.

@@ -17,7 +17,7 @@ from ..engine.rule.document import find_damage
 Document = dict[str, Any]
 
 
-class State(StrEnum):
+class ShownState(StrEnum):
     """held: a lease runs. kept: released, but not free before its minimum hold is over. stale: the lease has ended
     without a release; the next process that asks gets the lock."""
 
@@ -76,7 +76,7 @@ class LockSnapshot:
 
     key: Any
     now: datetime
-    state: State
+    state: ShownState
     holders: tuple[Party, ...]
     waiters: tuple[Party, ...]
     holding: int
@@ -129,11 +129,11 @@ def read_snapshot(document: Document) -> LockSnapshot:
     damage = _damage(document)
     now, expires_at = document["now"], read_date(document.get("expires_at"))
     if damage is not None:
-        state = State.DAMAGED
+        state = ShownState.DAMAGED
     elif expires_at is None:
-        state = State.FREE
+        state = ShownState.FREE
     else:
-        live, done = (State.HELD, State.STALE), (State.KEPT, State.FREE)
+        live, done = (ShownState.HELD, ShownState.STALE), (ShownState.KEPT, ShownState.FREE)
         state = (done if document["released"] else live)[expires_at <= now]
     return LockSnapshot(
         key=document["_id"],

@@ -19,10 +19,9 @@ from django.views.decorators.http import require_safe
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
-from .kinds import Counts, count_all, other_kinds
+from .kinds import Counts, count_all, other_kinds, starting
 from .named_locks import counts_of, party_as_json, row_of
 from .overview import Overview, overview
-from .patterns import starting
 from .server import ServerFacts, known_server
 from .snapshot import COUNTERS, LockSnapshot
 from .verdict import Judged, Verdict, judge_all

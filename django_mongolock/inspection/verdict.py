@@ -16,7 +16,7 @@ from ..context import CLAIMED
 from ..engine.store.mongo import MongoStore
 from .display import ago, badge, duration, time_left
 from .past import pasts
-from .snapshot import LockSnapshot, Party, State
+from .snapshot import LockSnapshot, Party, ShownState
 
 #: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
 SILENT_AFTER: Final = 0.4
@@ -97,7 +97,7 @@ class Judged:
     def needs_a_look(self) -> bool:
         """Whether somebody waits, or the hold is unusual: then a page offers to force the release."""
         calm = (None, Verdict.WORKS, Verdict.KEPT, Verdict.DEAD)
-        return self.verdict not in calm or (self.lock.state is State.HELD and self.lock.waiting > 0)
+        return self.verdict not in calm or (self.lock.state is ShownState.HELD and self.lock.waiting > 0)
 
     @property
     def lives(self) -> bool:
@@ -174,8 +174,8 @@ def _heard(holder: Party, now: datetime) -> datetime | None:
 
 
 def _verdict(lock: LockSnapshot, usual: float | None, heard: datetime | None) -> Verdict | None:
-    if lock.state is not State.HELD:
-        return {State.STALE: Verdict.DEAD, State.KEPT: Verdict.KEPT}.get(lock.state)
+    if lock.state is not ShownState.HELD:
+        return {ShownState.STALE: Verdict.DEAD, ShownState.KEPT: Verdict.KEPT}.get(lock.state)
     lease = max((each.lease or 0 for each in lock.holders), default=0) / 1_000
     if not _is_claimed(lock) and heard and _seconds(lock, heard) > lease * SILENT_AFTER:
         return Verdict.SILENT

@@ -19,9 +19,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ..conf import get_settings
 from ..engine.text_checks import check_fact
 from ..exceptions import LockError, printable
-from ..inspection.kinds import LockKind, Row, find_kind, kinds
+from ..inspection.kinds import KeyMatch, LockKind, Row, find_kind, glob, kinds, starting
 from ..inspection.named_locks import NamedLocks
-from ..inspection.patterns import KeyMatch, glob, starting
 from ..inspection.queries import ping
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}

@@ -1,7 +1,7 @@
 """The model of the locks, which is read and never written."""
 
 from ..inspection.snapshot import LockSnapshot, Party
-from .fields import Entry
 from .lock_model import Lock, LockQuerySet
+from .reading import Entry
 
 __all__ = ["Entry", "Lock", "LockQuerySet", "LockSnapshot", "Party"]

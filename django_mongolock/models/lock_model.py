@@ -13,13 +13,12 @@ from ..context import CLAIMED
 from ..engine.logs import WARNING, log
 from ..exceptions import LockDocumentDamaged, printable
 from ..inspection import operations, queries
+from ..inspection.kinds import KeyMatch
 from ..inspection.named_locks import LockRow, row_of
-from ..inspection.patterns import KeyMatch
 from ..inspection.snapshot import LockSnapshot, Party
 from ..inspection.verdict import Judged
 from ..signals import lock_forced, send
-from .fields import Entry, Number, Parties, ServerTime
-from .read_only import Condition, ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet
+from .reading import Condition, Entry, Number, Parties, ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet, ServerTime
 
 
 class LockQuerySet(ReadOnlyQuerySet):
@@ -71,7 +70,7 @@ class LockQuerySet(ReadOnlyQuerySet):
         return clone
 
     def matching(self, match: KeyMatch) -> LockQuerySet:
-        """Locks whose keys match: see `inspection.patterns`."""
+        """Locks whose keys match: see `inspection.kinds.KeyMatch`."""
         return self.filter(Condition(match.query()))
 
     def snapshots(self, **bounds: Unpack[queries.Bounds]) -> Iterator[LockSnapshot]:

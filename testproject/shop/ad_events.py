@@ -17,7 +17,8 @@ from typing import Any
 from django.conf import settings
 
 from django_mongolock.documents import HeldDocument
-from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentLockLost
+from django_mongolock.documents.errors import DocumentLockLost
+from django_mongolock.exceptions import DocumentChanged, DocumentHeld
 from testproject.shop import client, services
 from testproject.shop.models import Ad, ad_exports
 

@@ -13,7 +13,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.replies import Reply
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.exceptions import LockMisused, LockReentry
-from django_mongolock.inspection.snapshot import State
+from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
 from tests.engine.faces import Face
@@ -48,7 +48,7 @@ def test_readers_come_along(key: str, face: Face, elsewhere: Elsewhere, in_threa
     assert not writer.held
     assert face.release(lock)
     seen.set()
-    assert eventually(lambda: (found := lock_info(key)).state is State.FREE and found.acquisitions == 5)
+    assert eventually(lambda: (found := lock_info(key)).state is ShownState.FREE and found.acquisitions == 5)
 
 
 def hold(lock: MongoLock, until: threading.Event) -> None:

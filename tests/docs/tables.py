@@ -17,6 +17,7 @@ from django.dispatch import Signal
 
 import django_mongolock
 from django_mongolock import conf, exceptions, locks, signals
+from django_mongolock.documents import errors as document_errors
 from tests.docs.pages import ROOT
 
 NOTE: Final = "made by python3 dev.py docs --write"
@@ -68,7 +69,7 @@ def settings() -> str:
 
 def errors() -> str:
     """The errors, those of named locks first, each with its base and its facts."""
-    found = [getattr(exceptions, name) for name in exceptions.__all__]
+    found = [getattr(module, name) for module in (exceptions, document_errors) for name in module.__all__]
     rows = []
     for error in sorted(found, key=lambda error: (error is not exceptions.LockError, error.__name__)):
         base = error.__bases__[0]
@@ -104,7 +105,8 @@ def public_modules() -> Iterator[tuple[str, Any]]:
 
 def public_names() -> dict[str, list[str]]:
     """The names of each module. A thing that several modules offer is listed once, under the shortest name."""
-    seen: list[Any] = [getattr(exceptions, name) for name in exceptions.__all__ if name not in django_mongolock.__all__]
+    listed = [getattr(module, name) for module in (exceptions, document_errors) for name in module.__all__]
+    seen: list[Any] = [error for error in listed if error.__name__ not in django_mongolock.__all__]
     found: dict[str, list[str]] = {}
     for module_name, module in public_modules():
         for name in module.__all__:

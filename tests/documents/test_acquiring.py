@@ -14,17 +14,9 @@ import pytest
 from bson import Code, Int64
 
 from django_mongolock import LockError, LockNotAcquired
+from django_mongolock.documents.errors import DocumentLockLost, DocumentNotFound, DocumentRefused
 from django_mongolock.engine import clock
-from django_mongolock.exceptions import (
-    DocumentChanged,
-    DocumentDamaged,
-    DocumentHeld,
-    DocumentLockLost,
-    DocumentNotFound,
-    DocumentRefused,
-    LockMisused,
-    StaleToken,
-)
+from django_mongolock.exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, LockMisused, StaleToken
 from tests.documents.conftest import Document, Ground
 from tests.support.lock_fixtures import WITH_MONGO
 

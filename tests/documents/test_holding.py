@@ -13,16 +13,9 @@ from bson import Int64
 from django.db import transaction
 
 from django_mongolock.backends import transactions
+from django_mongolock.documents.errors import DocumentLockLost, DocumentNotFound, DocumentRefused
 from django_mongolock.engine import clock
-from django_mongolock.exceptions import (
-    DocumentChanged,
-    DocumentDamaged,
-    DocumentHeld,
-    DocumentLockLost,
-    DocumentNotFound,
-    DocumentRefused,
-    LockMisused,
-)
+from django_mongolock.exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, LockMisused
 from tests.documents.conftest import Ground, awaiting
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually

@@ -20,8 +20,8 @@ from pymongo import MongoClient
 from django_mongolock import LockBackendFailed
 from django_mongolock.checks import check_kinds
 from django_mongolock.documents import DocumentLock, declared, kind, sweep
+from django_mongolock.documents.errors import DocumentLockLost
 from django_mongolock.documents.kind import DocumentKind
-from django_mongolock.exceptions import DocumentLockLost
 from django_mongolock.inspection.kinds import Choice, Swept
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground, new_ids

@@ -16,10 +16,11 @@ from pymongo import helpers_shared
 from pymongo.errors import OperationFailure
 
 from django_mongolock.documents.acquiring import acquire
+from django_mongolock.documents.errors import DocumentLockLost
 from django_mongolock.documents.updates import refusal_of
 from django_mongolock.engine.session.errands import Errands
 from django_mongolock.engine.session.worker_threads import WorkerThreads
-from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentLockLost, LockBackendFailed, LockMisused
+from django_mongolock.exceptions import DocumentChanged, DocumentHeld, LockBackendFailed, LockMisused
 from tests.documents.conftest import FINAL, PENDING, Ground, awaiting, blocking
 from tests.support.forking import FORKS, in_child
 from tests.support.lock_fixtures import WITH_MONGO

@@ -13,7 +13,8 @@ from django.core.management import call_command
 from django.forms import modelform_factory
 
 from django_mongolock.documents import DocumentLock
-from django_mongolock.exceptions import DocumentChanged, DocumentLockLost, VersionConflict
+from django_mongolock.documents.errors import DocumentLockLost
+from django_mongolock.exceptions import DocumentChanged, VersionConflict
 from tests.documents.conftest import FINAL, PENDING, Ground
 from tests.documents.models import Advert, CodedAdvert, Locked, LongAdvert
 from tests.support.lock_fixtures import WITH_MONGO

@@ -362,9 +362,12 @@ def test_a_session_that_is_closed_without_any_time(memory: Memory, monkeypatch: 
     """F173: a command without time left has a short limit, rather than none."""
     limits: list[float] = []
     kept = memory.lock().acquire()
-    monkeypatch.setattr(
-        memory.session.store, "release_uncontended", lambda _k, _g, timeout: limits.append(timeout) or set()
-    )
+
+    def release_uncontended(_keys: object, _grants: object, timeout: float) -> set[str]:
+        limits.append(timeout)
+        return set()
+
+    monkeypatch.setattr(memory.session.store, "release_uncontended", release_uncontended)
     memory.session.close(0.0)
     assert eventually(lambda: limits == [SHORTEST_COMMAND])
     assert not kept.held

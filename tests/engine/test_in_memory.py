@@ -538,7 +538,7 @@ def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: 
         looked.append(read(*arguments))
         return looked[-1]
 
-    session.store.read = look  # type: ignore[method-assign]
+    session.store.read = look  # type: ignore[method-assign, assignment]
     dead = Step(ask="dead", add=entry("dead", "dead", LONG, {}), waited=60_000)
     session.store.apply("k", dead, TIMEOUT)
     if looks:

@@ -15,7 +15,7 @@ from django_mongolock import SKIPPED, lock_info, mongo_lock, mongo_locked, mongo
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.fencing import afenced_update, fenced_update
 from django_mongolock.info import alock_info
-from django_mongolock.inspection.snapshot import LockSnapshot, State
+from django_mongolock.inspection.snapshot import LockSnapshot, ShownState
 from django_mongolock.leaders import AsyncTerm, Term, leader
 from django_mongolock.models import Lock, LockQuerySet
 from testproject.shop.models import Ad, Order
@@ -54,7 +54,7 @@ async def check(order: Order, ad: Ad) -> None:
 
 async def asking() -> None:
     assert_type(lock_info("key"), LockSnapshot)
-    assert_type((await alock_info("key")).state, State)
+    assert_type((await alock_info("key")).state, ShownState)
     assert_type(lock_info("key").left, float | None)
 
 

@@ -15,7 +15,8 @@ from pymongo.database import Database
 from pymongo.errors import PyMongoError
 
 from django_mongolock.documents import Batch, DocumentLock, HeldDocument, Hold, Swept
-from django_mongolock.exceptions import DocumentRefused, LockBackendFailed
+from django_mongolock.documents.errors import DocumentRefused
+from django_mongolock.exceptions import LockBackendFailed
 
 T = TypeVar("T")
 Document = dict[str, Any]

@@ -93,9 +93,10 @@ class Command(LockCommand):
                 self.stdout.write("There are stale ones: see --stale.")
 
     def _has_stale(self, kind: LockKind) -> bool:
+        rows: list[Row] = []
         with self.noting_errors(kind):
-            return any(True for _row in kind.rows(replace(self.choice, state="stale"), 1))
-        return False
+            rows += kind.rows(replace(self.choice, state="stale"), 1)
+        return bool(rows)
 
     def _show_deadlocks(self, found: list[Cycle], *, as_json: bool) -> None:
         self.code = FOUND if found else 0

@@ -10,7 +10,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...inspection.kinds import Choice, LockKind, Row
 from ...inspection.named_locks import NamedLocks
-from ...inspection.snapshot import State
+from ...inspection.snapshot import ShownState
 from ..lock_command import LockCommand
 
 FREE = 3
@@ -78,7 +78,7 @@ class Command(LockCommand):
             ids = kind.ids(options["lock"])
         except ValueError as error:
             raise CommandError(str(error), returncode=2) from error
-        states = [state for state in kind.taken if not options["ask"] or state is not State.KEPT]
+        states = [state for state in kind.taken if not options["ask"] or state is not ShownState.KEPT]
         rows = [row for row in kind.rows(Choice(ids=ids)) if row.state in states]
         if not rows:
             raise CommandError(f"{ids[0] if ids else options['lock']!r} is not held now", returncode=FREE)
@@ -120,7 +120,7 @@ class Command(LockCommand):
                 self.write_rows(kind, rows[:SHOWN])
                 if len(rows) > SHOWN:
                     self.stdout.write(f"… and {len(rows) - SHOWN} more.")
-            kept = all(row.state is State.KEPT for _kind, rows in found for row in rows)
+            kept = all(row.state is ShownState.KEPT for _kind, rows in found for row in rows)
             question = "Take these from their holder?"
             if kept:
                 question = "Their work is done. Free them, so that the jobs can run again?"

@@ -8,11 +8,12 @@ from django_mongolock.backends.courier import Sleep, Steps
 from django_mongolock.documents import sweep
 from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.document_lock import DocumentLock
+from django_mongolock.documents.errors import DocumentLockLost
 from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.hold import Batch, Hold, Plan, acquire_many
 from django_mongolock.documents.snapshot import read_snapshot
 from django_mongolock.documents.updates import Request, read_one
-from django_mongolock.exceptions import DocumentLockLost, LockError
+from django_mongolock.exceptions import LockError
 from django_mongolock.inspection.kinds import Choice
 
 from .collection import Document
