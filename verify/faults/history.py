@@ -1,7 +1,6 @@
 """The records of a run as attempts: who asked for what when, what it got, and when it certainly believed to hold it."""
 
 import bisect
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -190,7 +189,8 @@ class History:
     def _take_run(self, what: str, t: float, record: Record) -> None:
         match what:
             case "force":
-                for token, name in itertools.zip_longest(record["tokens"], record.get("ids", ()), fillvalue=""):
+                names: list[str] = record.get("ids", [""] * len(record["tokens"]))
+                for token, name in zip(record["tokens"], names, strict=True):
                     self.forced.setdefault((record["key"], token), t)
                     self.unheard[record["key"], name].append(token)
             case "fault":

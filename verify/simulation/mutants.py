@@ -75,9 +75,9 @@ class Result:
     """
 
     name: str
-    line: int
-    before: str
-    after: str
+    line: int = 0
+    before: str = ""
+    after: str = ""
     found: str | None = None
     what: str = ""
     seed: int = 0
@@ -107,7 +107,8 @@ class Book:
         self._write()
 
     def _write(self) -> None:
-        self.path.write_text(json.dumps([asdict(each) for each in self.results.values()], indent=1) + "\n")
+        rows = (json.dumps({k: v for k, v in asdict(each).items() if v}) for each in self.results.values())
+        self.path.write_text("[\n" + ",\n".join(rows) + "\n]\n")
 
 
 def totals(results: Sequence[Result]) -> str:
