@@ -51,6 +51,7 @@ LOW: Final[dict[str, float]] = {
     "session.renewals.SECOND_RENEWAL": 0.1,
     "session.shared.SENDING_THREADS": 8,
     "session.shared.MOST_THREADS": 16,
+    "session.waits.CANCELLED_WITHIN": 0.1,
     "session.waits.LONGEST_HANDOVER": 0.1,
     "session.worker_calls.OVERTIME": 0.1,
     "session.worker_calls.LEAST": 0.005,
