@@ -245,6 +245,20 @@ def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
     assert limits == [pytest.approx(1.0)]
 
 
+@pytest.mark.parametrize("way", ["release", "arelease"])
+async def test_a_release_that_is_struck_before_it_begins_leaves_the_minimum_hold(memory: Memory, way: str) -> None:
+    """P6, F64: it is released in the background, and its minimum hold lasts."""
+
+    def strike(steps: object) -> None:
+        raise KeyboardInterrupt
+
+    lock = memory.lock(terms=replace(LONG, min_hold=600.0)).acquire()
+    memory.session.run = memory.session.arun = strike  # type: ignore[assignment, method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        lock.release() if way == "release" else await lock.arelease()
+    assert eventually(lambda: ["released" in each for each in memory.entries()] == [True])
+
+
 def test_a_grant_that_is_answered_after_the_wait_is_given_back(memory: Memory) -> None:
     """P6: a hand-over is answered between the last look of who waits for it, and the end of that wait."""
     session, documents = memory.session, memory.server.documents

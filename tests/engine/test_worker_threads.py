@@ -191,6 +191,8 @@ def test_two_calls_of_a_key_are_made_at_a_time(new_threads: Callable[..., Worker
         assert threads.call(lambda left: "other", LONG, key="other") == "other"
     assert order == []
     assert not threads.begin_own("stuck")
+    assert threads.begin_own("other")
+    threads.end_own("other")
     hold.let_go()
     assert eventually(lambda: len(order) == 3 and not threads._under_way)
     assert order[0] == "first"
