@@ -230,7 +230,7 @@ def test_what_could_not_be_renewed_together_is_tried_at_once_and_one_by_one(
 def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F66: a document that cannot be written costs others no more than a sixth of what they have, and one that was
+    """F178: a document that cannot be written costs others no more than a sixth of what they have, and one that was
     just handed over has no whole lease yet."""
     grant = grant_of(memory.lock(terms=replace(LONG, waiter_lease=6.0)).acquire())
     grant.lease.until = memory.session.now() + 6.0

@@ -14,7 +14,6 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...exceptions import printable
 from ...inspection.kinds import Choice, LockKind, Row, Swept
-from ...inspection.named_locks import NamedLocks
 from ..lock_command import LockCommand, seconds, whole_number, write_table
 
 #: How many locks the confirmation shows.
@@ -85,8 +84,9 @@ class Command(LockCommand):
             if options["json"]:
                 self.write_json("stale", kinds, partial(self._stale, dry_run=dry_run), dry_run=dry_run)
             else:
-                for kind in kinds:
-                    self._sweep(kind, dry_run=dry_run)
+                found = [self._sweep(kind, dry_run=dry_run) for kind in kinds]
+                if not any(found) and not self.failed:
+                    self.stdout.write("There are no stale locks.")
             self.report_failed()
 
     def _is_confirmed(self, kinds: list[LockKind]) -> bool:
@@ -116,10 +116,9 @@ class Command(LockCommand):
         found, title = done["found"], kind.title
         if asks and found:
             self.stdout.write(f"Stale {title}: {found}.")
-        elif found or (isinstance(kind, NamedLocks) and not asks):
-            nothing = f"Stale {title}: {found}. Nothing was cleared."
-            text = f"Cleared {done['cleared']} of {found} stale {title}." if found else f"There are no stale {title}."
-            self.stdout.write(nothing if dry_run else text + _left_over(done))
+        elif found:
+            text = f"Cleared {done['cleared']} of {found} stale {title}.{_left_over(done)}"
+            self.stdout.write(f"Stale {title}: {found}. Nothing was cleared." if dry_run else text)
         if done["dated"]:
             self.stdout.write(f"Of the {title}, {done['dated']} had no time stamp, which they got now.")
         return int(found)
