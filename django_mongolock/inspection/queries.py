@@ -208,7 +208,7 @@ def bounded_entries(size: int = ENTRY_BYTES) -> Document:
 def _workers(document: Document, field: str) -> set[str]:
     entries = document.get(field)
     found = [entry.get("worker") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return {name for name in found if isinstance(name, str) and name}
+    return {name for name in found if type(name) is str and name}
 
 
 def ping(store: MongoStore, timeout: float = 5.0) -> None:

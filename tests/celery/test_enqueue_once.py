@@ -44,7 +44,7 @@ def stuck(here: Place, name: str, way: str, count: int) -> list[str]:
     for key in keys:
         result, sent = enqueue_once(task, (key,), kwargs, key=key, **options)
         assert sent
-        assert holders(key)[0]["owner"] == result.id
+        assert {holder["owner"] for holder in holders(key)} <= {result.id}  # its task may have ended
         if way == "revocation":
             result.revoke()
     free: Callable[[], bool] = lambda: not any(map(holders, keys))  # noqa: E731

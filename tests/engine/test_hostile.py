@@ -156,6 +156,7 @@ def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
 @example("until", DatetimeMS(2**62))
 @example("release_requested_by", "a\nb" * 1_000)
 @example("$ref", "x")
+@example("worker", Code("while (1) {}"))
 def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any) -> None:
     """F55: of a holder and of a waiter."""
     assert world.put(bson.encode(lively({}, {field: value})))

@@ -247,6 +247,7 @@ _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "$concatArrays": _concatenated,
     "$eq": lambda one, other: _order(one) == _order(other),
     "$first": lambda items: _element(items, 0),
+    "$isArray": lambda value: isinstance(value, list),
     "$gt": lambda one, other: _order(one) > _order(other),
     "$gte": lambda one, other: _order(one) >= _order(other),
     "$in": _is_in,
