@@ -162,7 +162,7 @@ def make_lock(keys: tuple[Key, ...], options: LockOptions, **own: Any) -> Django
 
 
 def _terms(options: LockOptions, settings: LockSettings) -> Terms:
-    """What the update on the server needs to know."""
+    """Return what the update on the server needs to know: the options, and for those not given the settings."""
     lease = settings.LEASE if options.lease is None else options.lease
     mode: Mode = options.mode if options.permits is None else "semaphore"
     return Terms(

@@ -51,7 +51,8 @@ class Policy:
 
     name: its ``on_contention=``. kinds: what it fits. answers: the errors that it has an answer to; all others are
     raised, and so is a LockReentry, which is a mistake in the code. Only "respond" and "retry" have an answer while
-    MongoDB does not answer, as it is not known then whether the lock is busy.
+    MongoDB does not answer, as it is not known then whether the lock is busy. In a Celery task, `around`, `tries_first`
+    and `begin` are those of its `InTask`; coroutines and generators do not call them.
     """
 
     name: ClassVar[str] = ""

@@ -130,7 +130,7 @@ def test_a_forced_release_rings_for_the_next(queued: tuple[MongoLock, Waiter], s
 
 
 def test_a_renewal_rings_for_whom_it_grants(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F179, P5: who became the first in the queue does not know it, so somebody else's renewal may be what lets it in."""
+    """F179, P5: who became the first in the queue does not know it: another process's renewal may let it in."""
     store, rung = store_of(session), list[Bell]()
     for name, lease in (("held", 0.25), ("first", 9.0), ("second", 9.0)):
         terms = Terms(lease=lease, margin=0.05, waiter_lease=9.0)

@@ -54,7 +54,7 @@ def _blank(moment: Moment) -> Document:
 
 
 class _Rule:
-    """One application of it; the names are those of `rule`."""
+    """One application of it; the names are those of `pipeline`."""
 
     def __init__(self, step: Step, limits: Limits, moment: Moment, document: Document) -> None:
         self.step = step

@@ -55,8 +55,8 @@ class Commands:
         self._closed = False
 
     def perform(self, action: Action) -> Any:
-        """Carry out *action* in this thread, which is not the main one, unless two commands of its key are under
-        way."""
+        """Carry out *action*. This thread, which is not the main one, sends it, or another one while two commands of
+        its key are under way."""
         if isinstance(action, Pause) or not self._session.threads.begin_own(action.key):
             return self.call(action)
         try:

@@ -10,7 +10,7 @@ How a grant ends, who says so, and what may be left of it in the document then:
 - LOST: the heartbeat, whose clock is past its deadline, or a command that should have found it. Where it was taken
   away, only a copy of its own command may be left; else the grant. `Cleanup` removes either.
 
-Each may come again, also after another one: only the first is reported. When the process ends, `Session.close` releases
+Each may come again, also after another one: the end is reported once. When the process ends, `Session.close` releases
 in bulk what is left, and what had no answer in time stays until its lease ends.
 """
 

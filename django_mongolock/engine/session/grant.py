@@ -187,7 +187,7 @@ class Grant:
     @property
     def in_doubt(self) -> bool:
         """Whether a command that adds it may still arrive: one without an answer, or of another grant's hand-over."""
-        # In this order: `finish_handover` writes the first before the second.
+        # In this order: `finish_handover` writes the second before the first.
         return self.waiting.handover_reserved or self.outcome_unknown
 
     def needs_tombstone(self) -> bool:

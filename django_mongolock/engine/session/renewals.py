@@ -60,7 +60,7 @@ class Renewals:
         again = [grant for grant in late if grant.lease.failures]
         # Take along what would be due before these are again: one command instead of many, from then on too.
         soon = now + min(grant.length / 3 for grant in late)
-        # But not what is deferred: a renewal would conflict with its transaction (F117).
+        # But not what is deferred: a renewal would conflict with its transaction.
         due = [
             grant
             for grant in grants

@@ -109,8 +109,8 @@ class MongoStore:
     def _client_options(self) -> Document:
         options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000}
         options |= {"maxIdleTimeMS": MAX_IDLE_MS, **self.config.client}
-        # Steps are idempotent by grant id and sent again by the protocol; a stored reply would only be older news,
-        # and costs the server another write. Releases are not sent again by the protocol: see `release`.
+        # For `release_uncontended`, which the protocol does not send again. It does that with steps, which are
+        # idempotent, and which the driver does not send again, since they are plain commands.
         options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
         if most := options.get("maxPoolSize", MAX_POOL_SIZE):  # 0 or None: as many as may be needed
             options["maxPoolSize"] = max(MIN_POOL_LIMIT, most)
@@ -160,7 +160,7 @@ class MongoStore:
             raise self._problem(error, key, timeout) from bare(error)
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
-        """See Store.apply(). Sent once."""
+        """See Store.apply(). The driver sends it once."""
         where = {"_id": {"$eq": key}} | ({"holders.grant": {"$eq": step.given}} if step.given else {})
         fields = REPLY if step.owner is None else REPLY_TO_OWNER
         with self.bounded(timeout, key):
