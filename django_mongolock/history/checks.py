@@ -49,6 +49,8 @@ def _problem(store: MongoStore) -> str:
     """Why the history cannot be kept; "" if it can. Another check reports a server that does not answer."""
     collection = events_of(store)
     try:
+        if not capped.exists(store.collection):
+            return ""  # `migrate` makes both, and the check of the locks says so
         if missing := missing_rights(collection, RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
         if not capped.exists(collection):

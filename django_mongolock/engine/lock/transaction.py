@@ -103,6 +103,8 @@ class Atomic(Generic[S_co]):
         self._lock.ensure_held()
         self._store = _transactional_store(self._lock)
         self._grants = self._lock._acquired()
+        owner = self._lock._session()
+        self._registry = owner.registry
         self._session = yield self._client.start_session
         try:
             yield partial(
@@ -110,7 +112,7 @@ class Atomic(Generic[S_co]):
                 read_concern=ReadConcern("snapshot"),
                 write_concern=WriteConcern("majority"),
                 read_preference=ReadPreference.PRIMARY,
-                max_commit_time_ms=round(self._lock._session().commands.timeout * 1000),
+                max_commit_time_ms=round(owner.commands.timeout * 1000),
             )
         except BaseException:
             yield from self._abort()
@@ -147,7 +149,7 @@ class Atomic(Generic[S_co]):
         finally:
             for grant in self._grants:  # not before: a renewal would conflict with the commit
                 grant.resume_renewals()
-                self._lock._session().registry.see_to(grant)
+                self._registry.see_to(grant)
             yield from self._abort()
 
     def _match(self) -> Calls[bool]:
