@@ -41,7 +41,7 @@ def page_of(key: str) -> str:
 
 
 def browser(*permissions: str, **fields: Any) -> Client:
-    user = User.objects.create(username=f"user{User.objects.count()}", **{"is_staff": True, **fields})
+    user = User.objects.create(**{"username": f"user{User.objects.count()}", "is_staff": True, **fields})
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     client = Client(enforce_csrf_checks=False)
     client.force_login(user)
@@ -63,11 +63,20 @@ def select(client: Client, action: str, *keys: str, query: str = "?state=all", *
     return client.post(LIST + query, {"action": action, "index": 0, "_selected_action": keys, **fields})
 
 
-def confirm(client: Client, response: Any, url: str = RELEASE) -> Any:
+def fields_of(response: Any) -> dict[str, list[str]]:
+    """What the form of a page sends if nothing is typed."""
+    form = response.content.decode().split('id="content-main"')[1]
+    fields: dict[str, list[str]] = {}
+    for tag in re.findall(r"<input[^>]*>", form):
+        name, value = re.search(r'name="([^"]*)"', tag), re.search(r'value="([^"]*)"', tag)
+        if name and value and not ('type="checkbox"' in tag and "checked" not in tag):
+            fields.setdefault(html.unescape(name[1]), []).append(html.unescape(value[1]))
+    return fields
+
+
+def confirm(client: Client, page: Any, url: str = RELEASE) -> Any:
     """Say yes on the page that asks."""
-    values = re.findall(r'name="lock" value="([^"]*)"', response.content.decode())
-    shown = [html.unescape(value) for value in values]
-    return client.post(url, {"lock": shown, "reason": "it hangs"}, follow=True)
+    return client.post(url, {**fields_of(page), "reason": "it hangs"}, follow=True)
 
 
 def notes(response: Any) -> str:
