@@ -10,19 +10,21 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from django.contrib.admin import site
+from django.contrib.admin import AdminSite, site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.test import Client, RequestFactory
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch, path, reverse
 from django.utils.timezone import localtime
 
 from django_mongolock.admin import listing
+from django_mongolock.admin.dashboard import LockDashboardAdmin
 from django_mongolock.admin.lock_admin import LockAdmin
 from django_mongolock.exceptions import printable
 from django_mongolock.inspection import queries
 from django_mongolock.inspection.display import quote_key, unquote_key
 from django_mongolock.models import Lock
+from django_mongolock.models.lock_model import LockDashboard
 from tests.editing.staff import text_of
 from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
@@ -383,17 +385,17 @@ class TestRights:
         """Not even a superuser adds, edits or deletes: there are no addresses for it, and a POST is refused."""
         root = browser(is_superuser=True)
         before = locks.read("k")
-        for path in ("add/", "k/delete/"):
-            assert root.get(LIST + path).status_code == root.post(LIST + path).status_code == 404
+        for page in ("add/", "k/delete/"):
+            assert root.get(LIST + page).status_code == root.post(LIST + page).status_code == 404
         assert root.post(page_of("k"), {"token": 1}).status_code == 403
         assert select(root, "delete_selected", "k", post="yes").status_code in (200, 302)
         assert root.post(LIST, {"_save": "x", "form-0-token": 1}).status_code in (200, 302)
         with pytest.raises(NoReverseMatch):
             reverse("admin:django_mongolock_lock_delete", args=["k"])
         assert locks.read("k") == before
-        for path in (LIST, page_of("k")):
+        for page in (LIST, page_of("k")):
             assert not re.search(
-                r"addlink|deletelink\"|/add/\"", root.get(path).content.decode().split('id="content"')[1]
+                r"addlink|deletelink\"|/add/\"", root.get(page).content.decode().split('id="content"')[1]
             )
 
 
@@ -548,6 +550,26 @@ def test_permissions_come_with_migrate(locks: Locks) -> None:
     found = Permission.objects.filter(content_type__app_label="django_mongolock", content_type__model="lock")
     own = {"ask_release_lock", "clear_document_lock", "take_over_edit_lock", "view_lock_status"}
     assert set(found.values_list("codename", flat=True)) == {*NAMES, *own}
+
+
+ops = AdminSite("ops")
+ops.register(Lock, LockAdmin)
+ops.register(LockDashboard, LockDashboardAdmin)
+urlpatterns = [path("admin/", site.urls), path("ops/", ops.urls)]
+
+
+@pytest.mark.urls(__name__)
+def test_another_site(locks: Locks, history: Any) -> None:
+    """On another site than Django's own, each link leads to a page of that site, and to none that it does not have."""
+    locks.add("k", [entry(1, held_for=5_000)], [waiter(2, held_for=4_000)])
+    history.insert_one({"key": "k", "event": "granted", "at": now()})
+    client = browser(is_superuser=True)
+    start = "/ops/django_mongolock/lock"
+    assert client.get(f"{start}dashboard/")["Location"] == f"{start}/dashboard/"
+    for page in ("", "dashboard/", "k/change/", "k/waiters/", "force-release/?key=k", "documents/"):
+        content = client.get(f"{start}/{page}").content.decode()
+        assert f'"{start}/' in content
+        assert not re.search('(href|action)="/admin/', content), page
 
 
 WITHOUT_ADMIN = """
