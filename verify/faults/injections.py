@@ -12,11 +12,15 @@ from pymongo import WriteConcern
 from pymongo.errors import PyMongoError
 
 from verify.faults import clocks
-from verify.faults.cluster import Cluster
+from verify.faults.aims import granted_by, held_at
+from verify.faults.cluster import ELECTION, Cluster
 from verify.faults.peers import APPNAME, COLLECTION, DATABASE
 from verify.faults.plans import KEYS
 from verify.faults.proxy import CLIENT, HELD, Rule
+from verify.faults.records import now
 
+#: How often a fault that has an aim takes it. The others come at any moment.
+AIMED: Final = 0.8
 #: How far the clocks of two members may be apart, in seconds.
 SKEW: Final = 8.0
 #: How far the clock of a running primary may be set back, in seconds.
@@ -32,11 +36,11 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a fault may use. sleep: waits, but ends early when the run does."""
+    """What a fault may use. sleep: waits, but ends early when the run does, and says whether it did."""
 
     cluster: Cluster
     chance: random.Random
-    sleep: Callable[[float], object]
+    sleep: Callable[[float], bool]
 
     def last(self, shortest: float, longest: float) -> None:
         """Let the fault last for so long."""
@@ -99,9 +103,36 @@ def _ways(scene: Scene, ways: list[tuple[int, int]], rule: Rule, shortest: float
     scene.cluster.network.clear(ways)
 
 
-def cut_primary(scene: Scene) -> None:
-    """The other members cannot reach the primary; clients can, until it finds that it has lost the election."""
-    _ways(scene, scene.cluster.around(scene.cluster.primary()), HELD, 1, 10)
+def cut_primary(scene: Scene) -> dict[str, Any]:
+    """The other members cannot reach the primary; clients can, until it finds that it has lost the election.
+
+    Most of the time, another one is elected as soon as a lock was released that only the old primary knows of.
+    """
+    cluster, primary = scene.cluster, scene.cluster.primary()
+    ways = cluster.around(primary)
+    aimed = scene.chance.random() < AIMED
+    if aimed:
+        _poll(scene, lambda: bool(held_at(cluster, primary)))
+    held = held_at(cluster, primary)
+    cluster.network.set(ways, HELD)
+    if aimed:
+        _poll(scene, lambda: not held <= held_at(cluster, primary))
+        scene.last(0.1, 0.5)
+    else:
+        scene.last(1, 10)
+    released = held - held_at(cluster, primary)
+    if aimed:
+        cluster.step_up(next(number for number in range(len(cluster.members)) if number != primary), timeout=5)
+    undone = released & held_at(cluster, cluster.primary())
+    cluster.network.clear(ways)
+    return {"undone": sorted(undone)}
+
+
+def _poll(scene: Scene, condition: Callable[[], bool]) -> None:
+    """Wait until something is so, though not as long as an election takes."""
+    end = now() + ELECTION - 1
+    while not condition() and now() < end and not scene.sleep(0.05):
+        pass
 
 
 def isolate_primary(scene: Scene) -> None:
@@ -135,6 +166,26 @@ def late_replies(scene: Scene) -> None:
 def lost_replies(scene: Scene) -> None:
     """Some answers and their connections are lost."""
     _ways(scene, scene.cluster.to_primary(), Rule(lose_replies=scene.chance.uniform(0.02, 0.3)), 1, 6)
+
+
+def lost_grants(scene: Scene) -> dict[str, Any]:
+    """Answers are lost by which a process would have learned that it holds a lock."""
+    share, chance = scene.chance.uniform(0.3, 1.0), random.Random(scene.chance.random())
+    lost: list[tuple[str, float]] = []
+
+    def loses(reply: bytes) -> bool:
+        if (attempt := granted_by(reply)) is None or chance.random() > share:
+            return False
+        lost.append((attempt, now()))
+        return True
+
+    network = scene.cluster.network
+    network.loses, before = loses, network.loses
+    scene.last(0.5, 2)
+    network.loses = before
+    if not lost:
+        raise Skipped
+    return {"lost": lost}
 
 
 # What the server answers
@@ -352,7 +403,7 @@ class Fault:
 
     name: str
     inject: Callable[[Scene], dict[str, Any] | None]
-    lane: Literal["servers", "network", "clients"] = "servers"
+    lane: Literal["servers", "network", "replies", "clients"] = "servers"
     order: bool = True
     servers: bool = True
     clocks: bool = False
@@ -382,6 +433,7 @@ FAULTS: Final[dict[str, Fault]] = {
         Fault("late-commands", late_commands, "network"),
         Fault("late-replies", late_replies, "network"),
         Fault("lost-replies", lost_replies, "network"),
+        Fault("lost-grants", lost_grants, "replies"),
         Fault("fail-closed", fail_closed, "network"),
         # A driver that believes in a change of primary asks for it, but a server that has not changed answers its
         # monitor only every ten seconds (the driver's heartbeat). Until then the client knows no primary.
