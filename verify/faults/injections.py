@@ -1,6 +1,7 @@
 """The faults of servers and networks: each function makes one, lets it last, and heals it. No lock is known here."""
 
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable
@@ -11,7 +12,6 @@ from bson.int64 import Int64
 from pymongo import WriteConcern
 from pymongo.errors import PyMongoError
 
-from verify.faults import clocks
 from verify.faults.aims import granted_by, held_at
 from verify.faults.cluster import ELECTION, Cluster
 from verify.faults.peers import APPNAME, COLLECTION, DATABASE
@@ -193,38 +193,41 @@ def lost_grants(scene: Scene) -> dict[str, Any]:
 _COMMANDS: Final = ["findAndModify", "update", "find", "aggregate", "getMore"]
 
 
-def _failing(scene: Scene, data: dict[str, Any], probability: float) -> None:
-    cluster = scene.cluster
+def _failing(scene: Scene, probability: float, **data: Any) -> None:
     fail = {"appName": APPNAME, "failCommands": [*scene.chance.sample(_COMMANDS, 3), "findAndModify"], **data}
-    for number in range(len(cluster.members)):
-        mode = {"activationProbability": probability}
-        cluster.command(number, "configureFailPoint", "failCommand", mode=mode, data=fail)
-    scene.last(1, 5)
-    for number in range(len(cluster.members)):
-        cluster.command(number, "configureFailPoint", "failCommand", mode="off")
+    _points(scene, range(len(scene.cluster.members)), {"failCommand": fail}, scene.chance.uniform(0.05, probability), 1)
+
+
+def _points(scene: Scene, members: Iterable[int], points: dict[str, Any], probability: float, shortest: float) -> None:
+    """Set failpoints of these members for up to five seconds, each with its data."""
+    mode = {"activationProbability": probability}
+    chosen = list(itertools.product(members, points))
+    for member, point in chosen:
+        scene.cluster.command(member, "configureFailPoint", point, mode=mode, data=points[point])
+    scene.last(shortest, 5)
+    for member, point in chosen:
+        scene.cluster.command(member, "configureFailPoint", point, mode="off")
 
 
 def fail_closed(scene: Scene) -> None:
     """The server closes the connection instead of answering."""
-    _failing(scene, {"closeConnection": True}, scene.chance.uniform(0.05, 0.6))
+    _failing(scene, 0.6, closeConnection=True)
 
 
 def fail_write_concern(scene: Scene) -> None:
     """The write takes effect, and then its write concern fails."""
     error = {"code": scene.chance.choice([64, 91, 11602]), "errmsg": "injected", "codeName": "injected"}
-    _failing(scene, {"writeConcernError": error}, scene.chance.uniform(0.05, 0.6))
+    _failing(scene, 0.6, writeConcernError=error)
 
 
 def fail_not_primary(scene: Scene) -> None:
     """The server reports that it is not the primary, or is shutting down."""
-    code = scene.chance.choice([10107, 13435, 11602, 91, 189])
-    _failing(scene, {"errorCode": code}, scene.chance.uniform(0.05, 0.4))
+    _failing(scene, 0.4, errorCode=scene.chance.choice([10107, 13435, 11602, 91, 189]))
 
 
 def fail_exceeded(scene: Scene) -> None:
     """The server reports a timeout, a failure to get its own locks, or a conflict."""
-    code = scene.chance.choice([50, 262, 24, 112])
-    _failing(scene, {"errorCode": code}, scene.chance.uniform(0.05, 0.4))
+    _failing(scene, 0.4, errorCode=scene.chance.choice([50, 262, 24, 112]))
 
 
 # Clocks
@@ -232,7 +235,7 @@ def fail_exceeded(scene: Scene) -> None:
 
 def wrong_clocks(scene: Scene) -> None:
     """A secondary's clock is set wrong, either way, and it becomes the primary."""
-    cluster = _with_clocks(scene)
+    cluster = scene.cluster
     member = scene.chance.choice(cluster.others())
     # A clock that is set forward under a running primary is a limit that the documentation names: so not that.
     if cluster.command(member, "replSetFreeze", 30) is None:
@@ -258,7 +261,7 @@ def clock_set_far_back(scene: Scene) -> None:
 
 def _set_back(scene: Scene, least: float, most: float, lowest: float) -> None:
     """Set the primary's clock back by *least* to *most* seconds, though no further than *lowest*."""
-    cluster = _with_clocks(scene)
+    cluster = scene.cluster
     dial = cluster.dials[cluster.primary()]
     lowest = max(lowest, dial.offset - most, cluster.purged - time.time())
     if dial.offset - least <= lowest:
@@ -267,25 +270,11 @@ def _set_back(scene: Scene, least: float, most: float, lowest: float) -> None:
     scene.last(0, 2)
 
 
-def _with_clocks(scene: Scene) -> Cluster:
-    if not scene.cluster.dials:
-        raise Skipped
-    return scene.cluster
-
-
 def held_up_commands(scene: Scene) -> None:
     """The server begins commands, and holds them up for up to five seconds before they write: their `$$NOW` is old."""
-    cluster = scene.cluster
-    primary = cluster.primary()
     points = {"hangDuringBatchUpdate": {"nss": f"{DATABASE}.{COLLECTION}"}, "hangBeforeFindAndModifyPerformsUpdate": {}}
-    chosen = scene.chance.choice([list(points)[:1], list(points)[1:], list(points)])
-    probability = scene.chance.uniform(0.1, 0.6)
-    for point in chosen:
-        mode = {"activationProbability": probability}
-        cluster.command(primary, "configureFailPoint", point, mode=mode, data=points[point])
-    scene.last(0.3, 5)
-    for point in chosen:
-        cluster.command(primary, "configureFailPoint", point, mode="off")
+    chosen = {name: points[name] for name in scene.chance.sample(sorted(points), scene.chance.choice([1, 1, 2]))}
+    _points(scene, [scene.cluster.primary()], chosen, scene.chance.uniform(0.1, 0.6), 0.3)
 
 
 # A client that is in the way
@@ -397,8 +386,8 @@ class Fault:
 
     inject: makes it, lets it last, heals it; may return facts for the record. lane: faults of one lane come one after
     the other, those of two at the same time. order: may a waiter lose its place by it? servers: may it stop everybody?
-    clocks: does it set one? linger: for how many seconds longer than others it may be felt. needs: why it cannot be had
-    on this machine, None if it can.
+    clocks: does it set one, which is not possible on every machine? linger: for how many seconds longer than others it
+    may be felt.
     """
 
     name: str
@@ -408,7 +397,6 @@ class Fault:
     servers: bool = True
     clocks: bool = False
     linger: float = 0.0
-    needs: Callable[[], str | None] = lambda: None
 
     @property
     def text(self) -> str:
@@ -440,10 +428,10 @@ FAULTS: Final[dict[str, Fault]] = {
         Fault("fail-write-concern", fail_write_concern, "network", linger=10.0),
         Fault("fail-not-primary", fail_not_primary, "network", linger=10.0),
         Fault("fail-exceeded", fail_exceeded, "network"),
-        Fault("wrong-clocks", wrong_clocks, clocks=True, needs=clocks.missing),
+        Fault("wrong-clocks", wrong_clocks, clocks=True),
         # Nobody loses its place by that, nor its lock: everything goes on as before.
-        Fault("clock-set-back", clock_set_back, clocks=True, needs=clocks.missing),
-        Fault("clock-set-far-back", clock_set_far_back, clocks=True, needs=clocks.missing),
+        Fault("clock-set-back", clock_set_back, clocks=True),
+        Fault("clock-set-far-back", clock_set_far_back, clocks=True),
         Fault("held-up-commands", held_up_commands),
         Fault("stuck-transaction", stuck_transaction, "clients", servers=False),
         Fault("ttl", ttl, order=False),

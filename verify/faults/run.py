@@ -19,6 +19,7 @@ from pymongo.errors import PyMongoError
 from django_mongolock.engine.store.indexes import ensure_indexes
 from testproject.servers import ServerError
 from testproject.servers.process import patience
+from verify.faults import clocks
 from verify.faults.aims import Target, contested, holder_tokens
 from verify.faults.checker import Violation, check, progress
 from verify.faults.cluster import RECOVERY, Cluster
@@ -226,7 +227,8 @@ class Run:
         self.folder = folder
         self.seed = seed
         self.seconds = seconds
-        self.skipped = {name: why for name in names if name in FAULTS and (why := FAULTS[name].needs())}
+        no_clocks = clocks.missing()
+        self.skipped = {name: no_clocks for name in names if name in SET_CLOCKS and no_clocks}
         self.names = [name for name in names if name not in self.skipped]
         self._stop = threading.Event()
         self._over = threading.Event()
