@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from bson.int64 import Int64
 from pymongo import WriteConcern
@@ -18,6 +18,8 @@ from verify.faults.peers import APPNAME, COLLECTION, DATABASE
 from verify.faults.plans import KEYS
 from verify.faults.proxy import CLIENT, HELD, Rule
 from verify.faults.records import now
+
+T = TypeVar("T")
 
 #: How often a fault that has an aim takes it. The others come at any moment.
 AIMED: Final = 0.8
@@ -45,6 +47,13 @@ class Scene:
     def last(self, shortest: float, longest: float) -> None:
         """Let the fault last for so long."""
         self.sleep(self.chance.uniform(shortest, longest))
+
+    def poll(self, look: Callable[[], T]) -> T:
+        """Look until there is something, though not for as long as an election takes; return what there is."""
+        end = now() + ELECTION - 1
+        while not (found := look()) and now() < end and not self.sleep(0.05):
+            pass
+        return found
 
 
 def kill_primary(scene: Scene) -> None:
@@ -112,11 +121,11 @@ def cut_primary(scene: Scene) -> dict[str, Any]:
     ways = cluster.around(primary)
     aimed = scene.chance.random() < AIMED
     if aimed:
-        _poll(scene, lambda: bool(held_at(cluster, primary)))
+        scene.poll(lambda: held_at(cluster, primary))
     held = held_at(cluster, primary)
     cluster.network.set(ways, HELD)
     if aimed:
-        _poll(scene, lambda: not held <= held_at(cluster, primary))
+        scene.poll(lambda: held - held_at(cluster, primary))
         scene.last(0.1, 0.5)
     else:
         scene.last(1, 10)
@@ -126,13 +135,6 @@ def cut_primary(scene: Scene) -> dict[str, Any]:
     undone = released & held_at(cluster, cluster.primary())
     cluster.network.clear(ways)
     return {"undone": sorted(undone)}
-
-
-def _poll(scene: Scene, condition: Callable[[], bool]) -> None:
-    """Wait until something is so, though not as long as an election takes."""
-    end = now() + ELECTION - 1
-    while not condition() and now() < end and not scene.sleep(0.05):
-        pass
 
 
 def isolate_primary(scene: Scene) -> None:

@@ -129,7 +129,7 @@ class Crew:
 
     def _aim(self, scene: Scene) -> tuple[BaseProcess, Target | None]:
         """Choose one that holds what another one waits for; sometimes, or if there is none, any."""
-        targets = contested(scene.cluster) if scene.chance.random() < AIMED else []
+        targets = scene.poll(lambda: contested(scene.cluster)) if scene.chance.random() < AIMED else []
         workers = {process.pid: process for process, kind in list(self.running.items()) if kind != "janitor"}
         if targets := [target for target in targets if target.group in workers]:
             (target,) = scene.chance.choices(targets, [1 / target.lease for target in targets])
@@ -138,12 +138,12 @@ class Crew:
 
     def kill(self, scene: Scene) -> None:
         """Kill one with all its children, and replace it."""
+        (victim, _), since = self._aim(scene), now()
         with self._mutex:
-            (victim, _), since = self._aim(scene), now()
-            self._kill(victim)
-            kind = self.running.pop(victim)
-            self.journal.write("fault", since, u=now(), name="kill-worker", order=False)
-            self._add(kind)
+            if victim in self.running:
+                self._kill(victim)
+                self.journal.write("fault", since, u=now(), name="kill-worker", order=False)
+                self._add(self.running.pop(victim))
 
     def _kill(self, process: BaseProcess) -> None:
         self.journal.write("kill", group=process.pid)
