@@ -13,7 +13,7 @@ from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..checks import has_wrong_settings
 from ..conf import get_settings, warning
-from ..engine.store import capped
+from ..engine.store import layout
 from ..engine.store.mongo import MongoStore
 from ..inspection.server import missing_rights
 from .writer import events_of
@@ -49,13 +49,13 @@ def _problem(store: MongoStore) -> str:
     """Why the history cannot be kept; "" if it can. Another check reports a server that does not answer."""
     collection = events_of(store)
     try:
-        if not capped.exists(store.collection):
+        if not layout.exists(store.collection):
             return ""  # `migrate` makes both, and the check of the locks says so
         if missing := missing_rights(collection, RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-        if not capped.exists(collection):
+        if not layout.exists(collection):
             return f"there is no collection {collection.name}"
-        if capped.stays_open(collection) is None:
+        if layout.stays_open(collection) is None:
             return f"the collection {collection.name} is not a capped one"
     except PyMongoError:
         pass

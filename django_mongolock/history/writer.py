@@ -28,7 +28,7 @@ from ..engine.logs import WARNING, log, log_exception
 from ..engine.session.grant import Grant
 from ..engine.session.notifications import Observer
 from ..engine.session.worker_threads import WorkerThreads
-from ..engine.store.capped import make_capped
+from ..engine.store.layout import make_capped
 from ..engine.store.mongo import MongoStore
 from ..inspection.operations import FACTS
 from .events import Happened

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from ..engine import clock
-from ..engine.protocol import runner
+from ..engine.protocol import actions
 from ..engine.protocol.actions import Action, Apply, Pause, Protocol, WaitResult
 from ..engine.protocol.processes import Fate
 from ..engine.rule.deadlock import Cycle, cycle_of
@@ -317,7 +317,7 @@ class MemorySession(Session):
 
     def run(self, steps: Protocol[T]) -> T:
         """See Session.run(). Where only time can end a wait, let it go by at once."""
-        return runner.run(steps, partial(self._perform, threading.current_thread()))
+        return actions.run(steps, partial(self._perform, threading.current_thread()))
 
     def _perform(self, thread: threading.Thread, action: Action) -> Any:
         if isinstance(action, Pause):

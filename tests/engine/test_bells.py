@@ -19,7 +19,7 @@ from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import waits
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import bells
-from django_mongolock.engine.store.capped import stays_open
+from django_mongolock.engine.store.layout import stays_open
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspection import operations

@@ -21,7 +21,7 @@ from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.session import Session, Sessions
-from django_mongolock.engine.store.indexes import INDEXES, missing_indexes
+from django_mongolock.engine.store.layout import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockMisused
 from tests.engine.conftest import Document, Here, HoldUp, LockMaker, renewed

@@ -19,7 +19,7 @@ OFTEN: Final = 0.5
 EACH: Final = 0.3
 
 LOW: Final[dict[str, float]] = {
-    "rule.pipeline.PURGE_STEP": 2_000,
+    "rule.expressions.PURGE_STEP": 2_000,
     "rule.step.BRIEF_RETENTION": 1_000,
     "rule.document.MAX_HOLDERS": 3,
     "rule.document.LEAP": 50,
@@ -67,11 +67,11 @@ EXEMPT: Final[dict[str, str]] = {
     "protocol.actions.FOREVER": _NAMES,
     "store.bells.AWAIT_MS": _REAL_STORE,
     "store.bells.COLLECTIONS": _REAL_STORE,
-    "store.bells.LOOK_EVERY": _REAL_STORE,
+    "store.layout.LOOK_EVERY": _REAL_STORE,
     "store.bells.RING_TIMEOUT": _REAL_STORE,
     "store.bells.SIZE": _REAL_STORE,
-    "store.capped._EXISTS": _REAL_STORE,
-    "store.capped._UNAUTHORIZED": _REAL_STORE,
+    "store.layout._EXISTS": _REAL_STORE,
+    "store.layout._UNAUTHORIZED": _REAL_STORE,
     "rule.deadlock.MAX_DEPTH": _REAL_STORE,
     "rule.document.LAST_TOKEN": _DAMAGE,
     "rule.document.LONGEST_CLAIM": _BY_DESIGN,
@@ -85,7 +85,7 @@ EXEMPT: Final[dict[str, str]] = {
     "store.mongo.MAX_IDLE_MS": _REAL_STORE,
     "store.mongo.MIN_POOL_LIMIT": _REAL_STORE,
     "rule.options._LONGEST": "it bounds what a caller may ask for",
-    "rule.validity._ZERO": _NAMES,
+    "rule.expressions._ZERO": _NAMES,
     "session.commands.BULK_LIMIT": _BY_DESIGN,
     "session.errands.MOST_TRIES": "no named lock has errands: they are of document locks and fencing",
     "session.releases.MAX_RELEASES": _BY_DESIGN,
@@ -121,9 +121,9 @@ def lowered(seed: int) -> list[Constant]:
     """The constants that are lower in the run of a seed."""
     chance = random.Random(f"constants {seed}")
     if chance.random() >= OFTEN:
-        chosen = ["rule.pipeline.PURGE_STEP"]
+        chosen = ["rule.expressions.PURGE_STEP"]
     else:
-        chosen = [name for name in LOW if chance.random() < EACH or name == "rule.pipeline.PURGE_STEP"]
+        chosen = [name for name in LOW if chance.random() < EACH or name == "rule.expressions.PURGE_STEP"]
     return [_lower(name) for name in chosen]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...exceptions import LockBackendFailed, LockError, LockMisused
 from .. import clock
-from ..protocol import runner
+from ..protocol import actions
 from ..protocol.actions import Answer, Apply, Protocol, Read
 from ..protocol.procedures import TOMBSTONE_TTL
 from ..protocol.processes import NO_PROCESS
@@ -120,7 +120,7 @@ class Parked(Detached):
 
     def send(self, steps: Protocol[Reply]) -> Reply:
         """Run steps without a session, which would count the command as a beat."""
-        return runner.run(steps, self._perform)
+        return actions.run(steps, self._perform)
 
     def _perform(self, action: Any) -> Answer:
         return Answer(self.store.apply(self._stored, action.step, self.timeout), 0.0, 0.0)

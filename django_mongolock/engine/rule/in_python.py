@@ -14,7 +14,7 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from .document import LEAP, LONGEST_CLAIM, MAX_HOLDERS, MAX_TOMBSTONES, SAME_TIME, SCHEMA, weight
-from .pipeline import PURGE_STEP
+from .expressions import PURGE_STEP
 from .step import Limits, Step
 
 Document = dict[str, Any]

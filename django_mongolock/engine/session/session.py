@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ...exceptions import LockMisused
 from .. import clock
-from ..protocol import runner
+from ..protocol import actions
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
 from .commands import Commands
@@ -72,12 +72,12 @@ class Session(Shared):
         Celery's soft time limit) must not strike inside the driver, whose pool does not survive it.
         """
         if threading.current_thread() is threading.main_thread():
-            return runner.run(steps, self.commands.call)
-        return runner.run(steps, self.commands.perform)
+            return actions.run(steps, self.commands.call)
+        return actions.run(steps, self.commands.perform)
 
     def arun(self, steps: Protocol[T]) -> Coroutine[Any, Any, T]:
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
-        return runner.arun(steps, self.commands.acall)
+        return actions.arun(steps, self.commands.acall)
 
     def acquired(self, grant: Grant, granted: Granted) -> None:
         """Record that *grant* is held, and report it. Raises LockMisused if the session was closed meanwhile."""
