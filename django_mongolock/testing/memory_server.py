@@ -310,7 +310,7 @@ class MemorySession(Session):
                 if user.lock() is not None and (call := user.calls.get("on_lost")) is not None:
                     reported.append(threading.Event())
                     user.calls["on_lost"] = partial(_call_and_set, call, reported[-1])
-            if self.ending.taken(grant):
+            if self.ending.not_found(grant):
                 for each in reported:
                     each.wait(5.0)
         return len(grants)

@@ -156,7 +156,7 @@ def test_what_is_lost_while_a_hand_over_to_it_is_under_way(memory: Memory, monke
     memory.apply(remove=(grant.id,), force=True)
     removed: list[Grant] = []
     monkeypatch.setattr(memory.session.cleanup, "ensure_removed", lambda grant, **_: removed.append(grant))
-    memory.session.ending.taken(grant)
+    memory.session.ending.not_found(grant)
     assert removed == [grant]
 
 
@@ -180,6 +180,31 @@ def test_a_copy_of_the_command_does_not_bring_back(memory: Memory, how: str, dou
     document = memory.server.documents["k"]
     assert document["waiters"] == []
     assert grant.id not in [each["grant"] for each in document["holders"]]
+
+
+def test_a_copy_of_the_command_of_a_process_that_is_gone(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F174, P6: its owner has resumed and released the lock. What the network has held up locks nothing after that."""
+    owned = replace(LONG, owner="me")
+    gone = memory.other("k", terms=owned).acquire()
+    monkeypatch.setattr(memory.session, "fate", lambda process: "gone")
+    with memory.lock(terms=owned):
+        assert not memory.server.documents["k"]["waiters"]
+    memory.session.store.apply("k", grant_of(gone).acquisition.enter(False).step, TIMEOUT)
+    assert memory.holders() == []
+
+
+def test_what_its_thread_has_lost_while_it_asks_for_another(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat may take it out at any moment: that is no error of the lock that is asked for."""
+    first, second, owner = memory.lock("a").acquire(), memory.lock("b").acquire(), Grant.owner
+
+    def owner_of(grant: Grant) -> Any:
+        memory.session.registry.forget(grant_of(second))
+        return owner(grant)
+
+    monkeypatch.setattr(Grant, "owner", owner_of)
+    with memory.lock("c") as third:
+        assert third.held
+    assert first.held
 
 
 @pytest.mark.parametrize("how", ["release", "downgrade", "park"])

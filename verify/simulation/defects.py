@@ -25,7 +25,7 @@ from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
 from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import worker_threads
 from django_mongolock.engine.session.commands import Commands
-from django_mongolock.engine.session.ending import LOST, Cleanup, Ending, How
+from django_mongolock.engine.session.ending import Cleanup, Ending, How
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.grant_registry import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
@@ -405,7 +405,7 @@ def lost_not_removed(patches: Patches) -> None:
     def report_only(self: Ending, grant: Grant, how: How, **options: Any) -> None:
         pending = dict(self._cleanup.pending)
         end(self, grant, how, **options)
-        if how is LOST:
+        if how is How.LOST:
             self._cleanup.pending = pending
 
     patches.set(Ending, "end", report_only)
@@ -570,7 +570,7 @@ def taken_and_forgotten(patches: Patches) -> None:
     end = Ending.end
 
     def without_doubt(self: Ending, grant: Grant, how: How, **options: Any) -> None:
-        grant.outcome_unknown &= how is not LOST
+        grant.outcome_unknown &= how is not How.LOST
         end(self, grant, how, **options)
 
     patches.set(Ending, "end", without_doubt)
@@ -631,7 +631,7 @@ def loss_untold(patches: Patches) -> None:
     end = Ending.end
 
     def untold(self: Ending, grant: Grant, how: How, **options: Any) -> None:
-        self.forget(grant) if how is LOST else end(self, grant, how, **options)
+        self.forget(grant) if how is How.LOST else end(self, grant, how, **options)
 
     patches.set(Ending, "end", untold)
 

@@ -25,7 +25,7 @@ from ..protocol.processes import NO_PROCESS
 from ..rule.document import Terms, entry, milliseconds
 from ..rule.replies import Reply
 from ..rule.step import Step
-from ..session.ending import ABANDONED, HANDED_OVER
+from ..session.ending import How
 from ..session.grant import Grant
 from ..session.session import Session
 from ..store.base import Store
@@ -173,11 +173,11 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
     try:
         parked = park(session.store, grant.key, terms, facts, former=grant, timeout=session.commands.timeout)
         if isinstance(parked, Parked):
-            session.ending.end(grant, HANDED_OVER)
+            session.ending.end(grant, How.REPLACED)
         else:
-            session.ending.taken(grant, by_release=True)
+            session.ending.not_found(grant, by_release=True)
     except BaseException:
-        session.ending.end(grant, ABANDONED, stays=True)
+        session.ending.end(grant, How.ABANDONED, stays=True)
         raise
     finally:
         own.clear(grants)

@@ -14,10 +14,11 @@ from typing import Final
 from ...exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..logs import WARNING, log
 from ..protocol import procedures
-from ..protocol.actions import FOREVER, Acquisition, Protocol, ReleaseUncontended
+from ..protocol.actions import FOREVER, Acquisition, Apply, Protocol, ReleaseUncontended
 from ..rule.document import Terms, milliseconds
 from ..rule.options import LockOptions, Seconds, check_seconds
-from ..session.ending import ABANDONED, LOST, REFUSED, RELEASED
+from ..rule.step import Step
+from ..session.ending import How
 from ..session.grant import Grant, OwnerToken, User
 from ..session.grant_registry import current_worker
 from ..session.session import Session
@@ -77,12 +78,12 @@ class LockGrants:
                 grant = yield from self._acquire_one(session, key, (began, deadline), tokens, trial=wait == 0)
                 grants.append(grant)
                 began = session.now()
-            self._refuse_lost(grants)
-            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
-            self.last = self.grants
             where = calling_line()
             for grant in grants:
                 grant.acquired_from = grant.acquired_from or where
+            self._refuse_lost(grants)
+            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
+            self.last = self.grants
         except LockNotAcquired:
             try:
                 if session.now() < deadline + session.commands.timeout:
@@ -113,7 +114,7 @@ class LockGrants:
             left = yield ReleaseUncontended(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
             for grant in alone:
                 if grant.key not in left:
-                    session.ending.end(grant, RELEASED)
+                    session.ending.end(grant, How.RELEASED)
                     grants.remove(grant)
 
     def _begin(self) -> None:
@@ -136,11 +137,11 @@ class LockGrants:
     ) -> Protocol[Grant]:
         """Acquire one key. times: when the wait for it began, and until when it may last."""
         worker = current_worker()
-        mine = session.registry.held_by(worker).get(key)
-        if mine is not None and (token := (yield from self._enter_again(session, mine))) is not None:
+        held = session.registry.held_by(worker)
+        if (mine := held.get(key)) is not None and (token := (yield from self._enter_again(session, mine))) is not None:
             tokens.append(token)
             return mine
-        grant = self.new_grant(session, key, worker)
+        grant = self.new_grant(session, key, worker, held, self.terms)
         tokens.append(grant.own(session.heartbeat.inbox.put))
         began, deadline = times
         grant.waiting.began, grant.waiting.back_by = began, deadline + session.commands.timeout
@@ -177,7 +178,7 @@ class LockGrants:
             answer = yield grant.acquisition.confirm()
             if answer.reply.token == grant.token:
                 raise self._reentry(grant)
-            session.ending.taken(grant)
+            session.ending.not_found(grant)
             return None
         return token if grant.share(self._user) else None
 
@@ -188,11 +189,12 @@ class LockGrants:
         error.differs = self.options.reentrant
         return error
 
-    def new_grant(self, session: Session, key: str, worker: object, terms: Terms | None = None) -> Grant:
-        """A grant that has not been asked for yet. terms: if not those of the lock."""
-        terms, options, facts = terms or self.terms, self.options, self._facts()
-        # What its worker holds already. A release that is still on its way is waited for, and is no deadlock.
-        others = [grant for grant in session.registry.held_by(worker).values() if grant.owner() is not None]
+    def new_grant(self, session: Session, key: str, worker: object, held: Mapping[str, Grant], terms: Terms) -> Grant:
+        """A grant that has not been asked for yet. held: what its *worker* holds already."""
+        options, facts = self.options, self._facts()
+        # A release that is still on its way is waited for, and is no deadlock. Copied at once: the heartbeat may take
+        # one out that is lost.
+        others = [grant for grant in list(held.values()) if grant.owner() is not None]
         # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
         name = others[0].acquisition.worker if others else f"{session.id}/{secrets.token_hex(4)}"
         # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
@@ -232,8 +234,8 @@ class LockGrants:
         # In this order: `finish_handover` writes the others before it says that the hand-over is over. And unless it
         # was refused, nothing says whether the last command took effect, or still will.
         if grant.in_doubt or waiting.answer is not None or (waiting.sent and not refused):
-            session.ending.end(grant, ABANDONED)
-        session.ending.end(grant, REFUSED, reason=reason)
+            session.ending.end(grant, How.ABANDONED)
+        session.ending.end(grant, How.REFUSED, reason=reason)
 
     # Release
 
@@ -262,12 +264,13 @@ class LockGrants:
 
     def _release_one(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
         """Release one grant, unless another lock object of its worker shares it; return whether it was held."""
+        releaser = current_worker()
         if (was_held := grant.leave(self._lock)) is None:
             return grant.held
         if not was_held:
-            session.ending.end(grant, LOST)
+            session.ending.end(grant, How.LOST)
             return False
-        grant.releaser = current_worker()
+        grant.releaser = releaser
         stays = grant.terms.min_hold > 0 and not early
         heir = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
         answer = None
@@ -282,15 +285,15 @@ class LockGrants:
             )
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
-            session.ending.end(grant, ABANDONED, stays=stays)
+            session.ending.end(grant, How.ABANDONED, stays=stays)
             was_there = True
         finally:
             if heir is not None:
                 session.queue.finish_handover(heir, answer)
         if was_there:
-            session.ending.end(grant, RELEASED)
+            session.ending.end(grant, How.RELEASED)
         else:
-            was_there = not session.ending.taken(grant, by_release=True)
+            was_there = not session.ending.not_found(grant, by_release=True)
         return was_there
 
     def abandon(self, *, stays: bool = False) -> None:
@@ -305,7 +308,7 @@ class LockGrants:
         """Have grants removed in the background. May be called again for the same ones. stays: see `abandon`."""
         for grant in grants:
             if grant.leave(self._lock) is not None:
-                session.ending.end(grant, ABANDONED, stays=stays)
+                session.ending.end(grant, How.ABANDONED, stays=stays)
 
     # Extend
 
@@ -317,11 +320,12 @@ class LockGrants:
             return False
         for grant in grants:
             length = max(wanted, grant.lease.length)
-            server_lease = milliseconds(grant.terms.server_lease_of(length))
-            answer = yield from procedures.extend(grant.key, grant.id, milliseconds(length), server_lease)
+            lease_ms, server_ms = milliseconds(length), milliseconds(grant.terms.server_lease_of(length))
+            step = Step(ask=grant.id, renew=(grant.id,), lease=lease_ms, server_lease=server_ms)
+            answer = yield Apply(grant.key, step)
             # With another token, it was taken away, and a command of before that was held up has brought it back.
             if answer.reply.token != grant.token:
-                session.ending.taken(grant)
+                session.ending.not_found(grant)
                 break
             if answer.whole:
                 grant.renewed(answer.sent + length, answer.now, length)

@@ -169,10 +169,10 @@ class Acquisition:
     def enter(self, trial: bool) -> Apply:
         return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial))
 
-    def resume(self, former: str, trial: bool) -> Apply:
-        """Take the place of a grant of the same owner whose process is gone."""
-        step = Step(ask=self.grant, add=self.entry, remove=(former,), force=True, resumes=True, trial=trial)
-        return Apply(self.key, step)
+    def resume(self, former: str, trial: bool, tombstone_ttl: int) -> Apply:
+        """Take the place of a grant of the same owner whose process is gone. What that has sent may still arrive."""
+        others: dict[str, Any] = {"remove": (former,), "force": True, "tombstone_ttl": tombstone_ttl, "resumes": True}
+        return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial, **others))
 
     def confirm(self) -> Apply:
         return Apply(self.key, Step(ask=self.grant, renew=(self.grant,)))

@@ -167,7 +167,7 @@ class Commands:
             grant.waiting.sent = True
             step = self.with_arrival(step, step.add, grant, sent)
         try:
-            reply = self._take(key, step, timeout, grant)
+            reply = self._send_step(key, step, timeout, grant)
         except LockBackendFailed:
             if step.add is not None and grant is not None:
                 grant.outcome_unknown = True
@@ -184,7 +184,7 @@ class Commands:
             step = replace(step, add={**entry, "behind": waiting.behind})
         return step
 
-    def _take(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
+    def _send_step(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
         """Apply the step; if the key is probably free, first in the form that is short for the server."""
         if step.only_adds and self._free_keys.guess(key):
             started = self._session.now()

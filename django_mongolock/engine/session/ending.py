@@ -4,7 +4,7 @@ How a grant ends, who says so, and what may be left of it in the document then:
 
 - REFUSED: its caller, who waits for it no more. Nothing is left; where that is not known, ABANDONED comes first.
 - RELEASED: its caller, whose command has removed it. Nothing is left, unless an election undoes that: see `releases`.
-- HANDED_OVER: its caller, whose command has put another grant in its place: a downgrade, a parked lock.
+- REPLACED: its caller, whose command has put another grant in its place: a downgrade, a parked lock.
 - ABANDONED: its caller, or the heartbeat where no caller is left, and it is not known how it stands. It may be there,
   or a command that adds it on its way: `Cleanup` sees to it in the background that it is gone.
 - LOST: the heartbeat, whose clock is past its deadline, or a command that should have found it. Where it was taken
@@ -33,7 +33,7 @@ from ..logs import DEBUG, WARNING, log
 from ..protocol import procedures
 from ..protocol.actions import FOREVER, Apply
 from .commands import SHORTEST_COMMAND, Commands
-from .grant import TAKEN, Grant, OwnerRef, State
+from .grant import NOT_FOUND, Grant, OwnerRef, State
 from .grant_registry import ForeignThread
 from .shared import BACKGROUND, RELEASE, Shared
 
@@ -48,16 +48,9 @@ class How(Enum):
 
     REFUSED = "refused"
     RELEASED = "released"
-    HANDED_OVER = "handed over"
+    REPLACED = "replaced"
     ABANDONED = "abandoned"
     LOST = "lost"
-
-
-REFUSED: Final = How.REFUSED
-RELEASED: Final = How.RELEASED
-HANDED_OVER: Final = How.HANDED_OVER
-ABANDONED: Final = How.ABANDONED
-LOST: Final = How.LOST
 
 
 @dataclass(slots=True)
@@ -191,18 +184,18 @@ class Ending:
         stays: an abandoned one was held, and its minimum hold is to last. noticed: the session has noticed the end,
         rather than the caller. reason: why a refused one is not asked for any more.
         """
-        if how is LOST and grant.state is not State.LOST:
+        if how is How.LOST and grant.state is not State.LOST:
             return  # another thread has just released it, and sees to it
-        if how is ABANDONED:
+        if how is How.ABANDONED:
             grant.release()
         is_news = self.forget(grant)
         # Of a lost grant that was taken away, only a copy of its command can be left: that must not bring it back.
-        if how is ABANDONED or (how is LOST and is_news and (grant.reason != TAKEN or grant.in_doubt)):
+        if how is How.ABANDONED or (how is How.LOST and is_news and (grant.reason != NOT_FOUND or grant.in_doubt)):
             if self._session.pid != os.getpid():
                 return
             self._cleanup.ensure_removed(grant, stays=stays)
         grant.owner_ref = None
-        if how is REFUSED:
+        if how is How.REFUSED:
             self._session.notifications.not_acquired(grant, reason, self._session.now() - grant.waiting.began)
         else:
             self._session.notifications.ended(grant, noticed=noticed)
@@ -215,13 +208,13 @@ class Ending:
             self._session.queue.wake_first(grant.line)
         return known
 
-    def taken(self, grant: Grant, *, by_release: bool = False, noticed: bool = False) -> bool:
+    def not_found(self, grant: Grant, *, by_release: bool = False, noticed: bool = False) -> bool:
         """End *grant*, which a command should have found in its document. Return whether that it is lost is news.
 
         by_release: it was the command that was to release it, so the grant is not held any more.
         """
-        if is_news := grant.lose(TAKEN, by_release=by_release):
-            self.end(grant, LOST, noticed=noticed)
+        if is_news := grant.lose(NOT_FOUND, by_release=by_release):
+            self.end(grant, How.LOST, noticed=noticed)
         return is_news
 
 
@@ -256,7 +249,7 @@ class Orphans:
         for grant in list(self._session.queue.waiting.values()):
             if _has_ended(grant.worker):
                 self._session.queue.leave(grant)
-                self._ending.end(grant, ABANDONED, noticed=True)
+                self._ending.end(grant, How.ABANDONED, noticed=True)
 
     def _clean_up(self, grant: Grant) -> None:
         """Do the clean-up in which a signal interrupted the caller."""
@@ -267,7 +260,7 @@ class Orphans:
         if was_held:
             self._release(grant, "its lock object is gone")
         else:
-            self._ending.end(grant, ABANDONED, stays=grant.state is State.RELEASED, noticed=True)
+            self._ending.end(grant, How.ABANDONED, stays=grant.state is State.RELEASED, noticed=True)
         # The caller may have left the line without waking the next.
         self._session.queue.wake_first(grant.line)
         if was_held:
@@ -276,7 +269,7 @@ class Orphans:
 
     def _release(self, grant: Grant, why: str) -> None:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
-        self._ending.end(grant, ABANDONED, stays=True, noticed=True)
+        self._ending.end(grant, How.ABANDONED, stays=True, noticed=True)
 
 
 def _has_ended(worker: object) -> bool:

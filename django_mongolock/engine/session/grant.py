@@ -17,7 +17,7 @@ from ..rule.document import Terms
 from .wakeups import Waiting
 
 #: Why a grant was lost that is not in its document any more.
-TAKEN: Final = "it was taken away, or its lease ended on the server"
+NOT_FOUND: Final = "it was taken away, or its lease ended on the server"
 
 CLOSED: Final = "its session was closed"
 

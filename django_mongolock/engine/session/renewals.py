@@ -10,7 +10,7 @@ from ..logs import DEBUG, WARNING, log
 from ..rule.replies import Found
 from ..rule.step import Step
 from .commands import Commands
-from .ending import LOST, Ending
+from .ending import Ending, How
 from .grant import Grant, State
 from .shared import RENEWAL, REQUEST, Shared
 
@@ -48,7 +48,7 @@ class Renewals:
         grants = list(self._session.registry.grants.values())
         for grant in grants:
             if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
-                self._ending.end(grant, LOST, noticed=True)
+                self._ending.end(grant, How.LOST, noticed=True)
         for state in (State.HELD, State.WAITING):
             self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
 
@@ -137,7 +137,7 @@ class Renewals:
         elif held and found is not None and beat is None and found.token >= grant.token and sent >= grant.lease.since:
             # Majority-committed, and no older than the grant itself; an id never comes back. Where the document was
             # missing (`MongoStore.renew`), only the time says that.
-            self._ending.taken(grant, noticed=True)
+            self._ending.not_found(grant, noticed=True)
         else:
             grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:

@@ -15,7 +15,7 @@ from ..protocol import actions
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
 from .commands import Commands
-from .ending import RELEASED, Cleanup, Ending, Orphans
+from .ending import Cleanup, Ending, How, Orphans
 from .errands import Errands
 from .grant import CLOSED, Grant, State
 from .notifications import Observer
@@ -94,7 +94,7 @@ class Session(Shared):
                 self.waits.listen()
         self.notifications.acquired(grant)
         if grant.id not in self.registry.grants:  # it has ended since, when there was nothing to report yet
-            self.ending.end(grant, RELEASED)
+            self.ending.end(grant, How.RELEASED)
 
     # The end
 
@@ -122,7 +122,7 @@ class Session(Shared):
                 self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
         self.cleanup.finish(held, end)
         for grant in ended:
-            self.ending.end(grant, RELEASED)
+            self.ending.end(grant, How.RELEASED)
         self.waits.look()
         self.errands.flush(end - self.now())  # with what is left: they were tried beside the releases
         for part in (self.threads, self.notifications, self.store):

@@ -44,7 +44,7 @@ from .base import Notes, is_heard_here
 from .bells import Bells
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .errors import bare, forget_frames, is_refusal, translate
-from .indexes import IndexKeeper
+from .layout import IndexKeeper
 
 Document = dict[str, Any]
 
