@@ -53,10 +53,10 @@ LOW: Final[dict[str, float]] = {
     "session.shared.MOST_THREADS": 16,
     "session.waits.CANCELLED_WITHIN": 0.1,
     "session.waits.LONGEST_HANDOVER": 0.1,
-    "session.worker_calls.OVERTIME": 0.1,
-    "session.worker_calls.LEAST": 0.005,
-    "session.worker_threads.PER_KEY": 1,
-    "session.worker_threads.SLOW": 0.05,
+    "session.worker_threads.OVERTIME": 0.1,
+    "session.worker_threads.LEAST": 0.005,
+    "session.lanes.PER_KEY": 1,
+    "session.lanes.SLOW": 0.05,
 }
 
 _NAMES = "it names something, or stands for none: nothing can reach it"

@@ -23,7 +23,7 @@ from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.in_python import Moment, _Rule
 from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
 from django_mongolock.engine.rule.step import Step
-from django_mongolock.engine.session import worker_threads
+from django_mongolock.engine.session import lanes
 from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.ending import Cleanup, Ending, How
 from django_mongolock.engine.session.grant import Grant, State
@@ -484,7 +484,7 @@ def one_by_one_at_exit(patches: Patches) -> None:
 
 @_defect
 def all_threads_for_one_key(patches: Patches) -> None:
-    patches.set(worker_threads, "PER_KEY", 1_000)
+    patches.set(lanes, "PER_KEY", 1_000)
 
 
 @_defect
