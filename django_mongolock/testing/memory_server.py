@@ -281,7 +281,7 @@ class MemorySession(Session):
     def die(self) -> None:
         """End without releasing anything, as a process does that is killed."""
         for grant in list(self.registry.grants.values()):
-            grant.lose("its process died")
+            grant.mark_lost("its process died")
             self.ending.forget(grant)
         self.close()
 
@@ -327,7 +327,7 @@ class MemorySession(Session):
         return self.commands.call(action) if thread is threading.main_thread() else self.commands.perform(action)
 
     def _let_time_go_by(self, grant: Grant, seconds: float) -> WaitResult:
-        self.notifications.contended(grant)
+        self.notifications.report_contended(grant)
         if self.now() - grant.waiting.began > LONGEST_WAIT:
             raise LockMisused(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
         self._server.advance(min(seconds, LONGEST_STEP))

@@ -55,7 +55,7 @@ class World:
         session = own(lock).session
         assert session is not None
         for grant in list(session.registry.grants.values()):
-            grant.lose("killed")
+            grant.mark_lost("killed")
             session.ending.forget(grant)
 
     def take_away(self, lock: MongoLock) -> None:

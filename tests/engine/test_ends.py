@@ -195,13 +195,13 @@ def test_a_copy_of_the_command_of_a_process_that_is_gone(memory: Memory, monkeyp
 
 def test_what_its_thread_has_lost_while_it_asks_for_another(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heartbeat may take it out at any moment: that is no error of the lock that is asked for."""
-    first, second, owner = memory.lock("a").acquire(), memory.lock("b").acquire(), Grant.owner
+    first, second, owner = memory.lock("a").acquire(), memory.lock("b").acquire(), Grant.owner_token
 
     def owner_of(grant: Grant) -> Any:
-        memory.session.registry.forget(grant_of(second))
+        memory.session.registry.remove(grant_of(second))
         return owner(grant)
 
-    monkeypatch.setattr(Grant, "owner", owner_of)
+    monkeypatch.setattr(Grant, "owner_token", owner_of)
     with memory.lock("c") as third:
         assert third.held
     assert first.held
@@ -231,7 +231,7 @@ async def test_a_wrong_argument_releases_nothing(memory: Memory) -> None:
 def test_a_grant_that_ends_before_it_is_reported(memory: Memory, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """F169: its process was stopped for longer than the lease, or the session is closed, just then: it is reported as
     acquired, and as lost, and nothing is known of it any more."""
-    hold = memory.session.registry.hold
+    hold = memory.session.registry.note_held
 
     def late(grant: Grant) -> None:
         if how == "close":
@@ -241,7 +241,7 @@ def test_a_grant_that_ends_before_it_is_reported(memory: Memory, monkeypatch: py
             memory.session.heartbeat.do_due()
         hold(grant)
 
-    monkeypatch.setattr(memory.session.registry, "hold", late)
+    monkeypatch.setattr(memory.session.registry, "note_held", late)
     with pytest.raises(LockLost):
         memory.lock().acquire()
     assert memory.events == [("acquired", "k"), ("lost", "k")]
@@ -263,7 +263,7 @@ def test_two_ends_at_once_are_one(memory: Memory, monkeypatch: pytest.MonkeyPatc
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "reported" and not others:
-                others.append(memory.in_thread(functools.partial(memory.session.notifications.ended, grant)))
+                others.append(memory.in_thread(functools.partial(memory.session.notifications.report_end, grant)))
                 others[0].join(0.2)
             setattr(reporting, name, value)
 
@@ -474,7 +474,7 @@ def test_each_object_that_shares_a_grant_is_told(memory: Memory, event: str, lef
     if event == "lost":
         memory.session.lose("k")
     else:
-        memory.session.notifications.release_requested(grant_of(inner), "me")
+        memory.session.notifications.report_release_request(grant_of(inner), "me")
     expected = {inner} if left else {outer, inner}
     assert eventually(lambda: set(told) == expected)
     assert not eventually(lambda: len(told) > len(expected), 0.1)
@@ -493,7 +493,7 @@ def test_a_grant_that_is_entered_again_while_it_is_released(memory: Memory, monk
     """F172: it is shared before, and stays held; or after, and is another grant."""
     outer = memory.lock(reentrant=True).acquire()
     inner = memory.lock(reentrant=True)
-    owner = Grant.owner
+    owner = Grant.owner_token
     released: list[object] = []
 
     def look(grant: Grant) -> Any:
@@ -502,7 +502,7 @@ def test_a_grant_that_is_entered_again_while_it_is_released(memory: Memory, monk
             released.append(Call(memory.in_thread, outer.release).end())
         return token
 
-    monkeypatch.setattr(Grant, "owner", look)
+    monkeypatch.setattr(Grant, "owner_token", look)
     inner.acquire()
     assert released == [True]
     assert inner.held

@@ -22,11 +22,11 @@ from django_mongolock.engine.rule.document import LEAP, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.replies import Found, Reply
 from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.session.core import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import HoldUp, make_lock

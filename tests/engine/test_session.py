@@ -250,7 +250,7 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
                 seen.append((self.state, self.remaining))
 
     grant = Watched("id", "k", Terms(), auto_renew=True, worker=None)
-    grant.hold(Granted(5, NOW, clock.now() + 30, clock.now()))
+    grant.mark_held(Granted(5, NOW, clock.now() + 30, clock.now()))
     assert seen
     assert all(remaining > 0 for _, remaining in seen)
     assert grant.held
@@ -260,13 +260,13 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
     lock: LockMaker, session: Session, other: LockMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P1, F161: closing removes what is being asked for. The answer that grants it comes after that: it is not held."""
-    acquired = session.acquired
+    acquired = session.note_granted
 
     def late(grant: Grant, granted: Granted) -> None:
         session.close()
         acquired(grant, granted)
 
-    monkeypatch.setattr(session, "acquired", late)
+    monkeypatch.setattr(session, "note_granted", late)
     mine = lock()
     with pytest.raises(LockMisused, match="the session was closed while a waiter was in it"):
         mine.acquire()
@@ -277,11 +277,11 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
 def test_a_reported_end_is_final() -> None:
     """P7: an answer that comes after the deadline does not bring the grant back to life."""
     grant = Grant("id", "k", Terms(lease=10), auto_renew=True, worker=None)
-    grant.hold(Granted(5, NOW, clock.now() - 1, clock.now() - 11))
+    grant.mark_held(Granted(5, NOW, clock.now() - 1, clock.now() - 11))
     assert not grant.held
     grant.renewed(clock.now() + 10, clock.now())
     assert not grant.held
-    assert not grant.release()
+    assert not grant.mark_released()
     assert grant.state is State.LOST
 
 

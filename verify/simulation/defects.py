@@ -456,13 +456,13 @@ def late_renewal(patches: Patches) -> None:
 
 @_defect
 def closed_and_held(patches: Patches) -> None:
-    hold = Grant.hold
+    hold = Grant.mark_held
 
     def hold_all_the_same(self: Grant, granted: Granted) -> bool:
         self.state = State.WAITING
         return hold(self, granted)
 
-    patches.set(Grant, "hold", hold_all_the_same)
+    patches.set(Grant, "mark_held", hold_all_the_same)
 
 
 @_defect

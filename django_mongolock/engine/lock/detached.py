@@ -167,7 +167,7 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
         raise LockMisused("only a lock on one key that is acquired can be detached")
     (grant,) = grants
     # First: from now on it is no loss if a renewal does not find it.
-    if not (lock.held and grant.release()):  # lost, or a parent's, which is not ours to park
+    if not (lock.held and grant.mark_released()):  # lost, or a parent's, which is not ours to park
         lock.release()
         return None
     try:

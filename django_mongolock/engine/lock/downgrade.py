@@ -32,7 +32,7 @@ def downgrade(own: LockGrants) -> Protocol[bool]:
     for grant in grants:
         terms = replace(grant.terms, mode="shared", capacity=UNLIMITED, lease=grant.lease.length)
         reader = own.new_grant(session, grant.key, grant.worker, session.registry.held_by(grant.worker), terms)
-        token = reader.own(session.heartbeat.inbox.put)
+        token = reader.new_owner_token(session.heartbeat.inbox.put)
         reader.acquired_from = grant.acquired_from
         if not (yield from _replace(own, session, grant, reader)):
             return False
@@ -51,7 +51,7 @@ def _replace(own: LockGrants, session: Session, grant: Grant, reader: Grant) -> 
     try:
         # First: from now on it is no loss if a renewal does not find it.
         granted = None
-        if grant.release():
+        if grant.mark_released():
             granted = yield from procedures.downgrade(
                 reader.acquisition, grant.id, until, now, leave_tombstone=grant.needs_tombstone()
             )
@@ -67,6 +67,6 @@ def _replace(own: LockGrants, session: Session, grant: Grant, reader: Grant) -> 
         own.give_up(session, reader, LockLost(grant.key, grant.token, grant.reason))
         session.ending.end(grant, How.LOST)
         return False
-    session.acquired(reader, granted)
+    session.note_granted(reader, granted)
     session.ending.end(grant, How.REPLACED)
     return True

@@ -66,7 +66,7 @@ class LockGrants:
         release them meanwhile, and of no grants at all it would be true that all are held."""
         return bool(grants) and self.is_ours and all(grant.held for grant in grants)
 
-    def acquire(self, session: Session, wait: float | None) -> Protocol[None]:
+    def acquire_all(self, session: Session, wait: float | None) -> Protocol[None]:
         """Acquire all keys, or none."""
         self._begin()
         called = began = session.now()
@@ -75,7 +75,7 @@ class LockGrants:
         tokens: list[OwnerToken] = []
         try:
             for key in self.keys:
-                grant = yield from self._acquire_one(session, key, (began, deadline), tokens, trial=wait == 0)
+                grant = yield from self._acquire_key(session, key, (began, deadline), tokens, trial=wait == 0)
                 grants.append(grant)
                 began = session.now()
             where = calling_line()
@@ -107,7 +107,7 @@ class LockGrants:
 
     def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
         """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
-        alone = [grant for grant in grants if not grant.in_doubt and grant.leave(self._lock)]
+        alone = [grant for grant in grants if not grant.in_doubt and grant.drop_user(self._lock)]
         if not alone:
             return
         with contextlib.suppress(LockBackendFailed):
@@ -126,7 +126,7 @@ class LockGrants:
         self.grants = self.last = self._owner_tokens = ()
         self._user = self._new_user()
 
-    def _acquire_one(
+    def _acquire_key(
         self,
         session: Session,
         key: str,
@@ -142,7 +142,7 @@ class LockGrants:
             tokens.append(token)
             return mine
         grant = self.new_grant(session, key, worker, held, self.terms)
-        tokens.append(grant.own(session.heartbeat.inbox.put))
+        tokens.append(grant.new_owner_token(session.heartbeat.inbox.put))
         began, deadline = times
         grant.waiting.began, grant.waiting.back_by = began, deadline + session.commands.timeout
         answer = None
@@ -157,7 +157,7 @@ class LockGrants:
             granted = yield from procedures.acquire(
                 grant.acquisition, deadline, now, since=began, trial=trial, answer=answer
             )
-            session.acquired(grant, granted)
+            session.note_granted(grant, granted)
         except BaseException as error:
             self.give_up(session, grant, error)
             raise
@@ -170,7 +170,7 @@ class LockGrants:
 
         Raises LockReentry unless that is meant, and can be.
         """
-        if (token := grant.owner()) is None:
+        if (token := grant.owner_token()) is None:
             return None
         mine, its = ((each.mode, each.capacity, each.weight) for each in (self.terms, grant.terms))
         if not (self.options.reentrant and mine == its):
@@ -180,7 +180,7 @@ class LockGrants:
                 raise self._reentry(grant)
             session.ending.not_found(grant)
             return None
-        return token if grant.share(self._user) else None
+        return token if grant.add_user(self._user) else None
 
     def _reentry(self, grant: Grant) -> LockReentry:
         """The error. (Where it is raised no variable has it: it leads to the frames there, and they to a token.)"""
@@ -194,7 +194,7 @@ class LockGrants:
         options, facts = self.options, self._facts()
         # A release that is still on its way is waited for, and is no deadlock. Copied at once: the heartbeat may take
         # one out that is lost.
-        others = [grant for grant in list(held.values()) if grant.owner() is not None]
+        others = [grant for grant in list(held.values()) if grant.owner_token() is not None]
         # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
         name = others[0].acquisition.worker if others else f"{session.id}/{secrets.token_hex(4)}"
         # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
@@ -239,7 +239,7 @@ class LockGrants:
 
     # Release
 
-    def release(self, early: bool = False) -> Protocol[bool]:
+    def release_all(self, early: bool = False) -> Protocol[bool]:
         """Release all keys; return whether all were held until then. early: also end their minimum hold."""
         # The tokens, too: another thread may clear them, and the heartbeat would release what is being released.
         session, grants, tokens = self.session, self.grants, self._owner_tokens
@@ -248,7 +248,7 @@ class LockGrants:
         ours = bool(grants)
         try:
             for grant in grants:
-                ours &= yield from self._release_one(session, grant, early)
+                ours &= yield from self._release_key(session, grant, early)
         except BaseException:
             self._drop(session, grants, stays=not early)
             raise
@@ -262,10 +262,10 @@ class LockGrants:
         if self.grants is grants:
             self.grants = self._owner_tokens = ()
 
-    def _release_one(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
+    def _release_key(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
         """Release one grant, unless another lock object of its worker shares it; return whether it was held."""
         releaser = current_worker()
-        if (was_held := grant.leave(self._lock)) is None:
+        if (was_held := grant.drop_user(self._lock)) is None:
             return grant.held
         if not was_held:
             session.ending.end(grant, How.LOST)
@@ -307,12 +307,12 @@ class LockGrants:
     def _drop(self, session: Session, grants: Iterable[Grant], *, stays: bool = False) -> None:
         """Have grants removed in the background. May be called again for the same ones. stays: see `abandon`."""
         for grant in grants:
-            if grant.leave(self._lock) is not None:
+            if grant.drop_user(self._lock) is not None:
                 session.ending.end(grant, How.ABANDONED, stays=stays)
 
     # Extend
 
-    def extend(self, lease: Seconds | None) -> Protocol[bool]:
+    def extend_all(self, lease: Seconds | None) -> Protocol[bool]:
         """Push the end of every lease to *lease* seconds from now; return whether all are held."""
         wanted = 0.0 if lease is None else check_seconds("lease", lease)
         session, grants = self.session, self.grants
@@ -331,7 +331,7 @@ class LockGrants:
                 grant.renewed(answer.sent + length, answer.now, length)
         if self.all_held(grants):
             return True
-        return self.grants is not grants and (yield from self.extend(lease))  # downgraded meanwhile
+        return self.grants is not grants and (yield from self.extend_all(lease))  # downgraded meanwhile
 
     def replace(self, grant: Grant, other: Grant, token: OwnerToken) -> None:
         """*other*, with its *token*, has taken the place of *grant*. If that was released meanwhile by another thread,

@@ -26,9 +26,9 @@ from ..protocol.procedures import releasing
 from ..rule.document import milliseconds
 from ..rule.replies import Reply
 from ..rule.step import Step
+from .core import RELEASE, REQUEST, SessionCore
 from .grant import Grant, State
 from .releases import FreeKeys, Releases, UnconfirmedRelease
-from .shared import RELEASE, REQUEST, Shared
 from .waits import Waits
 
 #: What has waited for less than this has its place in a queue by when its command comes, in seconds.
@@ -45,7 +45,7 @@ class Commands:
     timeout: the most seconds that a command may take. numbers: one for each command, by which its effect is known.
     """
 
-    def __init__(self, session: Shared, waits: Waits, timeout: float) -> None:
+    def __init__(self, session: SessionCore, waits: Waits, timeout: float) -> None:
         self.timeout = timeout
         self.numbers = itertools.count(1)
         self.releases = Releases()

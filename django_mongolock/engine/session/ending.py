@@ -33,9 +33,9 @@ from ..logs import DEBUG, WARNING, log
 from ..protocol import procedures
 from ..protocol.actions import FOREVER, Apply
 from .commands import SHORTEST_COMMAND, Commands
+from .core import BACKGROUND, RELEASE, SessionCore
 from .grant import NOT_FOUND, Grant, OwnerRef, State
 from .grant_registry import ForeignThread
-from .shared import BACKGROUND, RELEASE, Shared
 
 #: How long to wait before a grant is removed again where that failed, in seconds.
 TRY_AGAIN_AFTER: Final = 1.0
@@ -70,7 +70,7 @@ class Cleanup:
     whose release an election has undone. pending: the removals that are not known to have succeeded, by grant id.
     """
 
-    def __init__(self, session: Shared, commands: Commands) -> None:
+    def __init__(self, session: SessionCore, commands: Commands) -> None:
         self.pending: dict[str, Removal] = {}
         self._session = session
         self._commands = commands
@@ -174,7 +174,7 @@ class Cleanup:
 class Ending:
     """Ends the grants of a session. May be called from any thread."""
 
-    def __init__(self, session: Shared, cleanup: Cleanup) -> None:
+    def __init__(self, session: SessionCore, cleanup: Cleanup) -> None:
         self._session = session
         self._cleanup = cleanup
 
@@ -187,7 +187,7 @@ class Ending:
         if how is How.LOST and grant.state is not State.LOST:
             return  # another thread has just released it, and sees to it
         if how is How.ABANDONED:
-            grant.release()
+            grant.mark_released()
         is_news = self.forget(grant)
         # Of a lost grant that was taken away, only a copy of its command can be left: that must not bring it back.
         if how is How.ABANDONED or (how is How.LOST and is_news and (grant.reason != NOT_FOUND or grant.in_doubt)):
@@ -196,14 +196,14 @@ class Ending:
             self._cleanup.ensure_removed(grant, stays=stays)
         grant.owner_ref = None
         if how is How.REFUSED:
-            self._session.notifications.not_acquired(grant, reason, self._session.now() - grant.waiting.began)
+            self._session.notifications.report_not_acquired(grant, reason, self._session.now() - grant.waiting.began)
         else:
-            self._session.notifications.ended(grant, noticed=noticed)
+            self._session.notifications.report_end(grant, noticed=noticed)
 
     def forget(self, grant: Grant) -> bool:
         """Renew it no more, and let the next of its line ask. Return whether it was renewed until now."""
         was_held = self._session.registry.by_line.get(grant.line) is grant
-        known = self._session.registry.forget(grant)
+        known = self._session.registry.remove(grant)
         if was_held and grant.line in self._session.queue.lines:
             self._session.queue.wake_first(grant.line)
         return known
@@ -213,7 +213,7 @@ class Ending:
 
         by_release: it was the command that was to release it, so the grant is not held any more.
         """
-        if is_news := grant.lose(NOT_FOUND, by_release=by_release):
+        if is_news := grant.mark_lost(NOT_FOUND, by_release=by_release):
             self.end(grant, How.LOST, noticed=noticed)
         return is_news
 
@@ -226,7 +226,7 @@ class Orphans:
     and a task would outlive its soft time limit.
     """
 
-    def __init__(self, session: Shared, ending: Ending) -> None:
+    def __init__(self, session: SessionCore, ending: Ending) -> None:
         self._session = session
         self._ending = ending
 

@@ -176,7 +176,7 @@ class Grant:
         """Whether it is held, and not past its deadline. Once this has been False after a grant, it stays so."""
         if self.state is State.HELD and (now := self.now()) >= self.lease.until:
             early = now < self.lease.last
-            self.lose("its lease ended before it was renewed" if early else "it was held longer than max_hold")
+            self.mark_lost("its lease ended before it was renewed" if early else "it was held longer than max_hold")
         return self.state is State.HELD
 
     @property
@@ -229,14 +229,14 @@ class Grant:
             self.state is State.HELD and lease.auto_renew and lease.until < lease.last
         )
 
-    def own(self, report: Callable[[OwnerRef], object]) -> OwnerToken:
+    def new_owner_token(self, report: Callable[[OwnerRef], object]) -> OwnerToken:
         """Return its owner token. If that dies before all is done, *report* has the heartbeat clean up."""
         token = OwnerToken()
         self.owner_ref = OwnerRef(token, report)
         self.owner_ref.grant = self
         return token
 
-    def share(self, user: User) -> bool:
+    def add_user(self, user: User) -> bool:
         """Let *user* have it, too. Return whether it is still held."""
         with self._mutex:
             if self.state is State.HELD:
@@ -257,7 +257,7 @@ class Grant:
                 self.reporting.reported = "end"
             return is_news
 
-    def hold(self, granted: Granted) -> bool:
+    def mark_held(self, granted: Granted) -> bool:
         """Note that it was granted. Return False where it has ended before, as its session was closed meanwhile."""
         lease = self.lease
         with self._mutex:
@@ -312,23 +312,23 @@ class Grant:
             self.lease.deferred = False
             self.lease.renew_at = min(self.lease.renew_at, self.lease.next_renewal(self.now()))
 
-    def lose(self, reason: str, *, by_release: bool = False) -> bool:
+    def mark_lost(self, reason: str, *, by_release: bool = False) -> bool:
         """Note that it is not ours any more. Return whether that is news.
 
         by_release: it was about to be released, and was not there, though no other part of its session released it.
         """
         return bool(self._end(State.LOST, reason, by_release=by_release))
 
-    def owner(self) -> OwnerToken | None:
+    def owner_token(self) -> OwnerToken | None:
         """Its owner token, while it is held; None if the heartbeat is about to release it, since no code can."""
         return self.owner_ref() if self.held and self.owner_ref is not None else None
 
-    def release(self) -> bool:
+    def mark_released(self) -> bool:
         """Note that it is about to be released. Return whether it was held until now."""
         return self.held and bool(self._end(State.RELEASED, "released"))
 
-    def leave(self, lock: weakref.ref[object]) -> bool | None:
-        """See release(). But while other lock objects than *lock* have it, it stays held, and None is returned."""
+    def drop_user(self, lock: weakref.ref[object]) -> bool | None:
+        """See mark_released(). While other lock objects than *lock* have it, it stays held, and None is returned."""
         return self.held and self._end(State.RELEASED, "released", leaving=lock)
 
     def _end(self, state: State, reason: str, *, by_release: bool = False, leaving: Any = None) -> bool | None:

@@ -10,9 +10,9 @@ from ..logs import DEBUG, WARNING, log
 from ..rule.replies import Found
 from ..rule.step import Step
 from .commands import Commands
+from .core import RENEWAL, REQUEST, SessionCore
 from .ending import Ending, How
 from .grant import Grant, State
-from .shared import RENEWAL, REQUEST, Shared
 
 #: How many keys one renewal takes. One that did not get through is made again key by key, with a short limit first: so
 #: documents that cannot be written cost the others of their process little more than the time of one command.
@@ -29,7 +29,7 @@ class Renewals:
     in_threads: whether each batch has a thread of its own.
     """
 
-    def __init__(self, session: Shared, commands: Commands, ending: Ending) -> None:
+    def __init__(self, session: SessionCore, commands: Commands, ending: Ending) -> None:
         self.in_threads = True
         self._session = session
         self._commands = commands
@@ -133,7 +133,7 @@ class Renewals:
             if length == grant.length and sent + length >= grant.lease.until:
                 grant.renewed(sent + length, self._session.now())
             if beat.release_requested_by is not None:
-                self._session.notifications.release_requested(grant, beat.release_requested_by)
+                self._session.notifications.report_release_request(grant, beat.release_requested_by)
         elif held and found is not None and beat is None and found.token >= grant.token and sent >= grant.lease.since:
             # Majority-committed, and no older than the grant itself; an id never comes back. Where the document was
             # missing (`MongoStore.renew`), only the time says that.

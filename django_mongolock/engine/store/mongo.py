@@ -54,7 +54,7 @@ UNNOTICED: Final = WriteConcern(w=1, j=False)
 MAJORITY: Final = WriteConcern(w="majority", j=True)
 
 #: Each command that waits for a connection delays the renewals. So however few connections the project allows its own
-#: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`shared.MOST_THREADS`) may need
+#: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`core.MOST_THREADS`) may need
 #: one each, and so may threads of the program.
 MIN_POOL_LIMIT: Final = 160
 #: What a renewal finds where there was no document: no later grant either.
