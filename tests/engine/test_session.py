@@ -15,7 +15,7 @@ import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.protocol.actions import Granted
+from django_mongolock.engine.protocol.actions import Acquisition, Granted
 from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.session import heartbeat as keeping
@@ -276,7 +276,7 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
 
 def test_a_reported_end_is_final() -> None:
     """P7: an answer that comes after the deadline does not bring the grant back to life."""
-    grant = Grant("id", "k", Terms(lease=10), auto_renew=True, worker=None)
+    grant = Grant(Acquisition("k", "id", Terms(lease=10)), auto_renew=True, worker=None)
     grant.mark_held(Granted(5, NOW, clock.now() - 1, clock.now() - 11))
     assert not grant.held
     grant.renewed(clock.now() + 10, clock.now())

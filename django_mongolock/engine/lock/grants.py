@@ -198,21 +198,9 @@ class LockGrants:
         # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
         name = others[0].acquisition.worker if others else f"{session.id}/{secrets.token_hex(4)}"
         # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
-        grant = Grant(
+        acquisition = Acquisition(
+            key,
             f"{session.id}.{next(session.commands.numbers)}-{secrets.token_hex(4)}",
-            key,
-            terms,
-            auto_renew=options.auto_renew,
-            worker=worker,
-            max_hold=options.max_hold,
-            nested=bool(others),
-            now=session.now,
-        )
-        grant.users = (self._user,)
-        grant.reporting.template = options.templates.get(key, "")
-        grant.acquisition = Acquisition(
-            key,
-            grant.id,
             terms,
             session.id,
             name,
@@ -221,6 +209,15 @@ class LockGrants:
             whole=options.whole or not options.auto_renew,
             nested=bool(others),
         )
+        grant = Grant(
+            acquisition,
+            worker=worker,
+            auto_renew=options.auto_renew,
+            max_hold=options.max_hold,
+            now=session.now,
+            users=(self._user,),
+        )
+        grant.reporting.template = options.templates.get(key, "")
         return grant
 
     def give_up(self, session: Session, grant: Grant, error: BaseException) -> None:

@@ -135,21 +135,20 @@ class Grant:
     arrive, whatever came of the next.
     """
 
-    id: str
-    key: str
-    terms: Terms
+    acquisition: Acquisition
     _: KW_ONLY
     worker: object
     auto_renew: InitVar[bool]
     max_hold: InitVar[float | None] = None
-    nested: InitVar[bool] = False
     now: Callable[[], float] = clock.now
+    id: str = field(init=False)
+    key: str = field(init=False)
+    terms: Terms = field(init=False)
     line: LineKey = field(init=False)
     users: tuple[User, ...] = ()
     releaser: object = None
     acquired_from: str = ""
     acquired_at: datetime | None = None
-    acquisition: Acquisition = field(init=False)
     owner_ref: OwnerRef | None = None
     outcome_unknown: bool = False
     token: int = 0
@@ -160,10 +159,12 @@ class Grant:
     waiting: Waiting = field(init=False)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self, auto_renew: bool, max_hold: float | None, nested: bool) -> None:
-        began, key, terms = self.now(), self.key, self.terms
+    def __post_init__(self, auto_renew: bool, max_hold: float | None) -> None:
+        began, acquisition, terms = self.now(), self.acquisition, self.acquisition.terms
+        self.id, self.key, self.terms = acquisition.grant, acquisition.key, terms
         # A holder that waits for another lock stands in a line of its own: the document must show every deadlock.
-        self.line = key, terms.mode, terms.capacity, terms.weight, terms.owner, id(self.worker) if nested else 0
+        own = id(self.worker) if acquisition.nested else 0
+        self.line = self.key, terms.mode, terms.capacity, terms.weight, terms.owner, own
         renew_at = began + terms.waiter_lease / 3
         self.lease = Lease(terms.lease, terms.waiter_lease, renew_at, auto_renew, max_hold)
         self.waiting = Waiting(began)

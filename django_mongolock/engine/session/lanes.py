@@ -15,7 +15,7 @@ PER_KEY: Final = 2
 SLOW: Final = 0.5
 
 
-class Entry(Protocol):
+class InLane(Protocol):
     """What is to be known of a call to find its turn: see `worker_threads.Call`."""
 
     lane: OrderedDict[Any, None]
@@ -26,7 +26,7 @@ class Entry(Protocol):
     decided: _thread.LockType
 
 
-E = TypeVar("E", bound=Entry)
+E = TypeVar("E", bound=InLane)
 #: Those that wait for their turn, in its order.
 Lane = OrderedDict[E, None]
 
