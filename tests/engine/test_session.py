@@ -249,7 +249,7 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
             if getattr(self, "state", None) is State.HELD:
                 seen.append((self.state, self.remaining))
 
-    grant = Watched("id", "k", Terms(), auto_renew=True, worker=None)
+    grant = Watched(Acquisition("k", "id", Terms()), auto_renew=True, worker=None)
     grant.mark_held(Granted(5, NOW, clock.now() + 30, clock.now()))
     assert seen
     assert all(remaining > 0 for _, remaining in seen)
@@ -380,7 +380,7 @@ def test_a_longer_lease_counts_when_its_command_is_answered(lock: LockMaker) -> 
     with lock(terms=CALM) as held:
         (grant,) = own(held).grants
         deadline = grant.lease.until
-        steps = own(held).extend(500)
+        steps = own(held).extend_all(500)
         next(steps)  # it is sent
         assert grant.lease.until == deadline
         steps.close()
