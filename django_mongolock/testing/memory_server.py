@@ -18,9 +18,9 @@ from ..engine.protocol import actions
 from ..engine.protocol.actions import Action, Apply, Pause, Protocol, WaitResult
 from ..engine.protocol.processes import Fate
 from ..engine.rule.deadlock import Cycle, cycle_of
+from ..engine.rule.document import Limits, Step
 from ..engine.rule.in_python import Moment, apply_rule
 from ..engine.rule.replies import Bell, Found, Reply, read_found
-from ..engine.rule.step import Limits, Step
 from ..engine.session.grant import Grant
 from ..engine.session.heartbeat import Chore
 from ..engine.session.notifications import Observer

@@ -18,10 +18,9 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol.actions import Apply
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
-from django_mongolock.engine.rule.document import LEAP, Terms, entry
+from django_mongolock.engine.rule.document import LEAP, Limits, Step, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.replies import Found, Reply
-from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.session.core import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
 from django_mongolock.engine.session.grant import Grant

@@ -25,9 +25,8 @@ from django_mongolock.engine.protocol.actions import (
 from django_mongolock.engine.protocol.procedures import PollSchedule
 from django_mongolock.engine.protocol.processes import Fate
 from django_mongolock.engine.rule.deadlock import Cycle, Wait
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.replies import Former, News, Reply
-from django_mongolock.engine.rule.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
 
 NOW = datetime.now(UTC)

@@ -20,7 +20,7 @@ EACH: Final = 0.3
 
 LOW: Final[dict[str, float]] = {
     "rule.expressions.PURGE_STEP": 2_000,
-    "rule.step.BRIEF_RETENTION": 1_000,
+    "rule.document.BRIEF_RETENTION": 1_000,
     "rule.document.MAX_HOLDERS": 3,
     "rule.document.LEAP": 50,
     "protocol.procedures.TOMBSTONE_TTL": 60_000,

@@ -19,10 +19,9 @@ from django_mongolock.engine.lock.grants import LockGrants
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.protocol.actions import Acquisition, Answer, Apply, Granted, WaitResult
 from django_mongolock.engine.rule import in_python
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.in_python import Moment, _Rule
 from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
-from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import lanes
 from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.ending import Cleanup, Ending, How

@@ -22,9 +22,8 @@ from ..protocol import actions
 from ..protocol.actions import Answer, Apply, Protocol, Read
 from ..protocol.procedures import TOMBSTONE_TTL
 from ..protocol.processes import NO_PROCESS
-from ..rule.document import Terms, entry, milliseconds
+from ..rule.document import Step, Terms, entry, milliseconds
 from ..rule.replies import Reply
-from ..rule.step import Step
 from ..session.ending import How
 from ..session.grant import Grant
 from ..session.session import Session

@@ -15,9 +15,8 @@ from ...exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcqui
 from ..logs import WARNING, log
 from ..protocol import procedures
 from ..protocol.actions import FOREVER, Acquisition, Apply, Protocol, ReleaseUncontended
-from ..rule.document import Terms, milliseconds
+from ..rule.document import Step, Terms, milliseconds
 from ..rule.options import LockOptions, Seconds, check_seconds
-from ..rule.step import Step
 from ..session.ending import How
 from ..session.grant import Grant, OwnerToken, User
 from ..session.grant_registry import current_worker

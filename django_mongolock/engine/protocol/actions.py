@@ -10,9 +10,8 @@ from datetime import datetime
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 from typing import Protocol as Interface
 
-from ..rule.document import Terms, entry
+from ..rule.document import Step, Terms, entry
 from ..rule.replies import News, Reply
-from ..rule.step import Step
 from .processes import Fate
 
 FOREVER: Final = float("inf")

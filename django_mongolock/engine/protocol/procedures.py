@@ -15,8 +15,8 @@ from typing import Any, Final
 from ...exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockMisused, LockNotAcquired, LockQueueFull
 from ..clock import backoff
 from ..rule.deadlock import Cycle
+from ..rule.document import Step
 from ..rule.replies import News, Reply
-from ..rule.step import Step
 from .actions import (
     FOREVER,
     Acquisition,

@@ -38,7 +38,7 @@ from typing import Final
 
 from bson.raw_bson import RawBSONDocument
 
-from .document import LEAP, LONGEST_CLAIM, MAX_ENTRIES, MAX_HOLDERS, MAX_TOMBSTONES, SAME_TIME
+from .document import LEAP, LONGEST_CLAIM, MAX_ENTRIES, MAX_HOLDERS, MAX_TOMBSTONES, SAME_TIME, Step
 from .expressions import (
     BLANK,
     IS_ASKED,
@@ -55,7 +55,6 @@ from .expressions import (
     purge_time,
     size,
 )
-from .step import Step
 
 #: Whether the document was written by the clock of another primary, or by this one before it was set back. Two commands
 #: with one cluster time were parsed with no write in between, in an unknown order: if this one shows a much later time,

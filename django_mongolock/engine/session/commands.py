@@ -23,9 +23,8 @@ from ..protocol.actions import (
     ReleaseUncontended,
 )
 from ..protocol.procedures import releasing
-from ..rule.document import milliseconds
+from ..rule.document import Step, milliseconds
 from ..rule.replies import Reply
-from ..rule.step import Step
 from .core import RELEASE, REQUEST, SessionCore
 from .grant import Grant, State
 from .releases import FreeKeys, Releases, UnconfirmedRelease

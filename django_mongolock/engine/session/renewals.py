@@ -7,8 +7,8 @@ from typing import Final
 
 from ...exceptions import LockBackendFailed
 from ..logs import DEBUG, WARNING, log
+from ..rule.document import Step
 from ..rule.replies import Found
-from ..rule.step import Step
 from .commands import Commands
 from .core import RENEWAL, REQUEST, SessionCore
 from .ending import Ending, How

@@ -22,7 +22,7 @@ from pymongo.read_concern import ReadConcern
 
 from ...exceptions import LockBackendFailed, LockDocumentDamaged
 from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
-from ..rule.document import LAST_TOKEN, find_damage
+from ..rule.document import LAST_TOKEN, Limits, Step, find_damage
 from ..rule.expressions import IS_WHOLE
 from ..rule.pipeline import pipeline
 from ..rule.replies import (
@@ -39,7 +39,6 @@ from ..rule.replies import (
     read_taken,
 )
 from ..rule.short_forms import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
-from ..rule.step import Limits, Step
 from .base import Notes, is_heard_here
 from .bells import Bells
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
