@@ -190,10 +190,10 @@ class LockGrants:
 
     def new_grant(self, session: Session, key: str, worker: object, held: Mapping[str, Grant], terms: Terms) -> Grant:
         """A grant that has not been asked for yet. held: what its *worker* holds already."""
-        options, facts = self.options, self._facts()
         # A release that is still on its way is waited for, and is no deadlock. Copied at once: the heartbeat may take
         # one out that is lost.
         others = [grant for grant in list(held.values()) if grant.owner_token() is not None]
+        options, facts = self.options, self._facts()
         # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
         name = others[0].acquisition.worker if others else f"{session.id}/{secrets.token_hex(4)}"
         # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
