@@ -10,8 +10,8 @@ class IdempotencyConfig(AppConfig):
     verbose_name = _("Results that are kept")
 
     def ready(self) -> None:
-        from ..engine.store.indexes import purged
-        from .results import results_beside
+        from ..engine.store.layout import purged
+        from .calls import results_beside
 
         if results_beside not in purged:
             purged.append(results_beside)
