@@ -153,13 +153,6 @@ class TestWhoIsMeant:
         assert str(TOKEN + 3) not in message("k")
 
 
-class TestRights:
-    @pytest.mark.parametrize("path", [RELEASE, ASK])
-    @pytest.mark.parametrize("method", ["get", "put", "delete"])
-    def test_only_post(self, admin: Client, path: str, method: str) -> None:
-        assert getattr(admin, method)(path).status_code == 405
-
-
 class TestTheHistory:
     """What happened to a lock is on its page, and in a list of all."""
 

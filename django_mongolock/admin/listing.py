@@ -58,38 +58,51 @@ class Computed(Func):
         return ORDERS[self.name]
 
 
+#: The states by which the list can be filtered.
+STATES: Final = {
+    "held": _("Held"),
+    "waited": _("With waiters"),
+    "kept": _("Kept"),
+    "stale": _("Stale"),
+    "free": _("Free"),
+    "all": _("All states"),
+}
+
+
+def chosen_state(request: HttpRequest) -> str:
+    """The state of the locks that the list shows. The default is "held", and "all" for a search."""
+    chosen = request.GET.get(StateFilter.parameter_name, "")
+    return chosen if chosen in STATES else "all" if request.GET.get(SEARCH_VAR, "").strip() else "held"
+
+
+def sorts_all(request: HttpRequest) -> bool:
+    """Whether the list is of locks with a lease: few enough to be sorted by what has no index."""
+    return chosen_state(request) not in ("all", "free")
+
+
 class StateFilter(admin.SimpleListFilter):
-    """The state of a lock. The default is "held", and "all" for a search."""
+    """The state of a lock."""
 
     title = _("state")
     parameter_name = "state"
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Lock], model_admin: Any) -> None:
-        self.default = "all" if request.GET.get(SEARCH_VAR, "").strip() else "held"
         super().__init__(request, params, model, model_admin)
+        self.state = chosen_state(request)
 
     def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:
-        return [
-            ("held", _("Held")),
-            ("waited", _("With waiters")),
-            ("kept", _("Kept")),
-            ("stale", _("Stale")),
-            ("free", _("Free")),
-            ("all", _("All states")),
-        ]
+        return list(STATES.items())
 
     def value(self) -> str:
-        chosen = super().value()
-        return chosen if chosen in dict(self.lookup_choices) else self.default
+        return self.state
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
         for value, title in self.lookup_choices:
             query = changelist.get_query_string({self.parameter_name: value})
-            yield {"selected": value == self.value(), "query_string": query, "display": title}
+            yield {"selected": value == self.state, "query_string": query, "display": title}
 
     def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Lock]:
-        choose = {"waited": "waited_for"}.get(self.value(), self.value())
-        chosen: QuerySet[Lock] = getattr(queryset, choose)()
+        chosen: QuerySet[Lock] = getattr(queryset, {"waited": "waited_for"}.get(self.state, self.state))()
         return chosen
 
 
@@ -111,12 +124,6 @@ class ModeFilter(admin.SimpleListFilter):
         if self.value() not in dict(self.lookup_choices):
             return queryset
         return queryset.filter(_of_holders({"mode": str(self.value())}))
-
-
-def sorts_all(request: HttpRequest) -> bool:
-    """Whether the list is of locks with a lease: few enough to be sorted by what has no index."""
-    default = "all" if request.GET.get(SEARCH_VAR, "").strip() else "held"
-    return request.GET.get(StateFilter.parameter_name, default) not in ("all", "free")
 
 
 def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
@@ -233,11 +240,10 @@ class LockChangeList(BoundedChangeList):
             ping(store, get_settings().COMMAND_TIMEOUT)
         super().get_results(request)
         self.is_unused = not self.result_count and count(store, {}, timeout=self.timeout()) == 0
-        states = [spec.value() for spec in self.filter_specs if isinstance(spec, StateFilter)]
-        self.is_narrowed = states != ["all"] or ModeFilter.parameter_name in self.params
-        waited = self.params.get(StateFilter.parameter_name) == "waited"
+        state = chosen_state(request)
+        self.is_narrowed = state != "all" or ModeFilter.parameter_name in self.params
         ours = starting(get_settings().KEY_PREFIX)
-        self.deadlocks = find_deadlocks(store, ours, self.timeout()) if waited and self.result_list else []
+        self.deadlocks = find_deadlocks(store, ours, self.timeout()) if state == "waited" and self.result_list else []
 
     def timeout(self) -> float:
         """See BoundedChangeList.timeout()."""

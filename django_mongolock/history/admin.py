@@ -110,10 +110,6 @@ class LockEventAdmin(Pages):
         except ValueError:  # no key can match
             return queryset.none(), False
 
-    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Only the filter."""
-        return lookup == EventFilter.parameter_name
-
     @admin.display(description=gettext_lazy("when"))
     def when(self, event: LockEvent) -> SafeString | str:
         return display.time_ago(event.at, event.now)

@@ -112,7 +112,9 @@ def _read(keys: Sequence[str]) -> tuple[list[LockEvent], datetime | None]:
     settings = get_settings()
     events = LockEvent.objects.using(settings.DATABASE)
     read = events.filter(key__in=keys).recent(MAX_EVENTS, timeout=settings.COMMAND_TIMEOUT)
-    first = read[-1:] if len(read) == MAX_EVENTS else events.order_by("at", "id").recent(1)
+    first = read[-1:]
+    if len(read) < MAX_EVENTS:
+        first = events.order_by("at", "id").recent(1, timeout=settings.COMMAND_TIMEOUT)
     return read, next(map(_at, first), None)
 
 

@@ -85,12 +85,9 @@ class History:
     events: opens the collection. size: how many bytes that may take.
     """
 
-    def __init__(
-        self, events: Callable[[], Collection[Document]], size: int, now: Callable[[], float] = clock.now
-    ) -> None:
+    def __init__(self, events: Callable[[], Collection[Document]], size: int) -> None:
         self._events = events
         self._size = size
-        self._now = now
         self._notes: SimpleQueue[EventNote] = SimpleQueue()
         self._wakeup: SimpleQueue[bool] = SimpleQueue()
         self._writer = WorkerThreads(1)
@@ -129,7 +126,7 @@ class History:
         if self._closed or self._notes.qsize() >= MAX_NOTES:
             self._lost += 1
             return
-        self._notes.put(EventNote(key, what, self._now(), at, entry, facts))
+        self._notes.put(EventNote(key, what, clock.now(), at, entry, facts))
         if not self._wakeup.qsize():
             self._wakeup.put(True)
         if not self._started:
@@ -196,7 +193,7 @@ class History:
             self.make()
             self._ready = True
         server_time = collection.database.client.admin.command("hello")["localTime"]
-        now = self._now()
+        now = clock.now()
         try:
             collection.insert_many([note.document(id_, now, server_time) for id_, note in batch.items()], ordered=False)
         except BulkWriteError as error:
