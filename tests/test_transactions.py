@@ -17,7 +17,7 @@ from django_mongodb_backend import transaction as mongo_transaction
 from pytest_django import DjangoDbBlocker
 
 from django_mongolock import LockLost, mongo_lock, mongo_locked
-from django_mongolock.backends import transactions as module
+from django_mongolock import transactions as module
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockReentry
 from django_mongolock.models import Lock

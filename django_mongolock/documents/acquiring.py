@@ -8,12 +8,12 @@ from typing import Any, Final, TypeVar
 
 from pymongo.collection import Collection
 
-from ..backends.courier import Command, Courier, Steps, send
-from ..backends.field_paths import Document
-from ..backends.places import Source
 from ..engine.logs import WARNING, log
 from ..engine.protocol.processes import fate
 from ..exceptions import DocumentChanged, DocumentDamaged, DocumentHeld, DocumentNotFound, DocumentRefused, LockError
+from ..other_collections.courier import Command, Courier, Steps, send
+from ..other_collections.field_paths import Document
+from ..other_collections.places import Source
 from . import updates
 from .rules import Rules
 from .snapshot import DocumentSnapshot, read_snapshot

@@ -9,13 +9,13 @@ from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 from django.db.models import BooleanField, Func, Model
 from pymongo.collection import Collection
 
-from ..backends.courier import Steps
-from ..backends.field_paths import meets
-from ..backends.places import make_source
 from ..engine.lock.grants import calling_line
 from ..engine.protocol.runner import twins
 from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
+from ..other_collections.courier import Steps
+from ..other_collections.field_paths import meets
+from ..other_collections.places import make_source
 from . import sweep
 from .acquiring import BATCH, Context
 from .held_document import FinalState, HeldDocument

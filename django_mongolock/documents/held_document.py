@@ -11,9 +11,6 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from bson.int64 import Int64
 
-from ..backends.courier import Courier, Steps, send
-from ..backends.field_paths import LAST_VERSION, Document, aware, get_path
-from ..backends.transactions import open_transactions, warn_once
 from ..engine import clock
 from ..engine.logs import WARNING, log
 from ..engine.protocol.runner import twins
@@ -27,6 +24,9 @@ from ..exceptions import (
     LockError,
     LockMisused,
 )
+from ..other_collections.courier import Courier, Steps, send
+from ..other_collections.field_paths import LAST_VERSION, Document, aware, get_path
+from ..transactions import open_transactions, warn_once
 from .acquiring import Context, put_back
 from .snapshot import read_snapshot
 from .updates import Own, Refusal, read_one, releasing, token_of, write_one

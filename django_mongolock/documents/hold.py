@@ -13,9 +13,6 @@ from typing import Any, Final, Generic, TypedDict, TypeVar
 
 from pymongo.collection import Collection
 
-from ..backends.courier import Command, Courier, Sleep, Steps, send
-from ..backends.field_paths import Document, check_version
-from ..backends.places import Source
 from ..engine import clock
 from ..engine.protocol.runner import twins
 from ..engine.rule.options import Seconds
@@ -30,6 +27,9 @@ from ..exceptions import (
     LockError,
     LockMisused,
 )
+from ..other_collections.courier import Command, Courier, Sleep, Steps, send
+from ..other_collections.field_paths import Document, check_version
+from ..other_collections.places import Source
 from . import updates
 from .acquiring import BATCH, Context, acquire, dead_run, in_batches, put_back, why_not
 from .held_document import Block, FinalState, HeldDocument, abandon

@@ -11,14 +11,14 @@ from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from pymongo.collection import Collection
 
-from ..backends.courier import send
-from ..backends.field_paths import Document
 from ..backends.mongo import database_settings
 from ..conf import error, get_settings, missing_app, warning
 from ..exceptions import LockBackendFailed
 from ..inspection.kinds import Choice, Counts, LockKind, Swept
 from ..inspection.server import DOCUMENT_RIGHTS, missing_rights
 from ..inspection.snapshot import ShownState
+from ..other_collections.courier import send
+from ..other_collections.field_paths import Document
 from . import sweep
 from .acquiring import BATCH
 from .document_lock import DocumentLock, declared

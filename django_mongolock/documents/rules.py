@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..backends.field_paths import check_changes, check_path, meets
-from ..backends.places import Source
 from ..engine.rule.options import Seconds, as_seconds, check_seconds
 from ..engine.text_checks import check_text
+from ..other_collections.field_paths import check_changes, check_path, meets
+from ..other_collections.places import Source
 from ..versions.checking import is_version_field
 
 #: The largest id, holder, version, time or token that is read, in bytes.

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
-from ..backends.field_paths import LAST_VERSION, aware, get_path
 from ..inspection.kinds import Row
 from ..inspection.snapshot import ShownState
+from ..other_collections.field_paths import LAST_VERSION, aware, get_path
 from .rules import TOO_LARGE, Rules
 
 

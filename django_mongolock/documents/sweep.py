@@ -8,11 +8,11 @@ from typing import Any, Final
 
 from pymongo.collection import Collection
 
-from ..backends.courier import Steps, send
-from ..backends.field_paths import Document, get_path
 from ..engine.logs import WARNING, log
 from ..inspection.kinds import Choice, Swept
 from ..inspection.snapshot import ShownState
+from ..other_collections.courier import Steps, send
+from ..other_collections.field_paths import Document, get_path
 from . import updates
 from .acquiring import BATCH, Context, in_batches
 from .rules import Rules

@@ -12,8 +12,6 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from ..backends.base import get_backend
-from ..backends.courier import Courier, send
-from ..backends.transactions import open_transactions
 from ..conf import LockSettings, get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
 from ..decorator.policies import SKIPPED, CallFacts, Kind, Policy, Respond, Retry, Unlocked, candidates
@@ -26,6 +24,8 @@ from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..keys import LockKey
+from ..other_collections.courier import Courier, send
+from ..transactions import open_transactions
 from . import http
 from .results import Results, results_beside
 

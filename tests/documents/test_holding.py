@@ -12,7 +12,7 @@ import pytest
 from bson import Int64
 from django.db import transaction
 
-from django_mongolock.backends import transactions
+from django_mongolock import transactions
 from django_mongolock.engine import clock
 from django_mongolock.exceptions import (
     DocumentChanged,

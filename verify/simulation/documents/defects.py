@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from django_mongolock.backends.courier import Steps, send
-from django_mongolock.backends.field_paths import Document, has
 from django_mongolock.documents import acquiring, held_document, hold, updates
 from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.updates import Own, Statement
+from django_mongolock.other_collections.courier import Steps, send
+from django_mongolock.other_collections.field_paths import Document, has
 
 Patch = Callable[[], AbstractContextManager[Any]]
 ALWAYS: Final[Document] = {"$literal": True}

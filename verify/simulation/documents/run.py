@@ -4,7 +4,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django_mongolock.backends.courier import Sleep, Steps
 from django_mongolock.documents import sweep
 from django_mongolock.documents.acquiring import Context
 from django_mongolock.documents.document_lock import DocumentLock
@@ -14,6 +13,7 @@ from django_mongolock.documents.snapshot import read_snapshot
 from django_mongolock.documents.updates import Request, read_one
 from django_mongolock.exceptions import DocumentLockLost, LockError
 from django_mongolock.inspection.kinds import Choice
+from django_mongolock.other_collections.courier import Sleep, Steps
 
 from .collection import Document
 from .world import Process, Strand, World, context_of, patched

@@ -17,12 +17,12 @@ from django.db.models import Field, Model
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
+from ..backends.base import get_backend
+from ..backends.mongo import MongoBackend
 from ..conf import LockSettings, get_settings
 from ..engine.store.mongo import MongoStore
-from .base import get_backend
 from .courier import Courier
 from .field_paths import Document, get_path, set_path
-from .mongo import MongoBackend
 
 #: What a caller may pass as the place of documents.
 Place = type[Model] | Collection[Document] | Callable[[], Collection[Document]]
