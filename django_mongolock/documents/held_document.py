@@ -27,8 +27,8 @@ from ..exceptions import (
 from ..other_collections.courier import Courier, Steps, send
 from ..other_collections.field_paths import LAST_VERSION, Document, aware, get_path
 from ..transactions import open_transactions, warn_once
-from .acquiring import Context, put_back
-from .snapshot import read_snapshot
+from .rules import read_snapshot
+from .steps import Context, put_back
 from .updates import Own, Refusal, read_one, releasing, token_of, write_one
 
 D = TypeVar("D")

@@ -19,7 +19,7 @@ from pymongo import MongoClient
 
 from django_mongolock import LockBackendFailed
 from django_mongolock.checks import check_kinds
-from django_mongolock.documents import DocumentLock, declared, kind, sweep
+from django_mongolock.documents import DocumentLock, declared, kind, steps
 from django_mongolock.documents.kind import DocumentKind
 from django_mongolock.exceptions import DocumentLockLost
 from django_mongolock.inspection.kinds import Choice, Swept
@@ -263,7 +263,7 @@ class TestForceRelease:
 
     def test_only_as_shown(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """A document that has another holder by now, has ended, or is damaged, stays; one that was renewed does not."""
-        monkeypatch.setattr(sweep, "BATCH", 2)
+        monkeypatch.setattr(steps, "BATCH", 2)
         changed, finished, damaged, same, renewed = (stuck(ground, 5) for _ in range(5))
         shown = ground.lock.snapshots()
         ground.change(changed, holder="another")
@@ -312,7 +312,7 @@ class TestChecks:
             plain.add(1, state=("new", "exported", "failed")[number % 3])
         stuck(plain), stuck(plain, state="new")
         for state in ("all", "stale"):
-            query = sweep.query(plain.lock.rules, Choice(state))
+            query = steps.query(plain.lock.rules, Choice(state))
             explain = {"explain": {"find": plain.collection.name, "filter": query}, "verbosity": "executionStats"}
             stats = plain.collection.database.command(explain)["executionStats"]
             assert stats["totalDocsExamined"] <= 2

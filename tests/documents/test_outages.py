@@ -15,7 +15,7 @@ import pytest
 from pymongo import helpers_shared
 from pymongo.errors import OperationFailure
 
-from django_mongolock.documents.acquiring import acquire
+from django_mongolock.documents.steps import acquire
 from django_mongolock.documents.updates import refusal_of
 from django_mongolock.engine.session.errands import Errands
 from django_mongolock.engine.session.worker_threads import WorkerThreads
