@@ -22,7 +22,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
-from tests.editing.staff import holders, staff
+from tests.editing.staff import holders, page_of, staff
 from tests.support.browsing import MIDDLEWARE, browser
 from tests.support.lock_documents import Locks
 from tests.support.waiting import eventually
@@ -117,10 +117,6 @@ def people(chromium: Any, live_server: LiveServer, requests: Requests) -> Iterat
         person.context.close()
     assert eventually(requests.are_over)
     assert [person.problems for person in made if person.problems] == []
-
-
-def page_of(order: Order) -> str:
-    return f"/admin/shop/order/{order.pk}/change/"
 
 
 def says(tab: Any, text: str) -> None:
