@@ -1,5 +1,6 @@
 """What only virtual time can judge: rules for the checker that allow next to no delay."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
@@ -85,13 +86,15 @@ def downgrades_let_nobody_in(history: History) -> Iterator[Violation]:
 
 def requests_arrive(history: History) -> Iterator[Violation]:
     """Who is asked to release a lock knows it by the next renewal, or the one after that (see `extensions_last`)."""
-    told = {record["id"]: record["t"] for record in history.more["requested"]}
+    told = defaultdict[str, list[float]](list)
+    for record in history.more["requested"]:
+        told[record["id"]].append(record["t"])
     asked = {(r["key"], token): r["t"] for r in history.more["request"] for token in r["tokens"]}
     for attempt in history.attempts.values():
         at = min((asked.get(item, FOREVER) for item in attempt.tokens.items()), default=FOREVER)
         due = at + attempt.server_lease * 2 / 3 + ROUND
         looks = [look.since for look in attempt.samples if look.held and look.pid == attempt.pid]
-        is_late = attempt.renew and max(looks, default=0.0) > due and told.get(attempt.id, FOREVER) > due
+        is_late = attempt.renew and max(looks, default=0.0) > due and min(told[attempt.id], default=FOREVER) > due
         if is_late and attempt.max_hold is None and is_calm(history, attempt, at - attempt.server_lease, due, 0.0):
             yield Violation("request", due, f"{attempt} was asked for, and did not know it after {due - at:.1f} s")
 
