@@ -27,7 +27,7 @@ from ..exceptions import (
     LockError,
     LockMisused,
 )
-from ..other_collections.courier import Command, Courier, Sleep, Steps, send
+from ..other_collections.courier import Command, Sleep, Steps, send
 from ..other_collections.field_paths import Document, check_version
 from ..other_collections.places import Source
 from . import updates
@@ -138,10 +138,6 @@ class Hold(Block, Generic[D]):
     def _context(self) -> Context:
         return self._find()
 
-    @property
-    def _courier(self) -> Courier:  # type: ignore[override]
-        return self._context.courier
-
     def _acquire(self) -> Steps[HeldDocument[D]]:
         """See DocumentLock.acquire()."""
         if self._used:
@@ -194,7 +190,6 @@ class Batch(Block, Generic[D]):
         self.held = held
         self.refused = dict(refused)
         self._context = context
-        self._courier = context.courier
 
     def __repr__(self) -> str:
         return f"<Batch: {len(self.held)} held, {len(self.refused)} refused>"
