@@ -195,11 +195,10 @@ class TestMethods:
         """F81, F138: changes mean what MongoDB's own `$set` means, also of a model."""
         id_ = ground.add(1, tags=["x", "y"])
         made = {"changes": changes} if how in ("acquire", "many") else {}
-        (held,) = (
-            ground.lock.acquire_many([(id_, 1)], "exporting", **made)
-            if how == "many"
-            else (ground.lock.acquire((id_, 1), "exporting", **made),)
-        )
+        if how == "many":
+            (held,) = ground.lock.acquire_many([(id_, 1)], "exporting", **made)
+        else:
+            held = ground.lock.acquire((id_, 1), "exporting", **made)
         if how == "update":
             held.update(changes)
         held.finish("exported", changes if how == "finish" else None)

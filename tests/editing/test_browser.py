@@ -131,7 +131,7 @@ def save(tab: Any, then: str = "**/shop/order/") -> None:
 
 
 def take_over(tab: Any) -> None:
-    """Take the lock from the editor. The answer is a new page: until it is there, the question is about another one."""
+    """Take the lock from the editor, and wait until the page says so, which may be a new one."""
     tab.click("summary")
     tab.click("text=Yes, take over")
     says(tab, "You are editing this.")
