@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar
 
 from django.http import HttpRequest
 
-from .backends.base import get_backend
+from .backends import get_backend
 from .conf import get_settings
 from .context import CLAIMED, holder_facts
 from .engine.lock.detached import Belief, Detached

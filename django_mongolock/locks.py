@@ -13,7 +13,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
-from .backends.base import get_backend
+from .backends import get_backend
 from .conf import LockSettings, get_settings
 from .context import holder_facts
 from .engine.lock.lock import MongoLock

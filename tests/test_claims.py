@@ -22,7 +22,7 @@ from django.utils import timezone
 from pytest_django import Settings
 
 from django_mongolock import LockLost, LockNotAcquired, mongo_lock
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.claims import Claim, claim
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.models import Lock

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from django_mongolock import SKIPPED, LockLost, LockNotAcquired, lock_info, mongo_lock, mongo_locked, mongo_semaphore
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms, entry
 from django_mongolock.engine.rule.step import Limits, Step

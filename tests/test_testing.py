@@ -30,8 +30,7 @@ from django_mongolock import (
     mongo_locked,
     signals,
 )
-from django_mongolock.backends.base import get_backend
-from django_mongolock.backends.mongo import MongoBackend
+from django_mongolock.backends import MongoBackend, get_backend
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.keys import lock_key
@@ -389,6 +388,6 @@ class TestBackend:
 
     def test_another_backend_meanwhile(self, mongolock: MemoryLocks) -> None:
         """Clear words instead of an attribute error."""
-        mongo = "django_mongolock.backends.mongo.MongoBackend"
+        mongo = "django_mongolock.backends.MongoBackend"
         with override_locks(BACKEND=mongo) as locks, pytest.raises(ImproperlyConfigured, match="BACKEND"):
             locks.hold("a")

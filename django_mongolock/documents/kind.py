@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from pymongo.collection import Collection
 
-from ..backends.mongo import database_settings
+from ..backends import database_settings
 from ..conf import error, get_settings, missing_app, warning
 from ..exceptions import LockBackendFailed
 from ..inspection.kinds import Choice, Counts, LockKind, Swept

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
 
-from ..backends.base import get_backend
+from ..backends import get_backend
 from ..conf import get_settings
 from ..context import BROWSER
 from ..engine.lock.detached import Belief, Detached

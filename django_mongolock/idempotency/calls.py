@@ -11,7 +11,7 @@ from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
-from ..backends.base import get_backend
+from ..backends import get_backend
 from ..conf import LockSettings, get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
 from ..decorator.policies import SKIPPED, CallFacts, Kind, Policy, Respond, Retry, Unlocked, candidates

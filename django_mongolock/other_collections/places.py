@@ -17,8 +17,7 @@ from django.db.models import Field, Model
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
-from ..backends.base import get_backend
-from ..backends.mongo import MongoBackend
+from ..backends import MongoBackend, get_backend
 from ..conf import LockSettings, get_settings
 from ..engine.store.mongo import MongoStore
 from .courier import Courier

@@ -15,7 +15,7 @@ from django.db.models import Model
 from django.dispatch import Signal
 from django.test.utils import TestContextDecorator
 
-from ..backends.base import get_backend, put_backends_back, set_backends_aside
+from ..backends import get_backend, put_backends_back, set_backends_aside
 from ..conf import MEMORY, get_settings, override
 from ..engine.lock.lock import MongoLock
 from ..engine.rule.options import Seconds, as_seconds

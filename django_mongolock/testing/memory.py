@@ -10,7 +10,7 @@ from typing import Final
 
 from django.core import mail
 
-from ..backends.base import Backend
+from ..backends import Backend
 from ..conf import LockSettings
 from ..engine.logs import WARNING, log
 from ..engine.session.notifications import Observer

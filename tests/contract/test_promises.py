@@ -16,7 +16,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock import LockLost, LockNotAcquired, mongo_lock
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms, entry

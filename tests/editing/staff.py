@@ -12,7 +12,7 @@ from django.db import transaction
 from django.db.models import Model
 from django.test import Client
 
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.editing import edit_key
 
 #: The permission to take over from another user.

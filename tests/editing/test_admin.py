@@ -13,7 +13,7 @@ from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
 
-from django_mongolock.backends.base import close_backends, mongo_store
+from django_mongolock.backends import close_backends, mongo_store
 from django_mongolock.editing import edit_key
 from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate

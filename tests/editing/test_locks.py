@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.editing import EditLock, EditLockStatus, Editor, Person, edit_key
 from django_mongolock.inspection import operations
 from django_mongolock.testing import override_locks

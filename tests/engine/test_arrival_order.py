@@ -17,7 +17,7 @@ from django.core.management import call_command
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.session.session import Session
 from django_mongolock.inspection.named_locks import row_of

@@ -9,7 +9,7 @@ from typing import Any, Final
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.signals import task_failure, task_revoked, worker_process_shutdown
 
-from ...backends.base import close_backends
+from ...backends import close_backends
 from ...context import task_place
 from ...engine.logs import WARNING, log
 from ...exceptions import LockError
