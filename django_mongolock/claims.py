@@ -128,12 +128,12 @@ class Claim(Detached):
         return await self._arun(self._renew(gone=gone))
 
     def _renew(self, *, gone: bool) -> Protocol[Self]:
+        token = None if self._held is None else self.fencing_token
         if gone:
             yield from self._release()
         reply = yield from self.looking()
         if not gone and self._is_ours(reply) and (yield from self._keep(reply.theirs)):
             return self
-        token = None if self._held is None else self.fencing_token
         self._held, self._belief = None, Belief()
         raise LockLost(self._stored, token, "its owner does not hold it now")
 

@@ -183,8 +183,10 @@ class TestSession:
         else:
             request.session.save()
             Session.objects.all().delete()
-            with pytest.raises(LockLost):
+            token = made.fencing_token
+            with pytest.raises(LockLost) as caught:
                 made.renew()
+            assert caught.value.token == token
         assert eventually(lambda: taken(claim(key, owner="b")))
 
     def test_other_changes_of_the_user(self, key: str, locks: Locks) -> None:

@@ -180,12 +180,6 @@ def awaiting(thing: Any, name: str, *arguments: Any, **options: Any) -> Any:
 
 
 @pytest.fixture
-def call() -> Callable[..., Any]:
-    """A method in its blocking face: both have the same steps. `test_outages` is about both."""
-    return blocking
-
-
-@pytest.fixture
 def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Raises in place of the answers to the commands of these numbers, or of these and all later ones: they are carried
     out, unless they are *lost*. before: called with the number of each command. Returns what was sent. What an earlier

@@ -87,14 +87,14 @@ def away(forget: None, settings: Any) -> Any:
 class TestLists:
     """Held, stale and damaged documents, by the server's clock."""
 
-    def test_by_state(self, ground: Ground, call: Any) -> None:
+    def test_by_state(self, ground: Ground) -> None:
         """They are told apart; the one held for longest comes first; ended work is in no list."""
         stale, held = stuck(ground), stuck(ground, 5)
         untimed = ground.add(1, holder="old", state="exporting")
         damaged, odd = stuck(ground, holder=5), stuck(ground, 3, state="new")
         for values in ({"holder": None}, {"holder": ""}, {"state": "exported"}, {"state": "failed"}):
             stuck(ground, **values)
-        found = {state: call(ground.lock, "snapshots", state) for state in ("all", "held", "stale", "damaged")}
+        found = {state: ground.lock.snapshots(state) for state in ("all", "held", "stale", "damaged")}
         assert ids(found["all"]) == [untimed, stale, held, odd, damaged]
         assert ids(found["held"]) == [untimed, held, odd]
         assert (ids(found["stale"]), ids(found["damaged"])) == ([stale], [damaged])
@@ -152,13 +152,13 @@ class TestLists:
 class TestSweep:
     """clear_stale: pending becomes its failed state, without a holder."""
 
-    def test_frees(self, ground: Ground, call: Any) -> None:
+    def test_frees(self, ground: Ground) -> None:
         """Each pending state gets its own failed one, and a new version. What is held for less, has no holder, or has
         ended, stays as it is."""
         left = [stuck(ground, **values) for values in LEFT]
         before = [ground.raw(id_) for id_ in left]
         first, second = stuck(ground), stuck(ground, 200, state="withdrawing")
-        swept = call(ground.lock, "clear_stale", batch=1)
+        swept = ground.lock.clear_stale(batch=1)
         assert (swept.count, swept.found, swept.dated, swept.damaged) == (2, 2, 0, [])
         assert ids(swept.cleared) == [second, first]  # held for longest first
         assert ground.read(first, "state", "holder", "time", "version") == ("failed", None, None, 5)
@@ -231,14 +231,13 @@ class TestSweep:
 class TestForceRelease:
     """A document is taken from its holder before it is stale."""
 
-    def test_all_of_an_owner(self, ground: Ground, call: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def test_all_of_an_owner(self, ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
         """Each gets the failed state of its work, and is logged; those of others stay; the holder is refused."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting", owner="dead flow")
         second, other = stuck(ground, 5, holder="dead flow", state="withdrawing"), stuck(ground, 5)
         with caplog.at_level("WARNING", "django_mongolock"):
-            taken = call(
-                ground.lock, "force_release", ground.lock.snapshots(owner="dead flow"), by="anna", reason="it hangs"
-            )
+            shown = ground.lock.snapshots(owner="dead flow")
+            taken = ground.lock.force_release(shown, by="anna", reason="it hangs")
         assert set(ids(taken)) == {held.id, second}
         assert ground.read(held.id, "state", "holder", "time") == ("failed", None, None)
         assert ground.read(second, "state") == "withdraw_failed"
