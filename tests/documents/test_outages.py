@@ -270,7 +270,7 @@ class TestEveryExit:
         """What was granted is released, too, if the answer never comes back to the steps."""
         plan = plain.lock._plan("exporting")
         request = plan.request((plain.add(1), 1))
-        steps = acquire(context := plain.lock.context(), plan.attempt()(request), request)
+        steps = acquire(context := plain.lock.context(), plan.owns([request])[request.id], request)
         command: Any = next(steps)
         assert context.courier.send(command) is not None
         steps.close()
@@ -410,7 +410,7 @@ class TestForks:
         """A child cannot go on with what its parent has begun."""
         plan = plain.lock._plan("exporting")
         request = plan.request(("x", 1))
-        steps = acquire(context := plain.lock.context(), plan.attempt()(request), request)
+        steps = acquire(context := plain.lock.context(), plan.owns([request])[request.id], request)
 
         def go_on() -> None:
             with pytest.raises(LockMisused):
