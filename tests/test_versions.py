@@ -523,7 +523,7 @@ class TestField:
 
         class Twice(VersionedModel):
             other = VersionField()
-            Meta = Here
+            Meta: Any = Here
 
         def ids(model: type[models.Model]) -> set[str | None]:
             return {found.id for field in model._meta.local_fields for found in field.check() if found.obj is field}

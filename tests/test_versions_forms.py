@@ -359,11 +359,11 @@ class TestAdmin:
         assert status == 302
         Rate.objects.filter(pk="EUR").update(note="theirs")
         for outdated in (DELETE, address):
-            answered = person.post(outdated, {"post": "yes"}, follow=True)
-            assert "This was changed meanwhile. Look again before you delete it." in answered.content.decode()
+            asked = person.post(outdated, {"post": "yes"}, follow=True)
+            assert "This was changed meanwhile. Look again before you delete it." in asked.content.decode()
             assert Rate.objects.exists()
             assert not LogEntry.objects.exists()
-        address, _status = answered.redirect_chain[-1]
+        address, _status = asked.redirect_chain[-1]
         assert person.post(address, {"post": "yes"}).status_code == 302
         assert not Rate.objects.exists()
         assert person.get(DELETE).status_code == 302, "Django's own answer"

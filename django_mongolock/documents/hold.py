@@ -134,7 +134,7 @@ class Hold(Block, Generic[D]):
         self._used = False
 
     @cached_property
-    def _context(self) -> Context:
+    def _context(self) -> Context:  # type: ignore[override] # found late
         return self._find()
 
     def _acquire(self) -> Steps[HeldDocument[D]]:

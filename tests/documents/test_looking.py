@@ -566,7 +566,7 @@ class TestPage:
             assert plain.read(id_, "state") == ("failed" if clears else "exporting")
             plain.change(id_, state="exporting", holder="dead")
             plain.age(id_, 100)
-        assert client.get(FORCE).status_code == 405
+        assert browser(*MAY).get(FORCE).status_code == 405
 
     @pytest.mark.parametrize(
         "value",

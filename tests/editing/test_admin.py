@@ -231,7 +231,8 @@ class TestSave:
         assert (again["item"], again["price"], again["state"]) == ("car", "7.00", "paid")
         assert Order.objects.get().item == "boat"
         assert anna.send().status_code == 302
-        assert Order.objects.values_list("item", "price", "state").get() == ("car", 7, "paid")
+        order.refresh_from_db()
+        assert (order.item, int(order.price), order.state) == ("car", 7, "paid")
 
     def test_a_change_behind_the_lock(self, order: Order) -> None:
         """A writer that knows no edit lock is noticed as well; what the form does not show is left to it."""

@@ -119,8 +119,8 @@ def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
     assert mine.held
     assert not do(ben, "take").held
     until_let_in(do, ben)
-    assert not mine.held
     assert editor(do(anna, "beat")).name == "ben"
+    assert not mine.held
 
 
 @pytest.mark.long
