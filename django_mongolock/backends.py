@@ -17,8 +17,7 @@ from django.utils.connection import ConnectionDoesNotExist
 from django.utils.module_loading import import_string
 
 from .conf import ENGINE, LockSettings, get_settings
-from .engine.rule.document import milliseconds
-from .engine.rule.step import Limits
+from .engine.rule.document import Limits, milliseconds
 from .engine.session.grant import Grant
 from .engine.session.notifications import Observer
 from .engine.session.session import Session, Sessions

@@ -11,7 +11,7 @@ from django.db.models import BooleanField, Func, Model
 from pymongo.collection import Collection
 
 from ..engine.lock.grants import calling_line
-from ..engine.protocol.runner import twins
+from ..engine.protocol.actions import twins
 from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
 from ..other_collections.courier import Steps

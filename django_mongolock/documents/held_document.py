@@ -13,7 +13,7 @@ from bson.int64 import Int64
 
 from ..engine import clock
 from ..engine.logs import WARNING, log
-from ..engine.protocol.runner import twins
+from ..engine.protocol.actions import twins
 from ..exceptions import (
     DocumentChanged,
     DocumentDamaged,

@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, TypedDict, TypeVar
 from pymongo.collection import Collection
 
 from ..engine import clock
-from ..engine.protocol.runner import twins
+from ..engine.protocol.actions import twins
 from ..engine.rule.options import Seconds
 from ..engine.text_checks import check_fact, tidy_fact
 from ..exceptions import (

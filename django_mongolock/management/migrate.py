@@ -12,7 +12,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from ..backends import MongoBackend, get_backend, mongo_store
 from ..conf import get_settings
 from ..engine.store import bells
-from ..engine.store.indexes import PURGE, ensure_indexes, purged
+from ..engine.store.layout import PURGE, ensure_indexes, purged
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from verify.faults.checker import Violation, is_calm, longest_calm
+from verify.faults.checker import Violation, longest_calm
 from verify.faults.history import FOREVER, History
 from verify.faults.records import Record
 from verify.simulation.expressions import Document
@@ -150,7 +150,7 @@ def nothing_stands(history: History) -> Iterator[Violation]:
         text = f"{why} stood for {until - since:.1f} s in {record['key']!r}: {attempt}"
         if attempt.pid in closed:
             at = closed[attempt.pid]
-            tries = is_calm(history, attempt, at, at + CLOSING, history.allow.idle)
+            tries = history.is_calm(attempt, at, at + CLOSING, history.allow.idle)
             is_through = shut.get(attempt.pid, FOREVER) < at + CLOSING - CLOSED
             begin, most = (shut[attempt.pid], CLOSED) if is_through else (at, CLOSING + history.allow.stands)
             if tries and why == OVER and until - max(since, begin) > most:
