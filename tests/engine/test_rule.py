@@ -523,31 +523,21 @@ def test_the_smallest_number_of_permits_counts(
     assert capacities() == second
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        asks("g1"),
-        asks("g3"),
-        Step(ask="g1", renew=("g1", "g2"), beat=5),
-        Step(ask="g1", remove=("g1",)),
-        Step(ask="g1", remove=("g1",), force=True, tombstone_ttl=60_000),
-        replace(asks("g4"), trial=True),
-        replace(asks("g5"), remove=("g0",), force=True, resumes=True),
-        replace(asks("g1"), remove=("g0",), force=True, resumes=True),
-        replace(asks("g2"), remove=("g1",), force=True, resumes=True),
-    ],
-    ids=[
-        "held",
-        "queued",
-        "renew",
-        "remove",
-        "ensure removed",
-        "trial",
-        "resume",
-        "resume queued",
-        "nothing to resume",
-    ],
-)
+#: Of "g0", which holds the key for an owner, and of "g1" and "g2", which wait.
+STEPS = {
+    "held": asks("g1"),
+    "queued": asks("g3"),
+    "renew": Step(ask="g1", renew=("g1", "g2"), beat=5),
+    "remove": Step(ask="g1", remove=("g1",)),
+    "ensure removed": Step(ask="g1", remove=("g1",), force=True, tombstone_ttl=60_000),
+    "trial": replace(asks("g4"), trial=True),
+    "resume": replace(asks("g5"), remove=("g0",), force=True, resumes=True),
+    "resume queued": replace(asks("g1"), remove=("g0",), force=True, resumes=True),
+    "nothing to resume": replace(asks("g2"), remove=("g1",), force=True, resumes=True),
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(store: MongoStore, step: Step) -> None:
     """F2, F6, F15: the second copy finds all done; yet it writes, since a stale primary acknowledges what writes
     nothing."""
