@@ -270,15 +270,6 @@ class TestLose:
 
 
 class TestTime:
-    def test_no_renewal_while_mongodb_is_away(self, mongolock: MemoryLocks) -> None:
-        with mongo_lock("a") as lock, mongolock.unavailable():
-            mongolock.advance(20)
-            assert lock.in_danger
-        lock = mongo_lock("b").acquire()
-        with mongolock.unavailable():
-            mongolock.advance(40)
-        assert lock.lost
-
     def test_a_day_is_quick(self, mongolock: MemoryLocks) -> None:
         """F94: of a quarter of a million renewals of a second's lease, only the first and the last are made."""
         began = time.process_time()
