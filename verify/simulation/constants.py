@@ -33,7 +33,7 @@ LOW: Final[dict[str, float]] = {
     "protocol.procedures.DEAD_OWNER_CHECK": 0.05,
     "session.ending.TRY_AGAIN_AFTER": 0.1,
     "session.ending.AT_EXIT_BATCH": 3,
-    "session.ending.AT_EXIT_PARTS": 2,
+    "session.ending.AT_EXIT_PARTS": 4,
     "session.commands.JUST_CAME": 0.005,
     "session.commands.SHORTEST_COMMAND": 0.02,
     "session.waits.LINGER": 0.05,

@@ -472,12 +472,12 @@ def first_not_woken(patches: Patches) -> None:
 
 @_defect
 def one_by_one_at_exit(patches: Patches) -> None:
-    def release(self: Cleanup, held: Sequence[Grant], size: int, end: float) -> None:
+    def release(self: Cleanup, held: Sequence[Grant], size: int) -> None:
         for grant in held:
-            if self._session.now() < end:
+            if self._session.now() < self._end:
                 action = procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
                 with contextlib.suppress(LockError):
-                    self._commands.send(action, end - self._session.now())
+                    self._commands.send(action, self._end - self._session.now())
 
     patches.set(Cleanup, "_have_released", release)
 
