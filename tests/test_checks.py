@@ -22,7 +22,7 @@ from pytest_django import Settings
 from django_mongolock import checks, mongo_lock
 from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.engine.store import bells
-from django_mongolock.engine.store.indexes import ensure_indexes
+from django_mongolock.engine.store.layout import ensure_indexes
 from django_mongolock.inspection import server
 from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.inspection.server import ServerFacts, server_rules
@@ -70,6 +70,7 @@ class TestValues:
             ("EDIT_BEAT", "E081", [0, -1, "5", None, True]),
             ("EDIT_IDLE", "E082", [0, -1, "1800", True, float("inf")]),
             ("EDIT_FAIL_CLOSED", "E083", [None, 1, "yes"]),
+            ("HISTORY", "E020", [True, -1, 1.5, "100", None, 10_000_000]),
             ("RETRY", "E024", [5, "", "nowhere.at.all", "django_mongolock.contrib.queues.nothing", "os.sep"]),
             ("CONTENTION_STATUS", "E014", [None, "423", 200, 399, 600, True, 423.0]),
         ],

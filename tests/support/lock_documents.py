@@ -9,7 +9,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.engine.rule.document import DOCUMENT_FIELDS, HOLDER_FIELDS, SCHEMA
-from django_mongolock.engine.store.indexes import ensure_indexes
+from django_mongolock.engine.store.layout import ensure_indexes
 
 Document = dict[str, Any]
 TOKEN = 1_763_676_000_000
@@ -175,6 +175,14 @@ class Locks:
         """Make them again: an index remembers for ever that it has once seen an array."""
         self.collection.drop_indexes()
         ensure_indexes(self.collection)
+
+    def explain(self, sent: Document) -> Document:
+        """The statistics of an aggregation that was sent. It does not go through the whole collection."""
+        asked = {"aggregate": sent["aggregate"], "pipeline": sent["pipeline"], "cursor": {}}
+        found = self.collection.database.command("explain", asked, verbosity="executionStats")
+        assert "COLLSCAN" not in str(found)
+        statistics: Document = (found["stages"][0]["$cursor"] if "stages" in found else found)["executionStats"]
+        return statistics
 
     def read(self, key: str) -> Document:
         """The document of *key*."""
