@@ -4,9 +4,9 @@ It knows no rule. A test compares it with MongoDB, on documents and steps at ran
 rule in Python and carries out the short forms while simulations run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import bson
@@ -289,14 +289,9 @@ _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
 # What is evaluated only where it is needed, or once for each item
 
 
-def _all(given: Any) -> Expression:
+def _joined(join: Callable[[Iterable[bool]], bool], given: Any) -> Expression:
     parts = [_compiled(item) for item in given]
-    return lambda known: all(is_true(part(known)) for part in parts)
-
-
-def _any(given: Any) -> Expression:
-    parts = [_compiled(item) for item in given]
-    return lambda known: any(is_true(part(known)) for part in parts)
+    return lambda known: join(is_true(part(known)) for part in parts)
 
 
 def _if(given: Any) -> Expression:
@@ -343,12 +338,12 @@ def _filter(given: Any) -> Expression:
 
 
 _SPECIAL: Final[dict[str, Callable[[Any], Expression]]] = {
-    "$and": _all,
+    "$and": partial(_joined, all),
     "$cond": _if,
     "$filter": _filter,
     "$ifNull": _if_null,
     "$let": _let,
     "$literal": lambda given: lambda known: given,
     "$map": _map,
-    "$or": _any,
+    "$or": partial(_joined, any),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,12 +13,8 @@ from pymongo import UpdateOne
 from ..expressions import MISSING, Document, evaluate, is_true, order, type_of
 
 
-@dataclass
 class Found(list[Document]):
     """What `find` returns."""
-
-    def __init__(self, documents: Iterable[Document]) -> None:
-        super().__init__(documents)
 
     def sort(self, field: str, direction: int) -> Found:  # type: ignore[override]
         """In the order of one field."""
