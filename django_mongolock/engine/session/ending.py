@@ -136,6 +136,8 @@ class Cleanup:
     def finish(self, held: Sequence[Grant], end: float) -> None:
         """Release what is *held*, in bulk, and remove what is pending, side by side, until *end*."""
         self._end = end
+        for removal in list(self.pending.values()):
+            removal.try_at = self._session.now()  # those in the background wait behind all that is released here
         self._have_released([grant for grant in held if not grant.terms.min_hold], AT_EXIT_BATCH)
         self._have_released([grant for grant in held if grant.terms.min_hold], 1)
         while (self._unfinished or self.pending) and (now := self._session.now()) < end:
