@@ -22,9 +22,10 @@ from bench.peers import Peer
 from bench.questions import QUESTIONS, Question
 from bench.workers import State, Worker, WorkerError, workers
 from bench.world import Missing, World
+from tests.support.packages import ROOT
+from tests.support.programs import python
 
-fcntl = pytest.importorskip("fcntl")
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
 
 
 class NoLock(Peer):
@@ -36,19 +37,6 @@ class NoLock(Peer):
         pass
 
     release = acquire
-
-
-class Flock(NoLock):
-    """A real lock, of the file system, that waits in the kernel."""
-
-    waits = "is told"
-
-    def acquire(self, key: str) -> None:
-        self.file = os.open(Path(self.uri, key), os.O_CREAT | os.O_RDWR)
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-
-    def release(self, key: str) -> None:
-        os.close(self.file)
 
 
 class Late(NoLock):
@@ -241,16 +229,8 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
 @pytest.mark.long
 def test_a_quick_question_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "alone", "--quick", "--json", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "One node: acquire and release, uncontended" in done.stdout
+    said = python("-m", "bench", "alone", "--quick", "--json", str(file), folder=ROOT)
+    assert "One node: acquire and release, uncontended" in said
     answers = json.loads(file.read_text())
     assert answers["machine"]["cores"]
     rows = {row[0]: row for row in answers["questions"]["alone"]["tables"][0]["rows"]}
