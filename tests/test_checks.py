@@ -22,7 +22,7 @@ from pytest_django import Settings
 from django_mongolock import checks, mongo_lock
 from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.engine.store import bells
-from django_mongolock.engine.store.indexes import ensure_indexes
+from django_mongolock.engine.store.layout import ensure_indexes
 from django_mongolock.inspection import server
 from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.inspection.server import ServerFacts, server_rules

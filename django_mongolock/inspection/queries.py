@@ -13,7 +13,7 @@ from pymongo.errors import PyMongoError
 from ..engine import clock
 from ..engine.rule.deadlock import EARLIEST_END, Cycle, cycles
 from ..engine.rule.document import DOCUMENT_FIELDS
-from ..engine.rule.validity import IS_WHOLE
+from ..engine.rule.expressions import IS_WHOLE
 from ..engine.store.errors import bare, is_out_of_reach, translate
 from ..engine.store.mongo import MongoStore
 from .kinds import EVERY_KEY, Choice, KeyMatch
