@@ -17,11 +17,12 @@ from bench import machine, plots
 from bench.bench import Bench
 from bench.contend import Liar, in_a_loop, prove
 from bench.contenders import BARE, OURS, Contender
-from bench.measure import Note, Piece, Spread, Table, Turn, Turns, interleaved
+from bench.measure import Piece, Spread, Table, Turn, Turns, interleaved
 from bench.peers import Peer
 from bench.questions import QUESTIONS, Question
 from bench.workers import State, Worker, WorkerError, workers
-from bench.world import Missing, World
+from bench.world import World
+from testproject.servers import ServerError
 from tests.support.packages import ROOT
 from tests.support.programs import python
 
@@ -162,17 +163,16 @@ def test_what_is_missing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) 
 
     bench, elsewhere = Bench(world), Contender("elsewhere", NoLock, "redis")
     monkeypatch.setattr(World, "_server", staticmethod(missing_server))
-    monkeypatch.setitem(world._missing, "redis", "no redis-server on PATH: apt-get install redis-server")
     for _ in range(2):
         assert list(bench.ready([contender(Nowhere), elsewhere, contender(NoLock)])) == ["NoLock"]
-    assert [note.text for note in bench.notes] == [
+    assert bench.notes == [
         "Nowhere: left out: there-is-no-such-package is not installed",
         "elsewhere: left out: no redis-server on PATH: apt-get install redis-server",
     ]
 
 
 def missing_server(name: str) -> Any:
-    raise Missing(name)
+    raise ServerError("no redis-server on PATH: apt-get install redis-server")
 
 
 # The command
@@ -191,7 +191,7 @@ def breaks(bench: Bench) -> Iterator[Piece]:
 
 def hangs(bench: Bench) -> Iterator[Piece]:
     """It never ends."""
-    yield Note("begun")
+    yield Table("begun", ["a"])
     time.sleep(60)
 
 
@@ -219,7 +219,7 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     found = json.loads(file.read_text())["questions"]
     assert list(found) == ["hangs", "breaks", "fine"]
     assert found["hangs"]["error"] == "ended after 0 s"
-    assert found["hangs"]["notes"][0] == "begun"
+    assert found["hangs"]["tables"][0]["title"] == "begun"
     assert found["breaks"]["error"] == "ValueError: broken"
     assert found["breaks"]["tables"][0]["title"] == "first"
     assert "error" not in found["fine"]
