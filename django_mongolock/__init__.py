@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decorator.mongo_locked import SKIPPED, mongo_locked, once_per
+    from .decorator import SKIPPED, mongo_locked, once_per
     from .exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
     from .info import lock_info
     from .locks import mongo_lock, mongo_semaphore
@@ -17,16 +17,16 @@ __version__ = "1.0.0"
 
 #: In which module each name is.
 _MODULES = {
-    "SKIPPED": "decorator.mongo_locked",
+    "SKIPPED": "decorator",
     "LockBackendFailed": "exceptions",
     "LockError": "exceptions",
     "LockLost": "exceptions",
     "LockNotAcquired": "exceptions",
     "lock_info": "info",
     "mongo_lock": "locks",
-    "mongo_locked": "decorator.mongo_locked",
+    "mongo_locked": "decorator",
     "mongo_semaphore": "locks",
-    "once_per": "decorator.mongo_locked",
+    "once_per": "decorator",
 }
 
 __all__ = [

@@ -35,8 +35,8 @@ from .conf import (
     raw_settings,
     warning,
 )
+from .decorator import TEMPLATES
 from .decorator.calls import shared_by_all
-from .decorator.mongo_locked import TEMPLATES
 from .environment import NO_NAME, address_problem, database_from_url
 from .inspection.kinds import kinds
 from .inspection.server import inspect_server, told
