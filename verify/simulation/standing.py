@@ -130,7 +130,7 @@ class Watch:
         label, now = first["label"], self._world.kernel.time
         if self._heads.get(key, ("", 0.0))[0] != label:
             self._heads[key] = label, now
-        return now - self._heads[key][1] > first["waiter_lease"] / 3000
+        return bool(now - self._heads[key][1] > first["waiter_lease"] / 3000)
 
     def _heir(self, holder: Document, waiters: list[Document]) -> dict[str, Any] | None:
         """A live waiter of the same owner, if the holder is dead."""
