@@ -555,7 +555,12 @@ class TestWithoutMongo:
         set_locks(settings, EDIT_FAIL_CLOSED=closed)
         Order.objects.create(buyer=order.buyer, item="hat", price=1)
         reads, read = list[EditLock](), EditLock.read
-        monkeypatch.setattr(EditLock, "read", lambda lock: (reads.append(lock), read(lock))[1])
+
+        def counted(lock: EditLock) -> Any:
+            reads.append(lock)
+            return read(lock)
+
+        monkeypatch.setattr(EditLock, "read", counted)
         anna = Tab("anna", LIST)
         anna.send({"form-0-price": "7", "form-1-price": "7"}, _save="Save")
         assert ("nothing is saved" in anna.text, Order.objects.filter(price=7).count()) == (closed, 0 if closed else 2)
