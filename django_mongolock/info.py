@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 
-from .backends.base import get_backend, mongo_store
+from .backends import get_backend, mongo_store
 from .conf import get_settings
 from .engine.rule.document import weight
 from .engine.text_checks import check_key
