@@ -291,7 +291,7 @@ def stuck_transaction(scene: Scene) -> dict[str, Any]:
             key = scene.chance.choice(sorted(wanted) if wanted and scene.chance.random() < 0.5 else KEYS)
             session.start_transaction()
             _write(client[DATABASE][COLLECTION], key, session)
-            scene.last(2, 25)
+            scene.last(2, 12)  # longer than any lease
             with contextlib.suppress(PyMongoError):
                 session.abort_transaction()
     except PyMongoError:
