@@ -121,8 +121,9 @@ def cut_primary(scene: Scene) -> dict[str, Any]:
     ways = cluster.around(primary)
     aimed = scene.chance.random() < AIMED
     if aimed:
-        scene.poll(lambda: held_at(cluster, primary))
-    held = held_at(cluster, primary)
+        scene.poll(lambda: held_at(cluster, primary, waiters=[]))
+    # Who releases a lock that nobody waits for does not wait for the other members.
+    held = held_at(cluster, primary, waiters=[])
     cluster.network.set(ways, HELD)
     if aimed:
         scene.poll(lambda: held - held_at(cluster, primary))
