@@ -23,12 +23,11 @@ from django_mongolock.engine.protocol.actions import (
     Pause,
     QueueNext,
     Read,
-    ReleaseUncontended,
     Turn,
     WaitResult,
 )
 from django_mongolock.engine.protocol.procedures import PollSchedule
-from django_mongolock.engine.protocol.processes import Fate
+from django_mongolock.engine.protocol.processes import NO_PROCESS, Fate
 from django_mongolock.engine.rule.deadlock import Cycle, Wait
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.replies import Former, News, Reply
@@ -195,15 +194,6 @@ def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest
     assert schedule.poll(0) > schedule.poll(1)
 
 
-def test_the_head_does_not_sleep_past_the_holders_end() -> None:
-    """F27: the next in line looks again when the holder's lease ends, not later."""
-    play = queued()
-    for _ in range(40):
-        play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, first_end=0.003))
-        if isinstance(play.action, Pause) and play.now > 100.1:
-            assert play.action.timer <= 0.003 + procedures.SLACK
-
-
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
     """F2, F8, F15: steps are idempotent by grant id, so what got no answer is simply sent again, until it has one."""
     play = Play(wait=10)
@@ -297,21 +287,6 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
     play = Play(wait=60)
     play.answer(WHOLE, took=TERMS.lease - 0.001)
     assert play.result is not None
-
-
-def test_a_holder_without_waiters_tries_the_short_release_first() -> None:
-    """P8: one command where nobody else wants the key; the whole rule where somebody has come."""
-    steps = procedures.release("k", "g", uncontended=True)
-    assert next(steps) == ReleaseUncontended(("k",), ("g",))
-    with pytest.raises(StopIteration) as end:
-        steps.send(set())
-    assert end.value.value == (True, None)
-    steps = procedures.release("k", "g", uncontended=True)
-    next(steps)
-    assert steps.send({"k"}) == Apply("k", Step(remove=("g",), force=True, given="g"))
-    assert next(procedures.release("k", "g", uncontended=True, leave_tombstone=True)) == Apply(
-        "k", Step(remove=("g",), force=True, tombstone_ttl=procedures.TOMBSTONE_TTL, given="g")
-    )
 
 
 @pytest.mark.parametrize(
@@ -523,14 +498,20 @@ OWNED = replace(ACQUISITION, terms=replace(TERMS, owner="o"))
 FORMER = Former("old", "its process")
 
 
-@pytest.mark.parametrize("wait", [0, 5])
-def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(wait: float) -> None:
-    """F49: in one command, however short it is ready to wait."""
+@pytest.mark.parametrize(
+    ("wait", "process", "tombstone_ttl"),
+    [(0, "its process", procedures.TOMBSTONE_TTL), (5, "its process", procedures.TOMBSTONE_TTL), (5, NO_PROCESS, 0)],
+)
+def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(
+    wait: float, process: str, tombstone_ttl: int
+) -> None:
+    """F49: in one command, however short it is ready to wait. What a killed process has sent may still arrive."""
     play = Play(wait, OWNED)
-    play.answer(replace(QUEUED if wait else GONE, former=FORMER), former="gone")
+    play.answer(replace(QUEUED if wait else GONE, former=Former("old", process)), former="gone")
     step = play.action.step
     assert (step.ask, step.add, step.remove, step.resumes, step.trial) == ("g", OWNED.entry, ("old",), True, wait == 0)
     assert step.force
+    assert step.tombstone_ttl == tombstone_ttl
     play.answer(WHOLE)
     assert play.result.token == 3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
@@ -13,7 +13,7 @@ from django_mongolock.engine.rule.replies import Bell, Found, Reply, read_found
 from django_mongolock.engine.rule.short_forms import RELEASE_UNCONTENDED, TAKE_FREE
 from django_mongolock.engine.store.base import is_heard_here
 from django_mongolock.exceptions import LockBackendFailed
-from django_mongolock.testing.memory_filters import is_free, is_held, is_there, is_uncontended, reply_of
+from django_mongolock.testing.memory_filters import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
 from verify.simulation.expressions import Document, Pipeline
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
@@ -90,7 +90,8 @@ class SimStore:
                 how: dict[str, Any] = {"majority": False, "short": RELEASE_UNCONTENDED}
                 if not (yield from self._write(key, step, given, parsed, **how)):
                     left.add(key)
-            return left
+            documents = self._servers.documents  # of several, those that an earlier copy has released are not left
+            return left if len(keys) == 1 else {key for key in left if is_held(documents.get(key, NOTHING), grants)}
 
         left: set[str] = self._send(work, timeout, once=True)
         return left
@@ -114,8 +115,7 @@ class SimStore:
             return {key: committed[key] for key in keys if key in committed}
 
         found: dict[str, Document] = self._send(work, timeout)
-        for key, document in found.items():
-            self.ring(reply_of(key, document, "", ORIGIN).granted)
+        self.ring_for(found)
         return {key: read_found(document) for key, document in found.items()}
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
@@ -132,7 +132,7 @@ class SimStore:
         """Take the key from one of its holders, as `operations.force_release` does."""
         step = Step(remove=(grant,), force=True)
         self._send(partial(self._write, key, step, partial(is_held, grants=step.remove)), timeout, key)
-        self.ring_for([key])
+        self._ring_for_committed([key])
 
     def request(self, key: str, grant: str, timeout: float) -> None:
         """Ask a holder to release the key, as `operations.request_release` does."""
@@ -147,11 +147,17 @@ class SimStore:
                 yield from self._write(key, Step(), lambda document: bool(document["holders"]), parsed)
 
         self._send(work, timeout)
-        self.ring_for(keys)
+        self._ring_for_committed(keys)
 
-    def ring_for(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.ring(reply_of(key, self._servers.committed.get(key), "", ORIGIN).granted)
+    def ring_for(self, documents: Mapping[str, Document]) -> None:
+        """Ring for those whom the last write of their document has granted."""
+        for key, document in documents.items():
+            if any(e["acquired_at"] >= document["written_at"] for e in document["holders"]):
+                self.ring(reply_of(key, document, "", ORIGIN).granted)
+
+    def _ring_for_committed(self, keys: Sequence[str]) -> None:
+        committed = self._servers.committed
+        self.ring_for({key: committed[key] for key in keys if key in committed})
 
     def ring(self, bells: Iterable[Bell]) -> None:
         """See Store.ring()."""
