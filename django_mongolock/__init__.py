@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .decorator.mongo_locked import SKIPPED, mongo_locked, once_per
     from .exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
-    from .info import lock_info
+    from .inspection.queries import lock_info
     from .locks import mongo_lock, mongo_semaphore
 
 __version__ = "1.0.0"
@@ -22,7 +22,7 @@ _MODULES = {
     "LockError": "exceptions",
     "LockLost": "exceptions",
     "LockNotAcquired": "exceptions",
-    "lock_info": "info",
+    "lock_info": "inspection.queries",
     "mongo_lock": "locks",
     "mongo_locked": "decorator.mongo_locked",
     "mongo_semaphore": "locks",

@@ -25,9 +25,11 @@ from .conf import (
     KNOWN,
     MEMORY,
     NAME,
-    SIMILAR,
+    NO_NAME,
     LockSettings,
+    address_problem,
     critical,
+    database_from_url,
     error,
     find_wrong,
     get_settings,
@@ -37,7 +39,6 @@ from .conf import (
 )
 from .decorator.calls import shared_by_all
 from .decorator.mongo_locked import TEMPLATES
-from .environment import NO_NAME, address_problem, database_from_url
 from .inspection.kinds import kinds
 from .inspection.server import inspect_server, told
 from .keys import KeyTemplate
@@ -47,6 +48,8 @@ from .router import ROUTER
 _BELOW: Final = "Errors of mongodb below come from this."
 #: What the name of a database may not contain.
 REFUSED: Final = ' ."$/\\\0'
+#: How much alike (difflib) a name has to be to be a slip of the pen. BEAT and EDIT_BEAT are less.
+SIMILAR: Final = 0.75
 
 
 @register()
@@ -78,7 +81,7 @@ def _check_values(raw: Mapping[str, Any]) -> list[CheckMessage]:
         error("E004", f"{NAME} has an unknown setting {name!r}.", _known(name))
         for name in sorted(set(raw) - KNOWN, key=str)
     ]
-    found += [error(wrong.id, f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
+    found += find_wrong(raw)
     return found or list(_check_times(raw))
 
 

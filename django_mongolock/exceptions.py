@@ -53,8 +53,8 @@ class LockNotAcquired(LockError):
 
     key: the lock. waited: seconds spent waiting, 0 for a single try. holder: who holds it, as text, or None if unknown.
     retry_after: seconds until its lease ends unless it is renewed (0 if unknown). template: the template of the key (""
-    if unknown). why: the kind of error in a word or two, for statistics. held_for: for how many seconds it has been held
-    (inf if unknown). waiting: how many waiters were in the queue (0 if unknown). owner: that of the holder ("" if
+    if unknown). why: the kind of error in a word or two, for statistics. held_for: for how many seconds it has been
+    held (inf if unknown). waiting: how many waiters were in the queue (0 if unknown). owner: that of the holder ("" if
     it has none, None if unknown). usual: for how many seconds such a lock is usually held (None if unknown).
     """
 
@@ -73,7 +73,7 @@ class LockNotAcquired(LockError):
     def come_back_in(self) -> float:
         """In how many seconds it makes sense to try again: at least 1, at most what is left of the holder's lease.
 
-        That is when it has been held for as long as is usual; where that is unknown or over, as long again as until now.
+        That is when it has been held for as long as is usual; where that is unknown or over, as long again as so far.
         """
         left = self.usual - self.held_for if self.usual is not None else 0.0
         return max(1.0, min(self.retry_after, left if left > 0 else self.held_for))
@@ -222,7 +222,7 @@ class LockDocumentDamaged(LockError):
 
 @dataclass(eq=False, repr=False)
 class DocumentChanged(LockError):
-    """The document has the version *found*, not the *given* one: read it again, and decide again."""
+    """The document has another version than the given one: read it again, and decide again."""
 
     collection: str
     id: Any

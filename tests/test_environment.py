@@ -16,8 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
 from django_mongolock import checks
-from django_mongolock.conf import get_settings
-from django_mongolock.environment import database_from_url
+from django_mongolock.conf import database_from_url, get_settings
 from testproject.servers import Access, ReplicaSet
 from tests.test_checks import ids
 
@@ -100,8 +99,8 @@ def test_a_project_from_the_environment(shop: Path) -> None:
         (f"mongodb://u:{SECRET}@h/a/b", "E021", "has '/' in its NAME"),
         (f"mongodb://u:{SECRET}@/db", "E019", "cannot be read"),
         (f"mongodb://u:{SECRET}@h:x/db", "E019", "cannot be read"),
-        (f"mongodb://u:a?{SECRET}@h/db", "E019", "percent-encoded"),
-        (f"mongodb://u:a@{SECRET}/b@h:x/db", "E019", "percent-encoded"),
+        (f"mongodb://u:a?{SECRET}@h/db", "E019", "percent-encode"),
+        (f"mongodb://u:a@{SECRET}/b@h:x/db", "E019", "percent-encode"),
         (f"mongodb://u:{SECRET}@h/db?beat=30", "E019", "option 'beat' is unknown to MongoDB, or has a wrong value."),
         (f"mongodb://h/db?tlsCAFile=/{SECRET}", "E019", "option 'tlsCAFile'"),
         (f"mongodb://h/db?tls={SECRET}", "E019", "option 'tls' is unknown to MongoDB, or has a wrong value"),

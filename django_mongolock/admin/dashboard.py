@@ -13,9 +13,8 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from django.views.generic import RedirectView
 
 from ..inspection import display
-from ..inspection.past import pasts
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
-from ..inspection.verdict import Verdict
+from ..inspection.verdict import Verdict, pasts
 from ..models.lock_model import LockDashboard
 from . import graph, lanes
 from .lock_actions import LockActions

@@ -16,8 +16,8 @@ from django.utils.translation import ngettext
 
 from ..inspection import display
 from ..inspection.overview import RECENT
-from ..inspection.past import NOTHING, Stretch, Told
 from ..inspection.snapshot import LockSnapshot, Party, ShownState
+from ..inspection.verdict import NOTHING, Stretch, Told
 
 #: Nothing is drawn narrower than this, in percent.
 _NARROWEST: Final = 0.4

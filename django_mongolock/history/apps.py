@@ -12,7 +12,7 @@ class HistoryConfig(AppConfig):
 
     def ready(self) -> None:
         from ..backends.mongo import observers
-        from ..inspection.past import pasts
+        from ..inspection.verdict import pasts
         from ..router import LABELS
         from . import checks  # noqa: F401 - they register themselves
         from .past import HistoryPast

@@ -21,9 +21,8 @@ from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.overview import RECENT
-from ..inspection.past import NOTHING, Past, Stretch, Told
 from ..inspection.snapshot import LockSnapshot
-from ..inspection.verdict import kind_of
+from ..inspection.verdict import NOTHING, Past, Stretch, Told, kind_of
 from .events import Happened
 from .models import LockEvent, bounded_events
 

@@ -1,4 +1,4 @@
-"""Reading many locks without touching them: snapshots, counts, deadlocks; judged by the server's own clock."""
+"""Reading locks without touching them: snapshots, counts, deadlocks; judged by the server's own clock."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
 
 import pymongo
+from asgiref.sync import sync_to_async
+from django.db.models import Model
 from pymongo.errors import PyMongoError
 
+from ..backends.base import get_backend, mongo_store
+from ..conf import get_settings
 from ..engine import clock
 from ..engine.rule.deadlock import EARLIEST_END, Cycle, cycles
-from ..engine.rule.document import DOCUMENT_FIELDS
+from ..engine.rule.document import DOCUMENT_FIELDS, weight
 from ..engine.rule.validity import IS_WHOLE
 from ..engine.store.errors import bare, is_out_of_reach, translate
 from ..engine.store.mongo import MongoStore
+from ..engine.text_checks import check_key
+from ..keys import as_key
 from .kinds import EVERY_KEY, Choice, KeyMatch
 from .snapshot import LockSnapshot, read_snapshot
+
+__all__ = ["alock_info", "lock_info"]
 
 Document = dict[str, Any]
 
@@ -265,3 +273,52 @@ def first(field: str, count: int, owner: str | None = None) -> Document:
     theirs = {"$eq": ["$$this.owner", {"$literal": owner}]}
     entries = f"${field}" if owner is None else {"$filter": {"input": f"${field}", "as": "this", "cond": theirs}}
     return {"$cond": [{"$isArray": f"${field}"}, {"$slice": [entries, count]}, f"${field}"]}
+
+
+#: How many holders and waiters `lock_info` reads.
+MOST_SHOWN: Final = 100
+
+
+def lock_info(key: str | Model, *, using: str | None = None) -> LockSnapshot:
+    """Return what is known of the lock on *key* at this moment: its state, who holds it, and who waits.
+
+    Nothing is locked, and the answer may be out of date when it arrives: to find out whether a lock can be had, try to
+    acquire it. A key that nothing has used is free. using: the DATABASES alias, if not MONGOLOCK["DATABASE"]. Raises
+    LockBackendFailed.
+    """
+    name: Any = as_key(key)
+    settings = get_settings()
+    stored = check_key(name, settings.KEY_PREFIX)
+    if (here := get_backend(using).read_here(stored)) is not None:
+        return _in_memory(stored, *here)
+    found = snapshots(
+        mongo_store(using), {"_id": {"$eq": stored}}, limit=1, holders=MOST_SHOWN, waiters=MOST_SHOWN,
+        timeout=settings.COMMAND_TIMEOUT,
+    )  # fmt: skip
+    return next(found, None) or _in_memory(stored, None, datetime.now(UTC))
+
+
+async def alock_info(key: str | Model, *, using: str | None = None) -> LockSnapshot:
+    """See lock_info()."""
+    return await sync_to_async(lock_info, thread_sensitive=False)(key, using=using)
+
+
+def _in_memory(key: str, document: Mapping[str, Any] | None, now: datetime) -> LockSnapshot:
+    """The snapshot of a document in memory, as `projection` has it of one in MongoDB."""
+    document = document or {}
+    holders = document.get("holders", [])
+    queue = [waiter for waiter in document.get("waiters", []) if waiter["until"] > now]
+    since = min((waiter["since"] for waiter in queue), default=None)
+    return read_snapshot(
+        {
+            **document,
+            "_id": key,
+            "now": now,
+            "whole": True,
+            "released": bool(holders) and all("released" in holder for holder in holders),
+            "waiters": queue[:MOST_SHOWN],
+            "holding": len(holders),
+            "more_permits": sum(map(weight, holders)) - len(holders),
+            "queue": {"waiting": sum(1 + waiter.get("behind", 0) for waiter in queue), "since": since},
+        }
+    )

@@ -1,10 +1,13 @@
-"""One verdict for each lock: how it is, and what happens if nobody does anything. All pages and commands say it."""
+"""One verdict for each lock: how it is, and what happens if nobody does anything. All pages and commands say it.
+
+What is usual comes from what is known of the past of locks: nothing, unless an app keeps it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -15,8 +18,50 @@ from django.utils.translation import gettext_lazy as _
 from ..context import CLAIMED
 from ..engine.store.mongo import MongoStore
 from .display import ago, badge, duration, time_left
-from .past import pasts
 from .snapshot import LockSnapshot, Party, ShownState
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """An activity from one moment to another. kind: "hold", "stale", "lost", "wait", "unknown"; or "grant", without a
+    length."""
+
+    kind: str
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Earlier activities by key, and since when they are complete: None where there are none. deadlocks: who gave up of
+    late, since it was in one."""
+
+    stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
+    since: datetime | None = None
+    deadlocks: Sequence[Any] = ()
+
+
+NOTHING: Final = Told()
+
+
+class Past:
+    """Knows nothing. An app that keeps a history adds one that does."""
+
+    def usual_holds(self, store: MongoStore, timeout: float) -> Mapping[str, float]:
+        """Return for how many seconds locks are usually held, by the kind of their keys: see `kind_of`."""
+        return {}
+
+    def told(self, locks: Iterable[LockSnapshot]) -> Told:
+        """Return what is known of these locks, apart from their present holders."""
+        return NOTHING
+
+    def panel(self, request: Any, lock: LockSnapshot) -> str:
+        """Return HTML for the page of a lock."""
+        return ""
+
+
+#: The last one is asked.
+pasts: Final = [Past()]
 
 #: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
 SILENT_AFTER: Final = 0.4

@@ -9,7 +9,7 @@ import pytest
 from pytest_django import Settings
 
 from django_mongolock import LockBackendFailed, lock_info, mongo_lock
-from django_mongolock.info import alock_info
+from django_mongolock.inspection.queries import alock_info
 from django_mongolock.models import LockSnapshot
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
