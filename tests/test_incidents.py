@@ -12,17 +12,16 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.core.management import CommandError
 from django.test import Client
-from pytest_django import Settings
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import close_backends
 from django_mongolock.history.models import LockEvent
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_forced, lock_release_requested
+from tests.editing.staff import text_of
 from tests.support.lock_documents import TOKEN, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.waiting import eventually
-from tests.test_admin import LIST, NAMES, RELEASE, browser, notes, page_of, select, text_of
+from tests.test_admin import LIST, NAMES, RELEASE, browser, notes, page_of, select
 from tests.test_commands import run
 
 pytestmark = WITH_MONGO
@@ -177,17 +176,8 @@ class TestRights:
 class TestTheHistory:
     """What happened to a lock is on its page, and in a list of all."""
 
-    @pytest.fixture(autouse=True)
-    def kept(self, locks: Locks, settings: Settings) -> Any:
-        collection = locks.collection.database["mongolock_locks_history"]
-        collection.drop()
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
-        yield collection
-        close_backends()
-        collection.drop()
-
     @pytest.mark.long
-    def test_list(self, admin: Client, commands: Commands) -> None:
+    def test_list(self, history: Any, admin: Client, commands: Commands) -> None:
         """The latest first; by kind, by the start of a key, by a pattern; two commands at most."""
         for key in ("order:1", "order:2", "ad:1"):
             with mongo_lock(key):

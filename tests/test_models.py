@@ -19,12 +19,14 @@ from django.db import NotSupportedError, connections, models
 from django.utils import timezone
 
 from django_mongolock import LockLost, mongo_lock
-from django_mongolock.engine.rule.document import find_damage
+from django_mongolock.engine.rule.document import HOLDER_FIELDS, find_damage
 from django_mongolock.exceptions import LockDocumentDamaged
+from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.models import Entry, Lock, LockQuerySet, Party
 from tests.support.lock_documents import TOKEN, Document, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.test_admin import LIST, browser
 
 pytestmark = WITH_MONGO
 
@@ -89,29 +91,6 @@ class TestQueries:
         assert "secret" not in f"{lock.holders} {lock.waiters} {lock!r}"
 
 
-class TestIndexes:
-    """With many documents, nothing goes through all of them."""
-
-    @pytest.fixture
-    def many(self, locks: Locks) -> Locks:
-        locks.renew_indexes()
-        locks.many(free=3_000, held=30)
-        locks.stale(*(f"stale:{number}" for number in range(10)), over=7_200)
-        return locks
-
-    @pytest.mark.long
-    @pytest.mark.parametrize(("name", "most"), [("held", 30), ("stale", 10), ("waited_for", 30)])
-    def test_looks_at_few(self, many: Locks, name: str, most: int) -> None:
-        """No more documents are looked at than have holders: null is not before every date."""
-        query = getattr(Lock.objects, name)().order_by("expires_at").as_query()
-        assert query is not None
-        stats = many.collection.database.command(
-            "explain", {"find": many.collection.name, "filter": query[0], "sort": query[1]}, verbosity="executionStats"
-        )["executionStats"]
-        assert stats["totalDocsExamined"] <= most
-        assert stats["totalKeysExamined"] <= most + 1
-
-
 class TestReadOnly:
     """Locks change only by the engine's rule; all else is an error that says what to do."""
 
@@ -133,12 +112,17 @@ class TestReadOnly:
             lambda: Lock._base_manager.all().update(token=1),
             lambda: Lock._base_manager.filter(key="held").delete(),
             lambda: Lock._base_manager.all()._raw_delete("mongo"),
+            lambda: LockEvent(key="k").save(),
+            lambda: LockEvent(key="k").delete(),
+            lambda: LockEvent.objects.all().delete(),
+            lambda: LockEvent.objects.update(key="x"),
+            lambda: LockEvent.objects.bulk_create([LockEvent(key="k")]),
         ],
     )
     def test_refused(self, three: Locks, write: Callable[[], object]) -> None:
-        """F93: each way to write through the ORM is refused, and changes nothing."""
+        """F93: each way to write locks or events through the ORM is refused, and changes nothing."""
         before = list(three.collection.find().sort("_id", 1))
-        with pytest.raises(NotSupportedError, match=r"mongo_lock|force_release"):
+        with pytest.raises(NotSupportedError, match=r"mongo_lock|force_release|HISTORY|push out"):
             write()
         assert list(three.collection.find().sort("_id", 1)) == before
 
@@ -193,10 +177,12 @@ class TestForceRelease:
 
 
 STRANGE = [
-    1.5, "text", True, {"a": 1}, [1, "x"], b"bytes", Timestamp(1, 1), MaxKey(), Int64(2**63 - 1),
+    1.5, "text", True, None, {"a": 1}, [1, "x"], b"bytes", now(), Timestamp(1, 1), MaxKey(), Int64(2**63 - 1),
 ]  # fmt: skip
 FIELDS = [str(field.column) for field in Lock._meta.fields if not field.primary_key]
-ENTRY_FIELDS = [str(field.column) for field in Entry._meta.fields if not field.primary_key]
+ENTRY_FIELDS = sorted(
+    {"released", *HOLDER_FIELDS, *(str(field.column) for field in Entry._meta.fields if not field.primary_key)}
+)
 
 
 def is_damaged(document: Document) -> bool:
@@ -210,8 +196,9 @@ class TestDamage:
 
     @pytest.mark.parametrize("value", STRANGE, ids=repr)
     def test_any_type_in_any_field(self, locks: Locks, value: Any) -> None:
-        """Every field of a lock, and of a holder, with every type: rows go on, and its snapshot calls it damaged."""
-        locks.held("good")
+        """Every field of a lock, and of a holder, with every type: rows and pages go on, and its snapshot calls it
+        damaged."""
+        locks.add("good", [entry(held_for=9_000)], [waiter(held_for=9_000)])
         for column in FIELDS:
             locks.add(f"field:{column}", [entry()], [waiter()], change={column: value})
         for column in ENTRY_FIELDS:
@@ -230,6 +217,9 @@ class TestDamage:
         damaged = {lock.key for lock in Lock.objects.snapshots() if lock.state is ShownState.DAMAGED}
         assert damaged == {found["_id"] for found in locks.collection.find() if is_damaged(found)}
         assert "good" not in damaged
+        client = browser("view_lock", "view_lock_status")
+        for page in ("?state=all", "dashboard/", "status/"):
+            assert b"good" in client.get(f"{LIST}{page}").content
 
     def test_deep(self, locks: Locks) -> None:
         """Damage is noticed also where the snapshot does not reach."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from bson.int64 import Int64
 from pymongo.collection import Collection
-from pytest_django import Settings
 
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.context import BROWSER, CLAIMED
 from django_mongolock.history.past import HistoryPast
-from django_mongolock.history.writer import events_of
 from django_mongolock.inspection.snapshot import read_snapshot
 from django_mongolock.inspection.verdict import Judged, Verdict, judge, kind_of
 from tests.support.lock_documents import Locks, document, entry, now, waiter
@@ -141,21 +138,13 @@ class TestUsual:
 
     pytestmark = WITH_MONGO
 
-    @pytest.fixture
-    def events(self, locks: Locks, settings: Settings) -> Iterator[Collection[dict[str, Any]]]:
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
-        events = events_of(mongo_store())
-        events.drop()
-        yield events
-        events.drop()
-
-    def test_nine_of_ten(self, events: Collection[dict[str, Any]]) -> None:
+    def test_nine_of_ten(self, history: Collection[dict[str, Any]]) -> None:
         """Of each kind the time that nine of ten releases did not exceed; of a kind with ten of them."""
         for number in range(1, 11):
             event = {"event": "released", "at": now(), "held_ms": Int64(number * 1_000)}
-            events.insert_many([{**event, "key": f"order:{number}"}, {**event, "key": "tickets"}])
-            events.insert_one({**event, "key": "order:1", "event": "lost", "held_ms": Int64(10**9)})
-        events.insert_one({"key": "few:1", "event": "released", "at": now(), "held_ms": Int64(5)})
+            history.insert_many([{**event, "key": f"order:{number}"}, {**event, "key": "tickets"}])
+            history.insert_one({**event, "key": "order:1", "event": "lost", "held_ms": Int64(10**9)})
+        history.insert_one({"key": "few:1", "event": "released", "at": now(), "held_ms": Int64(5)})
         assert HistoryPast().usual_holds(mongo_store()) == {"order:": 9, "tickets": 9}
 
     def test_without_a_history(self, locks: Locks) -> None:

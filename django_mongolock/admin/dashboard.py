@@ -13,10 +13,10 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from django.views.generic import RedirectView
 
 from ..inspection import display
+from ..inspection.pictures import draw_graph, draw_lanes
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
 from ..inspection.verdict import Verdict, pasts
 from ..models.lock_model import LockDashboard
-from . import graph, lanes
 from .lock_actions import LockActions
 from .pages import Pages
 
@@ -66,8 +66,8 @@ def facts(status: Status) -> dict[str, Any]:
         "judged": status.judged,
         "unusual": [each for each in status.judged if each.verdict in _UNUSUAL],
         "gave_up": told.deadlocks,
-        "recent": lanes.draw(candidates.values(), locks.now, told),
-        "graph": graph.draw(locks.waited_for),
+        "recent": draw_lanes(candidates.values(), locks.now, told),
+        "graph": draw_graph(locks.waited_for),
         "contended": [
             (lock, lock.waited_ms / lock.contended / 1_000, lock.longest_wait_ms / 1_000)
             for lock in locks.contended

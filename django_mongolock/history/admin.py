@@ -23,8 +23,7 @@ from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.kinds import starting
 from ..models.reading import Condition
-from .events import EVENTS
-from .models import LockEvent
+from .models import Happened, LockEvent
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
@@ -39,7 +38,7 @@ class EventFilter(admin.SimpleListFilter):
     parameter_name = "event"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrPromise]]:
-        return [(what.value, word) for what, (_shape, word) in EVENTS.items()]
+        return Happened.choices
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[LockEvent]) -> QuerySet[LockEvent]:
         return queryset.filter(event=self.value()) if self.value() in dict(self.lookup_choices) else queryset

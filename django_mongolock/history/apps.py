@@ -14,7 +14,6 @@ class HistoryConfig(AppConfig):
         from ..backends.mongo import observers
         from ..inspection.verdict import pasts
         from ..router import LABELS
-        from . import checks  # noqa: F401 - they register themselves
         from .past import HistoryPast
         from .writer import observe
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
+from django.db import models
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -17,7 +19,7 @@ from ..backends.base import mongo_store
 from ..engine.store.errors import bounded
 from ..engine.store.mongo import MongoStore
 from ..exceptions import printable
-from ..inspection.display import milliseconds
+from ..inspection.display import badge, milliseconds
 from ..inspection.operations import FACTS
 from ..inspection.snapshot import Party
 from ..models.reading import (
@@ -30,10 +32,39 @@ from ..models.reading import (
     Text,
     read_moment,
 )
-from .events import EVENTS, event_badge
-from .writer import events_of
 
 __all__ = ["LockEvent"]
+
+
+class Happened(models.TextChoices):
+    """What happened. The first three are noted by the process that holds the lock, `DEADLOCK` by the one that gave up,
+    the others by the one that did it."""
+
+    GRANTED = "granted", _("granted")
+    RELEASED = "released", _("released")
+    LOST = "lost", _("lost")
+    DEADLOCK = "deadlock", _("deadlock")
+    ASKED = "asked", _("asked to release")
+    FORCED = "forced", _("release forced")
+    CLEARED = "cleared", _("cleared")
+
+
+#: An event is shown by word and by shape; colour only comes on top.
+SHAPES: Final = {
+    Happened.GRANTED: "●",
+    Happened.RELEASED: "○",
+    Happened.LOST: "◐",
+    Happened.DEADLOCK: "▲",
+    Happened.ASKED: "?",
+    Happened.FORCED: "✕",
+    Happened.CLEARED: "◌",
+}
+
+
+def events_of(store: MongoStore) -> Collection[dict[str, Any]]:
+    """Return the collection of the history, beside that of the locks."""
+    name = f"{store.config.collection}_history"
+    return store.collection.database.get_collection(name, codec_options=store.collection.codec_options)
 
 
 @contextmanager
@@ -71,7 +102,7 @@ class LockEventQuerySet(ReadOnlyQuerySet):
 
 
 class LockEvent(ReadOnlyModel, PartyFields):
-    """An event in the life of a lock: one of `history.events.Happened`.
+    """An event in the life of a lock: one of `Happened`.
 
     With MONGOLOCK["HISTORY"], the process that it happened to writes it a moment later. That is not certain: the events
     of the last second of a process are lost with it, and new events push out the oldest. An event is no proof.
@@ -83,7 +114,7 @@ class LockEvent(ReadOnlyModel, PartyFields):
     id = ObjectIdAutoField(primary_key=True, db_column="_id")
     at = ServerTime(_("when"), help_text=_("according to the server's clock"))
     key = Text(_("key"), max_length=512)
-    event = Text(_("what"), max_length=16, choices=[(what.value, word) for what, (_shape, word) in EVENTS.items()])
+    event = Text(_("what"), max_length=16, choices=Happened.choices)
     waited_ms = Number(_("waited"), null=True, help_text=_("milliseconds"))
     held_ms = Number(_("held"), null=True, help_text=_("milliseconds"))
     by = Text(_("by"), max_length=256, null=True, help_text=_("who asked for the release, forced it or cleared it"))
@@ -111,7 +142,10 @@ class LockEvent(ReadOnlyModel, PartyFields):
     @property
     def badge(self) -> SafeString:
         """What happened, as HTML."""
-        return event_badge(self.event)
+        if self.event not in Happened.values:
+            return format_html("{}", self.event or "?")
+        what = Happened(self.event)
+        return badge(f"mongolock-event mongolock-event-{what}", SHAPES[what], what.label)
 
     @property
     def details(self) -> str:

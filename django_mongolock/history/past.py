@@ -13,18 +13,16 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.translation import ngettext
 
-from ..admin.lanes import Picture, lane, ticks, with_unknown
-from ..admin.lanes import stretches as stretches_of
 from ..backends.base import mongo_store
 from ..conf import get_settings
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.overview import RECENT
+from ..inspection.pictures import Picture, lane, stretches, ticks, with_unknown
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.verdict import NOTHING, Past, Stretch, Told, kind_of
-from .events import Happened
-from .models import LockEvent, bounded_events
+from .models import Happened, LockEvent, bounded_events
 
 #: How many of the latest events `usual_holds` looks at, and of how many holds of a kind it needs to know.
 EXAMINED: Final = 5_000
@@ -81,9 +79,9 @@ class HistoryPast(Past):
         for event in events:
             by_key[event.key].append(event)
         begin = next(iter(found.values())).now - RECENT
-        stretches = {key: list(_holds(each, found[key])) for key, each in by_key.items()}
+        earlier = {key: list(_holds(each, found[key])) for key, each in by_key.items()}
         deadlocks = [each for each in events if each.event == Happened.DEADLOCK and (at := _at(each)) and at >= begin]
-        return Told(stretches, since, deadlocks)
+        return Told(earlier, since, deadlocks)
 
     def panel(self, request: HttpRequest, lock: LockSnapshot) -> str:
         """Show the latest events of the lock, and a picture of its last hour."""
@@ -104,7 +102,7 @@ def draw_hour(lock: LockSnapshot, events: Sequence[LockEvent], since: datetime |
     late = [event for event in events if (at := _at(event)) and at >= begin]
     if not late:
         return None
-    found = with_unknown(list(stretches_of(lock, list(_holds(late, lock)))), since, begin)
+    found = with_unknown(list(stretches(lock, list(_holds(late, lock)))), since, begin)
     return Picture([lane(lock.key, _sum(late), found, lock.now, HOUR)], HOUR, ticks(HOUR))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from queue import Empty, SimpleQueue
@@ -18,20 +18,26 @@ from typing import Any, Final
 
 import pymongo
 from bson import Int64, ObjectId
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Tags, register
 from pymongo import IndexModel, WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
-from ..conf import LockSettings
+from ..backends.base import get_backend, mongo_store
+from ..backends.mongo import MongoBackend
+from ..checks import has_wrong_settings
+from ..conf import LockSettings, get_settings, warning
 from ..engine import clock
 from ..engine.logs import WARNING, log, log_exception
 from ..engine.session.grant import Grant
 from ..engine.session.notifications import Observer
 from ..engine.session.worker_threads import WorkerThreads
-from ..engine.store.capped import make_capped
+from ..engine.store import capped
 from ..engine.store.mongo import MongoStore
 from ..inspection.operations import FACTS
-from .events import Happened
+from ..inspection.server import missing_rights
+from .models import Happened, events_of
 
 Document = dict[str, Any]
 
@@ -131,7 +137,7 @@ class History:
 
     def make(self, *, resize: bool = False) -> None:
         """Make the collection, with its indexes. See make_capped()."""
-        make_capped(self._events(), self._size, resize=resize)
+        capped.make_capped(self._events(), self._size, resize=resize)
         with contextlib.suppress(OperationFailure):  # no right to make them: `migrate` makes them
             self._events().create_indexes(list(INDEXES))
 
@@ -191,7 +197,12 @@ class History:
             self._ready = True
         server_time = collection.database.client.admin.command("hello")["localTime"]
         now = self._now()
-        _insert(collection, [note.document(id_, now, server_time) for id_, note in batch.items()])
+        try:
+            collection.insert_many([note.document(id_, now, server_time) for id_, note in batch.items()], ordered=False)
+        except BulkWriteError as error:
+            failures = (error.details or {}).get("writeErrors", [])
+            if any(failure["code"] != _DUPLICATE for failure in failures):
+                raise
 
 
 def observe(store: MongoStore, settings: LockSettings) -> Observer | None:
@@ -202,20 +213,49 @@ def observe(store: MongoStore, settings: LockSettings) -> Observer | None:
     return history.observe
 
 
-def events_of(store: MongoStore) -> Collection[Document]:
-    """Return the collection of the history, beside that of the locks."""
-    name = f"{store.config.collection}_history"
-    return store.collection.database.get_collection(name, codec_options=store.collection.codec_options)
-
-
-def _insert(collection: Collection[Document], documents: list[Document]) -> None:
-    try:
-        collection.insert_many(documents, ordered=False)
-    except BulkWriteError as error:
-        failures = (error.details or {}).get("writeErrors", [])
-        if any(failure["code"] != _DUPLICATE for failure in failures):
-            raise
-
-
 def _ms(seconds: float) -> Int64:
     return Int64(round(seconds * 1_000))
+
+
+#: What a process needs on the history.
+RIGHTS: Final = ("find", "insert")
+
+
+@register(Tags.database)
+def check_history(
+    *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
+) -> list[CheckMessage]:
+    """Check that the collection of the history is there, and may be written."""
+    if has_wrong_settings():
+        return []
+    alias = get_settings().DATABASE
+    if alias not in (databases or ()) or not isinstance(get_backend(alias), MongoBackend):
+        return []
+    store = mongo_store(alias)
+    if store.history is None or not (problem := _problem(store)):
+        return []
+    return [
+        warning(
+            "W110",
+            f"The history of the locks cannot be kept: {problem}.",
+            f"Run manage.py migrate --database {alias} as a user who may create collections. Before that, drop a "
+            "collection that is not capped. If a right is missing, grant find and insert on the collection.",
+        )
+    ]
+
+
+def _problem(store: MongoStore) -> str:
+    """Why the history cannot be kept; "" if it can. Another check reports a server that does not answer."""
+    collection = events_of(store)
+    try:
+        if not capped.exists(store.collection):
+            return ""  # `migrate` makes both, and the check of the locks says so
+        if missing := missing_rights(collection, RIGHTS):
+            return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
+        if not capped.exists(collection):
+            return f"there is no collection {collection.name}"
+        if capped.stays_open(collection) is None:
+            return f"the collection {collection.name} is not a capped one"
+    except PyMongoError:
+        pass
+    return ""

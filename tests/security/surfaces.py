@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from django.contrib import admin
-from django.contrib.auth.models import Permission, User
 from django.test import Client
 
 import django_mongolock
@@ -19,8 +18,8 @@ from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.models import Lock
 from django_mongolock.versions.admin import VersionedAdmin
+from tests.test_admin import LIST, browser
 
-LIST: Final = "/admin/django_mongolock/lock/"
 EVENTS: Final = "/admin/mongolock_history/lockevent/"
 #: Each page of the admin by the name of its address, with the addresses at which it shows a lock.
 PAGES: Final[dict[str, list[str]]] = {
@@ -106,10 +105,8 @@ def addresses(key: str) -> Iterator[tuple[str, str]]:
 
 def operator(*permissions: str, **fields: Any) -> Client:
     """A browser of a member of the staff with these permissions, or with all that there are."""
-    user = User.objects.create(username=f"operator{User.objects.count()}", **{"is_staff": True, **fields})
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions or EVERYTHING))
-    client = Client(raise_request_exception=False)
-    client.force_login(user)
+    client = browser(*(permissions or EVERYTHING), **fields)
+    client.raise_request_exception = False
     return client
 
 

@@ -19,9 +19,10 @@ from pytest_django import Settings
 
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.document_lock import undeclare
-from tests.security.surfaces import LIST, operator
+from tests.security.surfaces import operator
 from tests.support.lock_documents import Document, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.test_admin import LIST
 
 pytestmark = [WITH_MONGO, pytest.mark.long]
 GIANT = "x" * 15_000_000

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
 from django.test import Client
 from django.urls import include, path
@@ -22,6 +22,7 @@ from tests.editing.staff import fields_of, holders, staff, state_of, tell
 from tests.security.surfaces import EDITED, clean, leaves
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.test_admin import browser
 
 pytestmark = WITH_MONGO
 
@@ -40,25 +41,16 @@ def page_of(order: Order, page: str = "change") -> str:
     return f"/admin/shop/order/{order.pk}/{page}/"
 
 
-def member(name: str, *permissions: str, is_staff: bool = True) -> Client:
-    """A browser of a user who has these permissions and no others."""
-    user = User.objects.create(username=name, is_staff=is_staff)
-    user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
-    client = Client()
-    client.force_login(user)
-    return client
-
-
 def without_rights() -> list[Client]:
     """Clients that may not change an order."""
     return [
         Client(),
-        member("customer", "change_order", is_staff=False),
-        member("staff"),
-        member("viewer", "view_order"),
-        member("takes", "take_over_edit_lock", "view_order"),
-        member("locks", "view_lock", "force_release_lock", "ask_release_lock"),
-        member("adds", "add_order", "view_order"),
+        browser("change_order", is_staff=False),
+        browser(),
+        browser("view_order"),
+        browser("take_over_edit_lock", "view_order"),
+        browser("view_lock", "force_release_lock", "ask_release_lock"),
+        browser("add_order", "view_order"),
     ]
 
 
@@ -94,7 +86,7 @@ class TestWithoutTheRight:
     @pytest.mark.long
     def test_keys_of_any_kind(self, locks: Locks) -> None:
         """Also where the address is no primary key at all: two hundred requests, no document."""
-        client = member("staff")
+        client = browser()
         for number in range(200):
             client.post(f"/admin/shop/order/{number * 'x'}/change/?edit-lock=leave", {"edit_lock_tab": str(number)})
         assert everything(locks) == []
@@ -182,7 +174,7 @@ def test_any_bytes(locks: Locks, order: Order, name: str, *, is_edited: bool) ->
     if is_edited:
         other.get(EDITED["change"].format(order.pk))
     held = holders(order)
-    clients = [staff("anna"), Client(), member("viewer", "view_order")]
+    clients = [staff("anna"), Client(), browser("view_order")]
     for client in clients:
         client.raise_request_exception = False
 

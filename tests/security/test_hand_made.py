@@ -27,9 +27,10 @@ from django_mongolock.exceptions import DocumentRefused
 from django_mongolock.versions.seal import digest
 from testproject.shop.models import Order
 from tests.editing.staff import fields_of, staff
-from tests.security.surfaces import LIST, PAGES, operator
+from tests.security.surfaces import PAGES, operator
 from tests.support.lock_documents import Document, Locks
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.test_admin import LIST
 
 SECRET = "hunter2"
 

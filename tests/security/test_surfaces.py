@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 from bson import json_util
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.hashers import make_password
 from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.utils import timezone, translation
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from pymongo.collection import Collection
 from pytest_django import Settings
 
 from django_mongolock.admin.pages import plainly
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.logs import INFO, log
 from django_mongolock.exceptions import DocumentHeld, LockBackendFailed, LockNotAcquired, LockReentry, printable
-from django_mongolock.history.writer import events_of
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.inspection.queries import find_deadlocks
 from testproject.rates.models import Rate
@@ -34,7 +34,6 @@ from testproject.shop.models import Ad
 from tests.security.surfaces import (
     ACTIONS,
     COMMANDS,
-    LIST,
     MIXINS,
     OWN_ADMINS,
     PAGES,
@@ -47,8 +46,9 @@ from tests.security.surfaces import (
     leaves,
     operator,
 )  # fmt: skip
-from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
+from tests.support.lock_documents import DAMAGE, TOKEN, Document, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.test_admin import LIST
 
 STATUS = f"{LIST}status/"
 #: An element, and the end of any attribute.
@@ -80,9 +80,8 @@ def seen(page: str) -> str:
 
 
 @pytest.fixture
-def evil(locks: Locks, settings: Settings) -> Iterator[Locks]:
+def evil(locks: Locks, history: Collection[Document]) -> Locks:
     """A held, a stale and a free lock, a damaged one and a deadlock, with hostile text in every field; a history."""
-    settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
     facts: dict[str, Any] = dict.fromkeys(FACTS, EVIL)
     one, two = {**facts, "worker": "one"}, {**facts, "worker": "two"}
     last = {**entry(9), **facts}
@@ -93,10 +92,8 @@ def evil(locks: Locks, settings: Settings) -> Iterator[Locks]:
     locks.add(f"damaged {EVIL_KEY}", [entry(6, **facts)], change={"token": EVIL, "holders": EVIL})
     for name, (change, _) in DAMAGE.items():
         locks.add(f"{name} {EVIL_KEY}", [entry(7, **facts)], change=change)
-    events = events_of(mongo_store())
-    events.insert_one({"key": EVIL_KEY, "event": EVIL, "at": now(), "by": EVIL, "reason": EVIL, **facts})
-    yield locks
-    events.drop()
+    history.insert_one({"key": EVIL_KEY, "event": EVIL, "at": now(), "by": EVIL, "reason": EVIL, **facts})
+    return locks
 
 
 @WITH_MONGO
@@ -166,7 +163,7 @@ class TestAnotherSite:
     """The locks of another site in the same collection: no page and no command shows or changes them."""
 
     @pytest.fixture
-    def theirs(self, locks: Locks, settings: Settings) -> Iterator[list[dict[str, Any]]]:
+    def theirs(self, locks: Locks, history: Collection[Document], settings: Settings) -> Iterator[None]:
         """Locks of another site, in all states, with names that are nowhere else."""
         mine: dict[str, Any] = {"label": "visible", "owner": "visible"}
         facts: dict[str, Any] = dict.fromkeys(FACTS, "theirs-only")
@@ -174,20 +171,14 @@ class TestAnotherSite:
         locks.add("theirs-only:1", [entry(3, **facts)], [waiter(4, **facts)], {"last_holder": {**entry(9), **facts}})
         locks.add("theirs-only:2", [entry(5, left=-60, **facts)])
         locks.add("theirs-only:3", [entry(6, **facts)], change=next(iter(DAMAGE.values()))[0])
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "mine:", "HISTORY": 1}
-        events = events_of(mongo_store())
-        events.insert_one({"key": "theirs-only:1", "event": "lost", "at": now(), **facts})
-        before = self.all(locks)
-        yield before
-        assert self.all(locks) == before
-        events.drop()
-
-    @staticmethod
-    def all(locks: Locks) -> list[dict[str, Any]]:
-        return list(locks.collection.find({"_id": {"$regex": "^theirs"}}).sort("_id"))
+        settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "mine:"}
+        history.insert_one({"key": "theirs-only:1", "event": "lost", "at": now(), **facts})
+        before = list(locks.collection.find({"_id": {"$regex": "^theirs"}}).sort("_id"))
+        yield
+        assert list(locks.collection.find({"_id": {"$regex": "^theirs"}}).sort("_id")) == before
 
     @pytest.mark.witness
-    def test_pages(self, theirs: list[dict[str, Any]], locks: Locks) -> None:
+    def test_pages(self, theirs: None) -> None:
         """Every page, also at the addresses of their keys; actions and forms."""
         client = operator()
         for number in (1, 2, 3):
@@ -208,7 +199,7 @@ class TestAnotherSite:
         assert "theirs-only" not in page.replace(f"theirs-only:{number}", "")
 
     @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"run_locked", "run_leader"}))
-    def test_commands(self, theirs: list[dict[str, Any]], name: str) -> None:
+    def test_commands(self, theirs: None, name: str) -> None:
         """Every command but the one that runs a program under a key of its own."""
         out = io.StringIO()
         for arguments in COMMANDS[name]:
@@ -349,8 +340,7 @@ def test_any_bytes_in_admins_of_a_project(locks: Locks, name: str) -> None:
     Rate.objects.create(name="EUR", value=5)
     ad = Ad.objects.create(user_id="u", title="bike", price=5)
     path = OWN_ADMINS[name].format(rate="EUR", ad=ad.pk)
-    client = Client(raise_request_exception=False)
-    client.force_login(User.objects.create(username="root", is_superuser=True, is_staff=True))
+    client = operator(is_superuser=True)
     page = client.get(path).content.decode()
     fields = {html.unescape(name) for name in re.findall(r'<(?:input|select|textarea)[^>]*? name="([^"]+)"', page)}
     known = {"document_version", "_selected_action", "select_across"} if "?" in path else {"price", "value"}
@@ -372,9 +362,7 @@ def test_any_bytes_in_admins_of_a_project(locks: Locks, name: str) -> None:
 @WITH_MONGO
 def test_no_second_place_for_guesses(locks: Locks) -> None:
     """No password is looked at: the login page is the only place to guess at."""
-    User.objects.create_user("monitor", password="right").user_permissions.set(
-        Permission.objects.filter(codename="view_lock_status")
-    )
+    operator("view_lock_status", username="monitor", password=make_password("right"))
     sent = "Basic " + base64.b64encode(b"monitor:right").decode()
     response = Client().get(STATUS, headers={"Authorization": sent})
     assert response.status_code == 403
@@ -394,8 +382,7 @@ def test_what_the_log_of_the_admin_shows(locks: Locks, action: str) -> None:
         user_id="u", title="bike", price=5, export_status="exporting", locked_by=EVIL_NAME,
         lock_timestamp=timezone.now().replace(year=2020),
     )  # fmt: skip
-    client = Client()
-    client.force_login(User.objects.create(username="root", is_superuser=True, is_staff=True))
+    client = operator(is_superuser=True)
     page = client.post("/admin/shop/ad/", {"action": action, "_selected_action": str(ad.pk), "index": "0"}, follow=True)
     if action == "force_release_documents":
         assert "\u202e" not in page.content.decode()

@@ -176,6 +176,14 @@ class Locks:
         self.collection.drop_indexes()
         ensure_indexes(self.collection)
 
+    def explain(self, sent: Document) -> Document:
+        """The statistics of an aggregation that was sent. It does not go through the whole collection."""
+        asked = {"aggregate": sent["aggregate"], "pipeline": sent["pipeline"], "cursor": {}}
+        found = self.collection.database.command("explain", asked, verbosity="executionStats")
+        assert "COLLSCAN" not in str(found)
+        statistics: Document = (found["stages"][0]["$cursor"] if "stages" in found else found)["executionStats"]
+        return statistics
+
     def read(self, key: str) -> Document:
         """The document of *key*."""
         found = self.collection.find_one({"_id": key})

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import connections
 from pymongo import MongoClient, monitoring
+from pymongo.collection import Collection
 from pytest_django import Settings
 
 from django_mongolock.backends.base import close_backends
@@ -52,6 +53,17 @@ def locks(db: None, mongo: MongoClient[Document]) -> Iterator[Locks]:
     ensure_indexes(collection)
     yield Locks(collection, clock(mongo))
     collection.delete_many({})
+
+
+@pytest.fixture
+def history(locks: Locks, settings: Settings) -> Iterator[Collection[Document]]:
+    """The collection of the history: one is kept, and there is none yet."""
+    collection = locks.collection.database[f"{locks.collection.name}_history"]
+    collection.drop()
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
+    yield collection
+    close_backends()
+    collection.drop()
 
 
 @pytest.fixture
