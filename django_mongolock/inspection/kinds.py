@@ -57,7 +57,7 @@ class Row:
         """Its line in the table of a command, by the titles of the columns."""
         return {
             "KEY": self.key,
-            "STATE": display.STATES[self.state][1],
+            "STATE": display.SHOWN[self.state][1],
             "HOLDER": self.damage or ", ".join(filter(None, (self.holder, self.where))) or "-",
             "HELD FOR": display.duration(self.seconds) if self.since else "-",
             "LEFT": "-" if self.left is None else display.seconds_left(self.left),
@@ -127,16 +127,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many are held, stale or damaged under the lock *lock*. longest: seconds for which one of them has been held.
+    """How many of a kind are held, stale or damaged. longest_held_seconds: for how long one of them has been held.
 
     more: there are more than were counted. error: why they could not be read; empty otherwise.
     """
 
-    lock: str
+    kind: str
     held: int = 0
     stale: int = 0
     damaged: int = 0
-    longest: float = 0.0
+    longest_held_seconds: float = 0.0
     more: bool = False
     error: str = ""
 
@@ -213,7 +213,7 @@ def count_all(found: Iterable[LockKind]) -> tuple[Counts, ...]:
 
 def _count(kind: LockKind) -> Counts:
     try:
-        return replace(kind.counts(), lock=kind.name)
+        return replace(kind.counts(), kind=kind.name)
     except LockError as error:
         return Counts(kind.name, error=str(error))
 

@@ -14,7 +14,7 @@ from ..engine.rule.deadlock import EARLIEST_END, Cycle
 from ..engine.rule.validity import IS_WHOLE
 from ..engine.store.mongo import MongoStore
 from .kinds import EVERY_KEY, KeyMatch
-from .queries import QUEUE, WAS_RELEASED, array, find_deadlocks, first, projection, waiting
+from .queries import QUEUE, WAS_RELEASED, find_deadlocks, first, projection, waiting
 from .snapshot import Document, LockSnapshot, ShownState, read_snapshot
 
 
@@ -94,7 +94,7 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
         waited=_sum(waits, "waited"),
         waiting=_sum(waits, "waiting"),
         stale=_sum(stale, "n"),
-        deadlocks=tuple(find_deadlocks(store, match, timeout)) if waits["entangled"] else (),
+        deadlocks=tuple(find_deadlocks(store, match, timeout)) if waits["sums"] else (),
         # A key that is no text belongs to no lock.
         **{
             name: tuple(read_snapshot(each) for each in locks if type(each["_id"]) is str)
@@ -193,7 +193,6 @@ def _waits(match: KeyMatch) -> list[Document]:
         {
             "$facet": {
                 "longest": [{"$addFields": {"asked": {"$min": "$live.since"}}}, *_first({"asked": 1})],
-                "entangled": _ENTANGLED,
                 "sums": [{"$group": _QUEUES}],
             }
         },
@@ -228,21 +227,3 @@ def _first(order: Document) -> list[Document]:
 
 _GATHER: Final[Document] = {"$group": {"_id": None, "locks": {"$push": "$$ROOT"}}}
 _QUEUES: Final[Document] = {"_id": None, "waited": {"$sum": 1}, "waiting": {"$sum": waiting("$live")}}
-#: A thread or task that waits, and holds a lock with waiters: without one there is no deadlock.
-_ENTANGLED: Final[list[Document]] = [
-    {
-        "$project": {
-            "entry": {
-                "$concatArrays": [
-                    {"$map": {"input": array("holders"), "in": {"worker": "$$this.worker", "holds": True}}},
-                    {"$map": {"input": "$live", "in": {"worker": "$$this.worker", "holds": False}}},
-                ]
-            }
-        }
-    },
-    {"$unwind": "$entry"},
-    {"$group": {"_id": "$entry.worker", "does": {"$addToSet": "$entry.holds"}}},
-    {"$match": {"_id": {"$type": "string", "$ne": ""}, "does": {"$size": 2}}},
-    {"$limit": 1},
-    {"$project": {"_id": 1}},
-]

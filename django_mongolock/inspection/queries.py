@@ -185,13 +185,8 @@ def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float 
     """
     query = {"expires_at": {"$gt": EARLIEST_END}, "waiters.0": {"$exists": True}, **key.query()}
     with store.bounded(timeout):
-        names: list[Document] = [
-            {"$match": query},
-            {"$limit": MAX_LOCKS_FOR_DEADLOCKS},
-            {"$project": {"holders.worker": 1, "waiters.worker": 1}},
-            bounded_entries(WORKER_BYTES),
-        ]
-        entangled = _entangled(list(store.latest.aggregate(names)))
+        names: list[Document] = [{"$match": query}, {"$limit": MAX_LOCKS_FOR_DEADLOCKS}, *_ENTANGLED]
+        entangled = [each["_id"] for each in store.latest.aggregate(names)]
         if not entangled:
             return []
         fields = {"holders": 1, "waiters": 1, "now": "$$NOW"}
@@ -200,23 +195,30 @@ def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float 
     return cycles(found, found[0]["now"]) if found else []
 
 
-def _entangled(documents: list[Document]) -> list[Any]:
-    """The keys of the locks for which a worker waits that holds another of them: the only ones in a deadlock. Thousands
-    of waiters are read by their names only."""
-    held = {name for document in documents for name in _workers(document, "holders")}
-    return [document["_id"] for document in documents if held & _workers(document, "waiters")]
-
-
 def bounded_entries(size: int = ENTRY_BYTES) -> Document:
     """A stage that leaves out documents whose entries are larger than *size*, on average."""
     entries: Document = {"$add": [{"$size": array("holders")}, {"$size": array("waiters")}, 1]}
     return {"$match": {"$expr": {"$lte": [{"$bsonSize": "$$ROOT"}, {"$multiply": [entries, size]}]}}}
 
 
-def _workers(document: Document, field: str) -> set[str]:
-    entries = document.get(field)
-    found = [entry.get("worker") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return {name for name in found if type(name) is str and name}
+def _workers(field: str, waits_for: str | None) -> Document:
+    return {"$map": {"input": array(field), "in": {"worker": "$$this.worker", "waits_for": waits_for}}}
+
+
+#: The keys of the locks for which a worker waits that holds another of them: the only ones in a deadlock. Thousands of
+#: waiters stay on the server. A holder waits for nothing (null).
+_ENTANGLED: Final[list[Document]] = [
+    {"$project": {"holders.worker": 1, "waiters.worker": 1}},
+    bounded_entries(WORKER_BYTES),
+    {"$project": {"entry": {"$concatArrays": [_workers("holders", None), _workers("waiters", "$_id")]}}},
+    {"$unwind": "$entry"},
+    {"$match": {"entry.worker": {"$type": "string", "$ne": ""}}},
+    {"$group": {"_id": "$entry.worker", "waits_for": {"$addToSet": "$entry.waits_for"}}},
+    {"$match": {"waits_for": None}},
+    {"$unwind": "$waits_for"},
+    {"$match": {"waits_for": {"$ne": None}}},
+    {"$group": {"_id": "$waits_for"}},
+]
 
 
 def ping(store: MongoStore, timeout: float = 5.0) -> None:

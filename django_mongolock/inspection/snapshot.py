@@ -7,7 +7,7 @@ damaged document is reported as damaged, and stops nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -188,25 +188,14 @@ def _is_document(value: object) -> bool:
 
 
 COUNTERS: Final = ("acquisitions", "contended", "expired", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms")
-_TEXTS: Final = (
-    "grant",
-    "session",
-    "mode",
-    "owner",
-    "label",
-    "place",
-    "user",
-    "host",
-    "thread",
-    "worker",
-    "release_requested_by",
-)
-_READERS: Final[dict[str, Callable[[object], Any]]] = {
-    **dict.fromkeys(_TEXTS, read_text),
-    **dict.fromkeys(("capacity", "pid", "lease", "server_lease", "token"), read_number),
-    **dict.fromkeys(("since", "acquired_at", "released", "until", "release_requested_at"), read_date),
-    **dict.fromkeys(("behind", "more_permits"), _count),
+_OF_TYPE: Final[dict[str, Callable[[object], Any]]] = {
+    "str | None": read_text,
+    "int | None": read_number,
+    "datetime | None": read_date,
+    "int": _count,
 }
+#: For each field of a `Party` what reads it, by the type that it is declared with.
+_READERS: Final = {field.name: _OF_TYPE[str(field.type)] for field in fields(Party)}
 
 
 def _damage(document: Document) -> str | None:

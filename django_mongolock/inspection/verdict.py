@@ -12,12 +12,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..context import CLAIMED
 from ..engine.store.mongo import MongoStore
-from .display import ago, badge, duration, time_left
+from .display import ago, duration, time_left
 from .snapshot import LockSnapshot, Party, ShownState
 
 
@@ -84,16 +83,6 @@ class Verdict(StrEnum):
     KEPT = "kept"
 
 
-#: A verdict is shown by word and by shape; colour only comes on top.
-WORDS: Final = {
-    Verdict.WORKS: ("●", _("works")),
-    Verdict.SLOW: ("◑", _("slow")),
-    Verdict.ASKED: ("?", _("asked")),
-    Verdict.HANGS: ("▲", _("hangs")),
-    Verdict.SILENT: ("◌", _("silent")),
-    Verdict.DEAD: ("◐", _("dead")),
-    Verdict.KEPT: ("◇", _("kept")),
-}
 _TEXTS: Final = {
     "works": _("Renewed %(heard)s. The holder keeps it until its work is done."),
     "works, waited for": _(
@@ -182,11 +171,6 @@ class Judged:
         if self.verdict is Verdict.WORKS and _is_claimed(lock):
             return "claimed"
         return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name
-
-
-def verdict_badge(verdict: Verdict | None) -> SafeString | str:
-    """The verdict, as HTML."""
-    return badge(f"mongolock-state mongolock-{verdict}", *WORDS[verdict]) if verdict else ""
 
 
 def judge_all(store: MongoStore, locks: Iterable[LockSnapshot], timeout: float = 5.0) -> Iterator[Judged]:

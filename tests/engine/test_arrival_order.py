@@ -22,6 +22,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.session.session import Session
 from django_mongolock.inspection.named_locks import row_of
 from django_mongolock.inspection.overview import overview
+from django_mongolock.inspection.verdict import judge
 from django_mongolock.models import Lock
 from tests.engine.conftest import make_lock
 from tests.engine.twins import CALM
@@ -143,7 +144,7 @@ def test_eight_who_wait_are_eight(eight_wait: str) -> None:
     """F69, P5: in the snapshot, in the overview of the dashboard, in JSON, and in the list of the command."""
     assert eventually(lambda: seen_waiting(eight_wait) == 8, 5), f"{seen_waiting(eight_wait)} are seen"
     (lock,) = Lock.objects.filter(pk=eight_wait).snapshots()
-    assert row_of(lock).as_json()["waiting"] == 8
+    assert row_of(judge(lock)).as_json()["waiting"] == 8
     assert overview(mongo_store()).waiting == 8
     out = StringIO()
     call_command("list_locks", "--waiting", "--wide", stdout=out)
