@@ -15,19 +15,14 @@ if TYPE_CHECKING:
 
 __version__ = "1.0.0"
 
-#: In which module each name is.
-_MODULES = {
-    "SKIPPED": "decorator.mongo_locked",
-    "LockBackendFailed": "exceptions",
-    "LockError": "exceptions",
-    "LockLost": "exceptions",
-    "LockNotAcquired": "exceptions",
-    "lock_info": "inspection.queries",
-    "mongo_lock": "locks",
-    "mongo_locked": "decorator.mongo_locked",
-    "mongo_semaphore": "locks",
-    "once_per": "decorator.mongo_locked",
+_NAMES = {
+    "decorator.mongo_locked": ("SKIPPED", "mongo_locked", "once_per"),
+    "exceptions": ("LockBackendFailed", "LockError", "LockLost", "LockNotAcquired"),
+    "inspection.queries": ("lock_info",),
+    "locks": ("mongo_lock", "mongo_semaphore"),
 }
+#: In which module each name is.
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "SKIPPED",

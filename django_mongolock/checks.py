@@ -62,7 +62,10 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
     needed = list(_check_contrib())
     if raw.get("HISTORY"):
         needed += missing_app("django_mongolock.history", f'{NAME}["HISTORY"]')
-    kept = _check_memory() if raw.get("BACKEND") == MEMORY else _check_database(raw)
+    if raw.get("BACKEND") == MEMORY:
+        kept = list(_check_memory())
+    else:
+        kept = list(_check_database_alias(raw.get("DATABASE"))) or list(_check_router(raw["DATABASE"]))
     return [*_check_values(raw), *needed, *kept]
 
 
@@ -70,10 +73,6 @@ def _unreadable(problem: ImproperlyConfigured) -> CheckMessage:
     if isinstance(getattr(settings, NAME), str):
         return error("E018", f"{problem}.", 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.')
     return critical("E001", f"{problem}. {_BELOW}", f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')
-
-
-def _check_database(raw: Mapping[str, Any]) -> list[CheckMessage]:
-    return list(_check_database_alias(raw.get("DATABASE"))) or list(_check_router(raw["DATABASE"]))
 
 
 def _check_values(raw: Mapping[str, Any]) -> list[CheckMessage]:

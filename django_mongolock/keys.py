@@ -183,10 +183,10 @@ class KeyTemplate(string.Formatter):
         self.names.add(first)
 
     def check_forms(self) -> None:
-        """Raise ValueError for a model that cannot be a form. Needs all models."""
-        for form in self.forms:
+        """Raise ValueError for a model that does not exist, or that has no single primary key. Needs all models."""
+        for form in self.forms - _FORMS.keys():
             try:
-                check_form(form)
+                _primary_key(form)
             except LookupError as error:
                 raise ValueError(f"key template {self.template!r}: {error.args[0]}") from None
 
@@ -296,12 +296,6 @@ _FORMS: Final[dict[str, Callable[[Any], object]]] = {"int": _to_int, "uuid": _to
 def is_form(spec: str) -> bool:
     """Return whether a format is the name of a form, or of a model."""
     return spec in _FORMS or bool(_MODEL.fullmatch(spec))
-
-
-def check_form(form: str) -> None:
-    """Raise LookupError for a model that does not exist, or that has no single primary key. Needs all models."""
-    if form not in _FORMS:
-        _primary_key(form)
 
 
 def in_form(value: object, form: str) -> object:

@@ -246,7 +246,9 @@ def glob(pattern: str, prefix: str = "") -> KeyMatch:
     A pattern that does not start with the *prefix* of the project's keys gets it. Raises ValueError for a pattern that
     no key can match.
     """
-    text = _check(pattern)
+    text = check_text("a key pattern", pattern)
+    if not text or len(text.encode()) > MAX_KEY_BYTES:
+        raise ValueError(f"a key pattern has 1 to {MAX_KEY_BYTES} bytes")
     text = text if text.startswith(prefix) else prefix + text
     literal = re.split(r"[*?]", text, maxsplit=1)[0]
     first, *middle = (_piece(piece) for piece in re.split(r"\*+", text))
@@ -255,13 +257,6 @@ def glob(pattern: str, prefix: str = "") -> KeyMatch:
     *middle, last = middle
     regex = f"(?s)^{first}" + "".join(f"(?>.*?{piece})" for piece in middle)
     return KeyMatch(literal, _end(literal), rf"{regex}.*{last}\z" if last else regex)
-
-
-def _check(text: str) -> str:
-    text = check_text("a key pattern", text)
-    if not text or len(text.encode()) > MAX_KEY_BYTES:
-        raise ValueError(f"a key pattern has 1 to {MAX_KEY_BYTES} bytes")
-    return text
 
 
 def _piece(piece: str) -> str:

@@ -73,7 +73,8 @@ class Overview:
 
 def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.0) -> Overview:
     """Look at the locks whose keys match. Raises LockBackendFailed."""
-    found = _ask(store, overview_pipeline(store.collection.name, match), timeout)
+    with store.bounded(timeout):
+        found = list(store.latest.aggregate(overview_pipeline(store.collection.name, match)))
     parts: dict[str, Document] = {part["part"]: part for part in found}
     held, waits, stale = parts["held"], parts["waits"], parts["stale"]
     lists = {
@@ -106,11 +107,6 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
 def _sum(found: Document, name: str) -> int:
     sums: Document = next(iter(found["sums"]), {})
     return int(sums.get(name, 0))
-
-
-def _ask(store: MongoStore, pipeline: list[Document], timeout: float) -> list[Document]:
-    with store.bounded(timeout):
-        return list(store.latest.aggregate(pipeline))
 
 
 #: Locks are counted up to this number.
@@ -153,15 +149,9 @@ def _held(match: KeyMatch) -> list[Document]:
         {"$addFields": {"kept": WAS_RELEASED}},
         {
             "$facet": {
-                "longest": [
-                    at_work,
-                    since,
-                    *_first({"since": 1}),
-                ],
+                "longest": [at_work, since, *_first({"since": 1})],
                 "damaged": [{"$limit": MAX_HELD_EXAMINED}, few, {"$match": damaged}, {"$project": {"_id": 1}}],
-                "sums": [
-                    {"$group": {"_id": None, "n": {"$sum": 1}, "kept": {"$sum": {"$cond": ["$kept", 1, 0]}}}},
-                ],
+                "sums": [{"$group": {"_id": None, "n": {"$sum": 1}, "kept": {"$sum": {"$cond": ["$kept", 1, 0]}}}}],
             }
         },
     ]
@@ -175,12 +165,7 @@ def _stale(match: KeyMatch) -> list[Document]:
         {"$sort": {"expires_at": -1}},
         {"$limit": MAX_COUNTED},
         {"$match": {"$expr": {"$not": [WAS_RELEASED]}}},
-        {
-            "$facet": {
-                "latest": _first({"expires_at": -1}),
-                "sums": [{"$count": "n"}],
-            }
-        },
+        {"$facet": {"latest": _first({"expires_at": -1}), "sums": [{"$count": "n"}]}},
     ]
 
 

@@ -156,7 +156,7 @@ def read_snapshot(document: Document) -> LockSnapshot:
 
 def read_parties(value: object) -> tuple[Party, ...]:
     """Read a list of holders or waiters; () for anything else."""
-    return tuple(map(read_party, filter(_is_document, value))) if isinstance(value, list) else ()
+    return tuple(read_party(each) for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
 
 
 def read_party(entry: Document) -> Party:
@@ -181,10 +181,6 @@ def read_date(value: object) -> datetime | None:
 
 def _count(value: object) -> int:
     return max(0, read_number(value) or 0)
-
-
-def _is_document(value: object) -> bool:
-    return isinstance(value, dict)
 
 
 COUNTERS: Final = ("acquisitions", "contended", "expired", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms")
