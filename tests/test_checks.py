@@ -132,24 +132,22 @@ class TestDatabase:
         assert ids(found) == [code]
         assert "mongo" in str(found[0].hint)
 
-    def test_router(self, settings: Settings) -> None:
-        """F152: a missing router is told of before the errors that come from it: those of all other models, which do
-        not fit into MongoDB."""
-        settings.DATABASE_ROUTERS = []
-        (found,) = checks.check_settings(app_configs=None)
-        assert (found.id, "below come from this" in found.msg) == ("mongolock.E027", True)
+    @pytest.mark.parametrize(
+        ("forget", "code"),
+        [
+            (lambda settings: setattr(settings, "DATABASE_ROUTERS", []), "E027"),
+            (lambda settings: delattr(settings, "MONGOLOCK"), "E001"),
+        ],
+        ids=["router", "setting"],
+    )
+    def test_forgotten(self, settings: Settings, forget: Callable[[Settings], None], code: str) -> None:
+        """F152: a missing router, or MONGOLOCK, without which the router does nothing, is told of before the errors
+        that come from it: those of all other models, which do not fit into MongoDB."""
+        forget(settings)
         with pytest.raises(SystemCheckError) as told:
             call_command("check", databases=["mongo"])
         first, _, _rest = str(told.value).partition("(mongodb.E")  # of Django's newest backend there are none
-        assert "mongolock.E027" in first
-
-    def test_the_setting_is_missing(self, settings: Settings) -> None:
-        """F152: so is MONGOLOCK, without which the router does nothing."""
-        del settings.MONGOLOCK
-        with pytest.raises(SystemCheckError) as told:
-            call_command("check", databases=["mongo"])
-        first, _, _rest = str(told.value).partition("(mongodb.E")
-        assert 0 < first.index("mongolock.E001") < first.index("below come from this")
+        assert 0 < first.index(f"mongolock.{code}") < first.index("below come from this")
 
     def test_default_needs_no_router(self, settings: Settings) -> None:
         """Where MongoDB is the default database everything is there anyway."""
@@ -214,15 +212,6 @@ class TestServer:
         """The other check reports a wrong setting; the server is not asked."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
         assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
-
-    @pytest.mark.long
-    def test_unreachable(self, away: None) -> None:
-        """Nobody listens: one error with our words, and no password."""
-        [found] = ask()
-        assert ids([found]) == ["E101"]
-        assert "did not answer" in found.msg
-        assert "127.0.0.1:9 (Connection refused)" in found.msg
-        assert "hunter2" not in f"{found.msg} {found.hint}"
 
     @pytest.mark.long
     def test_a_majority_without_journals(self, connect: Connect) -> None:
