@@ -84,14 +84,11 @@ def answer(name: str, question: Question, world: World, *, quick: bool) -> dict[
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TooLong in the block when its time is over (where the system has such an alarm)."""
+    """Raise TooLong in the block when its time is over."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise TooLong
 
-    if not hasattr(signal, "SIGALRM"):
-        yield
-        return
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from pymongo import MongoClient
 
+from bench.measure import Cell, Table, as_text
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
@@ -229,12 +230,9 @@ def pool(uri: str, seconds: float) -> list[Row]:
 
 def table(part: str, rows: list[Row]) -> str:
     """The rows for people."""
-    lines = [f"{part:<34}{'before':>14}{'after':>14}{'at most':>14}"]
-    for row in rows:
-        before = "" if row.before is None else f"{row.before:,.1f}".removesuffix(".0")
-        after, most = (f"{value:,.1f}".removesuffix(".0") for value in (row.after, row.most))
-        lines.append(f"  {row.what:<32}{before:>14}{after:>14}{most:>14}  {'' if row.ok else 'TOO MUCH'}".rstrip())
-    return "\n".join(lines)
+    cells: list[list[Cell]]
+    cells = [[row.what, row.before, row.after, row.most, "" if row.ok else "TOO MUCH"] for row in rows]
+    return as_text(Table(part, ["what", "before", "after", "at most", ""], cells))
 
 
 def parts(uri: str, *, quick: bool) -> dict[str, Callable[[], list[Row]]]:

@@ -1,4 +1,4 @@
-"""What the figures were measured on."""
+"""What the figures were measured on: a Linux machine."""
 
 import contextlib
 import os
@@ -13,67 +13,47 @@ from typing import Any, Final
 from testproject.servers import Postgres, ServerError, ZooKeeper, mongod_path
 
 PACKAGES: Final = (
-    "django",
-    "pymongo",
-    "redis",
-    "python-redis-lock",
-    "kazoo",
-    "django-pglock",
-    "psycopg",
-    "filelock",
-    "mongoelector",
-)
+    "django", "pymongo", "redis", "python-redis-lock", "kazoo", "django-pglock", "psycopg", "filelock", "mongoelector",
+)  # fmt: skip
 
 
 def facts() -> dict[str, Any]:
     """The machine, and the versions of everything that is compared."""
+    processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
         "date": datetime.now(UTC).date().isoformat(),
-        "processor": processor(),
+        "processor": processor[1] if processor else platform.machine(),
         "cores": os.cpu_count(),
-        "memory": memory(),
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GB",
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
         "servers": servers(),
         "packages": {name: found for name in PACKAGES if (found := installed(name))},
-        "load before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "load before": round(os.getloadavg()[0], 2),
     }
-
-
-def processor() -> str:
-    with contextlib.suppress(OSError):
-        if found := re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text()):
-            return found[1]
-    return platform.processor() or platform.machine()
-
-
-def memory() -> str:
-    try:
-        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GB"
-    except (ValueError, OSError, AttributeError):
-        return "unknown"
 
 
 def servers() -> dict[str, str]:
     """Versions of the server programs that are here."""
-    found = {}
+    found = {"Redis": said("redis-server", r"v=(\S+)")}
     with contextlib.suppress(ServerError):
-        found["MongoDB"] = said([str(mongod_path()), "--version"], r"db version v(\S+)")
-    found["Redis"] = said(["redis-server", "--version"], r"v=(\S+)")
+        found["MongoDB"] = said(str(mongod_path()), r"db version v(\S+)")
     if Postgres.missing() is None:
-        found["PostgreSQL"] = said(["psql", "--version"], r"PostgreSQL\) (\S+)")
+        found["PostgreSQL"] = said("psql", r"PostgreSQL\) (\S+)")
     if ZooKeeper.missing() is None:
         jars = sorted(Path("/usr/share/java").glob("zookeeper-[0-9]*.jar"))
         found["ZooKeeper"] = jars[-1].stem.removeprefix("zookeeper-") if jars else ""
     return {name: text for name, text in found.items() if text}
 
 
-def said(command: list[str], pattern: str) -> str:
-    with contextlib.suppress(OSError):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if found := re.search(pattern, done.stdout):
-            return found[1]
-    return ""
+def said(program: str, pattern: str) -> str:
+    """What a program says of its version; nothing if it is not here."""
+    try:
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    found = re.search(pattern, done.stdout)
+    return found[1] if found else ""
 
 
 def installed(name: str) -> str:

@@ -6,16 +6,15 @@ Prints the server's processor time for an insert that has nothing to do with loc
 those who wait. Sessions of one process stand for the processes: the server cannot tell them apart.
 """
 
-import os
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from pymongo import MongoClient
 
+from bench.world import cpu_of
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.options import LockOptions
@@ -28,14 +27,9 @@ ROUNDS, BULK, SINGLE = 5, 4_000, 300
 
 def microseconds(pid: int, count: int, insert: Callable[[], object]) -> float:
     """The processor time that the server takes for each of so many inserts, in microseconds."""
-
-    def used() -> float:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    before = used()
+    before = cpu_of(pid)
     insert()
-    return (used() - before) / count * 1e6
+    return (cpu_of(pid) - before) / count * 1e6
 
 
 def main(processes: int) -> None:

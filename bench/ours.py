@@ -2,8 +2,7 @@
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from django.db import connections
@@ -28,7 +27,7 @@ class Ours(Peer):
     waits = "woken (bell)"
 
     def open(self) -> None:
-        use(self.uri)
+        connections.settings[ALIAS].update(HOST=self.uri, NAME=DATABASE)
         self._held: dict[str, MongoLock] = {}
         ensure_indexes(mongo_store(ALIAS).collection)
 
@@ -49,7 +48,8 @@ class OursInThread(Ours):
     """The same, not in the main thread: as in a server with threads."""
 
     def pairs(self, keys: list[str]) -> list[float]:
-        return in_thread(lambda: super(OursInThread, self).pairs(keys))
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(super().pairs, keys).result()
 
 
 class OursAsync(Ours):
@@ -81,16 +81,3 @@ class OursPolling(Ours):
 
 def refuse_to_listen(store: MongoStore, session: str) -> Any:
     raise OperationFailure("not in this measurement", 13)
-
-
-def use(uri: str) -> None:
-    """Point the project's MongoDB at *uri*."""
-    connections.settings[ALIAS].update(HOST=uri, NAME=DATABASE)
-
-
-def in_thread(call: Callable[[], list[float]]) -> list[float]:
-    found: list[float] = []
-    thread = threading.Thread(target=lambda: found.extend(call()))
-    thread.start()
-    thread.join()
-    return found

@@ -1,7 +1,6 @@
 """Processes that do as they are told, one call at a time: what is measured runs in them."""
 
 import contextlib
-import importlib
 import multiprocessing
 import os
 import signal
@@ -21,13 +20,9 @@ class WorkerError(Exception):
     """A call in a worker failed, or did not end."""
 
 
-def context() -> Any:
-    """Workers are forked off a process that has imported everything and done nothing: that is quick, and safe."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["bench.prepared"])
-    return made
+#: Workers are forked off a process that has imported everything and done nothing: that is quick, and safe.
+_NURSERY: Final = multiprocessing.get_context("forkserver")
+_NURSERY.set_forkserver_preload(["bench.prepared"])
 
 
 class Worker:
@@ -36,13 +31,13 @@ class Worker:
     def __init__(self) -> None:
         here, there = multiprocessing.Pipe()
         self._pipe = here
-        self._process = context().Process(target=serve, args=(there,), daemon=True)
+        self._process = _NURSERY.Process(target=serve, args=(there,), daemon=True)
         self._process.start()
         there.close()
 
     @property
     def pid(self) -> int:
-        return int(self._process.pid)
+        return self._process.pid or 0
 
     @property
     def alive(self) -> bool:
@@ -105,7 +100,6 @@ def finish(state: State) -> None:
 def serve(pipe: Connection) -> None:
     """The process: until nobody tells it anything any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it
-    importlib.import_module("bench.prepared")  # where there is no forkserver
     state: State = {}
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -65,18 +64,18 @@ class World:
         return next(server for server in self._servers[name] if isinstance(server, Mongod) and is_primary(server))
 
     def cpu(self, name: str) -> float:
-        """Seconds of CPU that its processes have used; not to be had everywhere."""
+        """Seconds of CPU that its processes have used."""
         return sum(cpu_of(server.pid) for server in self._servers.get(name, []))
 
     def commands(self, name: str) -> dict[str, int]:
         """How many commands it has had, by name; nothing where it does not count them."""
-        count: Callable[[], dict[str, int]] | None = {
-            "mongo": self._mongo_commands,
-            "redis": lambda: self._redis_commands("redis"),
-            "redis-always": lambda: self._redis_commands("redis-always"),
-            "zookeeper": self._zookeeper_commands,
-        }.get(name)
-        return count() if count and name in self._uris else {}
+        if name not in self._uris:
+            return {}
+        if name == "mongo":
+            return self._mongo_commands()
+        if name.startswith("redis"):
+            return self._redis_commands(name)
+        return self._zookeeper_commands() if name == "zookeeper" else {}
 
     def _start(self, name: str) -> str:
         ends = self._ends[name] = contextlib.ExitStack()
@@ -95,10 +94,6 @@ class World:
 
     @staticmethod
     def _server(name: str) -> Redis | ZooKeeper | Postgres:
-        kinds: dict[str, type[Redis | ZooKeeper | Postgres]]
-        kinds = {"redis": Redis, "redis-always": Redis, "zookeeper": ZooKeeper, "postgres": Postgres}
-        if reason := kinds[name].missing():
-            raise ServerError(reason)
         if name == "postgres":
             return Postgres(connections=300)
         return ZooKeeper() if name == "zookeeper" else Redis(durable=name == "redis-always")
@@ -127,10 +122,6 @@ def is_primary(server: Mongod) -> bool:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU that a process has used (Linux), its threads and its children that have ended included."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0.0
-    fields = text.rpartition(")")[2].split()
+    """Seconds of CPU that a process has used, its threads and its children that have ended included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

@@ -1,15 +1,15 @@
-"""A million keys: sizes, clearing what is stale, and what the admin asks."""
+"""A million keys: sizes, clearing what is stale, and counting what is held."""
 
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 from django.core.management import call_command
 
 from bench.bench import Bench, fresh_key
 from bench.contenders import OURS
-from bench.measure import Piece, Spread, Table, interleaved
+from bench.measure import Piece, Spread, Table
 from bench.ours import ALIAS
 from bench.peers import DATABASE
 from bench.workers import State, Worker, workers
@@ -25,13 +25,13 @@ HELD, STALE = 0.02, 0.1
 
 
 def million(bench: Bench) -> Iterator[Piece]:
-    """1,000,000 keys: sizes, clear_stale_locks, the queries of the admin."""
+    """1,000,000 keys: sizes, clear_stale_locks, how many are held."""
     count = bench.some(20_000, 1_000_000)
     with workers(1) as (worker,):
         bench.open([worker], OURS)
         try:
             yield from filled(worker, count)
-            yield from looking(bench, worker, count)
+            yield from counting(bench, worker, count)
             yield from clearing(worker, count)
         finally:
             with bench.world.client() as client:
@@ -39,7 +39,7 @@ def million(bench: Bench) -> Iterator[Piece]:
 
 
 def filled(worker: Worker, count: int) -> Iterator[Piece]:
-    _, size = worker.call(fill, count, patience=240)
+    size = worker.call(fill, count, patience=240)
     made = Table(
         f"{count:,} lock documents",
         ["what", "MB", "bytes a key"],
@@ -50,9 +50,8 @@ def filled(worker: Worker, count: int) -> Iterator[Piece]:
     yield made
 
 
-def fill(state: State, count: int) -> tuple[float, dict[str, int]]:
-    """In the worker: make the documents out of real ones; seconds, and bytes by name."""
-    started = clock.now()
+def fill(state: State, count: int) -> dict[str, int]:
+    """In the worker: make the documents out of real ones; bytes by name."""
     collection = mongo_store(ALIAS).collection
     key = fresh_key("pattern")
     lock = mongo_lock(key).acquire()
@@ -86,32 +85,18 @@ def fill(state: State, count: int) -> tuple[float, dict[str, int]]:
     stats = collection.database.command("collStats", collection.name)
     sizes = {"documents": int(stats["size"]), "documents on the disk": int(stats["storageSize"])}
     sizes |= {f"index {name}": int(size) for name, size in stats["indexSizes"].items()}
-    return clock.now() - started, sizes
+    return sizes
 
 
-#: What the admin and the commands ask.
-QUERIES: Final[dict[str, Callable[[], object]]] = {
-    "objects.count()": Lock.objects.count,
-    "objects.held().count()": lambda: Lock.objects.held().count(),
-    "objects.stale().count()": lambda: Lock.objects.stale().count(),
-    "held().snapshots(limit=100)": lambda: list(Lock.objects.held().snapshots(limit=100)),
-}
+def counting(bench: Bench, worker: Worker, count: int) -> Iterator[Piece]:
+    times = Spread.of(worker.call(count_held, patience=90) for _ in range(bench.some(1, 3)))
+    yield Table(f"{count:,} locks", ["what", "ms"], [["the held ones counted", times]], note="Includes the ORM's time.")
 
 
-def looking(bench: Bench, worker: Worker, count: int) -> Iterator[Piece]:
-    made = Table(f"Looking at {count:,} locks", ["Lock.…", "ms"], note="Includes the time of the ORM.")
-    found = interleaved(
-        QUERIES, bench.some(1, 3), lambda name: float(worker.call(ask, name, patience=90)), bench.failed
-    )
-    for name, times in found.items():
-        made.rows.append([name, Spread.of(times)])
-    yield made
-
-
-def ask(state: State, name: str) -> float:
-    """In the worker: milliseconds of a query."""
+def count_held(state: State) -> float:
+    """In the worker: milliseconds of `Lock.objects.held().count()`, which the admin asks."""
     before = clock.now()
-    QUERIES[name]()
+    Lock.objects.held().count()
     return (clock.now() - before) * 1000
 
 

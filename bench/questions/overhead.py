@@ -14,7 +14,6 @@ from django_mongolock.engine import clock
 IMPORTS: Final = {
     "nothing": "pass",
     "django_mongolock": "import django_mongolock",
-    "pymongo": "import pymongo",
     "pymongo, django.http, asyncio": "import asyncio, pymongo, django.http",
 }
 

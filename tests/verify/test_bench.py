@@ -216,7 +216,6 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(QUESTIONS, ask.__name__, Question(ask, limit))
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no alarm on this system")
 def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     fakes: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,10 +4,15 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import bson
 import pytest
 
+from tests.verify.test_checker import Story
 from verify.faults import report
+from verify.faults.aims import granted_by
+from verify.faults.history import History
 from verify.faults.injections import FAULTS
+from verify.faults.opportunities import AIMS, opportunities
 from verify.faults.run import NAMES, WORKER_FAULTS, Outcome, Run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops and kills process groups")
@@ -41,6 +46,40 @@ def test_no_promise_is_broken_in_a_short_run(tmp_path: Path) -> None:
     assert outcome.grants > 20
     assert set(outcome.injected) & set(FAULTS)
     assert set(outcome.injected) & set(WORKER_FAULTS)
+
+
+def test_opportunities() -> None:
+    """What a run counts: a rival that is let in past a stopped holder, or waits when the holder is killed; an attempt
+    whose answer was lost before it knew that it holds the lock; a release that another primary does not know."""
+    story = Story().ask(10, "a").got(10, "a", 1).see(10, "a", 1.5).ask(10, "b").got(12, "b", 2).see(12, "b", 1.0)
+    story.tell("stopped", 10.5, "harness", u=13, group=story.pid("a")).leave(14, "b").lost(14, "a", told=14)
+    story.ask(20, "b.2").got(20, "b.2", 3).see(20, "b.2", 1.5).ask(20, "c", wait=20.0).got(24, "c", 4).leave(25, "c")
+    story.tell("kill", 20.5, "harness", group=story.pid("b")).fault(23, 26, lost=[("c", 23.5), ("c", 24.5)])
+    found = opportunities(History(story.fault(25, 26, undone=["c", "b.2"]).end().records))
+    assert {aim: found[aim] for aim in AIMS.values()} == dict.fromkeys(AIMS.values(), 1)
+
+
+def test_a_run_that_proves_nothing_says_so() -> None:
+    """It aimed at opportunities and had none, or its only faults never happened. One that had any says which it
+    missed."""
+    stops, kills = AIMS["stop-worker"], AIMS["kill-worker"]
+    idle = Outcome(1, 60.0, ["stop-worker", "kill-worker", "ttl"], injected={"ttl": 3, "stop-worker": 2})
+    assert (idle.missed, idle.proves_nothing) == ([stops, kills], True)
+    one = Outcome(1, 60.0, ["stop-worker", "kill-worker"], opportunities={kills: 1})
+    assert (one.missed, one.proves_nothing) == ([stops], False)
+    assert Outcome(1, 60.0, ["ttl"]).proves_nothing
+    assert not Outcome(1, 60.0, ["ttl"], injected={"ttl": 1}).proves_nothing
+
+
+def test_an_answer_that_grants_a_lock_is_told_from_others() -> None:
+    """By what a server says on the wire: whose lock it is, if it is held, and nothing if it is not."""
+    header = bytes(21)
+    assert (
+        granted_by(header + bson.encode({"value": {"mine": {"label": "sync-1-2", "token": 7}}, "ok": 1.0}))
+        == "sync-1-2"
+    )
+    assert granted_by(header + bson.encode({"value": {"place": 2, "holder": {"label": "mine"}}, "ok": 1.0})) is None
+    assert granted_by(header + bson.encode({"value": None, "mine": 1})) is None
 
 
 def test_every_fault_is_explained() -> None:

@@ -127,6 +127,16 @@ def test_a_reply_is_lost(network: Network, echo: Echo) -> None:
         assert echo.heard == b"one"
 
 
+def test_a_reply_is_lost_by_what_it_says(network: Network, echo: Echo) -> None:
+    """One that is chosen is lost with its connection; the others get through."""
+    network.loses = lambda reply: reply == b"two"
+    with connect(network) as connection:
+        for sent, answered in ((b"one", b"one"), (b"two", b"")):
+            connection.sendall(sent)
+            assert answers(connection) == answered
+        assert echo.heard == b"onetwo"
+
+
 def test_half_open(network: Network, echo: Echo) -> None:
     """F18: nothing gets through, nobody is told, and it stays so; a new connection is as good as ever."""
     with connect(network) as dead, connect(network) as other:

@@ -4,7 +4,8 @@
     python3 dev.py faults --fault kill-primary --seconds 30
     python3 dev.py faults --each --json each.json           each fault alone
 
-Ends with 1 if a promise was broken, with 2 if the servers did not come up.
+Ends with 1 if a promise was broken, with 2 if the servers did not come up, with 3 if a run never came to where a
+promise could have been broken.
 The same seed makes the same choices. How the processes interleave is up to them.
 """
 
@@ -40,10 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.json:
                 options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     broken = sum(len(outcome.violations) for outcome in outcomes)
-    print(
-        f"{len(outcomes)} runs, {sum(o.grants for o in outcomes)} grants, {broken} violations, {failed} without result"
-    )
-    return 1 if broken else 2 if failed else 0
+    idle = sum(outcome.proves_nothing for outcome in outcomes)
+    grants = sum(outcome.grants for outcome in outcomes)
+    print(f"{len(outcomes)} runs, {grants} grants, {broken} violations, {failed} without result, {idle} prove nothing")
+    return 1 if broken else 2 if failed else 3 if idle else 0
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -85,6 +86,10 @@ def _tell(outcome: Outcome, seconds: float) -> None:
         f"{len(outcome.violations)} violations, {seconds:.0f} s"
     )
     print("  opportunities:", ", ".join(f"{name} {count}" for name, count in outcome.opportunities.items()))
+    if outcome.missed:
+        print("  never:", ", ".join(outcome.missed))
+    if outcome.proves_nothing:
+        print("  this run proves nothing: it never came to where a promise could have been broken")
     for name, why in outcome.skipped.items():
         print(f"  left out: {name}, {why}")
     rules = Counter(violation["rule"] for violation in outcome.violations)

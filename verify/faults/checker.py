@@ -196,7 +196,7 @@ def first_come_first_served(history: History) -> Iterator[Violation]:
         queue = [attempt for attempt in attempts if attempt.kind == "lock" and attempt.owner is None]
         asked = [attempt.asked for attempt in queue]
         for waiter in queue:
-            if history.allow.calm_arrivals and not is_calm(history, waiter, waiter.asked, waiter.asked + 0.1, 0.0):
+            if history.allow.calm_arrivals and not history.is_calm(waiter, waiter.asked, waiter.asked + 0.1, 0.0):
                 continue
             end = _waited_until(history, waiter, key)
             later = queue[
@@ -234,7 +234,7 @@ def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: 
     return (
         before
         and other.asked - waiter.asked > _grace(history, waiter.asked, other.got)
-        and is_calm(history, waiter, other.got - history.allow.grace, other.got, history.allow.lapse)
+        and history.is_calm(waiter, other.got - history.allow.grace, other.got, history.allow.lapse)
         and not _is_headless(history, key, waiter, other)
         # It was granted the key before the other, and that was taken from it before it knew: it came again.
         and not any(token < its for token in history.unheard[key, waiter.id])
@@ -289,17 +289,12 @@ def _suffering(history: History, attempt: Attempt) -> Iterator[Violation]:
         at is not None
         and attempt.renew
         and at < excused
-        and is_calm(history, attempt, at - attempt.server_lease, at, history.allow.idle)
+        and history.is_calm(attempt, at - attempt.server_lease, at, history.allow.idle)
     ):
         yield Violation("suffered", at, f"{attempt} was lost, and nothing had happened to its keys")
     failed = attempt.refused if attempt.error == "LockBackendFailed" else None
-    if failed is not None and is_calm(history, attempt, attempt.asked, failed, history.allow.idle):
+    if failed is not None and history.is_calm(attempt, attempt.asked, failed, history.allow.idle):
         yield Violation("suffered", failed, f"{attempt} met an error, and nothing had happened to its keys")
-
-
-def is_calm(history: History, attempt: Attempt, since: float, until: float, idle: float) -> bool:
-    """Did nothing interfere with this attempt between these times, or shortly before? See History.is_calm()."""
-    return history.is_calm(attempt, since, until, history.allow.recovery, idle)
 
 
 def waits_end_in_time(history: History) -> Iterator[Violation]:

@@ -13,7 +13,7 @@ from pymongo.errors import PyMongoError
 
 from testproject.servers import Mongod, ReplicaSet, ServerError
 from testproject.servers.process import HOST, Runnable, patience
-from verify.faults.clocks import Dial, missing
+from verify.faults.clocks import Dial
 from verify.faults.proxy import CLIENT, Network
 
 #: Seconds after which a primary that nobody hears is replaced. The default is 10; a run is short.
@@ -81,7 +81,7 @@ class Cluster(Runnable):
         self.members: Sequence[Mongod] = self.replica_set.members
         self.network = self.replica_set.network
         self._written: MongoClient[dict[str, Any]] | None = None
-        self.dials = [Dial() for _ in self.members] if clocks and missing() is None else []
+        self.dials = [Dial() for _ in self.members] if clocks else []
         for member, dial in zip(self.members, self.dials, strict=False):
             member.environment |= dial.environment
 

@@ -244,12 +244,13 @@ class History:
             end = max(end, window.until)
         return total
 
-    def is_calm(self, attempt: Attempt, since: float, until: float, grace: float, idle: float) -> bool:
+    def is_calm(self, attempt: Attempt, since: float, until: float, idle: float) -> bool:
         """Did nothing interfere between these times with who asks for these keys, be it that it is felt still?
 
-        What the servers suffered is felt until *grace* seconds after the first grant since then. Its own process may
-        have been *idle* for so many seconds; a long pause of it is felt for *grace* seconds, too.
+        What the servers suffered is felt until some seconds (`Tolerances.recovery`) after the first grant since then;
+        so is a long pause of its own process, which may have been *idle* for so many seconds.
         """
+        grace = self.allow.recovery
         pauses = (window for window in self.own(attempt) if window.until - window.since >= self.allow.lapse)
         if any(window.since < until and since < window.until + grace for window in pauses):
             return False

@@ -1,22 +1,28 @@
 """The faults of servers and networks: each function makes one, lets it last, and heals it. No lock is known here."""
 
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from bson.int64 import Int64
 from pymongo import WriteConcern
 from pymongo.errors import PyMongoError
 
-from verify.faults import clocks
-from verify.faults.cluster import Cluster
+from verify.faults.aims import granted_by, held_at
+from verify.faults.cluster import ELECTION, Cluster
 from verify.faults.peers import APPNAME, COLLECTION, DATABASE
 from verify.faults.plans import KEYS
 from verify.faults.proxy import CLIENT, HELD, Rule
+from verify.faults.records import now
 
+T = TypeVar("T")
+
+#: How often a fault that has an aim takes it. The others come at any moment.
+AIMED: Final = 0.8
 #: How far the clocks of two members may be apart, in seconds.
 SKEW: Final = 8.0
 #: How far the clock of a running primary may be set back, in seconds.
@@ -32,15 +38,22 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a fault may use. sleep: waits, but ends early when the run does."""
+    """What a fault may use. sleep: waits, but ends early when the run does, and says whether it did."""
 
     cluster: Cluster
     chance: random.Random
-    sleep: Callable[[float], object]
+    sleep: Callable[[float], bool]
 
     def last(self, shortest: float, longest: float) -> None:
         """Let the fault last for so long."""
         self.sleep(self.chance.uniform(shortest, longest))
+
+    def poll(self, look: Callable[[], T]) -> T:
+        """Look until there is something, though not for as long as an election takes; return what there is."""
+        end = now() + ELECTION - 1
+        while not (found := look()) and now() < end and not self.sleep(0.05):
+            pass
+        return found
 
 
 def kill_primary(scene: Scene) -> None:
@@ -99,9 +112,29 @@ def _ways(scene: Scene, ways: list[tuple[int, int]], rule: Rule, shortest: float
     scene.cluster.network.clear(ways)
 
 
-def cut_primary(scene: Scene) -> None:
-    """The other members cannot reach the primary; clients can, until it finds that it has lost the election."""
-    _ways(scene, scene.cluster.around(scene.cluster.primary()), HELD, 1, 10)
+def cut_primary(scene: Scene) -> dict[str, Any]:
+    """The other members cannot reach the primary; clients can, until it finds that it has lost the election.
+
+    Most of the time, another one is elected as soon as a lock was released that only the old primary knows of.
+    """
+    cluster, primary = scene.cluster, scene.cluster.primary()
+    ways = cluster.around(primary)
+    aimed = scene.chance.random() < AIMED
+    if aimed:
+        scene.poll(lambda: held_at(cluster, primary))
+    held = held_at(cluster, primary)
+    cluster.network.set(ways, HELD)
+    if aimed:
+        scene.poll(lambda: held - held_at(cluster, primary))
+        scene.last(0.1, 0.5)
+    else:
+        scene.last(1, 10)
+    released = held - held_at(cluster, primary)
+    if aimed:
+        cluster.step_up(next(number for number in range(len(cluster.members)) if number != primary), timeout=5)
+    undone = released & held_at(cluster, cluster.primary())
+    cluster.network.clear(ways)
+    return {"undone": sorted(undone)}
 
 
 def isolate_primary(scene: Scene) -> None:
@@ -137,43 +170,66 @@ def lost_replies(scene: Scene) -> None:
     _ways(scene, scene.cluster.to_primary(), Rule(lose_replies=scene.chance.uniform(0.02, 0.3)), 1, 6)
 
 
+def lost_grants(scene: Scene) -> dict[str, Any]:
+    """Answers are lost by which a process would have learned that it holds a lock."""
+    share, chance = scene.chance.uniform(0.3, 1.0), random.Random(scene.chance.random())
+    lost: list[tuple[str, float]] = []
+
+    def loses(reply: bytes) -> bool:
+        if (attempt := granted_by(reply)) is None or chance.random() > share:
+            return False
+        lost.append((attempt, now()))
+        return True
+
+    network = scene.cluster.network
+    network.loses, before = loses, network.loses
+    scene.last(0.5, 2)
+    network.loses = before
+    if not lost:
+        raise Skipped
+    return {"lost": lost}
+
+
 # What the server answers
 
 _COMMANDS: Final = ["findAndModify", "update", "find", "aggregate", "getMore"]
 
 
-def _failing(scene: Scene, data: dict[str, Any], probability: float) -> None:
-    cluster = scene.cluster
+def _failing(scene: Scene, probability: float, **data: Any) -> None:
     fail = {"appName": APPNAME, "failCommands": [*scene.chance.sample(_COMMANDS, 3), "findAndModify"], **data}
-    for number in range(len(cluster.members)):
-        mode = {"activationProbability": probability}
-        cluster.command(number, "configureFailPoint", "failCommand", mode=mode, data=fail)
-    scene.last(1, 5)
-    for number in range(len(cluster.members)):
-        cluster.command(number, "configureFailPoint", "failCommand", mode="off")
+    _points(scene, range(len(scene.cluster.members)), {"failCommand": fail}, scene.chance.uniform(0.05, probability), 1)
+
+
+def _points(scene: Scene, members: Iterable[int], points: dict[str, Any], probability: float, shortest: float) -> None:
+    """Set failpoints of these members for up to five seconds, each with its data."""
+    mode = {"activationProbability": probability}
+    chosen = list(itertools.product(members, points))
+    for member, point in chosen:
+        scene.cluster.command(member, "configureFailPoint", point, mode=mode, data=points[point])
+    scene.last(shortest, 5)
+    for member, point in chosen:
+        scene.cluster.command(member, "configureFailPoint", point, mode="off")
 
 
 def fail_closed(scene: Scene) -> None:
     """The server closes the connection instead of answering."""
-    _failing(scene, {"closeConnection": True}, scene.chance.uniform(0.05, 0.6))
+    _failing(scene, 0.6, closeConnection=True)
 
 
 def fail_write_concern(scene: Scene) -> None:
     """The write takes effect, and then its write concern fails."""
     error = {"code": scene.chance.choice([64, 91, 11602]), "errmsg": "injected", "codeName": "injected"}
-    _failing(scene, {"writeConcernError": error}, scene.chance.uniform(0.05, 0.6))
+    _failing(scene, 0.6, writeConcernError=error)
 
 
 def fail_not_primary(scene: Scene) -> None:
     """The server reports that it is not the primary, or is shutting down."""
-    code = scene.chance.choice([10107, 13435, 11602, 91, 189])
-    _failing(scene, {"errorCode": code}, scene.chance.uniform(0.05, 0.4))
+    _failing(scene, 0.4, errorCode=scene.chance.choice([10107, 13435, 11602, 91, 189]))
 
 
 def fail_exceeded(scene: Scene) -> None:
     """The server reports a timeout, a failure to get its own locks, or a conflict."""
-    code = scene.chance.choice([50, 262, 24, 112])
-    _failing(scene, {"errorCode": code}, scene.chance.uniform(0.05, 0.4))
+    _failing(scene, 0.4, errorCode=scene.chance.choice([50, 262, 24, 112]))
 
 
 # Clocks
@@ -181,7 +237,7 @@ def fail_exceeded(scene: Scene) -> None:
 
 def wrong_clocks(scene: Scene) -> None:
     """A secondary's clock is set wrong, either way, and it becomes the primary."""
-    cluster = _with_clocks(scene)
+    cluster = scene.cluster
     member = scene.chance.choice(cluster.others())
     # A clock that is set forward under a running primary is a limit that the documentation names: so not that.
     if cluster.command(member, "replSetFreeze", 30) is None:
@@ -207,7 +263,7 @@ def clock_set_far_back(scene: Scene) -> None:
 
 def _set_back(scene: Scene, least: float, most: float, lowest: float) -> None:
     """Set the primary's clock back by *least* to *most* seconds, though no further than *lowest*."""
-    cluster = _with_clocks(scene)
+    cluster = scene.cluster
     dial = cluster.dials[cluster.primary()]
     lowest = max(lowest, dial.offset - most, cluster.purged - time.time())
     if dial.offset - least <= lowest:
@@ -216,25 +272,11 @@ def _set_back(scene: Scene, least: float, most: float, lowest: float) -> None:
     scene.last(0, 2)
 
 
-def _with_clocks(scene: Scene) -> Cluster:
-    if not scene.cluster.dials:
-        raise Skipped
-    return scene.cluster
-
-
 def held_up_commands(scene: Scene) -> None:
     """The server begins commands, and holds them up for up to five seconds before they write: their `$$NOW` is old."""
-    cluster = scene.cluster
-    primary = cluster.primary()
     points = {"hangDuringBatchUpdate": {"nss": f"{DATABASE}.{COLLECTION}"}, "hangBeforeFindAndModifyPerformsUpdate": {}}
-    chosen = scene.chance.choice([list(points)[:1], list(points)[1:], list(points)])
-    probability = scene.chance.uniform(0.1, 0.6)
-    for point in chosen:
-        mode = {"activationProbability": probability}
-        cluster.command(primary, "configureFailPoint", point, mode=mode, data=points[point])
-    scene.last(0.3, 5)
-    for point in chosen:
-        cluster.command(primary, "configureFailPoint", point, mode="off")
+    chosen = {name: points[name] for name in scene.chance.sample(sorted(points), scene.chance.choice([1, 1, 2]))}
+    _points(scene, [scene.cluster.primary()], chosen, scene.chance.uniform(0.1, 0.6), 0.3)
 
 
 # A client that is in the way
@@ -346,18 +388,17 @@ class Fault:
 
     inject: makes it, lets it last, heals it; may return facts for the record. lane: faults of one lane come one after
     the other, those of two at the same time. order: may a waiter lose its place by it? servers: may it stop everybody?
-    clocks: does it set one? linger: for how many seconds longer than others it may be felt. needs: why it cannot be had
-    on this machine, None if it can.
+    clocks: does it set one, which is not possible on every machine? linger: for how many seconds longer than others it
+    may be felt.
     """
 
     name: str
     inject: Callable[[Scene], dict[str, Any] | None]
-    lane: Literal["servers", "network", "clients"] = "servers"
+    lane: Literal["servers", "network", "replies", "clients"] = "servers"
     order: bool = True
     servers: bool = True
     clocks: bool = False
     linger: float = 0.0
-    needs: Callable[[], str | None] = lambda: None
 
     @property
     def text(self) -> str:
@@ -382,16 +423,17 @@ FAULTS: Final[dict[str, Fault]] = {
         Fault("late-commands", late_commands, "network"),
         Fault("late-replies", late_replies, "network"),
         Fault("lost-replies", lost_replies, "network"),
+        Fault("lost-grants", lost_grants, "replies"),
         Fault("fail-closed", fail_closed, "network"),
         # A driver that believes in a change of primary asks for it, but a server that has not changed answers its
         # monitor only every ten seconds (the driver's heartbeat). Until then the client knows no primary.
         Fault("fail-write-concern", fail_write_concern, "network", linger=10.0),
         Fault("fail-not-primary", fail_not_primary, "network", linger=10.0),
         Fault("fail-exceeded", fail_exceeded, "network"),
-        Fault("wrong-clocks", wrong_clocks, clocks=True, needs=clocks.missing),
+        Fault("wrong-clocks", wrong_clocks, clocks=True),
         # Nobody loses its place by that, nor its lock: everything goes on as before.
-        Fault("clock-set-back", clock_set_back, clocks=True, needs=clocks.missing),
-        Fault("clock-set-far-back", clock_set_far_back, clocks=True, needs=clocks.missing),
+        Fault("clock-set-back", clock_set_back, clocks=True),
+        Fault("clock-set-far-back", clock_set_far_back, clocks=True),
         Fault("held-up-commands", held_up_commands),
         Fault("stuck-transaction", stuck_transaction, "clients", servers=False),
         Fault("ttl", ttl, order=False),

@@ -71,13 +71,16 @@ class Ours:
         self.sessions = Sessions(lambda: Session(MongoStore(self.config), command_timeout=TIMEOUT))
         self.documents = Documents(DATABASE, client, TIMEOUT)
 
-    def lock(self, plan: Plan, on_lost: Callable[[], None]) -> "OurLock | OurDocument":
+    def lock(self, plan: Plan, on_lost: Callable[[], None], label: str) -> "OurLock | OurDocument":
+        """A lock for one attempt. Its entry in the document shows the *label*, and whose process it is."""
         if plan.document:
             return OurDocument(self.documents, plan.keys[0], plan.owner)
         options = LockOptions(
             wait=plan.wait, reentrant=plan.reentrant, auto_renew=plan.renew, on_lost=lambda _: on_lost()
         )
-        return OurLock(self.sessions.current, plan.keys, plan.terms, options, lambda: {"pid": os.getpid()})
+        return OurLock(
+            self.sessions.current, plan.keys, plan.terms, options, lambda: {"pid": os.getpid(), "label": label}
+        )
 
     def close(self) -> None:
         self.sessions.close()

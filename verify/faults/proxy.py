@@ -66,6 +66,8 @@ class Network:
         self._connections: set[_Connection] = set()
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Says which messages to a client are lost, and their connections with them.
+        self.loses: Callable[[bytes], bool] = lambda reply: False
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
@@ -174,6 +176,8 @@ class Network:
                 if connection.dead:
                     continue
                 if not requests and self._chance.random() < rule.lose_replies:
+                    break
+                if not requests and connection.source == CLIENT and self.loses(data):
                     break
                 writer.write(data)
                 await writer.drain()

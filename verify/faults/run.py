@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,12 +19,14 @@ from pymongo.errors import PyMongoError
 from django_mongolock.engine.store.indexes import ensure_indexes
 from testproject.servers import ServerError
 from testproject.servers.process import patience
+from verify.faults import clocks
+from verify.faults.aims import Target, contested, holder_tokens
 from verify.faults.checker import Violation, check, progress
 from verify.faults.cluster import RECOVERY, Cluster
 from verify.faults.documents import DOCUMENTS, STALE, OurDocument, at_once, make_documents
 from verify.faults.history import History
-from verify.faults.injections import FAULTS, SKEW, Scene, Skipped
-from verify.faults.opportunities import opportunities
+from verify.faults.injections import AIMED, FAULTS, SKEW, Scene, Skipped
+from verify.faults.opportunities import AIMS, opportunities
 from verify.faults.peers import COLLECTION, DATABASE, ERRORS, TIMEOUT, Ours, Plan
 from verify.faults.plans import HABITS, LONGEST
 from verify.faults.records import Journal, now, read
@@ -50,12 +52,25 @@ NAMES: Final = (*FAULTS, *WORKER_FAULTS)
 CREW: Final = (("sync", 2), ("async", 1), ("threads", 1), ("prefork", 1), ("janitor", 1))
 #: Seconds within which all that is waited for must be served, when the run is over.
 FINISH: Final = 45.0
-#: Every so many seconds there are so many without a new fault: only then can it be seen who came first, and what was
-#: lost for no reason.
+#: Every so many seconds there are so many without a new fault, but those of single processes: only then can it be seen
+#: who came first, and what was lost for no reason.
 STORM: Final = 30.0
 CALM: Final = 12.0
 #: The faults that set clocks.
 SET_CLOCKS: Final = frozenset(name for name, fault in FAULTS.items() if fault.clocks)
+#: For how many seconds there is no fault of a lane after one has ended: where servers never work, nobody holds a lock.
+RESTS: Final = {
+    "servers": (1.0, 5.0),
+    "network": (1.0, 5.0),
+    "replies": (0.2, 3.0),
+    "clients": (0.2, 3.0),
+    "stop-worker": (0.2, 1.0),
+    "kill-worker": (2.0, 6.0),
+}
+#: How much likelier than another fault one is that has an aim.
+FAVOURED: Final = 3
+#: How many seconds after the lease of a stopped process another one is given to be let in.
+RIVAL: Final = 5.0
 #: Who needs longer for a plain write, in seconds, stands still.
 STALL: Final = 0.5
 
@@ -75,6 +90,17 @@ class Outcome:
     violations: list[dict[str, Any]] = field(default_factory=list)
     opportunities: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> list[str]:
+        """The opportunities that its faults aim at, and that it never had."""
+        return [aim for name, aim in AIMS.items() if name in self.faults and not self.opportunities.get(aim)]
+
+    @property
+    def proves_nothing(self) -> bool:
+        """Whether it never came to where a promise could have been broken."""
+        aimed = AIMS.keys() & set(self.faults)
+        return len(self.missed) == len(aimed) if aimed else not self.injected
 
 
 class Crew:
@@ -101,32 +127,53 @@ class Crew:
         process.start()
         self.running[process] = kind
 
-    def choose(self) -> BaseProcess:
-        return self._chance.choice([process for process, kind in self.running.items() if kind != "janitor"])
+    def _aim(self, scene: Scene) -> tuple[BaseProcess, Target | None]:
+        """Choose one that holds what another one waits for; sometimes, or if there is none, any."""
+        targets = scene.poll(lambda: contested(scene.cluster)) if scene.chance.random() < AIMED else []
+        workers = {process.pid: process for process, kind in list(self.running.items()) if kind != "janitor"}
+        if targets := [target for target in targets if target.group in workers]:
+            (target,) = scene.chance.choices(targets, [1 / target.lease for target in targets])
+            return workers[target.group], target
+        return scene.chance.choice(list(workers.values())), None
 
-    def kill(self, sleep: Callable[[float], object]) -> None:
+    def kill(self, scene: Scene) -> None:
         """Kill one with all its children, and replace it."""
+        (victim, _), since = self._aim(scene), now()
         with self._mutex:
-            victim = self.choose()
-            since = now()
-            self._kill(victim)
-            kind = self.running.pop(victim)
-            self.journal.write("fault", since, u=now(), name="kill-worker", order=False)
-            self._add(kind)
+            if victim in self.running:
+                self._kill(victim)
+                self.journal.write("fault", since, u=now(), name="kill-worker", order=False)
+                self._add(self.running.pop(victim))
 
     def _kill(self, process: BaseProcess) -> None:
         self.journal.write("kill", group=process.pid)
         _signal(process, signal.SIGKILL)
         process.join()
 
-    def stop(self, sleep: Callable[[float], object]) -> None:
-        """Stop one for a while."""
-        victim, since = self.choose(), now()
+    def stop(self, scene: Scene) -> None:
+        """Stop one for a while. If it holds what another one waits for, until that one has been let in."""
+        (victim, target), since = self._aim(scene), now()
         _signal(victim, signal.SIGSTOP)
-        sleep(self._chance.choice([0.3, 1.0, 2.5, 4.0]))
+        if target is None:
+            scene.sleep(scene.chance.choice([0.3, 1.0, 2.5, 4.0]))
+        else:
+            self._wait_for_rival(scene, target)
         _signal(victim, signal.SIGCONT)
         self.journal.write("stopped", since, u=now(), group=victim.pid)
         self.journal.write("fault", since, u=now(), name="stop-worker", order=False, group=victim.pid)
+
+    @staticmethod
+    def _wait_for_rival(scene: Scene, target: Target) -> None:
+        """Wait until another one holds what the target held; not at all, if it gave that back just before it was
+        stopped."""
+        tokens = holder_tokens(scene.cluster, target.key)
+        if tokens is not None and target.token not in tokens:
+            return
+        end = now() + target.lease + RIVAL
+        while now() < end and not scene.sleep(0.1):
+            if (tokens := holder_tokens(scene.cluster, target.key)) and target.token not in tokens:
+                scene.last(0.1, 1.0)
+                return
 
     def bury(self) -> None:
         """Write down who ended although nobody asked it to, and replace it."""
@@ -180,7 +227,8 @@ class Run:
         self.folder = folder
         self.seed = seed
         self.seconds = seconds
-        self.skipped = {name: why for name in names if name in FAULTS and (why := FAULTS[name].needs())}
+        no_clocks = clocks.missing()
+        self.skipped = {name: no_clocks for name in names if name in SET_CLOCKS and no_clocks}
         self.names = [name for name in names if name not in self.skipped]
         self._stop = threading.Event()
         self._over = threading.Event()
@@ -244,38 +292,41 @@ class Run:
     def _lanes(self, cluster: Cluster, crew: Crew) -> Iterator[threading.Thread]:
         """A thread for each kind of fault: what they do happens at the same time."""
         actions = {"kill-worker": crew.kill, "stop-worker": crew.stop}
-        for lane in ("servers", "network", "clients", "workers"):
-            names = [n for n in self.names if (FAULTS[n].lane if n in FAULTS else "workers") == lane]
-            names = [name for name in names if name in FAULTS or name in actions]
-            sleep = self._stop.wait if lane == "clients" else self._sleep_until_calm
+        lanes: dict[str, list[str]] = {}
+        for name in self.names:
+            if name in FAULTS or name in actions:
+                lanes.setdefault(FAULTS[name].lane if name in FAULTS else name, []).append(name)
+        for lane, names in lanes.items():
+            sleep = self._stop.wait if lane in ("clients", *actions) else self._sleep_until_calm
             scene = Scene(cluster, random.Random(f"{self.seed} {lane}"), sleep)
 
-            def trouble(names: list[str] = names, scene: Scene = scene) -> None:
+            def trouble(lane: str = lane, names: list[str] = names, scene: Scene = scene) -> None:
                 try:
-                    while self._rest(scene.chance):
-                        name = scene.chance.choice(names)
+                    while self._rest(scene.chance, lane):
+                        (name,) = scene.chance.choices(names, [FAVOURED if name in AIMS else 1 for name in names])
                         if name in actions:
-                            actions[name](self._stop.wait)
+                            actions[name](scene)
                         elif self._inject(scene, crew, name):
                             cluster.recover()
                             self._wait_for_grant(30.0)
                 except BaseException as error:  # noqa: BLE001 - it is raised where the lanes are waited for
                     self._failure = error
 
-            if names:
-                yield threading.Thread(target=trouble)
+            yield threading.Thread(target=trouble)
 
-    def _rest(self, chance: random.Random) -> bool:
+    def _rest(self, chance: random.Random, lane: str) -> bool:
         """Wait for the time of the next fault, not in the calm that comes every now and then. False: the run ends."""
-        self._stop.wait(chance.uniform(0.2, 3.0))
-        while (now() - self._began) % STORM > STORM - CALM and not self._stop.wait(0.1):
-            pass
+        self._stop.wait(chance.uniform(*RESTS[lane]))
+        if lane not in WORKER_FAULTS:
+            while (now() - self._began) % STORM > STORM - CALM and not self._stop.wait(0.1):
+                pass
         return not self._stop.is_set()
 
-    def _sleep_until_calm(self, seconds: float) -> None:
-        """Sleep so long, though not far into the calm: what lasts then is nobody's excuse but those of its own key."""
+    def _sleep_until_calm(self, seconds: float) -> bool:
+        """Sleep so long, though not far into the calm: what lasts then is nobody's excuse but those of its own key.
+        Return whether the run has ended."""
         left = STORM - CALM - (now() - self._began) % STORM
-        self._stop.wait(min(seconds, max(0.3, left)))
+        return self._stop.wait(min(seconds, max(0.3, left)))
 
     def _inject(self, scene: Scene, crew: Crew, name: str) -> bool:
         fault, since = FAULTS[name], now()
@@ -322,7 +373,7 @@ class Run:
         since = now()
         while keys and now() < since + seconds:
             for key in sorted(keys):
-                lock = site.lock(Plan((key,), document=key in DOCUMENTS, wait=0.0), lambda: None)
+                lock = site.lock(Plan((key,), document=key in DOCUMENTS, wait=0.0), lambda: None, "last")
                 with contextlib.suppress(*ERRORS):
                     if isinstance(lock, OurDocument):
                         site.documents.sweep()

@@ -87,7 +87,7 @@ class Worker:
     def ask(self, plan: Plan, inner: str | None = None) -> tuple[str, Lock]:
         """Write down that an attempt begins; return its name and its lock."""
         name = self.journal.new_id()
-        lock = self.site.lock(plan, lambda: self.journal.write("told", id=name))
+        lock = self.site.lock(plan, lambda: self.journal.write("told", id=name), name)
         self.journal.write("ask", id=name, inner=inner, **plan.facts())
         return name, lock
 
@@ -352,7 +352,7 @@ class Worker:
         document = store.collection.find_one({"_id": key}) or {}
         if holders := document.get("holders"):
             holder = self.chance.choice(holders)
-            self.journal.write("force", key=key, tokens=[holder["token"]])
+            self.journal.write("force", key=key, tokens=[holder["token"]], ids=[holder["label"]])
             force_release(store, key, [holder["grant"]], timeout=TIMEOUT)
             self.happened("force-release", since)
 

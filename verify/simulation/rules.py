@@ -1,11 +1,12 @@
 """What only virtual time can judge: rules for the checker that allow next to no delay."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
 from verify.faults import checker
-from verify.faults.checker import Violation, is_calm
+from verify.faults.checker import Violation
 from verify.faults.history import FOREVER, Attempt, History
 from verify.faults.tolerances import Tolerances
 from verify.simulation.standing import nothing_stands
@@ -65,7 +66,7 @@ def extensions_last(history: History) -> Iterator[Violation]:
                 continue
             passed = look.since - since
             least = length - passed - ROUND if passed < length / 3 or not attempt.renew else length / 4
-            if look.left < least and is_calm(history, attempt, since, look.until, history.allow.idle):
+            if look.left < least and history.is_calm(attempt, since, look.until, history.allow.idle):
                 text = f"{attempt} was extended to {length} s, and {passed:.1f} s later it had {look.left:.1f} s left"
                 yield Violation("extend", look.since, text)
                 break
@@ -85,14 +86,16 @@ def downgrades_let_nobody_in(history: History) -> Iterator[Violation]:
 
 def requests_arrive(history: History) -> Iterator[Violation]:
     """Who is asked to release a lock knows it by the next renewal, or the one after that (see `extensions_last`)."""
-    told = {record["id"]: record["t"] for record in history.more["requested"]}
+    told = defaultdict[str, list[float]](list)
+    for record in history.more["requested"]:
+        told[record["id"]].append(record["t"])
     asked = {(r["key"], token): r["t"] for r in history.more["request"] for token in r["tokens"]}
     for attempt in history.attempts.values():
         at = min((asked.get(item, FOREVER) for item in attempt.tokens.items()), default=FOREVER)
         due = at + attempt.server_lease * 2 / 3 + ROUND
         looks = [look.since for look in attempt.samples if look.held and look.pid == attempt.pid]
-        is_late = attempt.renew and max(looks, default=0.0) > due and told.get(attempt.id, FOREVER) > due
-        if is_late and attempt.max_hold is None and is_calm(history, attempt, at - attempt.server_lease, due, 0.0):
+        is_late = attempt.renew and max(looks, default=0.0) > due and min(told[attempt.id], default=FOREVER) > due
+        if is_late and attempt.max_hold is None and history.is_calm(attempt, at - attempt.server_lease, due, 0.0):
             yield Violation("request", due, f"{attempt} was asked for, and did not know it after {due - at:.1f} s")
 
 
@@ -107,11 +110,11 @@ def deadlocks_end(history: History) -> Iterator[Violation]:
         for other in others:
             since, until = _together(history, one, other)
             if until - since > DEADLOCK and all(
-                is_calm(history, each, since, until, history.allow.idle) for each in (one, other)
+                history.is_calm(each, since, until, history.allow.idle) for each in (one, other)
             ):
                 yield Violation("deadlock", until, f"{one} and {other} waited for each other for {until - since:.1f} s")
             both = one.error == other.error == "LockDeadlock"
-            if both and until > since and is_calm(history, one, since, until, history.allow.idle):
+            if both and until > since and history.is_calm(one, since, until, history.allow.idle):
                 yield Violation("deadlock", until, f"{one} and {other} waited for each other, and both gave up")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from verify.faults.checker import Violation, is_calm, longest_calm
+from verify.faults.checker import Violation, longest_calm
 from verify.faults.history import FOREVER, History
 from verify.faults.records import Record
 from verify.simulation.expressions import Document
@@ -42,6 +42,7 @@ class Watch:
     def __init__(self, world: World) -> None:
         self._world = world
         self._since: dict[Standing, float] = {}
+        self._heads: dict[str, tuple[str, float]] = {}
         self._read = 0
         self._is_over = False
         self._attempts: dict[str, Record] = {}
@@ -121,8 +122,15 @@ class Watch:
             if (heir := self._heir(e, waiters)) is not None:
                 yield HEIR, key, heir["label"]
         is_free = all(e["until"] <= now for e in document["holders"])
-        if waiters and is_free and waiters[0]["pid"] not in self._dead:
+        if waiters and self._knows_its_place(key, waiters[0]) and is_free and waiters[0]["pid"] not in self._dead:
             yield ENDED, key, waiters[0]["label"]
+
+    def _knows_its_place(self, key: str, first: Document) -> bool:
+        """Whether the first of a queue knows that it is: one that has moved up learns it when its place is renewed."""
+        label, now = first["label"], self._world.kernel.time
+        if self._heads.get(key, ("", 0.0))[0] != label:
+            self._heads[key] = label, now
+        return now - self._heads[key][1] > first["waiter_lease"] / 3000
 
     def _heir(self, holder: Document, waiters: list[Document]) -> dict[str, Any] | None:
         """A live waiter of the same owner, if the holder is dead."""
@@ -142,7 +150,7 @@ def nothing_stands(history: History) -> Iterator[Violation]:
         text = f"{why} stood for {until - since:.1f} s in {record['key']!r}: {attempt}"
         if attempt.pid in closed:
             at = closed[attempt.pid]
-            tries = is_calm(history, attempt, at, at + CLOSING, history.allow.idle)
+            tries = history.is_calm(attempt, at, at + CLOSING, history.allow.idle)
             is_through = shut.get(attempt.pid, FOREVER) < at + CLOSING - CLOSED
             begin, most = (shut[attempt.pid], CLOSED) if is_through else (at, CLOSING + history.allow.stands)
             if tries and why == OVER and until - max(since, begin) > most:
