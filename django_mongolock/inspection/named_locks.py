@@ -85,7 +85,7 @@ def row_of(judged: Judged) -> LockRow:
         holder=display.who(first) + display.others(lock) if first else None,
         where=display.details(first) if first else "",
         since=since,
-        seconds=(lock.now - since).total_seconds() if since else 0.0,
+        seconds=lock.age(since) if since else 0.0,
         left=lock.left,
         damage=lock.damage or "",
         judged=judged,

@@ -96,10 +96,14 @@ class LockSnapshot:
     damage: str | None
     last: Party | None = None
 
+    def age(self, moment: datetime) -> float:
+        """Return how many seconds ago *moment* was."""
+        return (self.now - moment).total_seconds()
+
     @property
     def left(self) -> float | None:
         """Seconds until the last lease ends, negative after its end; None without a lease."""
-        return None if self.expires_at is None else (self.expires_at - self.now).total_seconds()
+        return None if self.expires_at is None else -self.age(self.expires_at)
 
     @property
     def since(self) -> datetime | None:
@@ -121,7 +125,7 @@ class LockSnapshot:
     @property
     def longest_wait(self) -> float | None:
         """Seconds that the first in the queue has waited; None without waiters."""
-        return None if self.waiting_since is None else (self.now - self.waiting_since).total_seconds()
+        return None if self.waiting_since is None else self.age(self.waiting_since)
 
 
 def read_snapshot(document: Document) -> LockSnapshot:

@@ -22,7 +22,7 @@ from .kinds import Counts, count_all, other_kinds, starting
 from .named_locks import counts_of, party_as_json, row_of
 from .overview import Overview, overview
 from .server import ServerFacts, known_server
-from .snapshot import COUNTERS, LockSnapshot
+from .snapshot import COUNTERS, LockSnapshot, Party
 from .verdict import Judged, Verdict, judge_all
 
 Json = dict[str, Any]
@@ -93,9 +93,8 @@ def _of_locks(locks: Overview, judged: Sequence[Judged]) -> Iterator[Problem]:
     if hanging := [each.lock.key for each in judged if each.verdict is Verdict.HANGS]:
         yield Problem(Alarm.HANGS, len(hanging), hanging[0])
     if locks.longest_wait > LONG_WAIT:
-        # The order may have changed since the locks were chosen.
-        longest = max(locks.waited_for, key=lambda lock: lock.longest_wait or 0.0)
-        yield Problem(Alarm.LONG_WAIT, locks.longest_wait, longest.key)
+        longest = next(lock.key for lock in locks.waited_for if lock.longest_wait == locks.longest_wait)
+        yield Problem(Alarm.LONG_WAIT, locks.longest_wait, longest)
     if locks.stale:
         yield Problem(Alarm.STALE, locks.stale)
 
@@ -167,14 +166,11 @@ def _server(found: ServerFacts) -> Json:
 
 
 def _queue(lock: LockSnapshot) -> list[Json]:
-    return [
-        party_as_json(waiter, waiter.since)
-        | {
-            "waited_seconds": round((lock.now - waiter.since).total_seconds(), 3) if waiter.since else None,
-            "behind": waiter.behind,
-        }
-        for waiter in lock.queue
-    ]
+    def one(waiter: Party) -> Json:
+        waited = round(lock.age(waiter.since), 3) if waiter.since else None
+        return party_as_json(waiter, waiter.since) | {"waited_seconds": waited, "behind": waiter.behind}
+
+    return [one(waiter) for waiter in lock.queue]
 
 
 def _contended(lock: LockSnapshot) -> Json:

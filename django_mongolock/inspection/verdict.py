@@ -159,7 +159,7 @@ class Judged:
         return {
             "verdict": self.verdict,
             "verdict_text": self.text,
-            "renewed_seconds_ago": round(_seconds(self.lock, self.heard), 3) if self.heard else None,
+            "renewed_seconds_ago": round(self.lock.age(self.heard), 3) if self.heard else None,
             "usual_seconds": self.usual,
         }
 
@@ -206,13 +206,13 @@ def _verdict(lock: LockSnapshot, usual: float | None, heard: datetime | None) ->
     if lock.state is not ShownState.HELD:
         return {ShownState.STALE: Verdict.DEAD, ShownState.KEPT: Verdict.KEPT}.get(lock.state)
     lease = max((each.lease or 0 for each in lock.holders), default=0) / 1_000
-    if not _is_claimed(lock) and heard and _seconds(lock, heard) > lease * SILENT_AFTER:
+    if not _is_claimed(lock) and heard and lock.age(heard) > lease * SILENT_AFTER:
         return Verdict.SILENT
     asked = _asked(lock)
     if asked is not None:
         since = asked.release_requested_at
-        return Verdict.HANGS if since and _seconds(lock, since) > lease else Verdict.ASKED
-    held = _seconds(lock, lock.since or lock.now)
+        return Verdict.HANGS if since and lock.age(since) > lease else Verdict.ASKED
+    held = lock.age(lock.since or lock.now)
     for verdict, (times, least) in ((Verdict.HANGS, HANGS), (Verdict.SLOW, SLOW)):
         if usual is not None and held > max(times * usual, least):
             return verdict
@@ -226,7 +226,3 @@ def _is_claimed(lock: LockSnapshot) -> bool:
 
 def _asked(lock: LockSnapshot) -> Party | None:
     return next((holder for holder in lock.holders if holder.release_requested_by), None)
-
-
-def _seconds(lock: LockSnapshot, since: datetime) -> float:
-    return (lock.now - since).total_seconds()
