@@ -13,7 +13,7 @@ from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.store.indexes import ensure_indexes
+from django_mongolock.engine.store.layout import ensure_indexes
 from django_mongolock.engine.store.mongo import MongoStore
 
 #: The alias of `testproject.settings` that keeps the locks.

@@ -16,9 +16,8 @@ from .backends.base import get_backend
 from .conf import get_settings
 from .context import CLAIMED, holder_facts
 from .engine.lock.detached import Belief, Detached
-from .engine.protocol.actions import Protocol
+from .engine.protocol.actions import Protocol, twins
 from .engine.protocol.processes import CLAIM
-from .engine.protocol.runner import twins
 from .engine.rule.document import Terms, entry, milliseconds
 from .engine.rule.options import check_seconds
 from .engine.rule.replies import Reply

@@ -21,7 +21,7 @@ from pymongo.errors import OperationFailure
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.store import bells
-from django_mongolock.engine.store.indexes import ensure_indexes
+from django_mongolock.engine.store.layout import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.idempotency import idempotent
 from django_mongolock.inspection.named_locks import NamedLocks

@@ -17,7 +17,7 @@ from pytest_django import Settings
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends.base import close_backends, mongo_store
-from django_mongolock.engine.store import capped
+from django_mongolock.engine.store import layout
 from django_mongolock.exceptions import LockDeadlock
 from django_mongolock.history import writer
 from django_mongolock.history.models import Happened, LockEvent
@@ -248,7 +248,7 @@ class TestBounds:
 
     def test_check_of_a_new_database(self, history: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:
         """Where nothing is made yet, the check of the locks says so; `migrate` does not complain of what it makes."""
-        monkeypatch.setattr(capped, "exists", lambda _collection: False)
+        monkeypatch.setattr(layout, "exists", lambda _collection: False)
         assert check_history(app_configs=None, databases=["mongo"]) == []
 
 

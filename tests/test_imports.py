@@ -188,7 +188,7 @@ def test_a_name_of_two_classes_is_found(tmp_path: Path) -> None:
     [
         ("engine/session/session.py", "from django import db", "django.db"),
         ("engine/lock/lock.py", "def f():\n    from ...conf import settings", "django_mongolock.conf.settings"),
-        ("engine/rule/step.py", "from ..session import grant", "django_mongolock.engine.session.grant"),
+        ("engine/rule/document.py", "from ..session import grant", "django_mongolock.engine.session.grant"),
         ("locks.py", "if True:\n    import django_mongolock.models", "django_mongolock.models"),
         ("locks.py", "if TYPE_CHECKING:\n    from .models import Lock", "django_mongolock.models.Lock"),
         ("owners.py", "from .rows import LockedQuerySet", "django_mongolock.rows.LockedQuerySet"),

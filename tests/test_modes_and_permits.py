@@ -12,8 +12,7 @@ import pytest
 from django_mongolock import SKIPPED, LockLost, LockNotAcquired, lock_info, mongo_lock, mongo_locked, mongo_semaphore
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Terms, entry
-from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.store.base import Store
 from django_mongolock.exceptions import LockMisused, LockReentry
 from django_mongolock.models import Lock

@@ -235,7 +235,7 @@ class TestLoss:
 def lose(lock: MongoLock) -> None:
     """The lock is lost, and its holder knows."""
     for grant in own(lock).grants:
-        grant.lose("a test wants it so")
+        grant.mark_lost("a test wants it so")
 
 
 @WITH_MONGO

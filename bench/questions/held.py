@@ -60,7 +60,7 @@ def hold(state: State, key: str, count: int, terms: Terms) -> float:
     for number in range(count):
         lock = MongoLock(lambda: session, (f"{key}:{number:06}",), terms)
         grant = new_grant(session, lock, threading.main_thread())
-        grant.hold(Granted(holder["token"], datetime.now(UTC), clock.now() + terms.lease, clock.now()))
+        grant.mark_held(Granted(holder["token"], datetime.now(UTC), clock.now() + terms.lease, clock.now()))
         grants.append(grant)
         documents.append({**pattern, "_id": grant.key, "holders": [{**holder, "grant": grant.id}]})
     collection.insert_many(documents)
@@ -88,6 +88,6 @@ def forget(state: State) -> None:
     held: tuple[Any, list[Any]] = state.pop("held")
     session, grants = held
     for grant in grants:
-        grant.lose("the benchmark is over")
+        grant.mark_lost("the benchmark is over")
         session.forget(grant)
     mongo_store(ALIAS).collection.delete_many({"_id": {"$in": [grant.key for grant in grants]}})

@@ -16,8 +16,7 @@ from django.db.utils import load_backend
 from django.utils.module_loading import import_string
 
 from ..conf import LockSettings, get_settings
-from ..engine.rule.document import milliseconds
-from ..engine.rule.step import Limits
+from ..engine.rule.document import Limits, milliseconds
 from ..engine.session.session import Session, Sessions
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed

@@ -1,6 +1,6 @@
 """Sends commands to other collections than that of the locks: in bounded time, majority-committed, safe from signals.
 
-What to send when is decided by generators, which neither wait nor send: `engine.protocol.runner` runs them.
+What to send when is decided by generators, which neither wait nor send: `engine.protocol.actions` runs them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
 from ..engine.logs import DEBUG, log, log_exception
-from ..engine.protocol import runner
+from ..engine.protocol import actions
 from ..engine.session.errands import Errands
 from ..engine.session.session import PerProcess
 from ..engine.session.worker_threads import WorkerThreads
@@ -113,11 +113,11 @@ class Courier:
 
     def run(self, steps: Steps[T]) -> T:
         """Run *steps*, blocking."""
-        return runner.run(steps, self._perform)
+        return actions.run(steps, self._perform)
 
     async def arun(self, steps: Steps[T]) -> T:
         """See run()."""
-        return await runner.arun(steps, self._aperform)
+        return await actions.arun(steps, self._aperform)
 
     def send_in_background(self, command: Command) -> None:
         """Have *command* sent by another thread, again after each of the pauses until it returns True."""

@@ -13,7 +13,7 @@ from django.views import View
 
 from ..conf import LockSettings
 from ..context import redelivery_wait, running_celery_task
-from ..engine.lock.commit_hooks import out_of_commit_hook
+from ..engine.lock.transaction import out_of_commit_hook
 from ..engine.rule.options import Seconds
 from ..engine.text_checks import check_key
 from ..keys import KeyTemplate, unexpected

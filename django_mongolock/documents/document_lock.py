@@ -13,7 +13,7 @@ from ..backends.courier import Steps
 from ..backends.field_paths import meets
 from ..backends.places import make_source
 from ..engine.lock.grants import calling_line
-from ..engine.protocol.runner import twins
+from ..engine.protocol.actions import twins
 from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
 from . import sweep

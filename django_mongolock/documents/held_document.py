@@ -16,7 +16,7 @@ from ..backends.field_paths import LAST_VERSION, Document, aware, get_path
 from ..backends.transactions import open_transactions, warn_once
 from ..engine import clock
 from ..engine.logs import WARNING, log
-from ..engine.protocol.runner import twins
+from ..engine.protocol.actions import twins
 from ..exceptions import (
     DocumentChanged,
     DocumentDamaged,

@@ -17,7 +17,7 @@ from ..backends.courier import Command, Courier, Sleep, Steps, send
 from ..backends.field_paths import Document, check_version
 from ..backends.places import Source
 from ..engine import clock
-from ..engine.protocol.runner import twins
+from ..engine.protocol.actions import twins
 from ..engine.rule.options import Seconds
 from ..engine.text_checks import check_fact, tidy_fact
 from ..exceptions import (

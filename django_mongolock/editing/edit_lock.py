@@ -22,8 +22,7 @@ from ..conf import get_settings
 from ..context import BROWSER
 from ..engine.lock.detached import Belief, Detached
 from ..engine.logs import INFO, log
-from ..engine.protocol.actions import Protocol
-from ..engine.protocol.runner import twins
+from ..engine.protocol.actions import Protocol, twins
 from ..engine.rule.document import Terms, entry, milliseconds
 from ..engine.rule.replies import Reply
 from ..engine.text_checks import MAX_KEY_BYTES, check_key, tidy_fact

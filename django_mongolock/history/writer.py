@@ -33,7 +33,7 @@ from ..engine.logs import WARNING, log, log_exception
 from ..engine.session.grant import Grant
 from ..engine.session.notifications import Observer
 from ..engine.session.worker_threads import WorkerThreads
-from ..engine.store import capped
+from ..engine.store import layout
 from ..engine.store.mongo import MongoStore
 from ..inspection.operations import FACTS
 from ..inspection.server import missing_rights
@@ -137,7 +137,7 @@ class History:
 
     def make(self, *, resize: bool = False) -> None:
         """Make the collection, with its indexes. See make_capped()."""
-        capped.make_capped(self._events(), self._size, resize=resize)
+        layout.make_capped(self._events(), self._size, resize=resize)
         with contextlib.suppress(OperationFailure):  # no right to make them: `migrate` makes them
             self._events().create_indexes(list(INDEXES))
 
@@ -248,13 +248,13 @@ def _problem(store: MongoStore) -> str:
     """Why the history cannot be kept; "" if it can. Another check reports a server that does not answer."""
     collection = events_of(store)
     try:
-        if not capped.exists(store.collection):
+        if not layout.exists(store.collection):
             return ""  # `migrate` makes both, and the check of the locks says so
         if missing := missing_rights(collection, RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-        if not capped.exists(collection):
+        if not layout.exists(collection):
             return f"there is no collection {collection.name}"
-        if capped.stays_open(collection) is None:
+        if layout.stays_open(collection) is None:
             return f"the collection {collection.name} is not a capped one"
     except PyMongoError:
         pass

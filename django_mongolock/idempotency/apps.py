@@ -10,7 +10,7 @@ class IdempotencyConfig(AppConfig):
     verbose_name = _("Results that are kept")
 
     def ready(self) -> None:
-        from ..engine.store.indexes import purged
+        from ..engine.store.layout import purged
         from .results import results_beside
 
         if results_beside not in purged:

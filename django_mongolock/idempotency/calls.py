@@ -18,10 +18,10 @@ from ..conf import LockSettings, get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
 from ..decorator.policies import SKIPPED, CallFacts, Kind, Policy, Respond, Retry, Unlocked, candidates
 from ..decorator.views import HttpRefusal, RequestRefused, atomic, deferred_aliases, first_after_commit, seconds_until
-from ..engine.lock.commit_hooks import out_of_commit_hook
 from ..engine.lock.lock import MongoLock
+from ..engine.lock.transaction import out_of_commit_hook
 from ..engine.logs import WARNING, log
-from ..engine.protocol import runner
+from ..engine.protocol import actions
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
@@ -174,11 +174,11 @@ class IdempotentCall(LockedCall):
 
     def run(self, lock: MongoLock) -> Any:
         """See LockedCall.run(). Not if there is a result."""
-        return runner.run(self._work(lock), self._send)
+        return actions.run(self._work(lock), self._send)
 
     async def arun(self, lock: MongoLock) -> Any:
         """See run()."""
-        return await runner.arun(self._work(lock), self._asend)
+        return await actions.arun(self._work(lock), self._asend)
 
     def _work(self, lock: MongoLock) -> Steps:
         """The result, of this run or an earlier one. Raises LockLost if a later run has begun."""
@@ -218,11 +218,11 @@ class IdempotentCall(LockedCall):
 
     def refused(self, error: Unlocked) -> Any:
         """See LockedCall.refused()."""
-        return runner.run(self._meanwhile(error), self._send)
+        return actions.run(self._meanwhile(error), self._send)
 
     async def arefused(self, error: Unlocked) -> Any:
         """See refused()."""
-        return await runner.arun(self._meanwhile(error), self._asend)
+        return await actions.arun(self._meanwhile(error), self._asend)
 
     def _meanwhile(self, error: Unlocked) -> Steps:
         """The result if there is one: its lock is held for a moment by another who gets it. Else what is refused."""
@@ -251,7 +251,7 @@ class IdempotentCall(LockedCall):
             result = self.finished(self.function.wrapped(*self.args, **self.kwargs))
             if aliases:
                 keep = self._keep(self._kept(result))
-                first_after_commit(aliases[0], lambda: runner.run(keep, self._send))
+                first_after_commit(aliases[0], lambda: actions.run(keep, self._send))
         return result
 
     async def _asend(self, command: Any) -> Any:

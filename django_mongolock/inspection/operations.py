@@ -15,12 +15,12 @@ from pymongo import ReturnDocument
 
 from ..engine.logs import INFO, WARNING, log
 from ..engine.protocol.processes import CLAIM, fate
+from ..engine.rule.document import Step
+from ..engine.rule.expressions import IS_WHOLE
 from ..engine.rule.pipeline import pipeline
 from ..engine.rule.replies import Bell
-from ..engine.rule.step import Step
-from ..engine.rule.validity import IS_WHOLE
 from ..engine.store.election import CLOCK, CLUSTER_TIME
-from ..engine.store.indexes import purged
+from ..engine.store.layout import purged
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ..engine.rule.deadlock import EARLIEST_END, Cycle
-from ..engine.rule.validity import IS_WHOLE
+from ..engine.rule.expressions import IS_WHOLE
 from ..engine.store.mongo import MongoStore
 from .kinds import EVERY_KEY, KeyMatch
 from .queries import QUEUE, WAS_RELEASED, find_deadlocks, first, projection, waiting

@@ -17,7 +17,7 @@ from ..conf import get_settings
 from ..engine import clock
 from ..engine.rule.deadlock import EARLIEST_END, Cycle, cycles
 from ..engine.rule.document import DOCUMENT_FIELDS, weight
-from ..engine.rule.validity import IS_WHOLE
+from ..engine.rule.expressions import IS_WHOLE
 from ..engine.store.errors import bare, is_out_of_reach, translate
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key

@@ -20,9 +20,9 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from ..conf import NAME, error, get_settings, info, warning
 from ..engine import clock
-from ..engine.store import capped
+from ..engine.store import layout
 from ..engine.store.errors import translate
-from ..engine.store.indexes import PURGE, missing_indexes, purged
+from ..engine.store.layout import PURGE, missing_indexes, purged
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from .queries import ping
@@ -125,7 +125,7 @@ def _ahead(there: float, asked: float, answered: float) -> float:
 
 def _missing_indexes(store: MongoStore) -> list[str]:
     others = [find(store.collection) for find in purged]
-    missing = {each.name: missing_indexes(each, [PURGE]) for each in others if capped.exists(each)}
+    missing = {each.name: missing_indexes(each, [PURGE]) for each in others if layout.exists(each)}
     return missing_indexes(store.collection) + [f"{name} of {home}" for home in missing for name in missing[home]]
 
 
@@ -142,7 +142,7 @@ def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
     for collection in store.bells.collections:
         if missing := _missing_rights(status, collection, BELL_RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-        if not capped.stays_open(collection):
+        if not layout.stays_open(collection):
             return f"there is no capped collection {collection.name}"
     return ""
 

@@ -13,7 +13,7 @@ from ..backends.base import get_backend, mongo_store
 from ..backends.mongo import MongoBackend
 from ..conf import get_settings
 from ..engine.store import bells
-from ..engine.store.indexes import PURGE, ensure_indexes, purged
+from ..engine.store.layout import PURGE, ensure_indexes, purged
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
 

@@ -115,7 +115,7 @@ class MemoryLocks:
         facts: dict[str, str | int] = {"host": "elsewhere", "pid": 1, "thread": "MainThread", "label": label}
         lock = MongoLock(lambda: session, made.keys, made.terms, made.options, lambda: facts)
         try:
-            session.run(lock._own.acquire(session, 0))  # not acquire(), which warns in a coroutine of what blocks
+            session.run(lock._own.acquire_all(session, 0))  # not acquire(), which warns in a coroutine of what blocks
         except BaseException:
             session.close()
             raise

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from ..engine import clock
-from ..engine.protocol import runner
+from ..engine.protocol import actions
 from ..engine.protocol.actions import Action, Apply, Pause, Protocol, WaitResult
 from ..engine.protocol.processes import Fate
 from ..engine.rule.deadlock import Cycle, cycle_of
+from ..engine.rule.document import Limits, Step
 from ..engine.rule.in_python import Moment, apply_rule
 from ..engine.rule.replies import Bell, Found, Reply, read_found
-from ..engine.rule.step import Limits, Step
 from ..engine.session.grant import Grant
 from ..engine.session.heartbeat import Chore
 from ..engine.session.notifications import Observer
@@ -281,7 +281,7 @@ class MemorySession(Session):
     def die(self) -> None:
         """End without releasing anything, as a process does that is killed."""
         for grant in list(self.registry.grants.values()):
-            grant.lose("its process died")
+            grant.mark_lost("its process died")
             self.ending.forget(grant)
         self.close()
 
@@ -310,14 +310,14 @@ class MemorySession(Session):
                 if user.lock() is not None and (call := user.calls.get("on_lost")) is not None:
                     reported.append(threading.Event())
                     user.calls["on_lost"] = partial(_call_and_set, call, reported[-1])
-            if self.ending.taken(grant):
+            if self.ending.not_found(grant):
                 for each in reported:
                     each.wait(5.0)
         return len(grants)
 
     def run(self, steps: Protocol[T]) -> T:
         """See Session.run(). Where only time can end a wait, let it go by at once."""
-        return runner.run(steps, partial(self._perform, threading.current_thread()))
+        return actions.run(steps, partial(self._perform, threading.current_thread()))
 
     def _perform(self, thread: threading.Thread, action: Action) -> Any:
         if isinstance(action, Pause):
@@ -327,7 +327,7 @@ class MemorySession(Session):
         return self.commands.call(action) if thread is threading.main_thread() else self.commands.perform(action)
 
     def _let_time_go_by(self, grant: Grant, seconds: float) -> WaitResult:
-        self.notifications.contended(grant)
+        self.notifications.report_contended(grant)
         if self.now() - grant.waiting.began > LONGEST_WAIT:
             raise LockMisused(f"this would wait for {grant.key!r} for ever, since the test itself holds it")
         self._server.advance(min(seconds, LONGEST_STEP))

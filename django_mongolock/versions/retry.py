@@ -17,8 +17,7 @@ from pymongo.errors import PyMongoError
 
 from .. import signals
 from ..engine import clock
-from ..engine.lock.commit_hooks import out_of_commit_hook
-from ..engine.lock.transaction import TRANSIENT
+from ..engine.lock.transaction import TRANSIENT, out_of_commit_hook
 from ..engine.rule.options import Seconds, check_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
 

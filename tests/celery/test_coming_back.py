@@ -20,8 +20,7 @@ from django_mongolock.backends.base import mongo_store
 from django_mongolock.context import RETURNED
 from django_mongolock.contrib.celery import retry_task
 from django_mongolock.contrib.celery.retry_task import Note, retry_current_task
-from django_mongolock.engine.rule.document import Terms, entry
-from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.rule.document import Step, Terms, entry
 from tests.celery.running import OtherRun, in_task
 from tests.support.looking import held_elsewhere, holder, holders
 

@@ -9,7 +9,7 @@ import pytest
 from django_mongolock import mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.testing import override_locks
@@ -55,7 +55,7 @@ class World:
         session = own(lock).session
         assert session is not None
         for grant in list(session.registry.grants.values()):
-            grant.lose("killed")
+            grant.mark_lost("killed")
             session.ending.forget(grant)
 
     def take_away(self, lock: MongoLock) -> None:

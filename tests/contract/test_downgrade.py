@@ -10,8 +10,8 @@ import pytest
 
 from django_mongolock import LockBackendFailed, LockLost, lock_info, mongo_lock
 from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.rule.replies import Reply
-from django_mongolock.engine.rule.step import Step
 from django_mongolock.exceptions import LockMisused, LockReentry
 from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.testing import override_locks

@@ -17,8 +17,8 @@ import pytest
 from django_mongolock import LockLost, LockNotAcquired, lock_info, mongo_lock
 from django_mongolock.backends.base import get_backend
 from django_mongolock.conf import get_settings
+from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.rule.replies import Bell
-from django_mongolock.engine.rule.step import Step
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.leaders import AsyncTerm, BaseTerm, Term, leader
 from django_mongolock.testing import override_locks

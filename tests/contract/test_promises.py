@@ -19,8 +19,7 @@ from django_mongolock import LockLost, LockNotAcquired, mongo_lock
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Terms, entry
-from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.rule.document import Step, Terms, entry
 from django_mongolock.engine.store.base import Store
 from tests.contract.conftest import Elsewhere, MemoryWorld, World
 from tests.engine.faces import Face

@@ -19,7 +19,7 @@ from django.core.management import load_command_class
 from django.core.management.base import BaseCommand
 from django.template import engines
 
-from django_mongolock.engine.store.indexes import INDEXES
+from django_mongolock.engine.store.layout import INDEXES
 from django_mongolock.history import writer as history
 from django_mongolock.history.models import LockEvent
 from django_mongolock.models import Lock

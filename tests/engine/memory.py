@@ -3,8 +3,7 @@
 from typing import Any
 
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.rule.step import Limits, Step
+from django_mongolock.engine.rule.document import Limits, Step, Terms
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import make_lock

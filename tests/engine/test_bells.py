@@ -13,13 +13,12 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.document import Step, Terms, entry
 from django_mongolock.engine.rule.replies import Bell, News
-from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session import waits
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import bells
-from django_mongolock.engine.store.capped import stays_open
+from django_mongolock.engine.store.layout import stays_open
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspection import operations

@@ -13,7 +13,7 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.session.ending import ABANDONED
+from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
 from tests.engine.conftest import QUICK, Document, Here, HoldUp, LockMaker, make_lock, store_of
@@ -144,7 +144,7 @@ def test_what_makes_a_cycle(here: Here, free: Terms | None, holder: Terms, wante
 @pytest.mark.long
 def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, hold_up: HoldUp) -> None:
     """F45, F100: a thread that lost its lock object, to a signal for example, and asks again, waits for the release."""
-    gate = hold_up(here.session.ending, "end", lambda grant, how: how is ABANDONED)
+    gate = hold_up(here.session.ending, "end", lambda grant, how: how is How.ABANDONED)
     here.lock(wait=0).acquire()  # and its object is gone
     timer = threading.Timer(0.8, gate.go.set)
     timer.start()

@@ -156,7 +156,7 @@ def test_what_is_lost_while_a_hand_over_to_it_is_under_way(memory: Memory, monke
     memory.apply(remove=(grant.id,), force=True)
     removed: list[Grant] = []
     monkeypatch.setattr(memory.session.cleanup, "ensure_removed", lambda grant, **_: removed.append(grant))
-    memory.session.ending.taken(grant)
+    memory.session.ending.not_found(grant)
     assert removed == [grant]
 
 
@@ -180,6 +180,31 @@ def test_a_copy_of_the_command_does_not_bring_back(memory: Memory, how: str, dou
     document = memory.server.documents["k"]
     assert document["waiters"] == []
     assert grant.id not in [each["grant"] for each in document["holders"]]
+
+
+def test_a_copy_of_the_command_of_a_process_that_is_gone(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F174, P6: its owner has resumed and released the lock. What the network has held up locks nothing after that."""
+    owned = replace(LONG, owner="me")
+    gone = memory.other("k", terms=owned).acquire()
+    monkeypatch.setattr(memory.session, "fate", lambda process: "gone")
+    with memory.lock(terms=owned):
+        assert not memory.server.documents["k"]["waiters"]
+    memory.session.store.apply("k", grant_of(gone).acquisition.enter(False).step, TIMEOUT)
+    assert memory.holders() == []
+
+
+def test_what_its_thread_has_lost_while_it_asks_for_another(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeat may take it out at any moment: that is no error of the lock that is asked for."""
+    first, second, owner = memory.lock("a").acquire(), memory.lock("b").acquire(), Grant.owner_token
+
+    def owner_of(grant: Grant) -> Any:
+        memory.session.registry.remove(grant_of(second))
+        return owner(grant)
+
+    monkeypatch.setattr(Grant, "owner_token", owner_of)
+    with memory.lock("c") as third:
+        assert third.held
+    assert first.held
 
 
 @pytest.mark.parametrize("how", ["release", "downgrade", "park"])
@@ -206,7 +231,7 @@ async def test_a_wrong_argument_releases_nothing(memory: Memory) -> None:
 def test_a_grant_that_ends_before_it_is_reported(memory: Memory, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """F169: its process was stopped for longer than the lease, or the session is closed, just then: it is reported as
     acquired, and as lost, and nothing is known of it any more."""
-    hold = memory.session.registry.hold
+    hold = memory.session.registry.note_held
 
     def late(grant: Grant) -> None:
         if how == "close":
@@ -216,7 +241,7 @@ def test_a_grant_that_ends_before_it_is_reported(memory: Memory, monkeypatch: py
             memory.session.heartbeat.do_due()
         hold(grant)
 
-    monkeypatch.setattr(memory.session.registry, "hold", late)
+    monkeypatch.setattr(memory.session.registry, "note_held", late)
     with pytest.raises(LockLost):
         memory.lock().acquire()
     assert memory.events == [("acquired", "k"), ("lost", "k")]
@@ -238,7 +263,7 @@ def test_two_ends_at_once_are_one(memory: Memory, monkeypatch: pytest.MonkeyPatc
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name == "reported" and not others:
-                others.append(memory.in_thread(functools.partial(memory.session.notifications.ended, grant)))
+                others.append(memory.in_thread(functools.partial(memory.session.notifications.report_end, grant)))
                 others[0].join(0.2)
             setattr(reporting, name, value)
 
@@ -449,7 +474,7 @@ def test_each_object_that_shares_a_grant_is_told(memory: Memory, event: str, lef
     if event == "lost":
         memory.session.lose("k")
     else:
-        memory.session.notifications.release_requested(grant_of(inner), "me")
+        memory.session.notifications.report_release_request(grant_of(inner), "me")
     expected = {inner} if left else {outer, inner}
     assert eventually(lambda: set(told) == expected)
     assert not eventually(lambda: len(told) > len(expected), 0.1)
@@ -468,7 +493,7 @@ def test_a_grant_that_is_entered_again_while_it_is_released(memory: Memory, monk
     """F172: it is shared before, and stays held; or after, and is another grant."""
     outer = memory.lock(reentrant=True).acquire()
     inner = memory.lock(reentrant=True)
-    owner = Grant.owner
+    owner = Grant.owner_token
     released: list[object] = []
 
     def look(grant: Grant) -> Any:
@@ -477,7 +502,7 @@ def test_a_grant_that_is_entered_again_while_it_is_released(memory: Memory, monk
             released.append(Call(memory.in_thread, outer.release).end())
         return token
 
-    monkeypatch.setattr(Grant, "owner", look)
+    monkeypatch.setattr(Grant, "owner_token", look)
     inner.acquire()
     assert released == [True]
     assert inner.held

@@ -15,9 +15,8 @@ from pymongo.errors import PyMongoError
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.document import entry as new_entry
-from django_mongolock.engine.rule.step import Step
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
 from testproject.servers import Mongod, ReplicaSet

@@ -10,7 +10,7 @@ import pytest
 
 from django_mongolock.engine.protocol.actions import Apply
 from django_mongolock.engine.rule import short_forms
-from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.session.releases import (
     LOOK_EVERY,
     MAX_KEYS,

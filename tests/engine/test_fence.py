@@ -82,7 +82,7 @@ def test_known_loss(hold: LockMaker, data: Pieces, mongo: Client) -> None:
     lock = hold().acquire()
     with pytest.raises(LockLost), lock.atomic(mongo) as session:
         data.insert_one({"x": 1}, session=session)
-        grant_of(lock).lose("a test wants it so")
+        grant_of(lock).mark_lost("a test wants it so")
     with pytest.raises(LockLost):
         lock.atomic(mongo).__enter__()
     assert data.count_documents({}) == 0

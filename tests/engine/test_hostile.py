@@ -18,10 +18,9 @@ from pymongo.errors import PyMongoError
 
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule import deadlock
-from django_mongolock.engine.rule.document import MAX_ENTRIES, MAX_HOLDERS, UNLIMITED, Terms, find_damage
+from django_mongolock.engine.rule.document import MAX_ENTRIES, MAX_HOLDERS, UNLIMITED, Step, Terms, find_damage
 from django_mongolock.engine.rule.document import entry as new_entry
-from django_mongolock.engine.rule.step import Step
-from django_mongolock.engine.rule.validity import IS_WHOLE
+from django_mongolock.engine.rule.expressions import IS_WHOLE
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockDocumentDamaged, LockError, LockNotAcquired

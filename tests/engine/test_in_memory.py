@@ -18,15 +18,14 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol.actions import Apply
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
-from django_mongolock.engine.rule.document import LEAP, Terms, entry
+from django_mongolock.engine.rule.document import LEAP, Limits, Step, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.replies import Found, Reply
-from django_mongolock.engine.rule.step import Limits, Step
-from django_mongolock.engine.session.ending import ABANDONED, LOST, TRY_AGAIN_AFTER, Removal
+from django_mongolock.engine.session.core import REQUEST, SENDING_THREADS, SHARES
+from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.session.shared import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.conftest import HoldUp, make_lock
@@ -738,7 +737,7 @@ async def test_what_was_sent_once_stays_sent(memory: Memory, monkeypatch: pytest
     await asyncio.wait([taken_back])
     gate.set()
     assert grant.waiting.sent
-    memory.session.ending.end(grant, ABANDONED)
+    memory.session.ending.end(grant, How.ABANDONED)
 
 
 @pytest.mark.parametrize("way", ["release", "hand-over"])
@@ -792,7 +791,7 @@ def test_two_threads_release_one_lock(memory: Memory, hold_up: HoldUp, renewed: 
     first = memory.in_thread(lock.release)
     assert gate.there.wait(10)
     if renewed:
-        memory.session.ending.end(grant, LOST, noticed=True)
+        memory.session.ending.end(grant, How.LOST, noticed=True)
     else:
         assert not lock.release()
     gate.go.set()

@@ -12,7 +12,7 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.session.ending import ABANDONED
+from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.notifications import CALLBACK_THREADS
 from django_mongolock.engine.session.session import Session
@@ -268,4 +268,4 @@ def test_a_permit_is_handed_to_one_whose_hand_over_had_no_answer(session: Sessio
         assert session.queue.reserve_handover(grant_of(held)) is waiter
         session.queue.finish_handover(waiter, None)
         session.queue.leave(waiter)
-        session.ending.end(waiter, ABANDONED)
+        session.ending.end(waiter, How.ABANDONED)

@@ -25,9 +25,8 @@ from django_mongolock.engine.protocol.actions import (
 from django_mongolock.engine.protocol.procedures import PollSchedule
 from django_mongolock.engine.protocol.processes import Fate
 from django_mongolock.engine.rule.deadlock import Cycle, Wait
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.replies import Former, News, Reply
-from django_mongolock.engine.rule.step import Step
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
 
 NOW = datetime.now(UTC)
@@ -326,11 +325,9 @@ def test_an_exclusive_grant_without_waiters_is_uncontended(terms: Terms, waiting
     assert play.result.uncontended is uncontended
 
 
-def test_release_extend_and_removal_for_good_are_one_command_each() -> None:
+def test_release_and_removal_for_good_are_one_command_each() -> None:
     """P8: and the removal for good leaves a tombstone, by force."""
     assert next(procedures.release("k", "g")) == Apply("k", Step(remove=("g",), force=True, given="g"))
-    extension: Any = next(procedures.extend("k", "g", 1000, 1100))
-    assert (extension.step.renew, extension.step.lease, extension.step.server_lease) == (("g",), 1000, 1100)
     removal = procedures.removal_for_good("k", "g")
     assert (removal.step.remove, removal.step.force, removal.step.tombstone_ttl) == (
         ("g",),

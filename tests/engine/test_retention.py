@@ -17,8 +17,7 @@ import pytest
 from bson.int64 import Int64
 
 from django_mongolock.engine.protocol.procedures import TOMBSTONE_TTL
-from django_mongolock.engine.rule.document import MAX_ENTRIES, UNLIMITED
-from django_mongolock.engine.rule.step import BRIEF_RETENTION, Limits, Step
+from django_mongolock.engine.rule.document import BRIEF_RETENTION, MAX_ENTRIES, UNLIMITED, Limits, Step
 from django_mongolock.engine.store.base import Store
 from django_mongolock.engine.store.mongo import MongoStore
 from tests.engine.conftest import Document, LockMaker

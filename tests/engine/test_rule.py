@@ -20,11 +20,19 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine.rule.document import LONGEST_CLAIM, UNLIMITED, Mode, Terms, entry, find_damage
+from django_mongolock.engine.rule.document import (
+    LONGEST_CLAIM,
+    UNLIMITED,
+    Limits,
+    Mode,
+    Step,
+    Terms,
+    entry,
+    find_damage,
+)
 from django_mongolock.engine.rule.in_python import Moment, _Rule, apply_rule
 from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import Reply
-from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.store.base import Store
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged

@@ -15,13 +15,13 @@ import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.protocol.actions import Granted
+from django_mongolock.engine.protocol.actions import Acquisition, Granted
 from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.session import Session, Sessions
-from django_mongolock.engine.store.indexes import INDEXES, missing_indexes
+from django_mongolock.engine.store.layout import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockMisused
 from tests.engine.conftest import Document, Here, HoldUp, LockMaker, renewed
@@ -249,8 +249,8 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
             if getattr(self, "state", None) is State.HELD:
                 seen.append((self.state, self.remaining))
 
-    grant = Watched("id", "k", Terms(), auto_renew=True, worker=None)
-    grant.hold(Granted(5, NOW, clock.now() + 30, clock.now()))
+    grant = Watched(Acquisition("k", "id", Terms()), auto_renew=True, worker=None)
+    grant.mark_held(Granted(5, NOW, clock.now() + 30, clock.now()))
     assert seen
     assert all(remaining > 0 for _, remaining in seen)
     assert grant.held
@@ -260,13 +260,13 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
     lock: LockMaker, session: Session, other: LockMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P1, F161: closing removes what is being asked for. The answer that grants it comes after that: it is not held."""
-    acquired = session.acquired
+    acquired = session.note_granted
 
     def late(grant: Grant, granted: Granted) -> None:
         session.close()
         acquired(grant, granted)
 
-    monkeypatch.setattr(session, "acquired", late)
+    monkeypatch.setattr(session, "note_granted", late)
     mine = lock()
     with pytest.raises(LockMisused, match="the session was closed while a waiter was in it"):
         mine.acquire()
@@ -276,12 +276,12 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
 
 def test_a_reported_end_is_final() -> None:
     """P7: an answer that comes after the deadline does not bring the grant back to life."""
-    grant = Grant("id", "k", Terms(lease=10), auto_renew=True, worker=None)
-    grant.hold(Granted(5, NOW, clock.now() - 1, clock.now() - 11))
+    grant = Grant(Acquisition("k", "id", Terms(lease=10)), auto_renew=True, worker=None)
+    grant.mark_held(Granted(5, NOW, clock.now() - 1, clock.now() - 11))
     assert not grant.held
     grant.renewed(clock.now() + 10, clock.now())
     assert not grant.held
-    assert not grant.release()
+    assert not grant.mark_released()
     assert grant.state is State.LOST
 
 
@@ -380,7 +380,7 @@ def test_a_longer_lease_counts_when_its_command_is_answered(lock: LockMaker) -> 
     with lock(terms=CALM) as held:
         (grant,) = own(held).grants
         deadline = grant.lease.until
-        steps = own(held).extend(500)
+        steps = own(held).extend_all(500)
         next(steps)  # it is sent
         assert grant.lease.until == deadline
         steps.close()

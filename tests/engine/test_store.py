@@ -10,8 +10,7 @@ import pytest
 from pymongo import MongoClient
 from pymongo.synchronous.database import Database
 
-from django_mongolock.engine.rule.document import Terms, entry
-from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.rule.document import Step, Terms, entry
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed
 from tests.engine.conftest import Document, Here, HoldUp, LockMaker, make_lock

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Generator
 from typing import Any
 
-from django_mongolock.engine.protocol import runner
+from django_mongolock.engine.protocol import actions
 
 
 class Counter:
@@ -22,16 +22,16 @@ class Counter:
             self.total += yield number
         return self.total
 
-    add, aadd = runner.twins(_add)
+    add, aadd = actions.twins(_add)
 
     def _run(self, steps: Generator[Any, Any, Any]) -> Any:
-        return runner.run(steps, lambda step: step * 10)
+        return actions.run(steps, lambda step: step * 10)
 
     async def _arun(self, steps: Generator[Any, Any, Any]) -> Any:
         async def perform(step: int) -> int:
             return step * 100
 
-        return await runner.arun(steps, perform)
+        return await actions.arun(steps, perform)
 
 
 def test_the_same_steps() -> None:

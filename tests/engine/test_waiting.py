@@ -15,8 +15,7 @@ from pymongo.errors import AutoReconnect
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.mongo import MongoStore

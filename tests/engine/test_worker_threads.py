@@ -13,7 +13,7 @@ import pytest
 
 from django_mongolock.engine.protocol.actions import Answer
 from django_mongolock.engine.rule.replies import Reply
-from django_mongolock.engine.session import worker_calls, worker_threads
+from django_mongolock.engine.session import lanes, worker_threads
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed
 from tests.support.waiting import eventually
@@ -64,7 +64,7 @@ def threads(new_threads: Callable[..., WorkerThreads]) -> WorkerThreads:
 
 def waiting(threads: WorkerThreads) -> int:
     """How many calls wait for a thread."""
-    return sum(map(len, threads._lanes))
+    return sum(map(len, threads._lanes.waiting))
 
 
 def fail(left: float) -> None:
@@ -148,16 +148,16 @@ def test_what_is_slow_counts_no_more(
 ) -> None:
     """F110: after a while another thread takes the place of one that is stuck, up to a bound; then those that
     come wait until one of them ends. Nothing has to happen meanwhile for that."""
-    monkeypatch.setattr(worker_threads, "SLOW", 0.1)
+    monkeypatch.setattr(lanes, "SLOW", 0.1)
     threads = new_threads(2, 5)
     first, done = Hold(threads, 2), []
     began = time.monotonic()
     assert threads.call(lambda left: "soon", LONG) == "soon"
-    assert time.monotonic() - began > worker_threads.SLOW / 2
+    assert time.monotonic() - began > lanes.SLOW / 2
     rest = Hold(threads, 3)
     assert len(threads) == 5
     threads.submit(lambda: done.append("late"))
-    time.sleep(worker_threads.SLOW * 1.5)
+    time.sleep(lanes.SLOW * 1.5)
     assert (done, len(threads)) == ([], 5)
     first.let_go()
     assert eventually(lambda: done == ["late"])
@@ -171,7 +171,7 @@ def test_all_calls_are_begun_while_those_before_are_slow(
     new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F159: calls of a lane that has no threads left are begun one by one, as those before them become slow."""
-    monkeypatch.setattr(worker_threads, "SLOW", 0.02)
+    monkeypatch.setattr(lanes, "SLOW", 0.02)
     for _ in range(5):
         threads = new_threads(24, 80, shares=(1.0, 0.75))
         hold, begun = Hold(threads, 24, priority=1), threading.Event()
@@ -194,9 +194,9 @@ def test_two_calls_of_a_key_are_made_at_a_time(new_threads: Callable[..., Worker
     assert threads.begin_own("other")
     threads.end_own("other")
     hold.let_go()
-    assert eventually(lambda: len(order) == 3 and not threads._under_way)
+    assert eventually(lambda: len(order) == 3 and not threads._lanes.under_way)
     assert order[0] == "first"
-    assert not threads._parked
+    assert not threads._lanes.parked
 
 
 def test_what_waits_for_threads_keeps_no_place_of_its_key(new_threads: Callable[..., WorkerThreads]) -> None:
@@ -206,14 +206,14 @@ def test_what_waits_for_threads_keeps_no_place_of_its_key(new_threads: Callable[
     hold = Hold(threads, 2, priority=1, key="k")
     for number in range(2):
         threads.submit(lambda number=number: made.append(number), priority=2, key="k")  # type: ignore[misc]
-    assert eventually(lambda: "k" in threads._parked)
+    assert eventually(lambda: "k" in threads._lanes.parked)
     others = Hold(threads, 4, priority=1)
     hold.let_go()
-    assert eventually(lambda: len(threads._running) == 4)
+    assert eventually(lambda: len(threads._lanes.running) == 4)
     assert [threads.call(lambda left: "release", 5.0, priority=0, key="k") for _ in range(3)] == ["release"] * 3
     assert made == []
     others.let_go()
-    assert eventually(lambda: sorted(made) == [0, 1] and not threads._under_way and not threads._parked)
+    assert eventually(lambda: sorted(made) == [0, 1] and not threads._lanes.under_way and not threads._lanes.parked)
 
 
 async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Callable[..., WorkerThreads]) -> None:
@@ -226,10 +226,10 @@ async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Cal
     await asyncio.sleep(0.05)
     task.cancel()
     await asyncio.wait([task])
-    assert not any(threads._parked["k"])
+    assert not any(threads._lanes.parked["k"])
     hold.let_go()
     assert await threads.acall(lambda left: "next", LONG, key="k") == "next"
-    assert eventually(lambda: not threads._under_way)
+    assert eventually(lambda: not threads._lanes.under_way)
     assert begun == []
 
 
@@ -253,7 +253,7 @@ async def test_a_refusal_is_that_of_all_who_asked_the_same_before(new_threads: C
     assert 2 <= len(sent) <= 3
     assert "y" in sent
     assert len(shared) == 6 - len(sent)
-    assert eventually(lambda: not threads._under_way)
+    assert eventually(lambda: not threads._lanes.under_way)
 
 
 # Deadlines
@@ -316,7 +316,7 @@ def test_a_call_that_does_not_end_is_given_up(
     threads: WorkerThreads, coroutine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F67: a call that does not keep to the seconds it was given holds its caller up for a bounded time only."""
-    monkeypatch.setattr(worker_calls, "OVERTIME", 0.2)
+    monkeypatch.setattr(worker_threads, "OVERTIME", 0.2)
     go, told = threading.Event(), list[bool]()
 
     def stuck(left: float) -> None:

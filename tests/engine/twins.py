@@ -5,9 +5,8 @@ from typing import Any
 
 from pymongo.read_concern import ReadConcern
 
-from django_mongolock.engine.rule.document import Terms, entry
+from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.rule.replies import Reply
-from django_mongolock.engine.rule.step import Limits, Step
 from django_mongolock.engine.store.base import Store
 from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.testing.memory_server import MemoryServer, MemoryStore

@@ -16,7 +16,7 @@ import pytest
 from django_mongolock import LockNotAcquired, mongo_lock, mongo_semaphore
 from django_mongolock.backends.base import get_backend
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.session.shared import SENDING_THREADS
+from django_mongolock.engine.session.core import SENDING_THREADS
 from django_mongolock.exceptions import LockReentry
 from tests.support.looking import new_key
 

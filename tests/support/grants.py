@@ -19,4 +19,4 @@ def grant_of(lock: MongoLock) -> Grant:
 
 def new_grant(session: Session, lock: MongoLock, worker: object) -> Grant:
     """A grant for the first key of *lock*, which was not asked for."""
-    return own(lock).new_grant(session, lock.keys[0], worker)
+    return own(lock).new_grant(session, lock.keys[0], worker, session.registry.held_by(worker), lock.terms)

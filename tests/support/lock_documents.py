@@ -9,7 +9,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.engine.rule.document import DOCUMENT_FIELDS, HOLDER_FIELDS, SCHEMA
-from django_mongolock.engine.store.indexes import ensure_indexes
+from django_mongolock.engine.store.layout import ensure_indexes
 
 Document = dict[str, Any]
 TOKEN = 1_763_676_000_000

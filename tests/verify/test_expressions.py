@@ -12,12 +12,11 @@ from bson.timestamp import Timestamp
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-from django_mongolock.engine.rule.document import Mode, Terms, entry
+from django_mongolock.engine.rule.document import Limits, Mode, Step, Terms, entry
 from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER
 from django_mongolock.engine.rule.short_forms import RELEASE_UNCONTENDED, TAKE_FREE
-from django_mongolock.engine.rule.step import Limits, Step
 from verify.simulation.expressions import bound, project, run
 
 Document = dict[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.session.grant_registry import LocalQueue
 from verify.simulation import hunt, mutants, mutation
 from verify.simulation.defects import DEFECTS, ROWS, NothingToBreak, Patches, broken, named

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from pymongo.errors import PyMongoError
 
-from django_mongolock.engine.store.indexes import ensure_indexes
+from django_mongolock.engine.store.layout import ensure_indexes
 from testproject.servers import ServerError
 from testproject.servers.process import patience
 from verify.faults import clocks

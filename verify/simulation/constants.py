@@ -19,8 +19,8 @@ OFTEN: Final = 0.5
 EACH: Final = 0.3
 
 LOW: Final[dict[str, float]] = {
-    "rule.pipeline.PURGE_STEP": 2_000,
-    "rule.step.BRIEF_RETENTION": 1_000,
+    "rule.expressions.PURGE_STEP": 2_000,
+    "rule.document.BRIEF_RETENTION": 1_000,
     "rule.document.MAX_HOLDERS": 3,
     "rule.document.LEAP": 50,
     "protocol.procedures.TOMBSTONE_TTL": 60_000,
@@ -49,14 +49,14 @@ LOW: Final[dict[str, float]] = {
     "session.renewals.RENEWAL_BATCH": 2,
     "session.renewals.SHORTEST_RENEWAL": 0.05,
     "session.renewals.SECOND_RENEWAL": 0.1,
-    "session.shared.SENDING_THREADS": 8,
-    "session.shared.MOST_THREADS": 16,
+    "session.core.SENDING_THREADS": 8,
+    "session.core.MOST_THREADS": 16,
     "session.waits.CANCELLED_WITHIN": 0.1,
     "session.waits.LONGEST_HANDOVER": 0.1,
-    "session.worker_calls.OVERTIME": 0.1,
-    "session.worker_calls.LEAST": 0.005,
-    "session.worker_threads.PER_KEY": 1,
-    "session.worker_threads.SLOW": 0.05,
+    "session.worker_threads.OVERTIME": 0.1,
+    "session.worker_threads.LEAST": 0.005,
+    "session.lanes.PER_KEY": 1,
+    "session.lanes.SLOW": 0.05,
 }
 
 _NAMES = "it names something, or stands for none: nothing can reach it"
@@ -67,11 +67,11 @@ EXEMPT: Final[dict[str, str]] = {
     "protocol.actions.FOREVER": _NAMES,
     "store.bells.AWAIT_MS": _REAL_STORE,
     "store.bells.COLLECTIONS": _REAL_STORE,
-    "store.bells.LOOK_EVERY": _REAL_STORE,
+    "store.layout.LOOK_EVERY": _REAL_STORE,
     "store.bells.RING_TIMEOUT": _REAL_STORE,
     "store.bells.SIZE": _REAL_STORE,
-    "store.capped._EXISTS": _REAL_STORE,
-    "store.capped._UNAUTHORIZED": _REAL_STORE,
+    "store.layout._EXISTS": _REAL_STORE,
+    "store.layout._UNAUTHORIZED": _REAL_STORE,
     "rule.deadlock.MAX_DEPTH": _REAL_STORE,
     "rule.document.LAST_TOKEN": _DAMAGE,
     "rule.document.LONGEST_CLAIM": _BY_DESIGN,
@@ -85,15 +85,15 @@ EXEMPT: Final[dict[str, str]] = {
     "store.mongo.MAX_IDLE_MS": _REAL_STORE,
     "store.mongo.MIN_POOL_LIMIT": _REAL_STORE,
     "rule.options._LONGEST": "it bounds what a caller may ask for",
-    "rule.validity._ZERO": _NAMES,
+    "rule.expressions._ZERO": _NAMES,
     "session.commands.BULK_LIMIT": _BY_DESIGN,
     "session.errands.MOST_TRIES": "no named lock has errands: they are of document locks and fencing",
     "session.releases.MAX_RELEASES": _BY_DESIGN,
-    "session.shared.BACKGROUND": _NAMES,
-    "session.shared.RELEASE": _NAMES,
-    "session.shared.RENEWAL": _NAMES,
-    "session.shared.REQUEST": _NAMES,
-    "session.shared.SHARES": "the sizes that they are parts of are lowered",
+    "session.core.BACKGROUND": _NAMES,
+    "session.core.RELEASE": _NAMES,
+    "session.core.RENEWAL": _NAMES,
+    "session.core.REQUEST": _NAMES,
+    "session.core.SHARES": "the sizes that they are parts of are lowered",
     "text_checks.MAX_FACT_LENGTH": "it bounds a text",
     "text_checks.MAX_KEY_BYTES": "it bounds a text",
     "text_checks.MAX_TEXT_LENGTH": "it bounds a text",
@@ -121,9 +121,9 @@ def lowered(seed: int) -> list[Constant]:
     """The constants that are lower in the run of a seed."""
     chance = random.Random(f"constants {seed}")
     if chance.random() >= OFTEN:
-        chosen = ["rule.pipeline.PURGE_STEP"]
+        chosen = ["rule.expressions.PURGE_STEP"]
     else:
-        chosen = [name for name in LOW if chance.random() < EACH or name == "rule.pipeline.PURGE_STEP"]
+        chosen = [name for name in LOW if chance.random() < EACH or name == "rule.expressions.PURGE_STEP"]
     return [_lower(name) for name in chosen]
 
 

@@ -19,13 +19,12 @@ from django_mongolock.engine.lock.grants import LockGrants
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.protocol.actions import Acquisition, Answer, Apply, Granted, WaitResult
 from django_mongolock.engine.rule import in_python
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.in_python import Moment, _Rule
 from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
-from django_mongolock.engine.rule.step import Step
-from django_mongolock.engine.session import worker_threads
+from django_mongolock.engine.session import lanes
 from django_mongolock.engine.session.commands import Commands
-from django_mongolock.engine.session.ending import LOST, Cleanup, Ending, How
+from django_mongolock.engine.session.ending import Cleanup, Ending, How
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.grant_registry import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
@@ -405,7 +404,7 @@ def lost_not_removed(patches: Patches) -> None:
     def report_only(self: Ending, grant: Grant, how: How, **options: Any) -> None:
         pending = dict(self._cleanup.pending)
         end(self, grant, how, **options)
-        if how is LOST:
+        if how is How.LOST:
             self._cleanup.pending = pending
 
     patches.set(Ending, "end", report_only)
@@ -456,13 +455,13 @@ def late_renewal(patches: Patches) -> None:
 
 @_defect
 def closed_and_held(patches: Patches) -> None:
-    hold = Grant.hold
+    hold = Grant.mark_held
 
     def hold_all_the_same(self: Grant, granted: Granted) -> bool:
         self.state = State.WAITING
         return hold(self, granted)
 
-    patches.set(Grant, "hold", hold_all_the_same)
+    patches.set(Grant, "mark_held", hold_all_the_same)
 
 
 @_defect
@@ -484,7 +483,7 @@ def one_by_one_at_exit(patches: Patches) -> None:
 
 @_defect
 def all_threads_for_one_key(patches: Patches) -> None:
-    patches.set(worker_threads, "PER_KEY", 1_000)
+    patches.set(lanes, "PER_KEY", 1_000)
 
 
 @_defect
@@ -570,7 +569,7 @@ def taken_and_forgotten(patches: Patches) -> None:
     end = Ending.end
 
     def without_doubt(self: Ending, grant: Grant, how: How, **options: Any) -> None:
-        grant.outcome_unknown &= how is not LOST
+        grant.outcome_unknown &= how is not How.LOST
         end(self, grant, how, **options)
 
     patches.set(Ending, "end", without_doubt)
@@ -631,7 +630,7 @@ def loss_untold(patches: Patches) -> None:
     end = Ending.end
 
     def untold(self: Ending, grant: Grant, how: How, **options: Any) -> None:
-        self.forget(grant) if how is LOST else end(self, grant, how, **options)
+        self.forget(grant) if how is How.LOST else end(self, grant, how, **options)
 
     patches.set(Ending, "end", untold)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
-from django_mongolock.engine.rule.step import Step
+from django_mongolock.engine.rule.document import Step
 from verify.faults.checker import Violation
 from verify.simulation.expressions import Document
 from verify.simulation.server import Parsed, Servers, Write

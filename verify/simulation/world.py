@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django_mongolock.engine.protocol import runner
+from django_mongolock.engine.protocol import actions
 from django_mongolock.engine.protocol.actions import Protocol
 from django_mongolock.engine.protocol.processes import Fate
 from django_mongolock.engine.session.grant import Grant
@@ -38,7 +38,7 @@ class SimSession(Session):
         self.process = process
 
     def run(self, steps: Protocol[Any]) -> Any:
-        return runner.run(steps, self.commands.call) if self.process.kind == "async" else super().run(steps)
+        return actions.run(steps, self.commands.call) if self.process.kind == "async" else super().run(steps)
 
     def _observe(self, event: str, grant: Grant) -> None:
         """Receivers take their time."""

@@ -18,14 +18,13 @@ from typing import Any
 
 from ...exceptions import LockBackendFailed, LockError, LockMisused
 from .. import clock
-from ..protocol import runner
+from ..protocol import actions
 from ..protocol.actions import Answer, Apply, Protocol, Read
 from ..protocol.procedures import TOMBSTONE_TTL
 from ..protocol.processes import NO_PROCESS
-from ..rule.document import Terms, entry, milliseconds
+from ..rule.document import Step, Terms, entry, milliseconds
 from ..rule.replies import Reply
-from ..rule.step import Step
-from ..session.ending import ABANDONED, HANDED_OVER
+from ..session.ending import How
 from ..session.grant import Grant
 from ..session.session import Session
 from ..store.base import Store
@@ -120,7 +119,7 @@ class Parked(Detached):
 
     def send(self, steps: Protocol[Reply]) -> Reply:
         """Run steps without a session, which would count the command as a beat."""
-        return runner.run(steps, self._perform)
+        return actions.run(steps, self._perform)
 
     def _perform(self, action: Any) -> Answer:
         return Answer(self.store.apply(self._stored, action.step, self.timeout), 0.0, 0.0)
@@ -167,17 +166,17 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
         raise LockMisused("only a lock on one key that is acquired can be detached")
     (grant,) = grants
     # First: from now on it is no loss if a renewal does not find it.
-    if not (lock.held and grant.release()):  # lost, or a parent's, which is not ours to park
+    if not (lock.held and grant.mark_released()):  # lost, or a parent's, which is not ours to park
         lock.release()
         return None
     try:
         parked = park(session.store, grant.key, terms, facts, former=grant, timeout=session.commands.timeout)
         if isinstance(parked, Parked):
-            session.ending.end(grant, HANDED_OVER)
+            session.ending.end(grant, How.REPLACED)
         else:
-            session.ending.taken(grant, by_release=True)
+            session.ending.not_found(grant, by_release=True)
     except BaseException:
-        session.ending.end(grant, ABANDONED, stays=True)
+        session.ending.end(grant, How.ABANDONED, stays=True)
         raise
     finally:
         own.clear(grants)

@@ -8,7 +8,7 @@ from ...exceptions import LockLost, LockMisused
 from ..protocol import procedures
 from ..protocol.actions import FOREVER, Protocol
 from ..rule.document import UNLIMITED
-from ..session.ending import ABANDONED, HANDED_OVER, LOST
+from ..session.ending import How
 from ..session.grant import Grant
 from ..session.session import Session
 from .grants import LockGrants
@@ -31,16 +31,16 @@ def downgrade(own: LockGrants) -> Protocol[bool]:
             )
     for grant in grants:
         terms = replace(grant.terms, mode="shared", capacity=UNLIMITED, lease=grant.lease.length)
-        reader = own.new_grant(session, grant.key, grant.worker, terms)
-        token = reader.own(session.heartbeat.inbox.put)
+        reader = own.new_grant(session, grant.key, grant.worker, session.registry.held_by(grant.worker), terms)
+        token = reader.new_owner_token(session.heartbeat.inbox.put)
         reader.acquired_from = grant.acquired_from
-        if not (yield from _take_place(own, session, grant, reader)):
+        if not (yield from _replace(own, session, grant, reader)):
             return False
         own.replace(grant, reader, token)
     return own.all_held(own.grants)
 
 
-def _take_place(own: LockGrants, session: Session, grant: Grant, reader: Grant) -> Protocol[bool]:
+def _replace(own: LockGrants, session: Session, grant: Grant, reader: Grant) -> Protocol[bool]:
     """Let *reader* take the place of *grant*; return whether that was held until then."""
     until, last, now = grant.lease.until, grant.lease.last, session.now()
     if last < FOREVER:
@@ -51,22 +51,22 @@ def _take_place(own: LockGrants, session: Session, grant: Grant, reader: Grant) 
     try:
         # First: from now on it is no loss if a renewal does not find it.
         granted = None
-        if grant.release():
+        if grant.mark_released():
             granted = yield from procedures.downgrade(
                 reader.acquisition, grant.id, until, now, leave_tombstone=grant.needs_tombstone()
             )
             if granted is None:
-                session.ending.taken(grant, by_release=True)
+                session.ending.not_found(grant, by_release=True)
     except BaseException as error:
         given_up, own.grants = own.grants, ()  # of all keys: what is held in part is of no use
         own.give_up(session, reader, error)
         for each in {grant, *given_up}:
-            session.ending.end(each, ABANDONED)
+            session.ending.end(each, How.ABANDONED)
         raise
     if granted is None:
         own.give_up(session, reader, LockLost(grant.key, grant.token, grant.reason))
-        session.ending.end(grant, LOST)
+        session.ending.end(grant, How.LOST)
         return False
-    session.acquired(reader, granted)
-    session.ending.end(grant, HANDED_OVER)
+    session.note_granted(reader, granted)
+    session.ending.end(grant, How.REPLACED)
     return True

@@ -14,10 +14,10 @@ from typing import Final
 from ...exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..logs import WARNING, log
 from ..protocol import procedures
-from ..protocol.actions import FOREVER, Acquisition, Protocol, ReleaseUncontended
-from ..rule.document import Terms, milliseconds
+from ..protocol.actions import FOREVER, Acquisition, Apply, Protocol, ReleaseUncontended
+from ..rule.document import Step, Terms, milliseconds
 from ..rule.options import LockOptions, Seconds, check_seconds
-from ..session.ending import ABANDONED, LOST, REFUSED, RELEASED
+from ..session.ending import How
 from ..session.grant import Grant, OwnerToken, User
 from ..session.grant_registry import current_worker
 from ..session.session import Session
@@ -65,7 +65,7 @@ class LockGrants:
         release them meanwhile, and of no grants at all it would be true that all are held."""
         return bool(grants) and self.is_ours and all(grant.held for grant in grants)
 
-    def acquire(self, session: Session, wait: float | None) -> Protocol[None]:
+    def acquire_all(self, session: Session, wait: float | None) -> Protocol[None]:
         """Acquire all keys, or none."""
         self._begin()
         called = began = session.now()
@@ -74,15 +74,15 @@ class LockGrants:
         tokens: list[OwnerToken] = []
         try:
             for key in self.keys:
-                grant = yield from self._acquire_one(session, key, (began, deadline), tokens, trial=wait == 0)
+                grant = yield from self._acquire_key(session, key, (began, deadline), tokens, trial=wait == 0)
                 grants.append(grant)
                 began = session.now()
-            self._refuse_lost(grants)
-            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
-            self.last = self.grants
             where = calling_line()
             for grant in grants:
                 grant.acquired_from = grant.acquired_from or where
+            self._refuse_lost(grants)
+            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
+            self.last = self.grants
         except LockNotAcquired:
             try:
                 if session.now() < deadline + session.commands.timeout:
@@ -106,14 +106,14 @@ class LockGrants:
 
     def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
         """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
-        alone = [grant for grant in grants if not grant.in_doubt and grant.leave(self._lock)]
+        alone = [grant for grant in grants if not grant.in_doubt and grant.drop_user(self._lock)]
         if not alone:
             return
         with contextlib.suppress(LockBackendFailed):
             left = yield ReleaseUncontended(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
             for grant in alone:
                 if grant.key not in left:
-                    session.ending.end(grant, RELEASED)
+                    session.ending.end(grant, How.RELEASED)
                     grants.remove(grant)
 
     def _begin(self) -> None:
@@ -125,7 +125,7 @@ class LockGrants:
         self.grants = self.last = self._owner_tokens = ()
         self._user = self._new_user()
 
-    def _acquire_one(
+    def _acquire_key(
         self,
         session: Session,
         key: str,
@@ -136,12 +136,12 @@ class LockGrants:
     ) -> Protocol[Grant]:
         """Acquire one key. times: when the wait for it began, and until when it may last."""
         worker = current_worker()
-        mine = session.registry.held_by(worker).get(key)
-        if mine is not None and (token := (yield from self._enter_again(session, mine))) is not None:
+        held = session.registry.held_by(worker)
+        if (mine := held.get(key)) is not None and (token := (yield from self._enter_again(session, mine))) is not None:
             tokens.append(token)
             return mine
-        grant = self.new_grant(session, key, worker)
-        tokens.append(grant.own(session.heartbeat.inbox.put))
+        grant = self.new_grant(session, key, worker, held, self.terms)
+        tokens.append(grant.new_owner_token(session.heartbeat.inbox.put))
         began, deadline = times
         grant.waiting.began, grant.waiting.back_by = began, deadline + session.commands.timeout
         answer = None
@@ -156,7 +156,7 @@ class LockGrants:
             granted = yield from procedures.acquire(
                 grant.acquisition, deadline, now, since=began, trial=trial, answer=answer
             )
-            session.acquired(grant, granted)
+            session.note_granted(grant, granted)
         except BaseException as error:
             self.give_up(session, grant, error)
             raise
@@ -169,7 +169,7 @@ class LockGrants:
 
         Raises LockReentry unless that is meant, and can be.
         """
-        if (token := grant.owner()) is None:
+        if (token := grant.owner_token()) is None:
             return None
         mine, its = ((each.mode, each.capacity, each.weight) for each in (self.terms, grant.terms))
         if not (self.options.reentrant and mine == its):
@@ -177,9 +177,9 @@ class LockGrants:
             answer = yield grant.acquisition.confirm()
             if answer.reply.token == grant.token:
                 raise self._reentry(grant)
-            session.ending.taken(grant)
+            session.ending.not_found(grant)
             return None
-        return token if grant.share(self._user) else None
+        return token if grant.add_user(self._user) else None
 
     def _reentry(self, grant: Grant) -> LockReentry:
         """The error. (Where it is raised no variable has it: it leads to the frames there, and they to a token.)"""
@@ -188,29 +188,18 @@ class LockGrants:
         error.differs = self.options.reentrant
         return error
 
-    def new_grant(self, session: Session, key: str, worker: object, terms: Terms | None = None) -> Grant:
-        """A grant that has not been asked for yet. terms: if not those of the lock."""
-        terms, options, facts = terms or self.terms, self.options, self._facts()
-        # What its worker holds already. A release that is still on its way is waited for, and is no deadlock.
-        others = [grant for grant in session.registry.held_by(worker).values() if grant.owner() is not None]
+    def new_grant(self, session: Session, key: str, worker: object, held: Mapping[str, Grant], terms: Terms) -> Grant:
+        """A grant that has not been asked for yet. held: what its *worker* holds already."""
+        # A release that is still on its way is waited for, and is no deadlock. Copied at once: the heartbeat may take
+        # one out that is lost.
+        others = [grant for grant in list(held.values()) if grant.owner_token() is not None]
+        options, facts = self.options, self._facts()
         # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
         name = others[0].acquisition.worker if others else f"{session.id}/{secrets.token_hex(4)}"
         # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
-        grant = Grant(
+        acquisition = Acquisition(
+            key,
             f"{session.id}.{next(session.commands.numbers)}-{secrets.token_hex(4)}",
-            key,
-            terms,
-            auto_renew=options.auto_renew,
-            worker=worker,
-            max_hold=options.max_hold,
-            nested=bool(others),
-            now=session.now,
-        )
-        grant.users = (self._user,)
-        grant.reporting.template = options.templates.get(key, "")
-        grant.acquisition = Acquisition(
-            key,
-            grant.id,
             terms,
             session.id,
             name,
@@ -219,6 +208,15 @@ class LockGrants:
             whole=options.whole or not options.auto_renew,
             nested=bool(others),
         )
+        grant = Grant(
+            acquisition,
+            worker=worker,
+            auto_renew=options.auto_renew,
+            max_hold=options.max_hold,
+            now=session.now,
+            users=(self._user,),
+        )
+        grant.reporting.template = options.templates.get(key, "")
         return grant
 
     def give_up(self, session: Session, grant: Grant, error: BaseException) -> None:
@@ -232,12 +230,12 @@ class LockGrants:
         # In this order: `finish_handover` writes the others before it says that the hand-over is over. And unless it
         # was refused, nothing says whether the last command took effect, or still will.
         if grant.in_doubt or waiting.answer is not None or (waiting.sent and not refused):
-            session.ending.end(grant, ABANDONED)
-        session.ending.end(grant, REFUSED, reason=reason)
+            session.ending.end(grant, How.ABANDONED)
+        session.ending.end(grant, How.REFUSED, reason=reason)
 
     # Release
 
-    def release(self, early: bool = False) -> Protocol[bool]:
+    def release_all(self, early: bool = False) -> Protocol[bool]:
         """Release all keys; return whether all were held until then. early: also end their minimum hold."""
         # The tokens, too: another thread may clear them, and the heartbeat would release what is being released.
         session, grants, tokens = self.session, self.grants, self._owner_tokens
@@ -246,7 +244,7 @@ class LockGrants:
         ours = bool(grants)
         try:
             for grant in grants:
-                ours &= yield from self._release_one(session, grant, early)
+                ours &= yield from self._release_key(session, grant, early)
         except BaseException:
             self._drop(session, grants, stays=not early)
             raise
@@ -260,14 +258,15 @@ class LockGrants:
         if self.grants is grants:
             self.grants = self._owner_tokens = ()
 
-    def _release_one(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
+    def _release_key(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
         """Release one grant, unless another lock object of its worker shares it; return whether it was held."""
-        if (was_held := grant.leave(self._lock)) is None:
+        releaser = current_worker()
+        if (was_held := grant.drop_user(self._lock)) is None:
             return grant.held
         if not was_held:
-            session.ending.end(grant, LOST)
+            session.ending.end(grant, How.LOST)
             return False
-        grant.releaser = current_worker()
+        grant.releaser = releaser
         stays = grant.terms.min_hold > 0 and not early
         heir = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
         answer = None
@@ -282,15 +281,15 @@ class LockGrants:
             )
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
-            session.ending.end(grant, ABANDONED, stays=stays)
+            session.ending.end(grant, How.ABANDONED, stays=stays)
             was_there = True
         finally:
             if heir is not None:
                 session.queue.finish_handover(heir, answer)
         if was_there:
-            session.ending.end(grant, RELEASED)
+            session.ending.end(grant, How.RELEASED)
         else:
-            was_there = not session.ending.taken(grant, by_release=True)
+            was_there = not session.ending.not_found(grant, by_release=True)
         return was_there
 
     def abandon(self, *, stays: bool = False) -> None:
@@ -304,12 +303,12 @@ class LockGrants:
     def _drop(self, session: Session, grants: Iterable[Grant], *, stays: bool = False) -> None:
         """Have grants removed in the background. May be called again for the same ones. stays: see `abandon`."""
         for grant in grants:
-            if grant.leave(self._lock) is not None:
-                session.ending.end(grant, ABANDONED, stays=stays)
+            if grant.drop_user(self._lock) is not None:
+                session.ending.end(grant, How.ABANDONED, stays=stays)
 
     # Extend
 
-    def extend(self, lease: Seconds | None) -> Protocol[bool]:
+    def extend_all(self, lease: Seconds | None) -> Protocol[bool]:
         """Push the end of every lease to *lease* seconds from now; return whether all are held."""
         wanted = 0.0 if lease is None else check_seconds("lease", lease)
         session, grants = self.session, self.grants
@@ -317,17 +316,18 @@ class LockGrants:
             return False
         for grant in grants:
             length = max(wanted, grant.lease.length)
-            server_lease = milliseconds(grant.terms.server_lease_of(length))
-            answer = yield from procedures.extend(grant.key, grant.id, milliseconds(length), server_lease)
+            lease_ms, server_ms = milliseconds(length), milliseconds(grant.terms.server_lease_of(length))
+            step = Step(ask=grant.id, renew=(grant.id,), lease=lease_ms, server_lease=server_ms)
+            answer = yield Apply(grant.key, step)
             # With another token, it was taken away, and a command of before that was held up has brought it back.
             if answer.reply.token != grant.token:
-                session.ending.taken(grant)
+                session.ending.not_found(grant)
                 break
             if answer.whole:
                 grant.renewed(answer.sent + length, answer.now, length)
         if self.all_held(grants):
             return True
-        return self.grants is not grants and (yield from self.extend(lease))  # downgraded meanwhile
+        return self.grants is not grants and (yield from self.extend_all(lease))  # downgraded meanwhile
 
     def replace(self, grant: Grant, other: Grant, token: OwnerToken) -> None:
         """*other*, with its *token*, has taken the place of *grant*. If that was released meanwhile by another thread,

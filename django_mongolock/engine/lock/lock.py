@@ -78,7 +78,7 @@ class MongoLock(LockState):
             )
         try:
             session = self._session_now()
-            session.run(self._own.acquire(session, limit))
+            session.run(self._own.acquire_all(session, limit))
         except LockError:
             raise
         except BaseException:
@@ -91,7 +91,7 @@ class MongoLock(LockState):
         limit = self._limit(wait, unknown)
         try:
             session = self._session_now()
-            await session.arun(self._own.acquire(session, limit))
+            await session.arun(self._own.acquire_all(session, limit))
         except LockError:
             raise
         except BaseException:
@@ -132,7 +132,7 @@ class MongoLock(LockState):
         """
         try:
             session = self._own.session
-            return session is not None and session.run(self._own.release(early))
+            return session is not None and session.run(self._own.release_all(early))
         except BaseException:
             self._own.abandon(stays=not early)  # a signal may strike before the first line of the body
             raise
@@ -141,7 +141,7 @@ class MongoLock(LockState):
         """See release()."""
         try:
             session = self._own.session
-            return session is not None and await session.arun(self._own.release(early))
+            return session is not None and await session.arun(self._own.release_all(early))
         except BaseException:
             self._own.abandon(stays=not early)
             raise
@@ -151,12 +151,12 @@ class MongoLock(LockState):
 
         A longer lease stays the lock's lease from then on. Raises LockLost if the lock is not held any more.
         """
-        if not self._session().run(self._own.extend(lease)):
+        if not self._session().run(self._own.extend_all(lease)):
             raise self._loss(self._own.grants)
 
     async def aextend(self, lease: Seconds | None = None) -> None:
         """See extend()."""
-        if not await self._session().arun(self._own.extend(lease)):
+        if not await self._session().arun(self._own.extend_all(lease)):
             raise self._loss(self._own.grants)
 
     def downgrade(self) -> None:

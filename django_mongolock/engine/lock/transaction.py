@@ -12,6 +12,7 @@ import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from functools import partial
+from traceback import walk_tb
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
@@ -24,11 +25,10 @@ from pymongo.read_concern import ReadConcern
 
 from ...exceptions import LockBackendFailed, LockError, LockMisused, LockTransactionAborted
 from .. import clock
-from ..protocol import runner
+from ..protocol import actions
 from ..session.grant import Grant
 from ..session.session import Session
 from ..store.mongo import MongoStore
-from .commit_hooks import out_of_commit_hook
 
 S_co = TypeVar("S_co", ClientSession, AsyncClientSession, covariant=True)
 T = TypeVar("T")
@@ -42,6 +42,10 @@ TRANSIENT: Final = "TransientTransactionError"
 UNKNOWN: Final = "UnknownTransactionCommitResult"
 #: For how many seconds a commit is tried: longer than a failover takes.
 COMMIT_LIMIT: Final = 30.0
+#: The methods of a connection that call what was given to ``on_commit``: after the commit, or at once where there is
+#: no transaction.
+_CALLERS: Final = ("run_and_clear_commit_hooks", "on_commit")
+_MODULES: Final = ("django.db.", "django_mongodb_backend.")
 
 
 class FencingLock(Protocol):
@@ -193,10 +197,10 @@ class Atomic(Generic[S_co]):
     # Two faces
 
     def _run(self, calls: Calls[T]) -> T:
-        return runner.run(calls, _call)
+        return actions.run(calls, _call)
 
     async def _arun(self, calls: Calls[T]) -> T:
-        return await runner.arun(calls, self._acall)
+        return await actions.arun(calls, self._acall)
 
     async def _acall(self, call: Any) -> Any:
         if isinstance(self._client, AsyncMongoClient) or call == self._lock.aextend:
@@ -234,6 +238,19 @@ def is_transient(error: BaseException) -> bool:
     # Django's backend raises its own errors from the driver's.
     return any(
         isinstance(cause, PyMongoError) and cause.has_error_label(TRANSIENT) for cause in (error, error.__cause__)
+    )
+
+
+def out_of_commit_hook(error: BaseException) -> bool:
+    """Return whether *error*, or an error of its group, was raised by a function given to ``transaction.on_commit``.
+
+    The work before it must not be done again. Only what was called since the error is looked at: work that is itself
+    called by such a function is not meant.
+    """
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return any(map(out_of_commit_hook, inner)) or any(
+        frame.f_code.co_name in _CALLERS and str(frame.f_globals.get("__name__")).startswith(_MODULES)
+        for frame, _line in walk_tb(error.__traceback__)
     )
 
 

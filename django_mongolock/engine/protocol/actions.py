@@ -1,15 +1,17 @@
-"""What a protocol yields, and what it is sent back: the actions of one grant, and their outcomes."""
+"""Protocols: what they yield, what they are sent back, and the two ways to run them: `run` blocks, `arun` awaits."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
+from typing import Protocol as Interface
 
-from ..rule.document import Terms, entry
+from ..rule.document import Step, Terms, entry
 from ..rule.replies import News, Reply
-from ..rule.step import Step
 from .processes import Fate
 
 FOREVER: Final = float("inf")
@@ -80,6 +82,10 @@ class Pause:
 Command = Apply | ReleaseUncontended | Read | QueueNext | FindDeadlock
 Action = Command | Pause
 T = TypeVar("T")
+A = TypeVar("A")
+P = ParamSpec("P")
+S = TypeVar("S", bound="Performer")
+#: Decides what to do next: it yields actions, is sent their outcomes, and never waits itself.
 Protocol = Generator[Action, Any, T]
 
 
@@ -162,10 +168,10 @@ class Acquisition:
     def enter(self, trial: bool) -> Apply:
         return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial))
 
-    def resume(self, former: str, trial: bool) -> Apply:
-        """Take the place of a grant of the same owner whose process is gone."""
-        step = Step(ask=self.grant, add=self.entry, remove=(former,), force=True, resumes=True, trial=trial)
-        return Apply(self.key, step)
+    def resume(self, former: str, trial: bool, tombstone_ttl: int) -> Apply:
+        """Take the place of a grant of the same owner whose process is gone. What that has sent may still arrive."""
+        others: dict[str, Any] = {"remove": (former,), "force": True, "tombstone_ttl": tombstone_ttl, "resumes": True}
+        return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial, **others))
 
     def confirm(self) -> Apply:
         return Apply(self.key, Step(ask=self.grant, renew=(self.grant,)))
@@ -180,3 +186,70 @@ class Acquisition:
     def enough(self) -> float:
         """How many seconds a grant must have left to be used before it is renewed."""
         return FOREVER if self.whole else self.terms.waiter_lease / 4
+
+
+def run(steps: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
+    """Run *steps* to their end in this thread; *perform* carries out what they yield, and waits where they say so.
+
+    Whatever is raised on the way, also by a signal handler, is thrown into the steps, which clean up.
+    """
+    try:
+        action = next(steps)
+        while True:
+            try:
+                outcome = perform(action)
+            except BaseException as error:  # noqa: BLE001 - all of it goes to the steps
+                action = steps.throw(error)
+            else:
+                action = steps.send(outcome)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+async def arun(steps: Generator[A, Any, T], perform: Callable[[A], Awaitable[Any]]) -> T:
+    """See run(). A cancelled coroutine is thrown CancelledError at the point where it waits, and passes it on."""
+    try:
+        action = next(steps)
+        while True:
+            try:
+                outcome = await perform(action)
+            except BaseException as error:  # noqa: BLE001 - all of it goes to the steps
+                action = steps.throw(error)
+            else:
+                action = steps.send(outcome)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        steps.close()
+
+
+class Performer(Interface):
+    """An object that runs the steps of its own methods."""
+
+    def _run(self, steps: Generator[Any, Any, T], /) -> T: ...
+    def _arun(self, steps: Generator[Any, Any, T], /) -> Coroutine[Any, Any, T]: ...
+
+
+def twins(
+    steps: Callable[Concatenate[S, P], Generator[Any, Any, T]],
+) -> tuple[Callable[Concatenate[S, P], T], Callable[Concatenate[S, P], Coroutine[Any, Any, T]]]:
+    """Make two methods of one that has the steps: one that blocks, and one that is awaited."""
+    name, plain = steps.__name__.removeprefix("_"), inspect.signature(steps)
+    returned = plain.return_annotation.partition("[")[2].removesuffix("]")
+
+    def blocking(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return self._run(steps(self, *arguments, **options))
+
+    async def awaited(self: S, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return await self._arun(steps(self, *arguments, **options))
+
+    for made, title, doc in ((blocking, name, steps.__doc__), (awaited, f"a{name}", f"See {name}().")):
+        functools.update_wrapper(made, steps)
+        made.__name__, made.__doc__ = title, doc
+        made.__qualname__ = steps.__qualname__.replace(steps.__name__, title)
+        setattr(made, "__signature__", plain.replace(return_annotation=returned))  # noqa: B010 - unknown to checkers
+    return blocking, awaited

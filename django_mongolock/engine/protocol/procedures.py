@@ -1,6 +1,6 @@
 """What to send when: the protocol of one grant, as generators.
 
-They decide; they never wait, read a clock, or do I/O. They yield the actions of `actions`, and `runner` sends
+They decide; they never wait, read a clock, or do I/O. They yield the actions of `actions`, whose `run` sends
 them the outcome or throws the error. So the same lines serve threads and coroutines, and their tests need no server.
 (psycopg's ``generators.py`` and ``transaction.py`` are the model.)
 """
@@ -15,8 +15,8 @@ from typing import Any, Final
 from ...exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockMisused, LockNotAcquired, LockQueueFull
 from ..clock import backoff
 from ..rule.deadlock import Cycle
+from ..rule.document import Step
 from ..rule.replies import News, Reply
-from ..rule.step import Step
 from .actions import (
     FOREVER,
     Acquisition,
@@ -122,7 +122,7 @@ def acquire(
             action, answer = acquisition.confirm(), None
             continue
         if reply.former is not None and answer.former == "gone":
-            action, answer = acquisition.resume(reply.former.grant, trial), None
+            action, answer = acquisition.resume(reply.former.grant, trial, TOMBSTONE_TTL), None
             continue
         _refuse_the_rest(action, reply, now - schedule.started if single is None else single)
         schedule.dead_owner_check = DEAD_OWNER_CHECK if answer.former == "alive" else FOREVER
@@ -333,13 +333,6 @@ def downgrade(
     if not (answer.reply.held and answer.whole):
         answer = yield from _persistently(acquisition.confirm(), acquisition, answer.now, deadline)
     return _granted(answer.reply, answer, acquisition) if answer.reply.held else None
-
-
-def extend(key: str, grant: str, lease: int, server_lease: int) -> Protocol[Answer]:
-    """Push the end of the grant to *lease* milliseconds from now, never nearer. The answer has the token with which it
-    is held, or 0."""
-    answer: Answer = yield Apply(key, Step(ask=grant, renew=(grant,), lease=lease, server_lease=server_lease))
-    return answer
 
 
 def removal_for_good(key: str, grant: str, *, stays: bool = False) -> Apply:

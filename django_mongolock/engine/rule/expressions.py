@@ -1,4 +1,4 @@
-"""Short words for the aggregation expressions that the rule is made of."""
+"""Short words for the aggregation expressions that the rule is made of, and those that tell if a document is whole."""
 
 from __future__ import annotations
 
@@ -9,11 +9,23 @@ import bson
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
+from .document import (
+    DOCUMENT_FIELDS,
+    GRANTED_FIELDS,
+    LAST_CLUSTER_TIME,
+    LAST_TOKEN,
+    MAX_ENTRIES,
+    SCHEMA,
+    WAITER_FIELDS,
+)
+
 Expression = Any
 
 #: Whether the item `$$e` is the entry that the command asks about.
 IS_ASKED: Final[Expression] = {"$eq": ["$$e.grant", "$$c.ask"]}
 
+#: `purge_at` is moved in steps of this many milliseconds, so that its index stays quiet.
+PURGE_STEP = 3_600_000
 _BSON_TYPES: Final[dict[type, str]] = {str: "string", int: "int", Int64: "long", datetime: "date", list: "array"}
 
 
@@ -49,6 +61,49 @@ def has_types(prefix: str, fields: dict[str, type]) -> Expression:
     return {"$eq": [types, [_BSON_TYPES[kind] for kind in fields.values()]]}
 
 
+def is_late(cluster_time: Expression) -> Expression:
+    """Whether the command was parsed before the one that left this *cluster_time* in the document."""
+    return {"$and": ["$$op", {"$lt": ["$$op", cluster_time]}]}
+
+
+def purge_time(now: Expression, before: Expression, expires_at: Expression, contended: Expression) -> Expression:
+    """When the document may be removed, if that was *before* until *now*, and the last lease ends at *expires_at*.
+
+    contended: how many grants had to wait.
+    """
+    keep = {"$add": [{"$max": [now, expires_at]}, {"$cond": [contended, "$$c.retention", "$$c.brief"]}]}
+    return {"$cond": [{"$gte": [before, keep]}, before, {"$add": [keep, PURGE_STEP]}]}
+
+
 def encoded(document: dict[str, Any]) -> RawBSONDocument:
     """The document as it is sent, so that it need not be encoded for each command."""
     return RawBSONDocument(bson.encode(document))
+
+
+#: Whether an upsert has only just made this document.
+IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
+#: Whether the fields of the document are what this package writes, apart from the entries in its arrays.
+SOUND: list[Expression] = [
+    has_types("$", DOCUMENT_FIELDS),
+    {"$lte": ["$cluster_time", LAST_CLUSTER_TIME]},  # or none: nothing that would make every command late
+    {"$eq": ["$v", SCHEMA]},
+    {"$lt": ["$token", LAST_TOKEN]},
+]
+#: Whether the whole document is what this package writes.
+IS_WHOLE: Expression = {
+    "$and": [
+        *SOUND,
+        {"$lte": [{"$add": [size("$holders"), size("$waiters")]}, MAX_ENTRIES]},
+        {"$allElementsTrue": [for_each({"$concatArrays": ["$holders", "$waiters"]}, has_types("$$e.", WAITER_FIELDS))]},
+        {"$allElementsTrue": [for_each("$holders", has_types("$$e.", GRANTED_FIELDS))]},
+    ]
+}
+
+#: What an upsert starts from.
+_ZERO = Int64(0)
+BLANK: dict[str, Expression] = {
+    "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": _ZERO,
+    "clock": "$$c.clock", "written_at": "$$NOW", "cluster_time": "$$op", "purge_at": "$$NOW", "changes": _ZERO,
+    "acquisitions": _ZERO, "contended": _ZERO, "expired": _ZERO, "waited_ms": _ZERO, "held_ms": _ZERO,
+    "longest_wait_ms": _ZERO, "longest_hold_ms": _ZERO,
+}  # fmt: skip

@@ -13,9 +13,8 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from .document import LEAP, LONGEST_CLAIM, MAX_HOLDERS, MAX_TOMBSTONES, SAME_TIME, SCHEMA, weight
-from .pipeline import PURGE_STEP
-from .step import Limits, Step
+from .document import LEAP, LONGEST_CLAIM, MAX_HOLDERS, MAX_TOMBSTONES, SAME_TIME, SCHEMA, Limits, Step, weight
+from .expressions import PURGE_STEP
 
 Document = dict[str, Any]
 Entries = list[Document]

@@ -38,19 +38,23 @@ from typing import Final
 
 from bson.raw_bson import RawBSONDocument
 
-from .document import LEAP, LONGEST_CLAIM, MAX_ENTRIES, MAX_HOLDERS, MAX_TOMBSTONES, SAME_TIME
-from .expressions import IS_ASKED, Expression, after, encoded, for_each, let, merge, only, size
-from .step import Step
-from .validity import BLANK, IS_BLANK, IS_WHOLE
-
-#: `purge_at` is moved in steps of this many milliseconds, so that its index stays quiet.
-PURGE_STEP = 3_600_000
-
-
-def is_late(cluster_time: Expression) -> Expression:
-    """Whether the command was parsed before the one that left this *cluster_time* in the document."""
-    return {"$and": ["$$op", {"$lt": ["$$op", cluster_time]}]}
-
+from .document import LEAP, LONGEST_CLAIM, MAX_ENTRIES, MAX_HOLDERS, MAX_TOMBSTONES, SAME_TIME, Step
+from .expressions import (
+    BLANK,
+    IS_ASKED,
+    IS_BLANK,
+    IS_WHOLE,
+    Expression,
+    after,
+    encoded,
+    for_each,
+    is_late,
+    let,
+    merge,
+    only,
+    purge_time,
+    size,
+)
 
 #: Whether the document was written by the clock of another primary, or by this one before it was set back. Two commands
 #: with one cluster time were parsed with no write in between, in an unknown order: if this one shows a much later time,
@@ -243,15 +247,6 @@ _HAS_EXPIRED: Expression = {"$not": [{"$or": [_LIVES, "$$e.released"]}]}
 
 def _total(field: str, more: Expression) -> Expression:
     return {"$add": [f"$$doc.{field}", more]}
-
-
-def purge_time(now: Expression, before: Expression, expires_at: Expression, contended: Expression) -> Expression:
-    """When the document may be removed, if that was *before* until *now*, and the last lease ends at *expires_at*.
-
-    contended: how many grants had to wait.
-    """
-    keep = {"$add": [{"$max": [now, expires_at]}, {"$cond": [contended, "$$c.retention", "$$c.brief"]}]}
-    return {"$cond": [{"$gte": [before, keep]}, before, {"$add": [keep, PURGE_STEP]}]}
 
 
 def _result(leaves_tombstones: bool) -> dict[str, Expression]:

@@ -18,9 +18,7 @@ from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
 from .document import SCHEMA
-from .expressions import Expression, after, encoded, merge
-from .pipeline import is_late, purge_time
-from .validity import BLANK, IS_BLANK, SOUND
+from .expressions import BLANK, IS_BLANK, SOUND, Expression, after, encoded, is_late, merge, purge_time
 
 Filter = dict[str, Any]
 

@@ -23,12 +23,11 @@ from ..protocol.actions import (
     ReleaseUncontended,
 )
 from ..protocol.procedures import releasing
-from ..rule.document import milliseconds
+from ..rule.document import Step, milliseconds
 from ..rule.replies import Reply
-from ..rule.step import Step
+from .core import RELEASE, REQUEST, SessionCore
 from .grant import Grant, State
 from .releases import FreeKeys, Releases, UnconfirmedRelease
-from .shared import RELEASE, REQUEST, Shared
 from .waits import Waits
 
 #: What has waited for less than this has its place in a queue by when its command comes, in seconds.
@@ -45,7 +44,7 @@ class Commands:
     timeout: the most seconds that a command may take. numbers: one for each command, by which its effect is known.
     """
 
-    def __init__(self, session: Shared, waits: Waits, timeout: float) -> None:
+    def __init__(self, session: SessionCore, waits: Waits, timeout: float) -> None:
         self.timeout = timeout
         self.numbers = itertools.count(1)
         self.releases = Releases()
@@ -167,7 +166,7 @@ class Commands:
             grant.waiting.sent = True
             step = self.with_arrival(step, step.add, grant, sent)
         try:
-            reply = self._take(key, step, timeout, grant)
+            reply = self._send_step(key, step, timeout, grant)
         except LockBackendFailed:
             if step.add is not None and grant is not None:
                 grant.outcome_unknown = True
@@ -184,7 +183,7 @@ class Commands:
             step = replace(step, add={**entry, "behind": waiting.behind})
         return step
 
-    def _take(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
+    def _send_step(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
         """Apply the step; if the key is probably free, first in the form that is short for the server."""
         if step.only_adds and self._free_keys.guess(key):
             started = self._session.now()

@@ -4,7 +4,7 @@ How a grant ends, who says so, and what may be left of it in the document then:
 
 - REFUSED: its caller, who waits for it no more. Nothing is left; where that is not known, ABANDONED comes first.
 - RELEASED: its caller, whose command has removed it. Nothing is left, unless an election undoes that: see `releases`.
-- HANDED_OVER: its caller, whose command has put another grant in its place: a downgrade, a parked lock.
+- REPLACED: its caller, whose command has put another grant in its place: a downgrade, a parked lock.
 - ABANDONED: its caller, or the heartbeat where no caller is left, and it is not known how it stands. It may be there,
   or a command that adds it on its way: `Cleanup` sees to it in the background that it is gone.
 - LOST: the heartbeat, whose clock is past its deadline, or a command that should have found it. Where it was taken
@@ -33,9 +33,9 @@ from ..logs import DEBUG, WARNING, log
 from ..protocol import procedures
 from ..protocol.actions import FOREVER, Apply
 from .commands import SHORTEST_COMMAND, Commands
-from .grant import TAKEN, Grant, OwnerRef, State
+from .core import BACKGROUND, RELEASE, SessionCore
+from .grant import NOT_FOUND, Grant, OwnerRef, State
 from .grant_registry import ForeignThread
-from .shared import BACKGROUND, RELEASE, Shared
 
 #: How long to wait before a grant is removed again where that failed, in seconds.
 TRY_AGAIN_AFTER: Final = 1.0
@@ -48,16 +48,9 @@ class How(Enum):
 
     REFUSED = "refused"
     RELEASED = "released"
-    HANDED_OVER = "handed over"
+    REPLACED = "replaced"
     ABANDONED = "abandoned"
     LOST = "lost"
-
-
-REFUSED: Final = How.REFUSED
-RELEASED: Final = How.RELEASED
-HANDED_OVER: Final = How.HANDED_OVER
-ABANDONED: Final = How.ABANDONED
-LOST: Final = How.LOST
 
 
 @dataclass(slots=True)
@@ -77,7 +70,7 @@ class Cleanup:
     whose release an election has undone. pending: the removals that are not known to have succeeded, by grant id.
     """
 
-    def __init__(self, session: Shared, commands: Commands) -> None:
+    def __init__(self, session: SessionCore, commands: Commands) -> None:
         self.pending: dict[str, Removal] = {}
         self._session = session
         self._commands = commands
@@ -181,7 +174,7 @@ class Cleanup:
 class Ending:
     """Ends the grants of a session. May be called from any thread."""
 
-    def __init__(self, session: Shared, cleanup: Cleanup) -> None:
+    def __init__(self, session: SessionCore, cleanup: Cleanup) -> None:
         self._session = session
         self._cleanup = cleanup
 
@@ -191,37 +184,37 @@ class Ending:
         stays: an abandoned one was held, and its minimum hold is to last. noticed: the session has noticed the end,
         rather than the caller. reason: why a refused one is not asked for any more.
         """
-        if how is LOST and grant.state is not State.LOST:
+        if how is How.LOST and grant.state is not State.LOST:
             return  # another thread has just released it, and sees to it
-        if how is ABANDONED:
-            grant.release()
+        if how is How.ABANDONED:
+            grant.mark_released()
         is_news = self.forget(grant)
         # Of a lost grant that was taken away, only a copy of its command can be left: that must not bring it back.
-        if how is ABANDONED or (how is LOST and is_news and (grant.reason != TAKEN or grant.in_doubt)):
+        if how is How.ABANDONED or (how is How.LOST and is_news and (grant.reason != NOT_FOUND or grant.in_doubt)):
             if self._session.pid != os.getpid():
                 return
             self._cleanup.ensure_removed(grant, stays=stays)
         grant.owner_ref = None
-        if how is REFUSED:
-            self._session.notifications.not_acquired(grant, reason, self._session.now() - grant.waiting.began)
+        if how is How.REFUSED:
+            self._session.notifications.report_not_acquired(grant, reason, self._session.now() - grant.waiting.began)
         else:
-            self._session.notifications.ended(grant, noticed=noticed)
+            self._session.notifications.report_end(grant, noticed=noticed)
 
     def forget(self, grant: Grant) -> bool:
         """Renew it no more, and let the next of its line ask. Return whether it was renewed until now."""
         was_held = self._session.registry.by_line.get(grant.line) is grant
-        known = self._session.registry.forget(grant)
+        known = self._session.registry.remove(grant)
         if was_held and grant.line in self._session.queue.lines:
             self._session.queue.wake_first(grant.line)
         return known
 
-    def taken(self, grant: Grant, *, by_release: bool = False, noticed: bool = False) -> bool:
+    def not_found(self, grant: Grant, *, by_release: bool = False, noticed: bool = False) -> bool:
         """End *grant*, which a command should have found in its document. Return whether that it is lost is news.
 
         by_release: it was the command that was to release it, so the grant is not held any more.
         """
-        if is_news := grant.lose(TAKEN, by_release=by_release):
-            self.end(grant, LOST, noticed=noticed)
+        if is_news := grant.mark_lost(NOT_FOUND, by_release=by_release):
+            self.end(grant, How.LOST, noticed=noticed)
         return is_news
 
 
@@ -233,7 +226,7 @@ class Orphans:
     and a task would outlive its soft time limit.
     """
 
-    def __init__(self, session: Shared, ending: Ending) -> None:
+    def __init__(self, session: SessionCore, ending: Ending) -> None:
         self._session = session
         self._ending = ending
 
@@ -256,7 +249,7 @@ class Orphans:
         for grant in list(self._session.queue.waiting.values()):
             if _has_ended(grant.worker):
                 self._session.queue.leave(grant)
-                self._ending.end(grant, ABANDONED, noticed=True)
+                self._ending.end(grant, How.ABANDONED, noticed=True)
 
     def _clean_up(self, grant: Grant) -> None:
         """Do the clean-up in which a signal interrupted the caller."""
@@ -267,7 +260,7 @@ class Orphans:
         if was_held:
             self._release(grant, "its lock object is gone")
         else:
-            self._ending.end(grant, ABANDONED, stays=grant.state is State.RELEASED, noticed=True)
+            self._ending.end(grant, How.ABANDONED, stays=grant.state is State.RELEASED, noticed=True)
         # The caller may have left the line without waking the next.
         self._session.queue.wake_first(grant.line)
         if was_held:
@@ -276,7 +269,7 @@ class Orphans:
 
     def _release(self, grant: Grant, why: str) -> None:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
-        self._ending.end(grant, ABANDONED, stays=True, noticed=True)
+        self._ending.end(grant, How.ABANDONED, stays=True, noticed=True)
 
 
 def _has_ended(worker: object) -> bool:

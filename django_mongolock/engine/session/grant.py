@@ -17,7 +17,7 @@ from ..rule.document import Terms
 from .wakeups import Waiting
 
 #: Why a grant was lost that is not in its document any more.
-TAKEN: Final = "it was taken away, or its lease ended on the server"
+NOT_FOUND: Final = "it was taken away, or its lease ended on the server"
 
 CLOSED: Final = "its session was closed"
 
@@ -135,21 +135,20 @@ class Grant:
     arrive, whatever came of the next.
     """
 
-    id: str
-    key: str
-    terms: Terms
+    acquisition: Acquisition
     _: KW_ONLY
     worker: object
     auto_renew: InitVar[bool]
     max_hold: InitVar[float | None] = None
-    nested: InitVar[bool] = False
     now: Callable[[], float] = clock.now
+    id: str = field(init=False)
+    key: str = field(init=False)
+    terms: Terms = field(init=False)
     line: LineKey = field(init=False)
     users: tuple[User, ...] = ()
     releaser: object = None
     acquired_from: str = ""
     acquired_at: datetime | None = None
-    acquisition: Acquisition = field(init=False)
     owner_ref: OwnerRef | None = None
     outcome_unknown: bool = False
     token: int = 0
@@ -160,10 +159,12 @@ class Grant:
     waiting: Waiting = field(init=False)
     _mutex: threading.Lock = field(default_factory=threading.Lock)
 
-    def __post_init__(self, auto_renew: bool, max_hold: float | None, nested: bool) -> None:
-        began, key, terms = self.now(), self.key, self.terms
+    def __post_init__(self, auto_renew: bool, max_hold: float | None) -> None:
+        began, acquisition, terms = self.now(), self.acquisition, self.acquisition.terms
+        self.id, self.key, self.terms = acquisition.grant, acquisition.key, terms
         # A holder that waits for another lock stands in a line of its own: the document must show every deadlock.
-        self.line = key, terms.mode, terms.capacity, terms.weight, terms.owner, id(self.worker) if nested else 0
+        own = id(self.worker) if acquisition.nested else 0
+        self.line = self.key, terms.mode, terms.capacity, terms.weight, terms.owner, own
         renew_at = began + terms.waiter_lease / 3
         self.lease = Lease(terms.lease, terms.waiter_lease, renew_at, auto_renew, max_hold)
         self.waiting = Waiting(began)
@@ -176,7 +177,7 @@ class Grant:
         """Whether it is held, and not past its deadline. Once this has been False after a grant, it stays so."""
         if self.state is State.HELD and (now := self.now()) >= self.lease.until:
             early = now < self.lease.last
-            self.lose("its lease ended before it was renewed" if early else "it was held longer than max_hold")
+            self.mark_lost("its lease ended before it was renewed" if early else "it was held longer than max_hold")
         return self.state is State.HELD
 
     @property
@@ -229,14 +230,14 @@ class Grant:
             self.state is State.HELD and lease.auto_renew and lease.until < lease.last
         )
 
-    def own(self, report: Callable[[OwnerRef], object]) -> OwnerToken:
+    def new_owner_token(self, report: Callable[[OwnerRef], object]) -> OwnerToken:
         """Return its owner token. If that dies before all is done, *report* has the heartbeat clean up."""
         token = OwnerToken()
         self.owner_ref = OwnerRef(token, report)
         self.owner_ref.grant = self
         return token
 
-    def share(self, user: User) -> bool:
+    def add_user(self, user: User) -> bool:
         """Let *user* have it, too. Return whether it is still held."""
         with self._mutex:
             if self.state is State.HELD:
@@ -257,7 +258,7 @@ class Grant:
                 self.reporting.reported = "end"
             return is_news
 
-    def hold(self, granted: Granted) -> bool:
+    def mark_held(self, granted: Granted) -> bool:
         """Note that it was granted. Return False where it has ended before, as its session was closed meanwhile."""
         lease = self.lease
         with self._mutex:
@@ -312,23 +313,23 @@ class Grant:
             self.lease.deferred = False
             self.lease.renew_at = min(self.lease.renew_at, self.lease.next_renewal(self.now()))
 
-    def lose(self, reason: str, *, by_release: bool = False) -> bool:
+    def mark_lost(self, reason: str, *, by_release: bool = False) -> bool:
         """Note that it is not ours any more. Return whether that is news.
 
         by_release: it was about to be released, and was not there, though no other part of its session released it.
         """
         return bool(self._end(State.LOST, reason, by_release=by_release))
 
-    def owner(self) -> OwnerToken | None:
+    def owner_token(self) -> OwnerToken | None:
         """Its owner token, while it is held; None if the heartbeat is about to release it, since no code can."""
         return self.owner_ref() if self.held and self.owner_ref is not None else None
 
-    def release(self) -> bool:
+    def mark_released(self) -> bool:
         """Note that it is about to be released. Return whether it was held until now."""
         return self.held and bool(self._end(State.RELEASED, "released"))
 
-    def leave(self, lock: weakref.ref[object]) -> bool | None:
-        """See release(). But while other lock objects than *lock* have it, it stays held, and None is returned."""
+    def drop_user(self, lock: weakref.ref[object]) -> bool | None:
+        """See mark_released(). While other lock objects than *lock* have it, it stays held, and None is returned."""
         return self.held and self._end(State.RELEASED, "released", leaving=lock)
 
     def _end(self, state: State, reason: str, *, by_release: bool = False, leaving: Any = None) -> bool | None:

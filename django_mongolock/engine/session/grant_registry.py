@@ -55,14 +55,14 @@ class GrantRegistry:
         """See to its renewals."""
         self._heartbeat.see_to(grant.lease.renew_at)
 
-    def hold(self, grant: Grant) -> None:
+    def note_held(self, grant: Grant) -> None:
         """Its worker holds it."""
         with self._mutex:
             self._by_worker.setdefault(grant.worker, {})[grant.key] = grant
             if grant.terms.mode == "exclusive":
                 self.by_line[grant.line] = grant
 
-    def forget(self, grant: Grant) -> bool:
+    def remove(self, grant: Grant) -> bool:
         """It has ended: it is renewed no more. Return whether it was known."""
         with self._mutex:
             known = self.grants.pop(grant.id, None) is not None

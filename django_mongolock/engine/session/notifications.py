@@ -29,26 +29,26 @@ class Notifications:
         #: What is the program's may take its time, and no command waits for it.
         self.threads = WorkerThreads(CALLBACK_THREADS, MOST_CALLBACKS)
 
-    def contended(self, grant: Grant) -> None:
+    def report_contended(self, grant: Grant) -> None:
         """Report, once, that another grant has what *grant* is about to wait for, or was tried for."""
         reporting = grant.reporting
         if reporting.busy and not reporting.contended:
             reporting.contended = True
             self._report("contended", grant)
 
-    def acquired(self, grant: Grant) -> None:
+    def report_acquired(self, grant: Grant) -> None:
         """Report that it is held."""
         grant.reporting.reported = "acquired"
         self._report("acquired", grant)
 
-    def not_acquired(self, grant: Grant, reason: str, waited: float) -> None:
+    def report_not_acquired(self, grant: Grant, reason: str, waited: float) -> None:
         """Report that it is not asked for any more."""
         if grant.reporting.reported == "":
-            self.contended(grant)
+            self.report_contended(grant)
             grant.reporting.reported, grant.reason, grant.reporting.waited = "end", reason, waited
             self._report("not_acquired", grant)
 
-    def ended(self, grant: Grant, *, noticed: bool = False) -> None:
+    def report_end(self, grant: Grant, *, noticed: bool = False) -> None:
         """Report, once, that what was reported to be acquired is not held any more, however it ended.
 
         noticed: the session has noticed it, rather than the caller.
@@ -59,7 +59,7 @@ class Notifications:
             if event == "lost" and grant.reason != CLOSED:
                 self._call("on_lost", grant, last=True)
 
-    def release_requested(self, grant: Grant, requested_by: str) -> None:
+    def report_release_request(self, grant: Grant, requested_by: str) -> None:
         """Report, once, that its release was requested, while it is held."""
         reporting = grant.reporting
         if reporting.release_requested_by is None and reporting.reported == "acquired" and grant.held:

@@ -7,12 +7,12 @@ from typing import Final
 
 from ...exceptions import LockBackendFailed
 from ..logs import DEBUG, WARNING, log
+from ..rule.document import Step
 from ..rule.replies import Found
-from ..rule.step import Step
 from .commands import Commands
-from .ending import LOST, Ending
+from .core import RENEWAL, REQUEST, SessionCore
+from .ending import Ending, How
 from .grant import Grant, State
-from .shared import RENEWAL, REQUEST, Shared
 
 #: How many keys one renewal takes. One that did not get through is made again key by key, with a short limit first: so
 #: documents that cannot be written cost the others of their process little more than the time of one command.
@@ -29,7 +29,7 @@ class Renewals:
     in_threads: whether each batch has a thread of its own.
     """
 
-    def __init__(self, session: Shared, commands: Commands, ending: Ending) -> None:
+    def __init__(self, session: SessionCore, commands: Commands, ending: Ending) -> None:
         self.in_threads = True
         self._session = session
         self._commands = commands
@@ -48,7 +48,7 @@ class Renewals:
         grants = list(self._session.registry.grants.values())
         for grant in grants:
             if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
-                self._ending.end(grant, LOST, noticed=True)
+                self._ending.end(grant, How.LOST, noticed=True)
         for state in (State.HELD, State.WAITING):
             self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
 
@@ -133,11 +133,11 @@ class Renewals:
             if length == grant.length and sent + length >= grant.lease.until:
                 grant.renewed(sent + length, self._session.now())
             if beat.release_requested_by is not None:
-                self._session.notifications.release_requested(grant, beat.release_requested_by)
+                self._session.notifications.report_release_request(grant, beat.release_requested_by)
         elif held and found is not None and beat is None and found.token >= grant.token and sent >= grant.lease.since:
             # Majority-committed, and no older than the grant itself; an id never comes back. Where the document was
             # missing (`MongoStore.renew`), only the time says that.
-            self._ending.taken(grant, noticed=True)
+            self._ending.not_found(grant, noticed=True)
         else:
             grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:

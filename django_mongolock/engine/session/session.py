@@ -11,22 +11,22 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ...exceptions import LockMisused
 from .. import clock
-from ..protocol import runner
+from ..protocol import actions
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
 from .commands import Commands
-from .ending import RELEASED, Cleanup, Ending, Orphans
+from .core import BACKGROUND, SessionCore
+from .ending import Cleanup, Ending, How, Orphans
 from .errands import Errands
 from .grant import CLOSED, Grant, State
 from .notifications import Observer
 from .renewals import Renewals
-from .shared import BACKGROUND, Shared
 from .waits import CLOSED_WAITER, Waits
 
 T = TypeVar("T")
 
 
-class Session(Shared):
+class Session(SessionCore):
     """The parts that keep the locks of one process, each with one job, and the life of a grant from one to the next.
 
     A daemon thread, started with the first grant, renews all grants in bulk, removes what may have been left, and
@@ -72,29 +72,29 @@ class Session(Shared):
         Celery's soft time limit) must not strike inside the driver, whose pool does not survive it.
         """
         if threading.current_thread() is threading.main_thread():
-            return runner.run(steps, self.commands.call)
-        return runner.run(steps, self.commands.perform)
+            return actions.run(steps, self.commands.call)
+        return actions.run(steps, self.commands.perform)
 
     def arun(self, steps: Protocol[T]) -> Coroutine[Any, Any, T]:
         """See run(). A waiting coroutine holds no thread; only a command on its way does."""
-        return runner.arun(steps, self.commands.acall)
+        return actions.arun(steps, self.commands.acall)
 
-    def acquired(self, grant: Grant, granted: Granted) -> None:
+    def note_granted(self, grant: Grant, granted: Granted) -> None:
         """Record that *grant* is held, and report it. Raises LockMisused if the session was closed meanwhile."""
         seen_to = grant.lease.renew_at
-        if not grant.hold(granted):
+        if not grant.mark_held(granted):
             raise LockMisused(CLOSED_WAITER)
         # In this order: at no time may the next in line be asked for beside it.
-        self.registry.hold(grant)
+        self.registry.note_held(grant)
         self.queue.leave(grant)
         if (due := min(grant.lease.renew_at, grant.lease.until)) < seen_to:
             self.heartbeat.see_to(due)
         for user in grant.users:
             if "on_release_requested" in user.calls:
                 self.waits.listen()
-        self.notifications.acquired(grant)
+        self.notifications.report_acquired(grant)
         if grant.id not in self.registry.grants:  # it has ended since, when there was nothing to report yet
-            self.ending.end(grant, RELEASED)
+            self.ending.end(grant, How.RELEASED)
 
     # The end
 
@@ -116,13 +116,13 @@ class Session(Shared):
         ended = list(self.registry.grants.values())
         held = [grant for grant in ended if grant.state is not State.WAITING and not grant.in_doubt]
         for grant in ended:
-            if not grant.lose(CLOSED) and grant.state is State.RELEASED:
+            if not grant.mark_lost(CLOSED) and grant.state is State.RELEASED:
                 grant.reason = CLOSED  # its own release may find nothing
             if grant not in held:
                 self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
         self.cleanup.finish(held, end)
         for grant in ended:
-            self.ending.end(grant, RELEASED)
+            self.ending.end(grant, How.RELEASED)
         self.waits.look()
         self.errands.flush(end - self.now())  # with what is left: they were tried beside the releases
         for part in (self.threads, self.notifications, self.store):

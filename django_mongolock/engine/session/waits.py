@@ -17,8 +17,8 @@ from ...exceptions import LockBackendFailed, LockMisused
 from ..logs import DEBUG, WARNING, log
 from ..protocol.actions import FOREVER, Pause, WaitResult
 from ..rule.replies import Bell
+from .core import SessionCore
 from .grant import Grant
-from .shared import Shared
 
 #: How long it listens after the last wait has ended, in seconds: the next one may come soon.
 LINGER: Final = 2.0
@@ -34,7 +34,7 @@ class Listener:
     A cursor begins with the bells that are there already: one that is rung while it is opened is heard.
     """
 
-    def __init__(self, session: Shared, waits: Waits) -> None:
+    def __init__(self, session: SessionCore, waits: Waits) -> None:
         #: When the server was last heard of.
         self._heard_at = -inf
         self._session = session
@@ -123,7 +123,7 @@ CLOSED_WAITER: Final = "the session was closed while a waiter was in it"
 class Waits:
     """Carries out the pauses of a session's protocols."""
 
-    def __init__(self, session: Shared) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self._session = session
         self.listener = Listener(session, self)
         session.store.hearers[session.id] = self.hear
@@ -132,14 +132,14 @@ class Waits:
     def pause(self, pause: Pause) -> WaitResult:
         """Wait in this thread."""
         grant = self._session.queue.waiting[pause.grant]
-        self._session.notifications.contended(grant)
+        self._session.notifications.report_contended(grant)
         grant.waiting.wait(self._seconds(pause, grant))
         return self.result(grant)
 
     async def apause(self, pause: Pause) -> WaitResult:
         """See pause()."""
         grant = self._session.queue.waiting[pause.grant]
-        self._session.notifications.contended(grant)
+        self._session.notifications.report_contended(grant)
         await grant.waiting.await_(self._seconds(pause, grant))
         return self.result(grant)
 

@@ -13,21 +13,150 @@ import _thread
 import asyncio
 import contextlib
 import functools
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from ..protocol.actions import Answer
-from .worker_calls import Awaited, Blocking, Call, Lane, first, logged, seconds
+from ...exceptions import LockBackendFailed
+from ..logs import log_exception
+from .lanes import Lane, Lanes
 
 T = TypeVar("T")
 
-#: How many calls of one key are made at a time.
-PER_KEY: Final = 2
-#: A call that has taken longer, in seconds, waits for something of its own: another thread takes its place.
-SLOW: Final = 0.5
+#: Seconds that a call which has begun may take longer than it was given, before it fails for its caller.
+OVERTIME: Final = 1.0
+#: The part of its timeout that a call needs to be begun. With less a command could only fail, without an answer to
+#: whether it took effect; one that was never sent needs no cleaning up.
+LEAST: Final = 0.05
+
+
+class Call:
+    """A call that waits for its turn. The first to lock `decided`, a thread or the owner, has decided about it.
+
+    key: of this, only two calls are made at a time. priority: the lower, the sooner it is made. same: what it asks.
+    Where another call that asks the same is made after this one was entered, the result may be passed on to this one,
+    as the argument *known* of the call. since: when it was entered.
+    """
+
+    __slots__ = (
+        "_call",
+        "_least",
+        "_on_withdrawn",
+        "_until",
+        "decided",
+        "key",
+        "lane",
+        "priority",
+        "same",
+        "since",
+    )
+
+    def __init__(
+        self,
+        call: Callable[..., Any],
+        timeout: float | None = None,
+        *,
+        priority: int = 0,
+        key: str | None = None,
+        same: object = None,
+        on_withdrawn: Callable[[], object] | None = None,
+    ) -> None:
+        self.lane: Lane[Call] = OrderedDict()
+        self.key, self.priority, self.same = key, priority, same
+        self.since = time.monotonic()
+        self.decided = _thread.allocate_lock()
+        self._call = call
+        self._until = self.since + seconds(timeout)
+        self._least = 0.0 if timeout is None else LEAST * timeout
+        self._on_withdrawn = on_withdrawn
+
+    def begin(self, **known: object) -> object:
+        """Make the call, unless it was taken back or comes too late: then its owner takes it back. Return its result,
+        None if there is none."""
+        left = self._until - time.monotonic()
+        if left <= self._least or not self.decided.acquire(blocking=False):
+            return None
+        try:
+            result: object = self._call(left, **known)
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for; no variable here keeps it
+            self._settle(None, error)
+            return None
+        self._settle(result, None)
+        return result
+
+    def take_back(self) -> bool:
+        """Return whether it was not begun; it will not be then."""
+        if not self.decided.acquire(blocking=False):
+            return False
+        self.lane.pop(self, None)
+        return True
+
+    def withdraw(self) -> bool:
+        """Take it back, and say so to its owner."""
+        if not self.take_back():
+            return False
+        if self._on_withdrawn is not None:
+            self._on_withdrawn()
+        return True
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        """Report the outcome to its caller. Without one there is nothing to do."""
+
+
+class Blocking(Call, Generic[T]):
+    """A call that a thread waits for, until `ended` can be locked."""
+
+    __slots__ = ("_errors", "_results", "ended")
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
+        self._results: list[T] = []
+        self._errors: list[BaseException] = []
+        self.ended = _thread.allocate_lock()
+        self.ended.acquire()
+
+    def _settle(self, result: T, error: BaseException | None) -> None:
+        if error is None:
+            self._results.append(result)
+        else:
+            self._errors.append(error)
+        self.ended.release()
+
+    def wait(self, timeout: float | None) -> T:
+        """Return or raise what the call does."""
+        if not self.ended.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            if self.withdraw():
+                raise _not_begun(seconds(timeout))
+            if not self.ended.acquire(timeout=OVERTIME):
+                raise _not_ended(seconds(timeout))
+        if self._errors:
+            raise self._errors.pop()
+        return self._results.pop()
+
+
+class Awaited(Call, Generic[T]):
+    """A call that a coroutine waits for."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(self, *arguments: Any, **how: Any) -> None:
+        super().__init__(*arguments, **how)
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = self.loop.create_future()
+
+    def _settle(self, result: T, error: BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there
+            self.loop.call_soon_threadsafe(_set_outcome, self.future, result, error)
+
+    def expire(self, timeout: float) -> None:
+        """The timeout is over. Called by the event loop."""
+        if self.withdraw():
+            _set_outcome(self.future, None, _not_begun(timeout))
+        elif not self.future.done():
+            self.loop.call_later(OVERTIME, _set_outcome, self.future, None, _not_ended(timeout))
 
 
 class WorkerThreads:
@@ -50,31 +179,22 @@ class WorkerThreads:
     begun. `on_withdrawn` is called, in the caller's thread, for every call that was withdrawn and for no
     other, before the error is raised: where it was not called, assume that the call was begun.
 
-    how: more arguments of `worker_calls.Call`.
+    how: more arguments of `Call`.
     """
 
     def __init__(self, size: int, most: int = 0, *, shares: Sequence[float] = (1.0,)) -> None:
         self._size, self._most = size, max(size, most)
-        self._limits = [(max(1, int(size * share)), max(1, int(self._most * share))) for share in shares]
-        self._lanes: list[Lane] = [OrderedDict() for _ in shares]
+        self._lanes: Lanes[Call] = Lanes(size, self._most, shares)
         #: One for each call that entered a lane. A thread which gets one makes what calls there are: there may be too
         #: many of these. False ends a thread.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
         self._unstarted: list[None] = [None] * self._most
         self._idle: list[None] = []
         self._closed = False
-        # What follows is changed under the mutex, and never by the main thread.
-        self._mutex = _thread.allocate_lock()
-        #: Since when each call is being made, and how many of them are slow.
-        self._running: dict[Call, float] = {}
-        self._slow = 0
-        #: Whether a thread sleeps until one of them becomes slow, or until the alarm can be locked.
+        #: Whether a thread sleeps until a call becomes slow, or until the alarm can be locked.
         self._watched = False
         self._alarm = _thread.allocate_lock()
         self._alarm.acquire()
-        #: How many calls of a key are being made, and those that wait for it, by priority.
-        self._under_way: dict[str, int] = {}
-        self._parked: dict[str, list[Lane]] = {}
 
     def __len__(self) -> int:
         return self._most - len(self._unstarted)
@@ -116,13 +236,13 @@ class WorkerThreads:
 
         While other calls wait for the key, it waits behind them.
         """
-        with self._mutex:
-            return key not in self._parked and self._is_admitted(key)
+        with self._lanes.mutex:
+            return key not in self._lanes.parked and self._lanes.is_admitted(key)
 
     def end_own(self, key: str | None) -> None:
         """Note that the call has ended."""
-        with self._mutex:
-            is_next = self._leave(key)
+        with self._lanes.mutex:
+            is_next = self._lanes.free_place(key)
         if is_next:
             self._wake_one()
 
@@ -130,7 +250,7 @@ class WorkerThreads:
 
     def _enter(self, entry: Call) -> bool:
         """Put *entry* into its lane. Return False if no thread will ever begin it."""
-        entry.lane = self._lanes[entry.priority]
+        entry.lane = self._lanes.waiting[entry.priority]
         if self._closed:
             entry.take_back()
             return False
@@ -150,9 +270,9 @@ class WorkerThreads:
                 self._alarm.release()
 
     def _start_if_needed(self) -> None:
-        waiting = sum(map(len, self._lanes))
+        waiting = sum(map(len, self._lanes.waiting))
         # One more than make calls: it watches for one of these to become slow.
-        if len(self._idle) < waiting and len(self) <= self._size + self._slow and self._unstarted:
+        if len(self._idle) < waiting and len(self) <= self._size + self._lanes.slow and self._unstarted:
             with contextlib.suppress(IndexError, RuntimeError):  # another was faster; the interpreter is shutting down
                 self._unstarted.pop()
                 try:
@@ -178,82 +298,48 @@ class WorkerThreads:
     def _serve(self) -> float | None:
         """Make the calls that may be made. Return None, or after how many seconds this thread has to look again."""
         while True:
-            with self._mutex:
-                entry, pause = self._next(time.monotonic())
+            with self._lanes.mutex:
+                entry, pause = self._lanes.begin_next(time.monotonic())
                 if entry is None:
                     if self._watched:
                         return None
                     self._watched = pause is not None
                     return pause
-                is_unseen = not self._watched and any(self._lanes)
+                is_unseen = not self._watched and any(self._lanes.waiting)
             self._start_if_needed()
             if is_unseen:  # this thread is busy now: another one looks
                 self._tickets.put(True)
             result = entry.begin()
-            with self._mutex:
-                shared = self._end(entry, result)
+            with self._lanes.mutex:
+                shared = self._lanes.end(entry, result)
             for other in shared:
                 other.begin(known=result)
 
-    def _next(self, now: float) -> tuple[Call | None, float | None]:
-        """Take out the call whose turn it is. If there is none: None, and how long there is none at least."""
-        quick = [began for began in self._running.values() if began > now - SLOW]
-        self._slow = len(self._running) - len(quick)
-        for lane, (size, most) in zip(self._lanes, self._limits, strict=True):
-            if len(quick) >= size or len(self._running) >= most:
-                return None, max(0.0, quick[0] + SLOW - now) if quick else None
-            if (entry := self._first_of(lane)) is not None:
-                self._running[entry] = now
-                return entry, None
-        return None, None
 
-    def _first_of(self, lane: Lane) -> Call | None:
-        """Take out the first call that may be made. Those before it wait for their keys from now on."""
-        while (entry := first(lane)) is not None and not self._is_admitted(entry.key):
-            parked = self._parked.setdefault(str(entry.key), [OrderedDict() for _ in self._lanes])
-            entry.lane = parked[entry.priority]
-            entry.lane[entry] = None
-            if entry.decided.locked():  # taken back meanwhile, perhaps from the lane before
-                entry.lane.pop(entry, None)
-        return entry
+def seconds(timeout: float | None) -> float:
+    """The timeout as a number."""
+    return math.inf if timeout is None else timeout
 
-    def _is_admitted(self, key: str | None) -> bool:
-        """Count a call of *key*, if it may be made."""
-        if key is None:
-            return True
-        count = self._under_way.get(key, 0)
-        self._under_way[key] = min(count + 1, PER_KEY)
-        return count < PER_KEY
 
-    def _end(self, entry: Call, result: object) -> list[Call]:
-        """The call has ended. Return those that its result is passed on to."""
-        began = self._running.pop(entry)
-        shared: list[Call] = []
-        if entry.same is not None and isinstance(result, Answer) and not result.reply.held:
-            waiting = [other for lane in self._parked.get(entry.key or "", ()) for other in list(lane)]
-            shared = [other for other in waiting if other.same == entry.same and other.since <= began]
-            for other in shared:
-                other.lane.pop(other, None)
-        self._leave(entry.key)
-        return shared
+def logged(call: Callable[[], object], left: float) -> None:
+    """Make a call that no caller waits for."""
+    try:
+        call()
+    except BaseException:  # noqa: BLE001 - it is logged, and the thread goes on
+        log_exception("a call in the background failed")
 
-    def _leave(self, key: str | None) -> bool:
-        """A call of *key* has ended: the next one that waits for it comes first in its lane. Return whether there is
-        one.
 
-        It takes none of the two places of its key before it is made: its lane may be shut for a while.
-        """
-        if key is None:
-            return False
-        self._under_way[key] -= 1
-        if not self._under_way[key]:
-            del self._under_way[key]
-        for lane in self._parked.get(key, ()):
-            if (entry := first(lane)) is not None:
-                # It cannot leave the lane by being taken back: whoever takes it out there lets the next one follow.
-                entry.lane = OrderedDict()
-                self._lanes[entry.priority][entry] = None
-                self._lanes[entry.priority].move_to_end(entry, last=False)
-                return True
-        self._parked.pop(key, None)
-        return False
+def _set_outcome(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+    """Set the outcome of a call, unless its caller waits for it no more."""
+    if not future.done():
+        future.set_result(result) if error is None else future.set_exception(error)
+
+
+def _not_begun(timeout: float) -> LockBackendFailed:
+    return LockBackendFailed(
+        f"the command was not sent within {timeout:.1f} s: earlier ones, of this key or of many, are without an answer"
+    )
+
+
+def _not_ended(timeout: float) -> LockBackendFailed:
+    return LockBackendFailed(f"the command was sent, but did not end within {timeout:.1f} s")

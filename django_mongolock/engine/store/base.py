@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from ..rule.deadlock import Cycle
+from ..rule.document import Limits, Step
 from ..rule.replies import Bell, Found, Reply
-from ..rule.step import Limits, Step
 
 
 class Store(Protocol):

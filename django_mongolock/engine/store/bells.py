@@ -23,7 +23,7 @@ from pymongo.read_concern import ReadConcern
 
 from .. import clock
 from ..rule.replies import Bell, read_bell
-from .capped import make_capped, stays_open
+from .layout import LOOK_EVERY, make_capped, stays_open
 
 Document = dict[str, Any]
 
@@ -33,8 +33,6 @@ COLLECTIONS: Final = 8
 SIZE: Final = 65_536
 #: How long the server keeps a read open while nobody rings, in milliseconds.
 AWAIT_MS: Final = 1_000
-#: How often to look whether a collection is still there before something is sent to it, in seconds.
-LOOK_EVERY: Final = 60.0
 #: A message that cannot be sent within this time is not worth more, in seconds.
 RING_TIMEOUT: Final = 0.5
 

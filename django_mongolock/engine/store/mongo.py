@@ -22,7 +22,8 @@ from pymongo.read_concern import ReadConcern
 
 from ...exceptions import LockBackendFailed, LockDocumentDamaged
 from ..rule.deadlock import Cycle, chain_pipeline, cycle_of
-from ..rule.document import LAST_TOKEN, find_damage
+from ..rule.document import LAST_TOKEN, Limits, Step, find_damage
+from ..rule.expressions import IS_WHOLE
 from ..rule.pipeline import pipeline
 from ..rule.replies import (
     GRANTED,
@@ -38,13 +39,11 @@ from ..rule.replies import (
     read_taken,
 )
 from ..rule.short_forms import IS_FREE, IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
-from ..rule.step import Limits, Step
-from ..rule.validity import IS_WHOLE
 from .base import Notes, is_heard_here
 from .bells import Bells
 from .election import CLOCK, CLUSTER_TIME, ClockEncoder
 from .errors import bare, forget_frames, is_refusal, translate
-from .indexes import IndexKeeper
+from .layout import IndexKeeper
 
 Document = dict[str, Any]
 
@@ -54,7 +53,7 @@ UNNOTICED: Final = WriteConcern(w=1, j=False)
 MAJORITY: Final = WriteConcern(w="majority", j=True)
 
 #: Each command that waits for a connection delays the renewals. So however few connections the project allows its own
-#: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`shared.MOST_THREADS`) may need
+#: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`core.MOST_THREADS`) may need
 #: one each, and so may threads of the program.
 MIN_POOL_LIMIT: Final = 160
 #: What a renewal finds where there was no document: no later grant either.

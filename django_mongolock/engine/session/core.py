@@ -22,7 +22,7 @@ SHARES: Final = (1.0, 0.75, 0.5, 0.25)
 SENDING_THREADS, MOST_THREADS = 24, 80
 
 
-class Shared:
+class SessionCore:
     """The session, as its parts know it: where the locks are, its clock, its threads, its grants and those who wait."""
 
     def __init__(self, store: Store, observer: Observer | None, now: Callable[[], float]) -> None:
