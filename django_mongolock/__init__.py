@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .decorator.mongo_locked import SKIPPED, mongo_locked, once_per
+    from .decorator import SKIPPED, mongo_locked, once_per
     from .exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
     from .inspection.queries import lock_info
     from .locks import mongo_lock, mongo_semaphore
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __version__ = "1.0.0"
 
 _NAMES = {
-    "decorator.mongo_locked": ("SKIPPED", "mongo_locked", "once_per"),
+    "decorator": ("SKIPPED", "mongo_locked", "once_per"),
     "exceptions": ("LockBackendFailed", "LockError", "LockLost", "LockNotAcquired"),
     "inspection.queries": ("lock_info",),
     "locks": ("mongo_lock", "mongo_semaphore"),

@@ -37,8 +37,8 @@ from .conf import (
     raw_settings,
     warning,
 )
+from .decorator import TEMPLATES
 from .decorator.calls import shared_by_all
-from .decorator.mongo_locked import TEMPLATES
 from .inspection.kinds import kinds
 from .inspection.server import inspect_server, told
 from .keys import KeyTemplate

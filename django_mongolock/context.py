@@ -64,13 +64,13 @@ def serving(request: HttpRequest | None) -> Iterator[None]:
 def holder_facts(label: str | None = None) -> dict[str, str | int]:
     """Return host, process, thread or asyncio task, view or Celery task, and user, as far as they are known here."""
     request = current_request.get()
-    place = _celery_task() or (view_name(request) if request is not None else "")
     facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": _worker_name()}
-    if place:
-        facts["place"] = tidy_fact(place)
     if (task := running_celery_task()) is not None:
+        facts["place"] = task_place(task.name, task.request.id)
         # By these, a worker finds what a killed process of its pool held, and a task another run of itself.
         facts |= {"process": this_process(), **task_run(task.request)}
+    elif request is not None:
+        facts["place"] = tidy_fact(view_name(request))
     if request is not None and (user := _username(request)):
         facts["user"] = tidy_fact(user)
     if label is not None:
@@ -88,11 +88,6 @@ def running_celery_task() -> Any | None:
     celery = sys.modules.get("celery")
     task = getattr(celery, "current_task", None) if celery is not None else None
     return task if task and task.request.id else None
-
-
-def _celery_task() -> str:
-    task = running_celery_task()
-    return "" if task is None else task_place(task.name, task.request.id)
 
 
 def task_place(name: str, task_id: str) -> str:
@@ -128,12 +123,12 @@ def is_redelivered() -> bool:
     return task is not None and bool((task.request.delivery_info or {}).get("redelivered"))
 
 
-def redelivery_wait(task: Any, lease: Seconds | None = None) -> float:
-    """How long a Celery task waits for a lock that only an earlier run of itself should hold, in seconds.
+def redelivery_wait(lease: Seconds | None = None) -> float:
+    """How long a call waits for a lock that only an earlier run of the same Celery task should hold, in seconds.
 
-    0, unless it was redelivered: if its worker has died on another machine, only the end of the lease shows that.
+    0, unless the task was redelivered: if its worker has died on another machine, only the end of the lease shows that.
     """
-    if not (task.request.delivery_info or {}).get("redelivered"):
+    if not is_redelivered():
         return 0
     settings = get_settings()
     longest = as_seconds(lease) or settings.LEASE

@@ -10,19 +10,21 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from django.contrib.admin import site
+from django.contrib.admin import AdminSite, site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission, User
 from django.test import Client, RequestFactory
-from django.urls import NoReverseMatch, reverse
+from django.urls import NoReverseMatch, path, reverse
 from django.utils.timezone import localtime
 
 from django_mongolock.admin import listing
+from django_mongolock.admin.dashboard import LockDashboardAdmin
 from django_mongolock.admin.lock_admin import LockAdmin
 from django_mongolock.exceptions import printable
 from django_mongolock.inspection import queries
 from django_mongolock.inspection.display import quote_key, unquote_key
 from django_mongolock.models import Lock
+from django_mongolock.models.lock_model import LockDashboard
 from tests.editing.staff import text_of
 from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
@@ -41,7 +43,7 @@ def page_of(key: str) -> str:
 
 
 def browser(*permissions: str, **fields: Any) -> Client:
-    user = User.objects.create(username=f"user{User.objects.count()}", **{"is_staff": True, **fields})
+    user = User.objects.create(**{"username": f"user{User.objects.count()}", "is_staff": True, **fields})
     user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
     client = Client(enforce_csrf_checks=False)
     client.force_login(user)
@@ -63,11 +65,20 @@ def select(client: Client, action: str, *keys: str, query: str = "?state=all", *
     return client.post(LIST + query, {"action": action, "index": 0, "_selected_action": keys, **fields})
 
 
-def confirm(client: Client, response: Any, url: str = RELEASE) -> Any:
+def fields_of(response: Any) -> dict[str, list[str]]:
+    """What the form of a page sends if nothing is typed."""
+    form = response.content.decode().split('id="content-main"')[1]
+    fields: dict[str, list[str]] = {}
+    for tag in re.findall(r"<input[^>]*>", form):
+        name, value = re.search(r'name="([^"]*)"', tag), re.search(r'value="([^"]*)"', tag)
+        if name and value and not ('type="checkbox"' in tag and "checked" not in tag):
+            fields.setdefault(html.unescape(name[1]), []).append(html.unescape(value[1]))
+    return fields
+
+
+def confirm(client: Client, page: Any, url: str = RELEASE) -> Any:
     """Say yes on the page that asks."""
-    values = re.findall(r'name="lock" value="([^"]*)"', response.content.decode())
-    shown = [html.unescape(value) for value in values]
-    return client.post(url, {"lock": shown, "reason": "it hangs"}, follow=True)
+    return client.post(url, {**fields_of(page), "reason": "it hangs"}, follow=True)
 
 
 def notes(response: Any) -> str:
@@ -374,17 +385,17 @@ class TestRights:
         """Not even a superuser adds, edits or deletes: there are no addresses for it, and a POST is refused."""
         root = browser(is_superuser=True)
         before = locks.read("k")
-        for path in ("add/", "k/delete/"):
-            assert root.get(LIST + path).status_code == root.post(LIST + path).status_code == 404
+        for page in ("add/", "k/delete/"):
+            assert root.get(LIST + page).status_code == root.post(LIST + page).status_code == 404
         assert root.post(page_of("k"), {"token": 1}).status_code == 403
         assert select(root, "delete_selected", "k", post="yes").status_code in (200, 302)
         assert root.post(LIST, {"_save": "x", "form-0-token": 1}).status_code in (200, 302)
         with pytest.raises(NoReverseMatch):
             reverse("admin:django_mongolock_lock_delete", args=["k"])
         assert locks.read("k") == before
-        for path in (LIST, page_of("k")):
+        for page in (LIST, page_of("k")):
             assert not re.search(
-                r"addlink|deletelink\"|/add/\"", root.get(path).content.decode().split('id="content"')[1]
+                r"addlink|deletelink\"|/add/\"", root.get(page).content.decode().split('id="content"')[1]
             )
 
 
@@ -539,6 +550,26 @@ def test_permissions_come_with_migrate(locks: Locks) -> None:
     found = Permission.objects.filter(content_type__app_label="django_mongolock", content_type__model="lock")
     own = {"ask_release_lock", "clear_document_lock", "take_over_edit_lock", "view_lock_status"}
     assert set(found.values_list("codename", flat=True)) == {*NAMES, *own}
+
+
+ops = AdminSite("ops")
+ops.register(Lock, LockAdmin)
+ops.register(LockDashboard, LockDashboardAdmin)
+urlpatterns = [path("admin/", site.urls), path("ops/", ops.urls)]
+
+
+@pytest.mark.urls(__name__)
+def test_another_site(locks: Locks, history: Any) -> None:
+    """On another site than Django's own, each link leads to a page of that site, and to none that it does not have."""
+    locks.add("k", [entry(1, held_for=5_000)], [waiter(2, held_for=4_000)])
+    history.insert_one({"key": "k", "event": "granted", "at": now()})
+    client = browser(is_superuser=True)
+    start = "/ops/django_mongolock/lock"
+    assert client.get(f"{start}dashboard/")["Location"] == f"{start}/dashboard/"
+    for page in ("", "dashboard/", "k/change/", "k/waiters/", "force-release/?key=k", "documents/"):
+        content = client.get(f"{start}/{page}").content.decode()
+        assert f'"{start}/' in content
+        assert not re.search('(href|action)="/admin/', content), page
 
 
 WITHOUT_ADMIN = """

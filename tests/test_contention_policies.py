@@ -7,13 +7,14 @@ import functools
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from asgiref.sync import async_to_sync
-from celery import Celery, _state
+from celery import Celery
 from celery.exceptions import Retry
 from django.core.management import call_command
 from django.core.management.base import BaseCommand
@@ -36,6 +37,7 @@ from django_mongolock import SKIPPED, LockBackendFailed, LockError, LockNotAcqui
 from django_mongolock.contrib.queues import aretry_in_django, retry_in_django
 from django_mongolock.decorator.policies import CallFacts, Policy
 from django_mongolock.exceptions import LockReentry
+from tests.celery.running import in_task
 from tests.support.looking import held_elsewhere, holders, new_key
 
 TABLE = Path(__file__).resolve().parent.parent / "docs" / "reference/decorator.md"
@@ -95,8 +97,8 @@ class Plain:
 
 
 def method(lock: Decorator) -> Any:
-    made = type("Made", (), {"method": lock(Plain.method)})
-    return lambda name: made().method(name)
+    made: Any = type("Made", (), {"method": lock(Plain.method)})
+    return made().method
 
 
 def bound_method(lock: Decorator) -> Any:
@@ -104,10 +106,7 @@ def bound_method(lock: Decorator) -> Any:
 
 
 def class_method(lock: Decorator) -> Any:
-    def call(cls: type, name: str) -> str:
-        return note(name)
-
-    made: Any = type("Made", (), {"method": classmethod(lock(call))})
+    made: Any = type("Made", (), {"method": classmethod(lock(Plain.method))})
     return made.method
 
 
@@ -128,7 +127,6 @@ def management_command(lock: Decorator) -> Any:
     return lambda name: call_command(Command(), name)
 
 
-task_stack: Any = _state._task_stack  # type: ignore[attr-defined]
 app: Any = Celery("kinds", broker="memory://", set_as_current=False)
 
 
@@ -142,14 +140,8 @@ def task(lock: Decorator, *, bound: bool = False) -> Any:
     made: Any = app.task(bind=bound, name=uuid.uuid4().hex)(lock(bound_call if bound else call))
 
     def run(name: str) -> Any:
-        request = {"id": uuid.uuid4().hex, "args": [name], "kwargs": {}, "retries": 0, "delivery_info": {}}
-        made.push_request(called_directly=False, is_eager=False, **request)
-        task_stack.push(made)
-        try:
+        with in_task(made, uuid.uuid4().hex, args=[name]):
             return made.run(name)
-        finally:
-            task_stack.pop()
-            made.pop_request()
 
     return run
 
@@ -292,6 +284,10 @@ KINDS: dict[str, Callable[[Decorator], Any]] = {
 }
 
 
+#: Contention is an exception of Django REST framework there, rendered as the view's other errors are.
+IN_REST_FRAMEWORK = ("below `@api_view`", "method of an `APIView`", "method of a `ViewSet`")
+
+
 def read_table() -> dict[str, dict[str, str]]:
     """The table of the docs: what happens, by kind and policy. Kinds for which it is the same share a row."""
     rows = re.findall(r"^\| (.+) \|$", TABLE.read_text(), re.MULTILINE)
@@ -332,6 +328,7 @@ def outcome(kind: str, policy: str, name: str) -> str:
     if isinstance(result, HttpResponseBase):
         if result.status_code == 423:
             assert result["Retry-After"] == "1"
+            assert kind not in IN_REST_FRAMEWORK or result.data["detail"].code == "locked"  # type: ignore[attr-defined]
         return {423: "423", ANSWER: "its result"}.get(result.status_code, str(result.status_code))
     return "its result" if result == "instead" else "yields nothing" if result == [] else repr(result)
 
@@ -374,31 +371,6 @@ def test_errors_of_the_body(kind: str, error: Exception, name: str, monkeypatch:
     assert holders(f"kind:{name}") == []
 
 
-@pytest.mark.parametrize("kind", ["below `@api_view`", "method of an `APIView`", "method of a `ViewSet`"])
-class TestRestFramework:
-    """Inside of Django REST framework, contention is one of its exceptions."""
-
-    def test_rendered(self, kind: str, name: str) -> None:
-        """Rendered as the view's other errors are, with Retry-After."""
-        with held_elsewhere(f"kind:{name}", lease=20):
-            response = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention="respond"))(name)
-        assert response.data["detail"].code == "locked"
-        assert response["Retry-After"] == "1"
-
-    def test_status(self, kind: str, name: str, settings: Settings) -> None:
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "CONTENTION_STATUS": 409}
-        with held_elsewhere(f"kind:{name}"):
-            response = KINDS[kind](mongo_locked("kind:{name}", wait=0, on_contention="respond"))(name)
-        assert response.status_code == 409
-
-    @pytest.mark.long
-    @pytest.mark.usefixtures("away")
-    def test_away(self, kind: str, name: str) -> None:
-        response = KINDS[kind](mongo_locked("kind:{name}", on_contention="respond"))(name)
-        assert response.status_code == 503
-        assert response["Retry-After"] == "5"
-
-
 class TestExceptionHandler:
     """The exception handler answers locks that are taken inside of a view."""
 
@@ -415,6 +387,8 @@ class TestExceptionHandler:
         assert response.status_code == 423
         assert response["Cache-Control"] == "no-store"
         assert name not in str(response.data)
+        away = self.respond(LockBackendFailed("away"))
+        assert (away.status_code, away["Retry-After"]) == (503, "5")
 
     def test_others(self) -> None:
         """A mistake in the code stays one, and others' errors stay theirs."""
@@ -458,7 +432,7 @@ def test_default_wait(settings: Settings, name: str) -> None:
     request = RequestFactory().get("/")
 
     def waits(policy: Any, request: HttpRequest | None = None, **options: Any) -> object:
-        call = LockedCall(LockedFunction(LockPlan(as_policy(policy), chosen(options)), note, LockedCall), (), {})
+        call = LockedCall(LockedFunction(LockPlan(as_policy(policy), chosen(options)), note), (), {})
         call.request = request
         return call.lock().options.wait
 
@@ -488,28 +462,6 @@ def test_another_queue(settings: Settings) -> None:
     assert work() == "done"
     with held_elsewhere(key):
         assert re.match(f"lock '{key}' was not acquired.* comes back", work())
-    with mongo_lock(key), pytest.raises(LockReentry):
-        work()
-
-
-class Later:
-    """A task of Django, and the context of its run: what it is enqueued with."""
-
-    def __init__(self) -> None:
-        self.id, self.task_result = "another", self
-        self.task = self
-        self.made: list[Any] = []
-
-    def using(self, *, run_after: datetime) -> Later:
-        self.made.append(run_after)
-        return self
-
-    def enqueue(self, *args: Any, **kwargs: Any) -> Later:
-        self.made += [args, kwargs]
-        return self
-
-    async def aenqueue(self, *args: Any, **kwargs: Any) -> Later:
-        return self.enqueue(*args, **kwargs)
 
 
 def test_a_task_of_django_comes_back() -> None:
@@ -517,20 +469,23 @@ def test_a_task_of_django_comes_back() -> None:
     key = new_key()
 
     @mongo_locked(key, wait=0, on_contention=retry_in_django)
-    def work(context: Later, number: int, *, name: str) -> str:
+    def work(context: Any, number: int, *, name: str) -> str:
         return "done"
 
     @mongo_locked(key, wait=0, on_contention=aretry_in_django)
-    async def awork(context: Later, number: int, *, name: str) -> str:
+    async def awork(context: Any, number: int, *, name: str) -> str:
         return "done"
 
-    assert work(Later(), 5, name="x") == "done"
+    context = Mock()
+    again = context.task_result.task.using.return_value
+    again.enqueue, again.aenqueue = (kind(return_value=Mock(id="another")) for kind in (Mock, AsyncMock))
+    assert work(context, 5, name="x") == "done"
     with held_elsewhere(key):
-        for call in (work, lambda *args, **kwargs: asyncio.run(awork(*args, **kwargs))):
-            later, now = Later(), timezone.now()
-            assert call(later, 5, name="x") == "another"
-            when, *arguments = later.made
-            assert arguments == [(5,), {"name": "x"}]
-            assert timedelta(seconds=0.2) < when - now < timedelta(seconds=30)
+        now = timezone.now()
+        assert work(context, 5, name="x") == asyncio.run(awork(context, 5, name="x")) == "another"
+        for enqueue in (again.enqueue, again.aenqueue):
+            enqueue.assert_called_once_with(5, name="x")
+        for call in context.task_result.task.using.call_args_list:
+            assert timedelta(seconds=0.2) < call.kwargs["run_after"] - now < timedelta(seconds=30)
         with pytest.raises(TypeError, match="takes_context=True"):
-            work(5, 5, name="x")  # type: ignore[arg-type]
+            work(5, 5, name="x")

@@ -36,11 +36,16 @@ def inside(request: HttpRequest) -> HttpResponse:
     return JsonResponse(facts_of_a_lock())
 
 
-async def ainside(request: HttpRequest) -> HttpResponse:
+async def afacts_of_a_lock() -> dict[str, Any]:
+    """See facts_of_a_lock()."""
     key = new_key()
     async with mongo_lock(key):
         found = holder(key)
-    return JsonResponse({name: found.get(name) for name in ("place", "user", "thread")})
+    return {name: found.get(name) for name in ("place", "user", "thread")}
+
+
+async def ainside(request: HttpRequest) -> HttpResponse:
+    return JsonResponse(await afacts_of_a_lock())
 
 
 async def ainside_known(request: HttpRequest) -> HttpResponse:
@@ -186,10 +191,5 @@ class TestWorker:
 
     async def test_asyncio_task(self) -> None:
         """The task's name, of the task that asks."""
-
-        async def look() -> Any:
-            key = new_key()
-            async with mongo_lock(key):
-                return holder(key)["thread"]
-
-        assert await asyncio.create_task(look(), name="counting coins") == "counting coins"
+        found = await asyncio.create_task(afacts_of_a_lock(), name="counting coins")
+        assert found["thread"] == "counting coins"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import functools
@@ -22,34 +21,23 @@ from tests.support.looking import held_elsewhere, holder, holders
 
 
 @mongo_locked("plain:{name}")
-def plain(name: str, extra: int = 0) -> tuple[int, int]:
+def plain(name: str, extra: int = 0) -> tuple[str, int]:
     """Its own docstring."""
-    return holder(f"plain:{name}")["token"], extra
+    return name, extra
 
 
 @mongo_locked("coroutine:{name}")
-async def coroutine(name: str) -> int:
-    await asyncio.sleep(0)
-    token: int = holder(f"coroutine:{name}")["token"]
-    return token
+async def coroutine(name: str) -> None: ...
 
 
 @mongo_locked("generator:{name}")
-def generator(name: str) -> Iterator[int]:
-    yield len(holders(f"generator:{name}"))
-    yield len(holders(f"generator:{name}"))
+def generator(name: str) -> Iterator[str]:
+    yield name
 
 
 @mongo_locked("agenerator:{name}")
-async def agenerator(name: str) -> AsyncIterator[int]:
-    yield len(holders(f"agenerator:{name}"))
-    await asyncio.sleep(0)
-    yield len(holders(f"agenerator:{name}"))
-
-
-@mongo_locked()
-def bare() -> int:
-    return len(holders(f"{__name__}.bare"))
+async def agenerator(name: str) -> AsyncIterator[str]:
+    yield name
 
 
 class Till:
@@ -62,29 +50,14 @@ class Till:
 
     @staticmethod
     @mongo_locked("static:{name}")
-    def static(name: str) -> int:
-        return len(holders(f"static:{name}"))
+    def static(name: str) -> None: ...
 
     def where(self) -> list[dict[str, Any]]:
         return holders(f"{__name__}.Till.where")
 
 
 class TestCallables:
-    """The lock is held while the body runs, and free afterwards."""
-
-    async def test_coroutine_function(self, name: str) -> None:
-        """A coroutine function: held until the coroutine has ended, not until it is made."""
-        made = coroutine(name)
-        assert holders(f"coroutine:{name}") == []
-        assert await made
-        assert holders(f"coroutine:{name}") == []
-
-    def test_generator_closed(self, name: str) -> None:
-        """A generator that is closed early gives the lock back."""
-        items = generator(name)
-        assert next(items) == 1
-        items.close()  # type: ignore[attr-defined]
-        assert holders(f"generator:{name}") == []
+    """What is no cell of tests/test_contention_policies.py, where the body of every kind runs under its lock."""
 
     def test_generator_is_still_one(self, name: str) -> None:
         """What is sent, thrown and returned goes through, and @contextmanager works on top of it."""
@@ -107,38 +80,25 @@ class TestCallables:
             raise KeyError(name)
         assert holders(f"echo:{name}") == []
 
-    async def test_async_generator_closed(self, name: str) -> None:
-        """An async generator that is closed early gives the lock back, and its own cleanup runs under the lock."""
+    async def test_async_generator_is_still_one(self, name: str) -> None:
+        """So is an async one. If it is closed early, its own cleanup runs under the lock."""
         cleaned: list[int] = []
 
-        @mongo_locked("closed:{name}")
-        async def items(name: str) -> AsyncIterator[int]:
-            try:
-                yield 1
-                yield 2
-            finally:
-                cleaned.append(len(holders(f"closed:{name}")))
-
-        made = items(name)
-        assert await anext(made) == 1
-        await made.aclose()  # type: ignore[attr-defined]
-        assert cleaned == [1]
-        assert holders(f"closed:{name}") == []
-
-    async def test_async_generator_is_still_one(self, name: str) -> None:
         @mongo_locked("aecho:{name}")
         async def echo(name: str) -> Any:
             try:
                 yield (yield "first")
             except KeyError as error:
                 yield error
+            finally:
+                cleaned.append(len(holders(f"aecho:{name}")))
 
         items = echo(name)
         await anext(items)
         assert await items.asend("there") == "there"
         assert isinstance(await items.athrow(KeyError(name)), KeyError)
         await items.aclose()
-        assert holders(f"aecho:{name}") == []
+        assert (cleaned, holders(f"aecho:{name}")) == ([1], [])
 
     def test_bound_method_and_partial(self, name: str) -> None:
         """Bound methods and partials can be decorated where they are used; their names make keys, too."""
@@ -156,10 +116,9 @@ class TestCallables:
         assert mongo_locked("object:{name}")(Job())(name) == 1
         assert mongo_locked()(Job())(name) == 0
 
-    def test_bare(self) -> None:
-        """Without a key: the dotted name of the function is the key."""
-        assert bare() == 1
-        assert mongo_locked()(bare.__wrapped__)() == 1  # type: ignore[attr-defined]
+    def test_method(self, name: str) -> None:
+        """A template reads attributes of the arguments, such as `self`."""
+        assert Till(name).method() == 1
 
     @pytest.mark.parametrize("function", [plain, coroutine, generator, agenerator, Till.method, Till.static])
     def test_looks_like_itself(self, function: Any) -> None:
@@ -176,34 +135,6 @@ class TestCallables:
     def test_pickled(self) -> None:
         """A decorated function of a module can be sent to another process."""
         assert pickle.loads(pickle.dumps(plain)) is plain  # noqa: S301 - our own
-
-
-def refuse(name: str) -> None:
-    raise KeyError(name)
-
-
-async def acount(kind: str, extra: str) -> int:
-    return len(holders(f"{kind}:{extra}"))
-
-
-class TestConcurrency:
-    """Calls keep nothing of one another: each has a lock of its own."""
-
-    async def test_gather(self, name: str) -> None:
-        """Coroutines of one decorated function exclude one another and all get through."""
-        inside, most = 0, 0
-
-        @mongo_locked("gather:{name}", wait=30)
-        async def work(name: str, number: int) -> int:
-            nonlocal inside, most
-            inside += 1
-            most = max(most, inside)
-            await asyncio.sleep(0.002)
-            inside -= 1
-            return number
-
-        assert await asyncio.gather(*(work(name, number) for number in range(12))) == list(range(12))
-        assert most == 1
 
 
 class TestKeys:
@@ -243,9 +174,7 @@ class TestContention:
         """SKIPPED, which is false, and a line in the log: nobody should have to guess that work was not done."""
         work = mongo_locked("busy:{name}", wait=0, on_contention="skip")(lambda name: "ran")
         with caplog.at_level(logging.INFO, "django_mongolock"), held_elsewhere(f"busy:{name}", lease=20):
-            result = work(name)
-        assert result is SKIPPED
-        assert not result
+            assert not work(name)
         assert f"skipped, the lock is busy key=busy:{name}" in caplog.text
 
     def test_async_callable_for_a_function(self) -> None:
@@ -255,15 +184,6 @@ class TestContention:
 
         with pytest.raises(TypeError, match=r"on_contention is async, but .*\.plain is not"):
             mongo_locked("key", on_contention=later)(plain)
-
-    def test_respond_without_request(self) -> None:
-        """A function that is called without a request cannot respond: an error at every call, not first at night."""
-
-        @mongo_locked("key", on_contention="respond")
-        def work() -> None: ...
-
-        with pytest.raises(TypeError, match=r"is for views: .*work was called without a request"):
-            work()
 
     @pytest.mark.parametrize("policy", ["wait", "", None, 5])
     def test_unknown_policy(self, policy: Any) -> None:
@@ -292,6 +212,7 @@ class TestSkipped:
 
 #: For what type checkers refuse.
 any_locked: Any = mongo_locked
+app: Any = Celery("decorators", broker="memory://", set_as_current=False)
 
 
 class TestRefused:
@@ -303,7 +224,7 @@ class TestRefused:
             (lambda: mongo_locked("key")(Till), "functions, methods and view classes, not on Till"),
             (lambda: any_locked(lambda name: f"x:{name}"), "lambda as key="),
             (lambda: any_locked(key="order:{order_id}"), "pass a template without key="),
-            (lambda: mongo_locked(key=acount), "not async"),
+            (lambda: mongo_locked(key=coroutine), "not async"),
             (lambda: any_locked("key", key=lambda: "key"), "either templates or key="),
             (lambda: any_locked(5)(plain), "must be a str, not int"),
             (lambda: mongo_locked("")(plain), "must not be empty"),
@@ -312,6 +233,10 @@ class TestRefused:
             (lambda: any_locked("key", timeout=5)(plain), "could mean two things"),
             (lambda: any_locked("key", colour=5)(plain), "unexpected keyword argument 'colour'"),
             (lambda: mongo_locked("key", lease=0)(plain), "lease"),
+            (lambda: mongo_locked()(app.task(find, shared=False)), "below the decorator that makes the Celery task"),
+            (lambda: any_locked()(classmethod(plain)), "on a function, not on a classmethod: put it below"),  # type: ignore[arg-type]
+            (lambda: any_locked()(staticmethod(plain)), "on a function, not on a staticmethod: put it below"),
+            (lambda: any_locked()(property(plain)), "on a function, not on a property: put it below"),
         ],
     )
     def test_arguments(self, decorate: Callable[[], Any], problem: str) -> None:
@@ -319,67 +244,26 @@ class TestRefused:
         with pytest.raises((TypeError, ValueError), match=problem):
             decorate()
 
-    def test_above_the_task(self) -> None:
-        """Above the decorator that makes a Celery task it would lock nothing in the worker."""
-        app = Celery(set_as_current=False)
-
-        def work() -> None: ...
-
-        for decorate in (mongo_locked(), mongo_locked("key")):
-            with pytest.raises(TypeError, match="put @mongo_locked below the decorator that makes the Celery task"):
-                decorate(app.task(work))
-
-    @pytest.mark.parametrize("kind", [classmethod, staticmethod, property])
-    def test_above_the_method(self, kind: Any) -> None:
-        """Above @classmethod, @staticmethod and @property there is no function to lock yet."""
-        for decorate in (mongo_locked(), mongo_locked("key")):
-            with pytest.raises(TypeError, match=rf"goes on a function, not on a {kind.__name__}: put it below"):
-                decorate(kind(plain))
-
     def test_unfinished_result(self, name: str) -> None:
         """A function that returns work still to be done would do it without the lock: an error, not a silence."""
-
-        async def later() -> None: ...
-
-        @contextlib.contextmanager
-        def manager() -> Iterator[None]:
-            yield
-
-        @contextlib.asynccontextmanager
-        async def amanager() -> AsyncIterator[None]:
-            yield
-
-        made: list[tuple[Any, str]] = [
-            (later, "coroutine"),
-            (lambda: (number for number in range(3)), "generator"),
-            (collect_none, "async_generator"),
-            (manager, "_GeneratorContextManager"),
-            (amanager, "_AsyncGeneratorContextManager"),
-        ]
-        for make, kind in made:
-            locked = mongo_locked(f"unfinished:{name}")(returning(make))
+        made: dict[str, Callable[[str], Any]] = {
+            "coroutine": coroutine,
+            "generator": generator,
+            "async_generator": agenerator,
+            "_GeneratorContextManager": contextlib.contextmanager(generator),
+            "_AsyncGeneratorContextManager": contextlib.asynccontextmanager(agenerator),
+        }
+        for kind, make in made.items():
+            locked: Any = mongo_locked(f"unfinished:{name}")(lambda make=make: make(name))
             with pytest.raises(TypeError, match=f"returned a {kind}, which would run without the lock"):
                 locked()
         assert holders(f"unfinished:{name}") == []
 
 
-def returning(make: Callable[[], Any]) -> Callable[[], Any]:
-    def call() -> Any:
-        return make()
-
-    return call
-
-
-async def collect_none() -> AsyncIterator[None]:
-    return
-    yield
-
-
 def test_celery_refuses_wrong_arguments_where_the_task_is_sent() -> None:
     """As it does for every task: the lock does not hide how the function is called."""
-    app = Celery("arguments", broker="memory://", set_as_current=False)
 
-    @app.task
+    @app.task(shared=False)  # type: ignore[untyped-decorator]
     @mongo_locked("ad:{ad_id}")
     def export_ad(ad_id: int) -> int:
         return ad_id

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -37,16 +39,16 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from django_mongolock import SKIPPED, LockLost, mongo_lock
+from django_mongolock import SKIPPED, LockLost, lock_info, mongo_lock
 from django_mongolock.backends.base import get_backend, mongo_store
 from django_mongolock.decorator.calls import LockedFunction
 from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
 from django_mongolock.idempotency import idempotent
-from django_mongolock.idempotency.results import MARGIN, Results, results_beside
+from django_mongolock.idempotency.calls import MARGIN, Results, results_beside
 from django_mongolock.keys import LockKey
 from django_mongolock.testing import override_locks
 from django_mongolock.testing.memory_server import MemoryResults, MemoryStore
-from tests.support.looking import new_key
+from tests.support.looking import held_elsewhere, new_key
 from tests.support.row_files import Rows, row_file
 from tests.support.waiting import eventually
 
@@ -75,16 +77,24 @@ def key() -> str:
     return uuid.uuid4().hex
 
 
-def post(view: Any, key: str | None, body: str = "a", path: str = "/charge/", **options: Any) -> Any:
-    """The response of *view* to a request with *key*; a coroutine is run."""
+def sent(key: str | None, body: Any = "a", path: str = "/charge/", **options: Any) -> HttpRequest:
+    """A request with *key*. options: its method, content_type and headers, and attributes for it."""
     headers = {"Accept": "application/json"} | ({} if key is None else {"Idempotency-Key": key})
-    request = RequestFactory().generic(
-        options.pop("method", "POST"), path, body, options.pop("content_type", "text/plain"), headers=headers
-    )
-    for name, value in options.items():
-        setattr(request, name, value)
-    answer = view(request)
-    return asyncio.run(answer) if asyncio.iscoroutine(answer) else answer
+    headers |= options.pop("headers", {})
+    method, content_type = options.pop("method", "POST"), options.pop("content_type", "text/plain")
+    request = RequestFactory().generic(method, path, body, content_type, headers=headers)
+    vars(request).update(options)
+    return request
+
+
+def answer(view: Any, request: HttpRequest) -> Any:
+    """The response of *view*; a coroutine is run."""
+    made = view(request)
+    return asyncio.run(made) if asyncio.iscoroutine(made) else made
+
+
+def post(view: Any, key: str | None, body: Any = "a", path: str = "/charge/", **options: Any) -> Any:
+    return answer(view, sent(key, body, path, **options))
 
 
 def me(request: HttpRequest) -> str:
@@ -101,18 +111,36 @@ def charge(request: HttpRequest) -> HttpResponse:
     return made
 
 
-async def acharge(request: HttpRequest) -> HttpResponse:
-    await asyncio.sleep(0)
-    return charge(request)
+def as_async(view: Callable[[HttpRequest], HttpResponse]) -> Any:
+    @functools.wraps(view)
+    async def aview(request: HttpRequest) -> HttpResponse:
+        await asyncio.sleep(0)
+        return view(request)
+
+    return aview
 
 
-@pytest.fixture(params=[charge, acharge], ids=["sync", "async"])
-def view(request: pytest.FixtureRequest, backend: str) -> Any:
-    return idempotent(client=me)(request.param)
+def as_it_is(view: Callable[[HttpRequest], HttpResponse]) -> Any:
+    return view
+
+
+@pytest.fixture(params=[as_it_is, as_async], ids=["sync", "async"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    """Makes of a view one of this kind."""
+    return request.param
+
+
+@pytest.fixture
+def view(kind: Any, backend: str) -> Any:
+    return idempotent(client=me)(kind(charge))
 
 
 def code(response: Any) -> str:
     return str(json.loads(response.content)["code"])
+
+
+def times(response: Any) -> int:
+    return int(json.loads(response.content)["times"])
 
 
 class TestViews:
@@ -123,11 +151,8 @@ class TestViews:
         first, again = post(view, key, key), post(view, key, key)
         assert (first.status_code, first.content, done[key]) == (201, b'{"times": 1}', 1)
         assert (again.status_code, again.content) == (201, first.content)
-        assert (again["Location"], again["Content-Type"], again["X-Dollar"]) == (
-            "/charges/1/",
-            "application/json",
-            "$purge_at",
-        )
+        headers = {"Location": "/charges/1/", "Content-Type": "application/json", "X-Dollar": "$purge_at"}
+        assert headers.items() <= again.headers.items()
         assert ("Idempotent-Replayed" in first, again["Idempotent-Replayed"]) == (False, "true")
         assert first.cookies
         assert not again.cookies
@@ -166,14 +191,11 @@ class TestViews:
         assert [post(view, form.format(key), key).status_code for form in (one, other)] == [201, 201]
         assert done[key] == 1
 
-    @pytest.mark.parametrize("view", [charge, acharge], ids=["sync", "async"])
-    def test_not_required(self, view: Any, key: str) -> None:
+    def test_not_required(self, kind: Any, key: str) -> None:
         """Without a key, a request runs each time; with one, once; an unreadable one is refused all the same."""
-        made = idempotent(client=me, required=False)(view)
-        assert [post(made, sent, key).content for sent in (None, None, key, key)] == [
-            b'{"times": %d}' % times for times in (1, 2, 3, 3)
-        ]
-        assert post(made, "a,b", key).status_code == 400
+        view = idempotent(client=me, required=False)(kind(charge))
+        assert [times(post(view, sent, key)) for sent in (None, None, key, key)] == [1, 2, 3, 3]
+        assert post(view, "a,b", key).status_code == 400
 
     @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "TRACE"])
     def test_safe_methods(self, view: Any, key: str, method: str) -> None:
@@ -184,9 +206,8 @@ class TestViews:
 
     def test_header(self, key: str) -> None:
         view = idempotent(client=me, header="X-Request-Id")(charge)
-        for _ in range(2):
-            request = RequestFactory().post("/", key, content_type="text/plain", headers={"X-Request-Id": key})
-            assert view(request).content == b'{"times": 1}'
+        for _ in "12":
+            assert post(view, None, key, headers={"X-Request-Id": key}).content == b'{"times": 1}'
         assert "X-Request-Id" in str(post(view, key, key).content)
 
     def test_keep(self, key: str) -> None:
@@ -201,12 +222,12 @@ class TestViews:
 
     def test_what_is_stored(self, key: str) -> None:
         """Neither the key of the client nor who it is can be read in MongoDB; what is kept goes by itself."""
-        user = SimpleNamespace(is_authenticated=True, pk=uuid.uuid4().hex)
+        name = uuid.uuid4().hex
         before = {document["_id"] for document in results_beside(mongo_store().collection).find()}
-        post(idempotent()(charge), key, key, user=user)
+        post(idempotent()(charge), key, key, user=user(name))
         (stored,) = [each for each in results_beside(mongo_store().collection).find() if each["_id"] not in before]
         assert key not in stored["_id"]
-        assert user.pk not in str({**stored, "result": None})
+        assert name not in str({**stored, "result": None})
         assert stored["_id"].startswith("idempotent:")
         assert stored["purge_at"]
         assert stored["result"]["body"] == b'{"times": 1}'
@@ -234,11 +255,8 @@ class TestViews:
 class TestBodies:
     @staticmethod
     def upload(key: str, content: bytes = b"x", name: str = "a.txt", boundary: str = BOUNDARY) -> HttpRequest:
-        data = {"n": "1", "file": SimpleUploadedFile(name, content)}
-        body = encode_multipart(boundary, data)
-        return RequestFactory().generic(
-            "POST", "/", body, MULTIPART_CONTENT.replace(BOUNDARY, boundary), headers={"Idempotency-Key": key}
-        )
+        body = encode_multipart(boundary, {"n": "1", "file": SimpleUploadedFile(name, content)})
+        return sent(key, body, content_type=MULTIPART_CONTENT.replace(BOUNDARY, boundary))
 
     @staticmethod
     def read(request: HttpRequest) -> HttpResponse:
@@ -257,12 +275,10 @@ class TestBodies:
         """F129: Django does not read a form that is not sent by POST; it is compared by what is in it all the same."""
         view: Any = idempotent(client=me)(lambda request: HttpResponse(request.body[:2]))
 
-        def send(boundary: str, body: bytes | None = None, content: bytes = b"x") -> HttpResponse:
+        def send(boundary: str, body: bytes = b"", content: bytes = b"x") -> Any:
             request = self.upload(key, content, boundary=boundary)
-            body = request.body if body is None else body
-            headers = {"Idempotency-Key": key}
-            answer: HttpResponse = view(RequestFactory().put("/", body, request.META["CONTENT_TYPE"], headers=headers))
-            return answer
+            kind = request.META["CONTENT_TYPE"]
+            return post(view, key, body or request.body, method="PUT", content_type=kind)
 
         assert [send(boundary).content for boundary in ("one", "two")] == [b"--", b"--"]
         assert [send("one", content=b"y").status_code, send("one", b"broken").status_code] == [422, 422]
@@ -296,8 +312,7 @@ class TestResults:
         assert [post(made, key).status_code for _ in "123"] == [status, later, later]
         assert done[key] == (1 if kept else 2)
 
-    @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_an_exception(self, backend: str, key: str, kind: str) -> None:
+    def test_an_exception(self, backend: str, key: str, kind: Any) -> None:
         """It is not kept, and binds the key to nothing."""
 
         def fail(request: HttpRequest) -> HttpResponse:
@@ -305,10 +320,7 @@ class TestResults:
                 raise ZeroDivisionError
             return HttpResponse("ok")
 
-        async def afail(request: HttpRequest) -> HttpResponse:
-            return fail(request)
-
-        view = idempotent(client=me)(fail if kind == "sync" else afail)
+        view = idempotent(client=me)(kind(fail))
         with pytest.raises(ZeroDivisionError):
             post(view, key)
         assert [post(view, key, "other").content for _ in "12"] == [b"ok", b"ok"]
@@ -333,8 +345,7 @@ class TestResults:
         ] * 2
         assert done[key] == 1
         assert "too large" in caplog.text
-        headers = {"Accept": "text/plain", "Idempotency-Key": key}
-        plain: Any = cast("Any", view)(RequestFactory().post("/charge/", "a", "text/plain", headers=headers))
+        plain = post(view, key, headers={"Accept": "text/plain"})
         assert (plain.status_code, plain.headers["Content-Type"]) == (410, "text/plain; charset=utf-8")
 
     def test_bytes(self, backend: str, key: str) -> None:
@@ -390,49 +401,29 @@ class TestResults:
 
 
 class TestParallel:
-    @staticmethod
-    def begin(view: Any, key: str, inside: threading.Event) -> tuple[threading.Thread, list[Any]]:
-        answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(post(view, key, key)))
-        thread.start()
-        assert inside.wait(20)
-        return thread, answers
-
-    @pytest.mark.parametrize("second", ["sync", "async"])
-    def test_threads(self, backend: str, key: str, second: str) -> None:
+    def test_threads(self, view: Any, key: str) -> None:
         """Another one gets 409 with Retry-After at once, and once the first has ended, its response."""
-        inside, go_on = threading.Event(), threading.Event()
+        go_on = threading.Event()
 
         def slow(request: HttpRequest) -> HttpResponse:
-            inside.set()
             assert go_on.wait(20)
             return charge(request)
 
-        async def other(request: HttpRequest) -> HttpResponse:
-            return charge(request)
-
-        thread, answers = self.begin(idempotent(client=me)(slow), key, inside)
-        later = idempotent(client=me)(charge if second == "sync" else other)
-        refused = post(later, key, key)
-        go_on.set()
-        thread.join(20)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(post, idempotent(client=me)(slow), key, key)
+            assert eventually(lambda: lock_info(str(lock_key_of(view, sent(key, key)))).state == "held")
+            refused = post(view, key, key)
+            go_on.set()
         assert (refused.status_code, code(refused)) == (409, "in_progress")
         assert int(refused["Retry-After"]) >= 1
-        assert [answers[0].content, post(later, key, key).content] == [b'{"times": 1}'] * 2
+        assert [first.result().content, post(view, key, key).content] == [b'{"times": 1}'] * 2
         assert done[key] == 1
 
-    @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
-    def test_many_who_come_later(self, backend: str, key: str, kind: Any) -> None:
+    def test_many_who_come_later(self, view: Any, key: str) -> None:
         """A request that comes while another one gets the response gets it as well."""
-        view = idempotent(client=me)(kind)
         post(view, key, key)
-        sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
-        with mongo_lock(lock_key_of(view, sent)):
-            answers: list[Any] = []
-            thread = threading.Thread(target=lambda: answers.extend(post(view, key, body) for body in (key, "other")))
-            thread.start()
-            thread.join(20)
-        assert [answer.status_code for answer in answers] == [201, 422]
+        with held_elsewhere(lock_key_of(view, sent(key, key))):
+            assert [post(view, key, body).status_code for body in (key, "other")] == [201, 422]
 
 
 def lock_key_of(view: Any, request: HttpRequest) -> LockKey:
@@ -462,38 +453,29 @@ class TestFencing:
                 post(made, key)
             assert [post(made, key).content for _ in "12"] == [b"2", b"2"]
 
-    @pytest.mark.parametrize("kind", ["sync", "async"])
-    def test_overtaken(self, key: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_overtaken(self, key: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """It does not learn of it: another has run, and the server refuses the write of the first."""
         monkeypatch.setattr("django_mongolock.engine.lock.state.LockState.ensure_held", lambda self: None)
 
         def run(request: HttpRequest) -> HttpResponse:
-            if (times := do(key)) == 1:
+            if (number := do(key)) == 1:
                 stored = mongo_store().collection
                 (held,) = stored.find({"holders.label": {"$regex": "overtaken"}})
                 stored.delete_one({"_id": held["_id"]})  # as force release and a clean-up leave it
-                thread = threading.Thread(target=lambda: answers.append(post(made, key)))
-                thread.start()
-                thread.join(20)
-            return HttpResponse(str(times))
+                with ThreadPoolExecutor(1) as pool:
+                    assert pool.submit(post, view, key).result(20).content == b"2"
+            return HttpResponse(str(number))
 
-        async def arun(request: HttpRequest) -> HttpResponse:
-            return run(request)
-
-        answers: list[Any] = []
-        made = idempotent(client=me)(run if kind == "sync" else arun)
+        view = idempotent(client=me)(kind(run))
         with pytest.raises(LockLost, match="another run has begun"):
-            post(made, key)
-        assert answers[0].content == b"2"
-        assert post(made, key).content == b"2"
+            post(view, key)
+        assert post(view, key).content == b"2"
 
     def test_a_late_beginner(self, key: str) -> None:
         """Its lock was lost before its first command arrived, and another runs: it does not run."""
         view = idempotent(client=me)(charge)
-        sent = RequestFactory().post("/charge/", key, content_type="text/plain", headers={"Idempotency-Key": key})
-        stored = str(lock_key_of(view, sent))
         results = Results(results_beside(mongo_store().collection))
-        results.begin(stored, 2**62, 60)
+        results.begin(str(lock_key_of(view, sent(key, key))), 2**62, 60)
         with pytest.raises(LockLost, match="another run has begun"):
             post(view, key, key)
         assert key not in done
@@ -544,47 +526,45 @@ def session(key: str | None, *, exists: bool = True) -> Any:
     return SimpleNamespace(session_key=key, exists=lambda key: exists)
 
 
-class TestClients:
-    @staticmethod
-    def user(pk: Any) -> Any:
-        return SimpleNamespace(is_authenticated=True, pk=pk)
+def user(pk: Any, is_authenticated: bool = True) -> Any:
+    return SimpleNamespace(is_authenticated=is_authenticated, pk=pk)
 
+
+class TestClients:
     def test_hosts(self, view: Any, key: str, settings: Settings) -> None:
         """The response of one host is not that of another: tenants may have users of the same name."""
         settings.ALLOWED_HOSTS = ["a.example", "b.example"]
 
-        def status(host: str) -> int:
-            headers = {"Idempotency-Key": key}
-            answer = view(RequestFactory(SERVER_NAME=host).post("/", key, content_type="text/plain", headers=headers))
-            return int((asyncio.run(answer) if asyncio.iscoroutine(answer) else answer).status_code)
-
-        assert [status(host) for host in ("a.example", "b.example", "a.example")] == [201, 422, 201]
+        answers = [post(view, key, key, headers={"Host": f"{name}.example"}) for name in "aba"]
+        assert [each.status_code for each in answers] == [201, 422, 201]
         assert done[key] == 1
 
-    def test_sessions(self, key: str) -> None:
-        """So it is with sessions of visitors; the session is not stored."""
-        view = idempotent()(charge)
-        sessions = [session(name) for name in ("a", "b", "a")]
-        assert [post(view, key, key, session=each).content[-2:-1] for each in sessions] == [b"1", b"2", b"1"]
+    @pytest.mark.parametrize(
+        "clients",
+        [
+            [{"session": session("a")}, {"session": session("b")}],
+            [{"session": session("1"), "user": user(None, False)}, {"session": session("1"), "user": user("1")}],
+            [{"auth": "token"}, {"auth": SimpleNamespace(pk=1)}, {"auth": SimpleNamespace(pk=2)}],
+        ],
+        ids=["sessions of visitors", "a user is no session", "what a framework has found out"],
+    )
+    def test_each_has_its_own(self, key: str, clients: list[dict[str, Any]]) -> None:
+        view, numbers = idempotent()(charge), list(range(1, len(clients) + 1))
+        for _ in "12":
+            assert [times(post(view, key, key, **each)) for each in clients] == numbers
 
-    def test_a_user_is_no_session(self, key: str) -> None:
-        view, visitor = idempotent()(charge), session("1")
-        users = (SimpleNamespace(is_authenticated=False), self.user("1"))
-        assert [post(view, key, key, session=visitor, user=user).content[-2:-1] for user in users] == [b"1", b"2"]
-
-    @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
     def test_a_user_that_is_loaded_late(self, key: str, kind: Any) -> None:
         """F125: `request.user` counts, sync and async alike, and is loaded outside of the event loop."""
 
         def load() -> Any:
             with pytest.raises(RuntimeError):
                 asyncio.get_running_loop()
-            return self.user(7)
+            return user(7)
 
         async def anonymous() -> Any:
-            return SimpleNamespace(is_authenticated=False)
+            return user(None, is_authenticated=False)
 
-        view = idempotent()(kind)
+        view = idempotent()(kind(charge))
         facts: tuple[dict[str, Any], ...] = ({}, {"auser": anonymous})
         for more in facts:
             assert post(view, key, key, user=SimpleLazyObject(load), **more).content == b'{"times": 1}'
@@ -599,19 +579,12 @@ class TestClients:
         ],
         ids=["nothing", "a new session", "a made-up session", "an unknown kind of authentication"],
     )
-    @pytest.mark.parametrize("kind", [charge, acharge], ids=["sync", "async"])
     def test_unknown(self, key: str, kind: Any, facts: Any, caplog: pytest.LogCaptureFixture) -> None:
         """403, and the log names the cure. A session that this response would begin is not that of a second try; F130:
         nor does one count that only a cookie says."""
-        refused = post(idempotent()(kind), key, key, **facts)
+        refused = post(idempotent()(kind(charge)), key, key, **facts)
         assert (refused.status_code, code(refused), key in done) == (403, "anonymous", False)
         assert "client=" in caplog.text
-
-    def test_auth(self, key: str) -> None:
-        """What a framework has found out about the client: an object with a primary key, or a text."""
-        view = idempotent()(charge)
-        subjects = ["token", SimpleNamespace(pk=1), SimpleNamespace(pk=2), "token"]
-        assert [post(view, key, key, auth=each).content[-2:-1] for each in subjects] == [b"1", b"2", b"3", b"1"]
 
     @pytest.mark.parametrize("name", [None, "", 5])
     def test_a_client_without_a_name(self, key: str, name: Any) -> None:
@@ -717,11 +690,11 @@ class TestTransactions:
             await sync_to_async(write_inside)(f"{key} async")
             return HttpResponse("written")
 
-        for number, each in enumerate((view, aview)):
-            made = idempotent(client=me)(each)
+        for each in (view, aview):
+            locked, sent_key = idempotent(client=me)(each), new_key()
             with pytest.raises(ConnectionError):
-                post(made, f"{key}{number}")
-            assert [post(made, f"{key}{number}").status_code for _ in "12"] == [410, 410]
+                post(locked, sent_key)
+            assert [post(locked, sent_key).status_code for _ in "12"] == [410, 410]
         task: Any = idempotent(key="a:{name}")(write_inside)
         with pytest.raises(ConnectionError):
             task(key)
@@ -738,7 +711,7 @@ class TestTransactions:
 class Tokens(BaseAuthentication):  # type: ignore[misc]
     def authenticate(self, request: Request) -> Any:
         name = request.headers.get("Authorization")
-        return (SimpleNamespace(is_authenticated=True, pk=name), None) if name else None
+        return (user(name), None) if name else None
 
 
 @api_view(["POST"])  # type: ignore[untyped-decorator]
@@ -794,7 +767,7 @@ class OnMethod(View):
 
 urlpatterns = [
     path("function/", idempotent()(charge)),
-    path("async/", idempotent()(acharge)),
+    path("async/", idempotent()(as_async(charge))),
     path("class/", OnClass.as_view()),
     path("method/", OnMethod.as_view()),
     path("write/", write),
@@ -875,7 +848,7 @@ class TestTasks:
         """It is not done again: SKIPPED, and the log says why."""
         task: Any = idempotent(key="a:{name}")(lambda name: (do(name), result)[1])
         assert (task(key) is result, task(key), done[key]) == (True, SKIPPED, 1)
-        assert "too large or not JSON" in caplog.text
+        assert "a result is not kept, only that there was one" in caplog.text
 
     def test_skipped_inside(self, backend: str, key: str) -> None:
         """What was not done, since a lock inside was held, is not kept: the next call does it."""
@@ -886,33 +859,16 @@ class TestTasks:
     def test_parallel(self, backend: str, key: str, settings: Settings) -> None:
         """A call that is no task raises; one after it gets the result."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.05}
-        inside, go_on = threading.Event(), threading.Event()
-
-        @idempotent(key="a:{name}")
-        def task(name: str) -> int:
-            inside.set()
-            assert go_on.wait(20)
-            return do(name)
-
-        thread = threading.Thread(target=task, args=[key])
-        thread.start()
-        assert inside.wait(20)
-        with pytest.raises(LockNotAcquired):
+        task: Any = idempotent(key="a:{name}")(do)
+        with held_elsewhere(f"idempotent:{__name__}.do:a:{key}"), pytest.raises(LockNotAcquired):
             task(key)
-        go_on.set()
-        thread.join(20)
-        assert (task(key), done[key]) == (1, 1)
+        assert (task(key), task(key), done[key]) == (1, 1, 1)
 
     def test_two_functions(self, key: str) -> None:
-        @idempotent(key="a:{name}")
-        def one(name: str) -> str:
-            return "one"
-
-        @idempotent(key="a:{name}")
-        def two(name: str) -> str:
-            return "two"
-
-        assert [one(key), two(key), one(key)] == ["one", "two", "one"]
+        one: Any = idempotent(key="a:{name}")(do)
+        two: Any = idempotent(key="a:{kind}")(new_key)
+        first = two(key)
+        assert [one(key), two(key), one(key)] == [1, first, 1]
 
     def test_celery(self, key: str) -> None:
         """A task that is sent twice, and one inside a task's own retries."""
@@ -928,10 +884,6 @@ class TestTasks:
         assert [task.apply((key,)).get() for _ in "12"] == [2, 2]
 
 
-#: For what type checkers refuse.
-any_idempotent: Any = idempotent
-
-
 class TestMistakes:
     """Each is refused, with its cure, when the function is decorated; a few when it is called."""
 
@@ -944,7 +896,7 @@ class TestMistakes:
             ({"keep": "1"}, "keep is a number of seconds or a timedelta"),
             ({"required": "no"}, "required is True or False"),
             ({"client": "anna"}, "client must be a function"),
-            ({"client": acharge}, "client must be a function, not async"),
+            ({"client": as_async(charge)}, "client must be a function, not async"),
             ({"key": "a", "client": me}, "client= and required= are for views"),
             ({"key": "a", "required": False}, "client= and required= are for views"),
             ({"key": "{a}{b}"}, "put one of"),
@@ -956,20 +908,12 @@ class TestMistakes:
             idempotent(**options)(charge)
 
     def test_functions(self) -> None:
-        app: Any = Celery("mistakes", set_as_current=False)
-
         def generator(request: HttpRequest) -> Iterator[int]:
             yield 1
 
-        for wrong, said in (
-            (app.task(charge, name="mistake"), "below the decorator that makes the Celery task"),
-            (generator, "A generator has results"),
-            (staticmethod(charge), "put it below that"),
-            (dict, "view classes"),
-            (5, "@idempotent goes on a function"),
-        ):
+        for wrong, said in ((generator, "A generator has results"), (5, "@idempotent goes on a function")):
             with pytest.raises(TypeError, match=said):
-                any_idempotent()(wrong)
+                idempotent()(wrong)  # type: ignore[type-var]
         with pytest.raises(TypeError, match="has no parameter order"):
             idempotent(key="a:{order}")(charge)
 

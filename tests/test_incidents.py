@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import json
-import re
 import time
 from typing import Any
 
@@ -21,7 +19,7 @@ from tests.editing.staff import text_of
 from tests.support.lock_documents import TOKEN, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.waiting import eventually
-from tests.test_admin import LIST, NAMES, RELEASE, browser, notes, page_of, select
+from tests.test_admin import LIST, NAMES, RELEASE, browser, fields_of, notes, page_of, select
 from tests.test_commands import run
 
 pytestmark = WITH_MONGO
@@ -34,17 +32,6 @@ ACTIONS = {"force_release": RELEASE, "ask_to_release": ASK}
 def admin() -> Client:
     """May look, ask and force."""
     return browser(*NAMES, "ask_release_lock", "view_lockevent")
-
-
-def fields_of(response: Any) -> dict[str, list[str]]:
-    """What the form of a page sends if nothing is typed."""
-    form = response.content.decode().split('id="content-main"')[1]
-    fields: dict[str, list[str]] = {}
-    for tag in re.findall(r"<input[^>]*>", form):
-        name, value = re.search(r'name="([^"]*)"', tag), re.search(r'value="([^"]*)"', tag)
-        if name and value and not ('type="checkbox"' in tag and "checked" not in tag):
-            fields.setdefault(html.unescape(name[1]), []).append(html.unescape(value[1]))
-    return fields
 
 
 def message(key: str) -> str:

@@ -135,10 +135,6 @@ class TestProgram:
         assert "put -- between the key and the program" in err
 
     @pytest.mark.long
-    def test_ended_by_a_signal(self, start: Start) -> None:
-        assert finished(start(*shell(new_key(), "kill -9 $$")))[0] == 128 + 9
-
-    @pytest.mark.long
     @pytest.mark.parametrize("stubborn", [False, True])
     def test_lost(self, start: Start, stubborn: bool) -> None:
         """A program whose lock was taken away is stopped, with all that it has started; if need be by SIGKILL."""
@@ -164,14 +160,15 @@ class TestProgram:
         assert eventually(lambda: holders(key) == [])
 
     @pytest.mark.long
-    def test_no_program(self, start: Start) -> None:
+    @pytest.mark.parametrize(
+        ("program", "code", "said"),
+        [(["/no/such/program"], 127, "does not exist"), (["/"], 126, ""), (["sh", "-c", "kill -9 $$"], 128 + 9, "")],
+    )
+    def test_codes(self, start: Start, program: list[str], code: int, said: str) -> None:
         """The exit codes of a shell; the lock is given back."""
         key = new_key()
-        code, _, err = finished(start("run_locked", key, "--", "/no/such/program"))
-        assert code == 127
-        assert "does not exist" in err
-        assert finished(start("run_locked", key, "--", "/"))[0] == 126
-        assert holders(key) == []
+        found, _, err = finished(start("run_locked", key, "--", *program))
+        assert (found, said in err, holders(key)) == (code, True, [])
 
     def test_mistakes(self) -> None:
         """A wrong key or time is an error of one line."""
@@ -201,40 +198,36 @@ class TestLockedCommand:
         assert document(key)["last_holder"]["label"] == "manage.py locked_command"
         assert holders(key) == []
 
-    def test_busy(self) -> None:
+    def test_busy(self, name: str) -> None:
         """It fails with 75, or says so and succeeds."""
-        source = uuid_free()
-        with held_elsewhere(f"import:{source}", label="another"):
+        with held_elsewhere(f"import:{name}", label="another"):
             with pytest.raises(CommandError, match="another") as caught:
-                call_command(Command(), source)
+                call_command(Command(), name)
             assert caught.value.returncode == BUSY
             out = io.StringIO()
-            call_command(Patient(), source, stdout=out)
+            call_command(Patient(), name, stdout=out)
             assert out.getvalue().startswith("Skipped: lock")
 
     @pytest.mark.long
-    def test_lost(self, start: Start) -> None:
-        source = uuid_free()
-        process = start(source, "--seconds", "0.5", module="tests.locked_command")
+    def test_lost(self, start: Start, name: str) -> None:
+        process = start(name, "--seconds", "0.5", module="tests.locked_command")
         assert process.stdout is not None
         assert process.stdout.readline().startswith("token")
-        assert Lock.objects.get(key=f"import:{source}").force_release()
+        assert Lock.objects.get(key=f"import:{name}").force_release()
         code, _, err = finished(process)
-        assert code in (0, LOST)  # it learns of it when it gives the lock back
-        assert code == LOST
+        assert code == LOST  # it learns of it when it gives the lock back
         assert "was lost" in err
 
     @pytest.mark.long
-    def test_terminated(self, start: Start) -> None:
+    def test_terminated(self, start: Start, name: str) -> None:
         """SIGTERM ends it in order: the lock is given back."""
-        source = uuid_free()
-        process = start(source, "--seconds", "300", module="tests.locked_command")
+        process = start(name, "--seconds", "300", module="tests.locked_command")
         assert process.stdout is not None
         assert process.stdout.readline().startswith("token")
-        assert holder(f"import:{source}")
+        assert holder(f"import:{name}")
         process.terminate()
         assert finished(process)[0] == 128 + signal.SIGTERM
-        assert holders(f"import:{source}") == []
+        assert holders(f"import:{name}") == []
 
     @pytest.mark.long
     @pytest.mark.usefixtures("away")
@@ -243,7 +236,7 @@ class TestLockedCommand:
             call_command(Command(), "x")
         assert caught.value.returncode == UNAVAILABLE
 
-    def test_its_own_errors(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_its_own_errors(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """What the command itself raises is not taken for ours, nor is the loss of another lock."""
 
         def handle(self: Any, **options: Any) -> None:
@@ -255,11 +248,7 @@ class TestLockedCommand:
 
         monkeypatch.setattr(Command, "handle", handle)
         with pytest.raises(LockReentry, match="already held by this thread"):
-            call_command(Command(), uuid_free())
+            call_command(Command(), name)
         monkeypatch.setattr(Command, "handle", lose)
         with pytest.raises(LockLost, match="another"):
-            call_command(Command(), uuid_free())
-
-
-def uuid_free() -> str:
-    return new_key().partition(":")[2]
+            call_command(Command(), name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import json
 import math
@@ -18,7 +17,7 @@ from asgiref.sync import sync_to_async
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.db import connections, transaction
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse
 from django.test import AsyncClient, Client, RequestFactory
 from django.urls import path
 from django.utils.decorators import method_decorator
@@ -26,7 +25,6 @@ from django.views import View
 from ninja import NinjaAPI
 from pytest_django import DjangoDbBlocker, Settings
 from rest_framework.decorators import api_view
-from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked
@@ -42,32 +40,9 @@ from tests.support.row_files import Rows, row_file
 pytestmark = pytest.mark.urls(__name__)
 
 
-def held(name: str) -> JsonResponse:
-    """What the views answer: who holds the lock while they run."""
-    found = holders(f"view:{name}")
-    return JsonResponse({"holders": len(found), "place": found[0]["place"] if found else None})
-
-
 @mongo_locked("view:{name}", wait=0, on_contention="respond")
 def function(request: HttpRequest, name: str) -> HttpResponse:
-    return held(name)
-
-
-@mongo_locked("view:{name}", wait=0, on_contention="respond")
-async def afunction(request: HttpRequest, name: str) -> HttpResponse:
-    await asyncio.sleep(0)
-    return held(name)
-
-
-@mongo_locked("view:{name}", wait=0, on_contention="respond")
-class OnClass(View):
-    def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return held(name)
-
-
-class Plain(View):
-    async def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return held(name)
+    raise AssertionError
 
 
 @mongo_locked()
@@ -76,15 +51,7 @@ class WithoutAKey(View):
         return HttpResponse(str(len(holders(f"{__name__}.WithoutAKey.dispatch"))))
 
 
-VIEWS: dict[str, Any] = {
-    "function": function,
-    "afunction": afunction,
-    "class": OnClass.as_view(),
-    "as_view": mongo_locked("view:{name}", wait=0, on_contention="respond")(Plain.as_view()),
-}
-
-
-# For the tests of transactions: views that write one row. They are given their locks in `_transactional`.
+# For the tests of transactions: views that write one row. They are given their locks in `TRANSACTIONAL`.
 
 
 def write(request: Any, name: str) -> HttpResponse:
@@ -101,29 +68,14 @@ def write(request: Any, name: str) -> HttpResponse:
     return HttpResponse("written")
 
 
-class Write(View):
-    def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return write(request, name)
-
-
-def naive(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+def naive(request: HttpRequest, name: str) -> HttpResponse:
     """What one writes first: it releases before Django commits."""
-
-    @functools.wraps(view)
-    def wrapper(request: HttpRequest, name: str) -> HttpResponse:
-        with mongo_lock(f"row:{name}"):
-            return view(request, name)
-
-    return wrapper
+    with mongo_lock(f"row:{name}"):
+        return write(request, name)
 
 
 lock_row = mongo_locked("row:{name}")
-
-
-class MethodWrite(View):
-    @lock_row
-    def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return write(request, name)
+non_atomic = transaction.non_atomic_requests(using="file")
 
 
 def with_helper(request: HttpRequest, name: str) -> HttpResponse:
@@ -131,63 +83,29 @@ def with_helper(request: HttpRequest, name: str) -> HttpResponse:
     return lock_row(write)(request, name)
 
 
-def another_write() -> Callable[[HttpRequest, str], HttpResponse]:
+def a_view() -> Callable[[Any, str], HttpResponse]:
     """A view of its own: Django marks the function itself."""
 
-    def view(request: HttpRequest, name: str) -> HttpResponse:
+    def view(request: Any, name: str) -> HttpResponse:
         return write(request, name)
 
     return view
 
 
-def subclass(base: type[View]) -> Any:
+def get(self: Any, request: Any, name: str) -> HttpResponse:
+    return write(request, name)
+
+
+async def aget(self: Any, request: Any, name: str) -> HttpResponse:
+    return HttpResponse()
+
+
+def a_class(base: Any = View, get: Any = get) -> Any:
     """A view class of its own: the lock changes the class itself."""
-
-    class Subclass(base):  # type: ignore[valid-type,misc]
-        pass
-
-    return Subclass
+    return type("Made", (base,), {"get": get})
 
 
-class AsyncWrite(View):
-    async def get(self, request: HttpRequest, name: str) -> HttpResponse:
-        return HttpResponse()
-
-
-@lock_row
-@api_view(["GET"])  # type: ignore[untyped-decorator]
-def above_api_view(request: Request, name: str) -> HttpResponse:
-    return write(request, name)
-
-
-@api_view(["GET"])  # type: ignore[untyped-decorator]
-@lock_row
-def below_api_view(request: Request, name: str) -> HttpResponse:
-    return write(request, name)
-
-
-class ApiMethod(APIView):  # type: ignore[misc]
-    @lock_row
-    def get(self, request: Request, name: str) -> HttpResponse:
-        return write(request, name)
-
-
-@lock_row
-class ApiClass(APIView):  # type: ignore[misc]
-    def get(self, request: Request, name: str) -> HttpResponse:
-        return write(request, name)
-
-
-ninja = NinjaAPI(urls_namespace="test_views")
-
-
-@ninja.get("/{name}/")
-@lock_row
-def operation(request: HttpRequest, name: str) -> HttpResponse:
-    return write(request, name)
-
-
-@transaction.non_atomic_requests(using="file")
+@non_atomic
 @lock_row
 async def async_view(request: HttpRequest, name: str) -> HttpResponse:
     """Django has no transactions around async views: this one opens its own, in a thread."""
@@ -209,61 +127,48 @@ waiting = mongo_locked("row:{name}", wait=0, on_contention=has_transaction)
 #: The lock is below what makes the view, inside of the transaction.
 INSIDE = ("below_api_view", "api_method", "ninja")
 TRANSACTIONAL: dict[str, Any] = {
-    "above_api_view": above_api_view,
-    "below_api_view": below_api_view,
-    "api_method": ApiMethod.as_view(),
-    "api_class": ApiClass.as_view(),
+    "above_api_view": lock_row(api_view(["GET"])(a_view())),
+    "below_api_view": api_view(["GET"])(lock_row(a_view())),
+    "api_method": a_class(APIView, lock_row(get)).as_view(),
+    "api_class": lock_row(a_class(APIView)).as_view(),
     "async_own": async_view,
-    "naive": naive(write),
-    "function": mongo_locked("row:{name}")(write),
-    "two": mongo_locked("outer:{name}")(mongo_locked("row:{name}")(write)),
-    "waits": waiting(another_write()),
-    "waits_inside": mongo_locked("outer:{name}")(waiting(another_write())),
-    "class": mongo_locked("row:{name}")(subclass(Write)).as_view(),
-    "method_decorator": method_decorator(mongo_locked("row:{name}"), name="dispatch")(subclass(Write)).as_view(),
-    "method": MethodWrite.as_view(),
+    "naive": naive,
+    "function": lock_row(a_view()),
+    "two": mongo_locked("outer:{name}")(lock_row(a_view())),
+    "waits": waiting(a_view()),
+    "waits_inside": mongo_locked("outer:{name}")(waiting(a_view())),
+    "class": lock_row(a_class()).as_view(),
+    "method_decorator": method_decorator(lock_row, name="dispatch")(a_class()).as_view(),
+    "method": a_class(get=lock_row(get)).as_view(),
     "helper": with_helper,
-    "none_below": mongo_locked("row:{name}")(transaction.non_atomic_requests(using="file")(another_write())),
-    "none_above": transaction.non_atomic_requests(using="file")(mongo_locked("row:{name}")(another_write())),
-    "none_class": method_decorator(transaction.non_atomic_requests(using="file"), name="dispatch")(
-        mongo_locked("row:{name}")(subclass(Write))
-    ).as_view(),
-    "none_method": method_decorator(transaction.non_atomic_requests(using="file"), name="dispatch")(
-        subclass(MethodWrite)
-    ).as_view(),
-    "async": mongo_locked("row:{name}")(AsyncWrite.as_view()),
-    "async_class": mongo_locked("row:{name}")(subclass(AsyncWrite)).as_view(),
+    "none_below": lock_row(non_atomic(a_view())),
+    "none_above": non_atomic(lock_row(a_view())),
+    "none_class": method_decorator(non_atomic, name="dispatch")(lock_row(a_class())).as_view(),
+    "none_method": method_decorator(non_atomic, name="dispatch")(a_class(get=lock_row(get))).as_view(),
+    "async": lock_row(a_class(get=aget).as_view()),
+    "async_class": lock_row(a_class(get=aget)).as_view(),
 }
+ninja = NinjaAPI(urls_namespace="test_views")
+ninja.get("/{name}/")(lock_row(a_view()))
 
 urlpatterns = [
-    *(path(f"{kind}/<name>/", view, name=kind) for kind, view in VIEWS.items()),
+    path("function/<name>/", function),
     path("without-a-key/<name>/", WithoutAKey.as_view()),
     *(path(f"write-{kind}/<name>/", view) for kind, view in TRANSACTIONAL.items()),
     path("write-ninja/", ninja.urls),
 ]
 
 
-class TestViews:
-    """The lock is held while the view runs, and free when the response is there."""
-
-    @pytest.mark.parametrize("kind", ["function", "afunction", "class"])
-    async def test_asgi(self, kind: str, name: str) -> None:
-        answer = await AsyncClient().get(f"/{kind}/{name}/")
-        assert answer.json() == {"holders": 1, "place": f"view {kind}"}
-        assert holders(f"view:{name}") == []
-        with held_elsewhere(f"view:{name}"):
-            assert (await AsyncClient().get(f"/{kind}/{name}/")).status_code == 423
-
+class TestViewClasses:
     def test_classes_have_keys_of_their_own(self, name: str) -> None:
         """Without a key, each view class is its own lock, though all inherit one dispatch()."""
         assert Client().get(f"/without-a-key/{name}/").content == b"1"
 
     def test_undecided_dispatch(self, name: str) -> None:
         """dispatch() of an async view class is no coroutine function: decorating it is an error that says so."""
-        view = method_decorator(mongo_locked("view:{name}"), name="dispatch")(subclass(Plain)).as_view()
-        request = RequestFactory().get("/")
+        view: Any = method_decorator(lock_row, name="dispatch")(a_class(get=aget)).as_view()
         with pytest.raises(TypeError, match="on the view class instead of its dispatch"):
-            asyncio.run(view(request, name=name)) if asyncio.iscoroutinefunction(view) else view(request, name=name)
+            asyncio.run(view(RequestFactory().get("/"), name=name))
 
 
 class TestResponse:
@@ -304,13 +209,9 @@ class TestResponse:
             assert Client().get(f"/function/{name}/").status_code == 409
 
     @pytest.mark.long
-    def test_store_away(self, name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("away")
+    def test_store_away(self, name: str) -> None:
         """503 with Retry-After while MongoDB cannot be reached."""
-        away = {**connections.settings["mongo"], "HOST": "mongodb://127.0.0.1:9/?serverSelectionTimeoutMS=50"}
-        monkeypatch.setitem(connections.settings, "mongo", away)
-        connection = connections["mongo"]
-        monkeypatch.setattr(connection, "settings_dict", away)
-        settings.MONGOLOCK = {**settings.MONGOLOCK, "COMMAND_TIMEOUT": 0.2}
         answer = Client().get(f"/function/{name}/", headers={"accept": "application/json"})
         assert answer.status_code == 503
         assert int(answer["Retry-After"]) > 0
@@ -367,7 +268,7 @@ class TestFindRequest:
             def __init__(self, request: HttpRequest) -> None:
                 self._request = request
 
-        view = Plain()
+        view = View()
         view.setup(self.REQUEST)
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
             ((self.REQUEST,), {}),

@@ -7,10 +7,10 @@ from typing import Any, Final
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.urls import URLPattern, path
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
-from django.views.generic import RedirectView
 
 from ..inspection import display
 from ..inspection.pictures import draw_graph, draw_lanes
@@ -18,7 +18,7 @@ from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_stat
 from ..inspection.verdict import Verdict, pasts
 from ..models.lock_model import LockDashboard
 from .lock_actions import LockActions
-from .pages import Pages
+from .pages import Pages, unless_away
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
@@ -32,25 +32,32 @@ class LockDashboardAdmin(Pages):
         return request.user.has_perm("django_mongolock.view_lock")
 
     def get_urls(self) -> list[URLPattern]:
-        """One address, which leads to the dashboard."""
-        view = RedirectView.as_view(pattern_name="admin:django_mongolock_lock_dashboard")
+        """One address, which leads to the dashboard of this site."""
+
+        def view(request: HttpRequest) -> HttpResponse:
+            return redirect(reverse("admin:django_mongolock_lock_dashboard", current_app=self.admin_site.name))
+
         return [path("", self.admin_site.admin_view(view), name="django_mongolock_lockdashboard_changelist")]
 
 
-def view(lock_admin: LockActions, request: HttpRequest) -> HttpResponse:
-    """The page; with ``?part=live`` only what a refresh replaces."""
-    if not lock_admin.has_view_permission(request) or request.method not in ("GET", "HEAD"):
-        raise PermissionDenied
-    name = "dashboard_live" if request.GET.get("part") == "live" else "dashboard"
-    context = {
-        "title": _("Lock dashboard"),
-        "every": REFRESH_SECONDS,
-        "may_read_status": request.user.has_perm(PERMISSION),
-        "may_ask": lock_admin.has_ask_release_permission(request),
-        "may_force": lock_admin.has_force_release_permission(request),
-        **facts(current_status()),
-    }
-    return lock_admin.page(request, name, context)
+class Dashboard(LockActions):
+    """The page in the admin of locks."""
+
+    @unless_away
+    def dashboard_view(self, request: HttpRequest) -> HttpResponse:
+        """Problems, waits, holders, processes and servers; with ``?part=live`` only what a refresh replaces."""
+        if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
+            raise PermissionDenied
+        name = "dashboard_live" if request.GET.get("part") == "live" else "dashboard"
+        context = {
+            "title": _("Lock dashboard"),
+            "every": REFRESH_SECONDS,
+            "may_read_status": request.user.has_perm(PERMISSION),
+            "may_ask": self.has_ask_release_permission(request),
+            "may_force": self.has_force_release_permission(request),
+            **facts(current_status()),
+        }
+        return self.page(request, name, context)
 
 
 def facts(status: Status) -> dict[str, Any]:

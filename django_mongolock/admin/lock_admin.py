@@ -28,9 +28,10 @@ from ..inspection.snapshot import LockSnapshot, ShownState
 from ..inspection.status import lock_status
 from ..inspection.verdict import judge_all, pasts
 from ..models import Lock
-from . import dashboard, other_locks
+from .dashboard import Dashboard
 from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
-from .lock_actions import SHOWN, LockActions
+from .lock_actions import SHOWN
+from .other_locks import OtherLocks
 from .pages import csrf, plainly, unless_away
 
 #: How many waiters the page of a lock shows; the page of its waiters shows all.
@@ -38,7 +39,7 @@ WAITERS: Final = 20
 
 
 @admin.register(Lock)
-class LockAdmin(Columns, LockActions):
+class LockAdmin(Columns, Dashboard, OtherLocks):
     """Read only. To force a release and to clear needs the permission ``django_mongolock.force_release_lock``, to ask
     for a release ``django_mongolock.ask_release_lock``."""
 
@@ -110,17 +111,6 @@ class LockAdmin(Columns, LockActions):
         """The list. With the filter "waited for" it also shows deadlocks."""
         context = {"title": _("Locks"), "shows_others": bool(other_kinds())}
         return super().changelist_view(request, {**context, **(extra_context or {})})
-
-    @unless_away
-    def dashboard_view(self, request: HttpRequest) -> HttpResponse:
-        """Problems, waits, holders, processes and servers, on one page."""
-        return dashboard.view(self, request)
-
-    @csrf
-    @unless_away
-    def documents_view(self, request: HttpRequest) -> HttpResponse:
-        """The locks of other kinds, such as the documents of every declared `DocumentLock`."""
-        return other_locks.view(self, request)
 
     @unless_away
     def change_view(

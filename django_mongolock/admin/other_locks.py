@@ -22,6 +22,7 @@ from ..inspection.kinds import Choice, LockKind, Row, Swept, other_kinds
 from ..inspection.snapshot import ShownState
 from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
 from .lock_actions import LockActions, may_clear, may_force
+from .pages import csrf, unless_away
 
 #: How many rows of each kind the page shows; how many if it shows one kind; and how many one update releases.
 SHOWN: Final = 20
@@ -64,18 +65,6 @@ class Filters:
         self.state = state if state in STATES else "all"
         self.owner = request.GET.get("owner", "").strip()
 
-    def section(self, admin: LockActions, request: HttpRequest, kind: LockKind) -> Section:
-        """Read the first rows of a kind."""
-        most = SHOWN_OF_ONE if self.kind else SHOWN
-        if self.state == "damaged" and self.owner:
-            return Section(kind)
-        try:
-            found = list(kind.rows(Choice(self.state, self.owner or None), most + 1))
-        except LockError as error:
-            return Section(kind, error=error)
-        rows = [Shown(kind, row, page_of(admin, request, kind, row.key)) for row in found[:most]]
-        return Section(kind, rows, more=len(found) > most)
-
     def links(self) -> Iterator[tuple[str, Any, bool]]:
         """The filters of the state: address, word, whether it is chosen."""
         for state, word in STATES.items():
@@ -83,75 +72,90 @@ class Filters:
             yield "?" + urlencode({name: value for name, value in chosen.items() if value}), word, state == self.state
 
 
-def view(admin: LockActions, request: HttpRequest) -> HttpResponse:
-    """The page: GET shows the locks, POST releases the stale ones of a kind, or asks before a forced release.
+class OtherLocks(LockActions):
+    """The page in the admin of locks."""
 
-    JSON without HTML in Accept. A kind that fails does not hide the others; raises LockBackendFailed if all of them do.
-    """
-    if not admin.may_view(request, ()):
-        raise PermissionDenied
-    for_programs = not request.accepts("text/html")
-    if request.method == "POST":
-        force = "force" in request.POST
-        return _force(admin, request) if force else _clear(admin, request, for_programs=for_programs)
-    if request.method not in ("GET", "HEAD"):
-        return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
-    choice, declared = Filters(request), other_kinds()
-    sections = [choice.section(admin, request, kind) for kind in declared if choice.kind in ("", kind.name)]
-    errors = [section.error for section in sections if isinstance(section.error, LockBackendFailed)]
-    nothing = bool(errors) and len(errors) == len(sections)
-    if for_programs:
-        return JsonResponse({"kinds": [section.as_json() for section in sections]}, status=503 if nothing else 200)
-    if nothing:
-        raise errors[0]
-    context = {"title": _("Locks of other kinds"), "sections": sections, "choice": choice, "declared": bool(declared)}
-    rights = {"may_force": may_force(request), "may_clear": may_clear(request)}
-    return admin.page(request, "documents", context | rights)
+    @csrf
+    @unless_away
+    def documents_view(self, request: HttpRequest) -> HttpResponse:
+        """The locks of other kinds: GET shows them, POST releases the stale ones of a kind, or asks before a forced
+        release.
 
+        JSON without HTML in Accept. A kind that fails does not hide the others; raises LockBackendFailed if all of them
+        do.
+        """
+        if not self.may_view(request, ()):
+            raise PermissionDenied
+        for_programs = not request.accepts("text/html")
+        if request.method == "POST":
+            return self._ask(request) if "force" in request.POST else self._clear(request, for_programs=for_programs)
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
+        choice, declared = Filters(request), other_kinds()
+        sections = [self._section(request, choice, kind) for kind in declared if choice.kind in ("", kind.name)]
+        errors = [section.error for section in sections if isinstance(section.error, LockBackendFailed)]
+        nothing = bool(errors) and len(errors) == len(sections)
+        if for_programs:
+            return JsonResponse({"kinds": [section.as_json() for section in sections]}, status=503 if nothing else 200)
+        if nothing:
+            raise errors[0]
+        context = {"title": _("Locks of other kinds"), "sections": sections, "choice": choice}
+        rights = {"may_force": may_force(request), "may_clear": may_clear(request)}
+        return self.page(request, "documents", {**context, "declared": bool(declared), **rights})
 
-def page_of(admin: LockActions, request: HttpRequest, kind: LockKind, id_: Any) -> str:
-    """The address of the document in the admin of its model; "" if there is none that this user may see."""
-    registered = admin.admin_site._registry.get(kind.model) if kind.model is not None else None
-    if registered is None or not registered.has_view_permission(request):
-        return ""
-    name = f"admin:{registered.opts.app_label}_{registered.opts.model_name}_change"
-    try:
-        return reverse(name, args=(quote(id_),), current_app=admin.admin_site.name)
-    except NoReverseMatch:
-        return ""
+    def _section(self, request: HttpRequest, choice: Filters, kind: LockKind) -> Section:
+        """Read the first rows of a kind."""
+        most = SHOWN_OF_ONE if choice.kind else SHOWN
+        if choice.state == "damaged" and choice.owner:
+            return Section(kind)
+        try:
+            found = list(kind.rows(Choice(choice.state, choice.owner or None), most + 1))
+        except LockError as error:
+            return Section(kind, error=error)
+        rows = [Shown(kind, row, self._address(request, kind, row.key)) for row in found[:most]]
+        return Section(kind, rows, more=len(found) > most)
 
+    def _address(self, request: HttpRequest, kind: LockKind, id_: Any) -> str:
+        """The address of the document in the admin of its model; "" if there is none that this user may see."""
+        registered = self.admin_site._registry.get(kind.model) if kind.model is not None else None
+        if registered is None or not registered.has_view_permission(request):
+            return ""
+        name = f"admin:{registered.opts.app_label}_{registered.opts.model_name}_change"
+        try:
+            return reverse(name, args=(quote(id_),), current_app=self.admin_site.name)
+        except NoReverseMatch:
+            return ""
 
-def _force(admin: LockActions, request: HttpRequest) -> HttpResponse:
-    """Show what would be released, and ask for a reason: of the selected locks, or of all of an owner."""
-    if not may_force(request):
-        raise PermissionDenied
-    if request.POST["force"] == "owner":
-        choice = Choice(owner=request.POST.get("owner", "").strip())
-        rows = [(kind, row) for kind in other_kinds() for row in kind.rows(choice, MAX_SELECTED + 1)]
-    else:
-        rows, _changed = read_shown(request.POST.getlist("lock"))
-    if not admin.may_view(request, [kind for kind, _row in rows]):
-        raise PermissionDenied
-    return admin.question(request, FORCE, rows) or HttpResponseRedirect(own_address(request))
+    def _ask(self, request: HttpRequest) -> HttpResponse:
+        """Show what would be released, and ask for a reason: of the selected locks, or of all of an owner."""
+        if not may_force(request):
+            raise PermissionDenied
+        if request.POST["force"] == "owner":
+            choice = Choice(owner=request.POST.get("owner", "").strip())
+            rows = [(kind, row) for kind in other_kinds() for row in kind.rows(choice, MAX_SELECTED + 1)]
+        else:
+            rows, _changed = read_shown(request.POST.getlist("lock"))
+        if not self.may_view(request, [kind for kind, _row in rows]):
+            raise PermissionDenied
+        return self.question(request, FORCE, rows) or HttpResponseRedirect(own_address(request))
 
-
-def _clear(admin: LockActions, request: HttpRequest, *, for_programs: bool) -> HttpResponse:
-    if not may_clear(request):
-        raise PermissionDenied
-    kind = next((kind for kind in other_kinds() if kind.name == request.POST.get("kind")), None)
-    if kind is None:
-        raise BadRequest("no such kind of locks")
-    done, cleared = Swept(), list[Row]()
-    for part in kind.clear(Choice("stale"), dry_run=False, batch=BATCH):
-        done.count_in(part)
-        cleared += part.cleared
-    for row in cleared:
-        log(INFO, "document released", document=row.key, lock=kind.name, by=request.user.get_username())
-    if for_programs:
-        stale = [row.as_json() for row in cleared]
-        return JsonResponse({"kind": kind.name, "cleared": done.count, "stale": stale})
-    report_cleared(request, kind.name, done)
-    return HttpResponseRedirect(own_address(request))
+    def _clear(self, request: HttpRequest, *, for_programs: bool) -> HttpResponse:
+        if not may_clear(request):
+            raise PermissionDenied
+        kind = next((kind for kind in other_kinds() if kind.name == request.POST.get("kind")), None)
+        if kind is None:
+            raise BadRequest("no such kind of locks")
+        done, cleared = Swept(), list[Row]()
+        for part in kind.clear(Choice("stale"), dry_run=False, batch=BATCH):
+            done.count_in(part)
+            cleared += part.cleared
+        for row in cleared:
+            log(INFO, "document released", document=row.key, lock=kind.name, by=request.user.get_username())
+        if for_programs:
+            stale = [row.as_json() for row in cleared]
+            return JsonResponse({"kind": kind.name, "cleared": done.count, "stale": stale})
+        report_cleared(request, kind.name, done)
+        return HttpResponseRedirect(own_address(request))
 
 
 def report_cleared(request: HttpRequest, name: str, swept: Swept) -> None:

@@ -111,16 +111,13 @@ def _show_plainly(response: HttpResponse) -> None:
 def _plain_tag(tag: str, hidden: re.Pattern[str]) -> str:
     """The tag with the codes in the attributes that are read, and references, which mean the same, in the others."""
     return "".join(
-        hidden.sub(_code if number % 2 else _reference, part) for number, part in enumerate(_READ.split(tag))
+        hidden.sub(_code if number % 2 else lambda found: f"&#{ord(found[0])};", part)
+        for number, part in enumerate(_READ.split(tag))
     )
 
 
 def _code(found: re.Match[str]) -> str:
     return printable(found[0])
-
-
-def _reference(found: re.Match[str]) -> str:
-    return f"&#{ord(found[0])};"
 
 
 def unless_away(view: View[A, P]) -> View[A, P]:

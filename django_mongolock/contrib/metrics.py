@@ -7,7 +7,7 @@ Labels are few and bounded: the template of a key, never the key itself. Keys wi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -54,6 +54,22 @@ INSTRUMENTS: Final[Mapping[str, Instrument]] = {
 }  # fmt: skip
 
 
+#: By how much each signal changes the instruments: a number, or the name of the fact that says it. Whoever found a free
+#: lock did not wait.
+CHANGES: Final[Mapping[Signal, Mapping[str, float | str]]] = {
+    signals.lock_contended: {"contended": 1, "waiting": 1},
+    signals.lock_acquired: {"acquired": 1, "held": 1, "wait": "waited", "waiting": -1},
+    signals.lock_not_acquired: {"not_acquired": 1, "wait": "waited", "waiting": -1},
+    signals.lock_released: {"held": -1, "hold": "held"},
+    signals.lock_lost: {"held": -1, "hold": "held", "lost": 1},
+    signals.lock_skipped: {"skipped": 1},
+    signals.lock_forced: {"forced": 1},
+    signals.stale_locks_cleared: {"stale_cleared": "count"},
+    signals.version_conflict: {"conflicts": 1},
+    signals.conflict_retried: {"retries": 1},
+}
+
+
 class Metrics(ABC):
     """Receives the signals and changes the instruments, which a subclass provides."""
 
@@ -66,76 +82,25 @@ class Metrics(ABC):
 
     def connect(self) -> None:
         """Connect to the signals."""
-        for signal, receiver in self._receivers():
-            signal.connect(receiver)
+        for signal in CHANGES:
+            signal.connect(self._receive)
 
     def disconnect(self) -> None:
         """Disconnect from the signals."""
-        for signal, receiver in self._receivers():
-            signal.disconnect(receiver)
+        for signal in CHANGES:
+            signal.disconnect(self._receive)
 
-    def _receivers(self) -> list[tuple[Signal, Callable[..., None]]]:
-        return [
-            (signals.lock_contended, self._contended),
-            (signals.lock_acquired, self._acquired),
-            (signals.lock_not_acquired, self._not_acquired),
-            (signals.lock_released, self._released),
-            (signals.lock_lost, self._lost),
-            (signals.lock_skipped, self._skipped),
-            (signals.lock_forced, self._forced),
-            (signals.stale_locks_cleared, self._cleared),
-            (signals.version_conflict, self._conflict),
-            (signals.conflict_retried, self._retried),
-        ]
+    def _receive(self, signal: Signal, **facts: Any) -> None:
+        facts["outcome"] = "not acquired" if signal is signals.lock_not_acquired else "acquired"
+        for name, amount in CHANGES[signal].items():
+            if name != "waiting" or facts["contended"]:
+                labels = {label: self._bounded(label, facts[label]) for label in INSTRUMENTS[name].labels}
+                self.change(name, facts[amount] if isinstance(amount, str) else amount, **labels)
 
-    def label(self, template: str) -> str:
-        """The template of a key, or the name of a model or a collection, as a label."""
-        if template not in self._templates and len(self._templates) < MOST_TEMPLATES:
-            self._templates.add(template)
-        return template if template and template in self._templates else OTHER
-
-    def _contended(self, template: str, mode: str, **facts: Any) -> None:
-        labels = {"template": self.label(template), "mode": mode}
-        self.change("contended", 1, **labels)
-        self.change("waiting", 1, **labels)
-
-    def _acquired(self, template: str, mode: str, waited: float, contended: bool, **facts: Any) -> None:
-        labels = {"template": self.label(template), "mode": mode}
-        self.change("acquired", 1, **labels)
-        self.change("wait", waited, outcome="acquired", **labels)
-        self.change("held", 1, **labels)
-        if contended:
-            self.change("waiting", -1, **labels)
-
-    def _not_acquired(
-        self, template: str, mode: str, waited: float, contended: bool, reason: str, **facts: Any
-    ) -> None:
-        labels = {"template": self.label(template), "mode": mode}
-        self.change("not_acquired", 1, reason=reason, **labels)
-        self.change("wait", waited, outcome="not acquired", **labels)
-        if contended:
-            self.change("waiting", -1, **labels)
-
-    def _released(self, template: str, mode: str, held: float, **facts: Any) -> None:
-        labels = {"template": self.label(template), "mode": mode}
-        self.change("held", -1, **labels)
-        self.change("hold", held, **labels)
-
-    def _lost(self, template: str, mode: str, held: float, **facts: Any) -> None:
-        self._released(template=template, mode=mode, held=held)
-        self.change("lost", 1, template=self.label(template), mode=mode)
-
-    def _skipped(self, template: str, **facts: Any) -> None:
-        self.change("skipped", 1, template=self.label(template))
-
-    def _forced(self, **facts: Any) -> None:
-        self.change("forced", 1)
-
-    def _cleared(self, count: int, **facts: Any) -> None:
-        self.change("stale_cleared", count)
-
-    def _conflict(self, what: str, **facts: Any) -> None:
-        self.change("conflicts", 1, what=self.label(what))
-
-    def _retried(self, what: str, error: str, **facts: Any) -> None:
-        self.change("retries", 1, what=self.label(what), error=error)
+    def _bounded(self, label: str, value: str) -> str:
+        """The value of a label: "other" for what has no name, such as a key without a template, and for too many."""
+        if label not in ("template", "what"):
+            return value
+        if value not in self._templates and len(self._templates) < MOST_TEMPLATES:
+            self._templates.add(value)
+        return value if value and value in self._templates else OTHER

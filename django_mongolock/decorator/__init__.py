@@ -1,1 +1,224 @@
-"""Callables that run under a lock: `mongo_locked`, `once_per`, `LockedCommand`."""
+"""Callables that run under a lock: `mongo_locked`, and `once_per`, which runs a job once in a period."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Never, NoReturn, ParamSpec, TypeVar, Unpack, overload
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest
+from django.views import View
+
+from ..conf import LockSettings
+from ..context import redelivery_wait
+from ..engine.lock.transaction import out_of_commit_hook
+from ..engine.rule.options import Seconds
+from ..engine.text_checks import check_key
+from ..keys import KeyTemplate
+from ..locks import LockKeywords, chosen
+from .calls import LockedFunction, LockPlan, resolved_signature
+from .policies import SKIPPED, CallFacts, Policy, Skip, Skipped, as_policy
+from .views import Deferred
+
+__all__ = ["SKIPPED", "mongo_locked", "once_per"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
+#: A generator that is skipped yields nothing, so its type stays.
+G = TypeVar("G", bound=Callable[..., Iterator[Any]] | Callable[..., AsyncIterator[Any]])
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    OnContention = Literal["raise", "skip", "respond", "retry"] | Policy | Callable[..., Any]
+    Chosen = TypeVarWithDefault("Chosen", bound=OnContention, default=Literal["raise"])
+else:
+    Chosen = TypeVar("Chosen")
+
+#: The attribute of a decorated callable that has the templates of its keys, for the checks.
+TEMPLATES: Final = "_mongolock_templates"
+
+
+class LockedKeywords(LockKeywords, total=False):
+    """The options of `mongo_locked`, for type checkers: see `LockOptions`."""
+
+    permits: int | None
+    weight: int
+    resize: bool
+
+
+class LockedDecorator(Generic[Chosen]):
+    """What `mongo_locked` returns. With ``on_contention="skip"``, a call may also return `SKIPPED`."""
+
+    def __init__(self, plan: LockPlan) -> None:
+        self._plan = plan
+
+    @overload
+    def __call__(self: LockedDecorator[Literal["skip"]], function: G, /) -> G: ...
+    @overload
+    def __call__(
+        self: LockedDecorator[Literal["skip"]], function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> Callable[P, Coroutine[Any, Any, T | Skipped]]: ...
+    @overload
+    def __call__(self: LockedDecorator[Literal["skip"]], function: Callable[P, T], /) -> Callable[P, T | Skipped]: ...
+    @overload
+    def __call__(self, function: C, /) -> C: ...
+    def __call__(self, function: Any, /) -> Any:
+        return decorate(self._plan, function)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("mongo_locked() decorates a function: for a block, use `with mongo_lock(...):`")
+
+    __aenter__ = __exit__ = __aexit__ = __enter__  # Python looks them all up before it enters
+
+
+def mongo_locked(
+    *templates: str,
+    key: Callable[..., Any] | None = None,
+    on_contention: Chosen = "raise",  # type: ignore[assignment]  # the default of the type
+    **options: Unpack[LockedKeywords],
+) -> LockedDecorator[Chosen]:
+    """Run a function, coroutine function, generator, view, view class, method or Celery task under a lock.
+
+    templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
+    ``"sync:{account.pk}"``. key: instead, a callable that takes the same arguments and returns the key, or a model
+    instance. With neither, the key is the dotted name of the function: all its calls share one lock, whatever their
+    arguments. permits, weight, resize: how many calls may run at once, as in `mongo_semaphore`; without it, one.
+    options: those of `mongo_lock`.
+
+    on_contention: "raise" LockNotAcquired; "skip": return `SKIPPED`, which is false; "respond": for views, 423 with
+    Retry-After, or 503 while MongoDB does not answer; "retry": a task comes back later, in Celery without using up its
+    retries; or a callable that takes the error and the arguments of the call, and whose result is returned (awaited if
+    the function is async). Generators accept "raise" and "skip", which yields nothing. While MongoDB does not answer,
+    it is not known whether the lock is busy: all but "respond" and "retry" raise LockBackendFailed then, and "retry"
+    does after MONGOLOCK["RETRY_OUTAGE"] seconds.
+
+    Without ``wait=``, it waits for MONGOLOCK["WAIT"]; in views for MONGOLOCK["SHORT_WAIT"], so that it does not block a
+    worker; with "skip" not at all. A task with "retry" waits for SHORT_WAIT if the lock has been held for less and no
+    other waits for it, and otherwise comes back.
+
+    Every call has a lock of its own. A generator holds it until it ends or is closed, a streaming response until it is
+    sent or closed. A view under ATOMIC_REQUESTS commits before its lock is released. Put it below ``@shared_task`` for
+    a task, and on the class or on one of its methods for a view class.
+    Raises TypeError and ValueError at once for what it cannot decorate and for templates that do not fit.
+    """
+    given: tuple[object, ...] = templates
+    for template in given:
+        if callable(template) or isinstance(template, (classmethod, property)):
+            raise TypeError(
+                "write @mongo_locked(), with brackets: then all calls of the function share one lock. "
+                "If it is what makes the key, pass the function, or the lambda as key="
+            )
+        check_key(template)
+    policy = as_policy(on_contention)
+    asked = chosen(options, [*LockedKeywords.__annotations__, "key", "on_contention"])
+    if asked.permits is not None and len(templates) > 1:
+        raise TypeError("permits= is for one key")
+    if templates and key is not None:
+        raise TypeError("give either templates or key=, not both")
+    made_by: Any = key
+    if key is not None and (not callable(made_by) or iscoroutinefunction(made_by)):
+        raise TypeError("key= must be a function, not async, that returns the key; pass a template without key=")
+    return LockedDecorator(LockPlan(policy, asked, tuple(map(KeyTemplate, templates)), key))
+
+
+def decorate(plan: LockPlan, function: Any) -> Any:
+    """Return *function*, or a view class, with its calls made by a plan."""
+    if isinstance(function, type):
+        return _decorate_class(plan, function)
+    if hasattr(function, "apply_async"):
+        raise TypeError(f"put @{plan.name} below the decorator that makes the Celery task, next to the function")
+    if isinstance(function, (staticmethod, classmethod)) or not callable(function):
+        raise TypeError(f"@{plan.name} goes on a function, not on a {type(function).__name__}: put it below that")
+    locked = LockedFunction(plan, function)
+    wrapper = functools.update_wrapper(locked.wrapper(), function)
+    # Celery reads this from the wrapper itself, to refuse wrong arguments when a task is sent.
+    wrapper.__signature__ = resolved_signature(function) or locked.signature  # type: ignore[attr-defined]
+    setattr(wrapper, TEMPLATES, (*getattr(function, TEMPLATES, ()), *plan.templates))
+    if not (locked.is_generator or iscoroutinefunction(wrapper)):
+        Deferred.put_on(wrapper, plan)
+    return wrapper
+
+
+def _decorate_class(plan: LockPlan, cls: type) -> type:
+    if not issubclass(cls, View):
+        raise TypeError(f"@{plan.name} goes on functions, methods and view classes, not on {cls.__name__}")
+    dispatch: Any = cls.dispatch
+
+    def run(view: View, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
+        return dispatch(view, request, *args, **kwargs)
+
+    async def arun(view: View, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
+        return await dispatch(view, request, *args, **kwargs)
+
+    locked = functools.wraps(dispatch)(arun if cls.view_is_async else run)
+    # The default key must be that of this class, also if it inherits its dispatch().
+    locked.__module__, locked.__qualname__ = cls.__module__, f"{cls.__qualname__}.dispatch"
+    cls.dispatch = decorate(plan, locked)  # type: ignore[method-assign]
+    return cls
+
+
+#: The part of the period for which a run keeps others away. The rest allows for clocks that differ, and for queues.
+PART: Final = 0.9
+
+
+def once_per(
+    template: str | None = None,
+    *,
+    days: float = 0,
+    hours: float = 0,
+    minutes: float = 0,
+    seconds: float = 0,
+    lease: Seconds | None = None,
+    using: str | None = None,
+    **unknown: Never,
+) -> Callable[[C], C]:
+    """Run a function once in the period of its schedule: further calls return `SKIPPED`, which is false.
+
+    template: the key, filled from the arguments of the call as in `mongo_locked`; each key has a period of its own.
+    Without it, the key is ``"once:"`` and the dotted name of the function. days, hours, minutes, seconds: the period of
+    the schedule. lease, using: those of `mongo_lock`.
+
+    The period counts from the start of a run, according to MongoDB's clock, and ends a tenth early, so that the next
+    run is not skipped because it starts a moment sooner than the last one did. A run keeps the key for as long as it
+    takes, also beyond its period. A run that raises or dies does not count: the key is free again, at the latest a
+    lease later. But one counts whose error comes out of a function of ``transaction.on_commit``: its work is committed.
+    A task that is redelivered after the death of its worker waits for that instead of skipping.
+
+    It decorates functions and coroutine functions; put it below ``@shared_task`` for a Celery task. It is not meant for
+    periods of a few seconds, nor for exact ones. A job that must never run twice, whatever happens, needs a check of
+    its own.
+    """
+    given = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
+    options = chosen({"lease": lease, "using": using, **unknown}, [*given, "lease", "using"])
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"{name} is a number, not {type(value).__name__}")
+    period = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    if period <= timedelta():
+        raise TypeError("@once_per needs the period of the schedule: @once_per(hours=24), @once_per('a:{b}', days=1)")
+    # Whether the period is over, the server decides according to its own clock, in the command of the next caller.
+    options = replace(options, min_hold=period.total_seconds() * PART)
+    templates = () if template is None else (KeyTemplate(template),)
+    return functools.partial(decorate, LockPlan(OncePolicy(), options, templates, name="once_per", default_key="once:"))
+
+
+class OncePolicy(Skip):
+    """A call returns `SKIPPED` while another one runs, or has run in this period. One that fails does not count."""
+
+    kinds = ("call",)
+    unfit = {  # noqa: RUF012 - a constant
+        **Skip.unfit,
+        "generator": "@once_per goes on a function, not on a generator, which runs when its caller consumes it",
+    }
+
+    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
+        """Not at all; but a task that was redelivered waits for the end of a run that has died."""
+        return redelivery_wait(call.options.lease)
+
+    def gives_up(self, error: BaseException) -> bool:
+        """An error of a function of ``transaction.on_commit`` is none of the run: its work is committed."""
+        return not out_of_commit_hook(error)

@@ -34,32 +34,12 @@ Keywords = dict[str, Any]
 shared_by_all: Final[set[str]] = set()
 
 
-@dataclass(frozen=True, eq=False)
-class LockPlan:
-    """The arguments of `mongo_locked`, or of the decorator with this *name*.
-
-    default_key: what begins the key if there is neither a template nor a function for it, before the function's name.
-    """
-
-    policy: Policy
-    options: LockOptions = LockOptions()  # noqa: RUF009 - it is frozen
-    templates: tuple[KeyTemplate, ...] = ()
-    key: Callable[..., Any] | None = None
-    name: str = "mongo_locked"
-    default_key: str = ""
-
-
-#: Makes the object of one call.
-KindOfCall = Callable[["LockedFunction", Arguments, Keywords], "LockedCall"]
-
-
 class LockedFunction:
     """Wraps one function. It keeps no state of a call, since calls run concurrently: each is a `LockedCall`."""
 
-    def __init__(self, plan: LockPlan, wrapped: Callable[..., Any], kind_of_call: KindOfCall) -> None:
+    def __init__(self, plan: LockPlan, wrapped: Callable[..., Any]) -> None:
         self.plan = plan
         self.wrapped = wrapped
-        self.kind_of_call = kind_of_call
         self.name = _dotted_name(wrapped)
         self.signature = _signature(wrapped)
         self.options = replace(plan.options, label=plan.options.label or self.name[-200:])
@@ -90,7 +70,7 @@ class LockedFunction:
 
     def _call(self, args: Arguments, kwargs: Keywords) -> LockedCall:
         """A new call. Raises TypeError if the policy does not fit it."""
-        call = self.kind_of_call(self, args, kwargs)
+        call = self.plan.kind_of_call(self, args, kwargs)
         if not self.is_generator:
             call.request = find_request(args, kwargs)
             self.plan.policy.accepts("call" if call.request is None else "view", self.name)
@@ -114,8 +94,6 @@ class LockedFunction:
                     hold_while_streaming(result, lock)
                     return result
             except _UNLOCKED as error:
-                if call.begun:
-                    raise  # the function's own
                 return call.refused(error)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -148,8 +126,6 @@ class LockedFunction:
                         hold_while_streaming(result, lock)
                         return result
                 except _UNLOCKED as error:
-                    if call.begun:
-                        raise
                     result = await call.arefused(error)
                     return await result if inspect.isawaitable(result) else result
 
@@ -163,8 +139,6 @@ class LockedFunction:
                     call.begun = True
                     return (yield from self.wrapped(*args, **kwargs))
             except _UNLOCKED as error:
-                if call.begun:
-                    raise
                 return call.refused(error)
 
         return wrapper
@@ -188,8 +162,6 @@ class LockedFunction:
                         except BaseException as error:  # noqa: BLE001 - all of it goes to the generator
                             step = items.athrow(error)
             except _UNLOCKED as error:
-                if call.begun:
-                    raise
                 call.refused(error)
 
         return wrapper
@@ -263,7 +235,12 @@ class LockedCall(CallFacts):
             raise
 
     def refused(self, error: Unlocked) -> Any:
-        """Return the result of a call that could not acquire its lock; or raise what is raised instead."""
+        """Return the result of a call that could not acquire its lock; or raise what is raised instead.
+
+        If the function was called, *error* is its own, and is raised.
+        """
+        if self.begun:
+            raise error
         if isinstance(error, LockNotAcquired):
             error.usual = self.function.usual
         return self.policy.refused(error, self)
@@ -283,6 +260,23 @@ class LockedCall(CallFacts):
                 "or on the view class instead of its dispatch()"
             )
         return result
+
+
+@dataclass(frozen=True, eq=False)
+class LockPlan:
+    """The arguments of `mongo_locked`, or of the decorator with this *name*.
+
+    default_key: what begins the key if there is neither a template nor a function for it, before the function's name.
+    kind_of_call: makes the object of one call.
+    """
+
+    policy: Policy
+    options: LockOptions = LockOptions()  # noqa: RUF009 - it is frozen
+    templates: tuple[KeyTemplate, ...] = ()
+    key: Callable[..., Any] | None = None
+    name: str = "mongo_locked"
+    default_key: str = ""
+    kind_of_call: Callable[[LockedFunction, Arguments, Keywords], LockedCall] = LockedCall
 
 
 #: The types of results that have not done their work yet.

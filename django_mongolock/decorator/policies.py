@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Final, Literal, cast
 
@@ -27,7 +27,7 @@ Kind = Literal["view", "call", "generator"]
 #: What `Policy.refused` returns if the call is to try again, and wait for its lock.
 AGAIN: Final = object()
 #: Why a policy does not fit what is called.
-_UNFIT: Final[dict[Kind, str]] = {
+_UNFIT: Final[Mapping[Kind, str]] = {
     "view": 'on_contention="{policy}" makes no response: use "respond" for {name}',
     "call": 'on_contention="{policy}" is for views: {name} was called without a request',
     "generator": 'a generator returns no result: its on_contention must be "raise" or "skip"',
@@ -49,20 +49,22 @@ class CallFacts:
 class Policy:
     """What a call does that cannot acquire its lock.
 
-    name: its ``on_contention=``. kinds: what it fits. answers: the errors that it has an answer to; all others are
-    raised, and so is a LockReentry, which is a mistake in the code. Only "respond" and "retry" have an answer while
-    MongoDB does not answer, as it is not known then whether the lock is busy. In a Celery task, `around`, `tries_first`
-    and `begin` are those of its `InTask`; coroutines and generators do not call them.
+    name: its ``on_contention=``. kinds: what it fits. unfit: what is said of other kinds. answers: the errors that
+    it has an answer to; all others are raised, and so is a LockReentry, which is a mistake in the code. Only
+    "respond" and "retry" have an answer while MongoDB does not answer, as it is not known then whether the lock is
+    busy. In a Celery task, `around`, `tries_first` and `begin` are those of its `InTask`; coroutines and generators do
+    not call them.
     """
 
     name: ClassVar[str] = ""
     kinds: ClassVar[tuple[Kind, ...]] = ("view", "call")
+    unfit: ClassVar[Mapping[Kind, str]] = _UNFIT
     answers: ClassVar[tuple[type[Exception], ...]] = (LockNotAcquired,)
 
     def accepts(self, kind: Kind, name: str) -> None:
         """Raise TypeError if it does not fit what is called, by this *name*."""
         if kind not in self.kinds:
-            raise TypeError(_UNFIT[kind].format(policy=self.name, name=name))
+            raise TypeError(self.unfit[kind].format(policy=self.name, name=name))
 
     def check(self, function: Callable[..., Any], signature: inspect.Signature, name: str) -> None:
         """Raise TypeError if it does not fit a *function* with this *signature*."""
@@ -110,7 +112,7 @@ class Skip(Policy):
     """The call returns `SKIPPED`."""
 
     name = "skip"
-    kinds = ("call", "generator")
+    kinds: ClassVar[tuple[Kind, ...]] = ("call", "generator")
 
     def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
         """A single try: what is skipped has nothing to wait for."""

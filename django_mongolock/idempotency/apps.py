@@ -11,7 +11,7 @@ class IdempotencyConfig(AppConfig):
 
     def ready(self) -> None:
         from ..engine.store.layout import purged
-        from .results import results_beside
+        from .calls import results_beside
 
         if results_beside not in purged:
             purged.append(results_beside)

@@ -1,60 +1,61 @@
-"""One call under `idempotent`: its key, its result, and what is answered instead."""
+"""One call under `idempotent`: its key, its result, what is answered instead, and the documents with the results."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final, NamedTuple, cast
 
 from asgiref.sync import sync_to_async
+from bson import Int64
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
+from pymongo import ReturnDocument
+from pymongo.collection import Collection
 
 from ..backends.base import get_backend
 from ..backends.courier import Courier, send
 from ..backends.transactions import open_transactions
 from ..conf import LockSettings, get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
-from ..decorator.policies import SKIPPED, CallFacts, Kind, Policy, Respond, Retry, Unlocked, candidates
-from ..decorator.views import HttpRefusal, RequestRefused, atomic, deferred_aliases, first_after_commit, seconds_until
+from ..decorator.policies import SKIPPED, CallFacts, Kind, Respond, Retry, Unlocked, candidates
+from ..decorator.views import HttpRefusal, RequestRefused, deferred_aliases, first_after_commit, seconds_until
 from ..engine.lock.lock import MongoLock
 from ..engine.lock.transaction import out_of_commit_hook
 from ..engine.logs import WARNING, log
 from ..engine.protocol import actions
 from ..engine.store.mongo import MongoStore
-from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..keys import LockKey
 from . import http
-from .results import Results, results_beside
 
 Document = dict[str, Any]
 #: A command on the results, or None to call the function.
-Steps = Generator[Callable[[Results], Any] | None, Any, Any]
+Steps = Generator["Callable[[Results], Any] | None", Any, Any]
 
-#: The most bytes that a response or a result may have to be kept.
-LARGEST: Final = 1_000_000
+#: How much longer than the lease of its run a mark lives, in seconds: longer than any command takes.
+MARGIN: Final = 30.0
+#: Whether there is a result whose time is not over.
+_IS_KEPT: Final = {"$and": [{"$gt": ["$purge_at", "$$NOW"]}, {"$ne": [{"$type": "$result"}, "missing"]}]}
 #: The rights that a process needs on the collection of the results.
 RIGHTS: Final = "find, insert and update"
 #: Methods that change nothing: such requests are not kept.
 SAFE: Final = ("GET", "HEAD", "OPTIONS", "TRACE")
 
 
-class _Keep(Policy):
-    """What both policies refuse."""
-
-    def accepts(self, kind: Kind, name: str) -> None:
-        """See Policy.accepts()."""
-        if kind not in self.kinds:
-            raise TypeError(
-                f"@idempotent on {name}: a view has its key in a header of its request; for a task, or a function, "
-                'give its template: @idempotent(key="charge:{order_id}"). A generator has results that come one by one'
-            )
+#: What is said of what has no key, or a result that cannot be kept.
+_UNFIT: Final[Mapping[Kind, str]] = dict.fromkeys(
+    ("view", "call", "generator"),
+    "@idempotent on {name}: a view has its key in a header of its request; for a task, or a function, "
+    'give its template: @idempotent(key="charge:{{order_id}}"). A generator has results that come one by one',
+)
 
 
-class KeepResponse(_Keep, Respond):
+class KeepResponse(Respond):
     """For a view: while another request with its key is processed, it answers 409."""
+
+    unfit = _UNFIT
 
     def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
         """A single try."""
@@ -68,8 +69,10 @@ class KeepResponse(_Keep, Respond):
         return super().answer(error, call)
 
 
-class KeepResult(_Keep, Retry):
+class KeepResult(Retry):
     """For a task or another function."""
+
+    unfit = _UNFIT
 
 
 class KeepRules(NamedTuple):
@@ -188,12 +191,12 @@ class IdempotentCall(LockedCall):
             return self._replayed(found["result"])
         if found["token"] != token:
             raise LockLost(key, token, "another run has begun")
-        self.begun, self.under = True, lock
+        self.under = lock
         try:
             result = yield None
         except BaseException as error:
             if out_of_commit_hook(error):
-                yield from self._keep(self._without_result())
+                yield from self._keep({"for": self.fingerprint, **http.ONLY_THE_FACT})
             raise
         yield from self._keep(self._kept(result))
         if self.loss is not None:
@@ -226,11 +229,13 @@ class IdempotentCall(LockedCall):
 
     def _meanwhile(self, error: Unlocked) -> Steps:
         """The result if there is one: its lock is held for a moment by another who gets it. Else what is refused."""
+        if self.begun:
+            raise error
         if isinstance(error, LockReentry):
             name = self.function.name
             raise LockMisused(f"{name} was called inside of another call with the same key: decorate one of them")
         if isinstance(error, LockNotAcquired):
-            key = check_key(str(self.key), get_settings().KEY_PREFIX)
+            key = error.key
             try:
                 found = yield lambda results: results.find(key)
             except LockBackendFailed as failure:
@@ -241,22 +246,13 @@ class IdempotentCall(LockedCall):
 
     def _send(self, command: Any) -> Any:
         if command is None:
-            return self._call_function()
+            return super().run(self.under)
         results = self._results()
         return results.run(_command(command)) if isinstance(results, Courier) else command(results)
 
-    def _call_function(self) -> Any:
-        aliases = deferred_aliases(self.request, self.function.plan)
-        with atomic(aliases):
-            result = self.finished(self.function.wrapped(*self.args, **self.kwargs))
-            if aliases:
-                keep = self._keep(self._kept(result))
-                first_after_commit(aliases[0], lambda: actions.run(keep, self._send))
-        return result
-
     async def _asend(self, command: Any) -> Any:
         if command is None:
-            return self.finished(await self.function.wrapped(*self.args, **self.kwargs))
+            return self.finished(await super().arun(self.under))
         results = self._results()
         return await results.arun(_command(command)) if isinstance(results, Courier) else command(results)
 
@@ -270,38 +266,30 @@ class IdempotentCall(LockedCall):
     # Results
 
     def finished(self, result: Any) -> Any:
-        """See LockedCall. A response is rendered here, in the transaction of its view."""
+        """See LockedCall. A response is rendered here, in the transaction of its view, and kept after its commit."""
         result = super().finished(result)
         if self.request is not None:
             http.check_response(self.function.name, result, candidates(self.args, self.kwargs))
+        if aliases := deferred_aliases(self.request, self.function.plan):
+            keep = self._keep(self._kept(result))
+            first_after_commit(aliases[0], lambda: actions.run(keep, self._send))
         return result
 
     def _kept(self, result: Any) -> Document | None:
         """What is kept of a result; None for a response that means "try again", and for what was not done."""
         if result is SKIPPED:
             return None
-        if self.request is None:
-            try:
-                text = json.dumps(result)
-            except (TypeError, ValueError):
-                text = ""
-            if not 0 < len(text) <= LARGEST:
-                log(WARNING, "a result is not kept, it is too large or not JSON", place=self.function.name)
-                return self._without_result()
-            return {"text": text}
-        if (kept := http.as_kept(result)) is not None and http.size(kept) > LARGEST:
-            log(WARNING, "a response is not kept, it is too large", place=self.function.name)
-            return self._without_result()
+        try:
+            kept = http.json_as_kept(result) if self.request is None else http.as_kept(result)
+        except (TypeError, ValueError) as error:
+            log(WARNING, "a result is not kept, only that there was one", place=self.function.name, error=error)
+            kept = http.ONLY_THE_FACT
         return kept and {"for": self.fingerprint, **kept}
-
-    def _without_result(self) -> Document:
-        """What is kept where only the fact is."""
-        return {"text": ""} if self.request is None else {"for": self.fingerprint, "status": None}
 
     def _replayed(self, kept: Document) -> Any:
         """The result of an earlier run."""
         if self.request is None:
-            return json.loads(kept["text"]) if kept["text"] else SKIPPED
+            return SKIPPED if kept["status"] is None else json.loads(kept["body"])
         if kept["for"] != self.fingerprint:
             message = _("This %(header)s was used for another request.")
             return self.policy.refused(self.refusal(422, "key_reused", message), self)
@@ -313,3 +301,49 @@ class IdempotentCall(LockedCall):
 
 def _command(command: Callable[[Results], Any]) -> Any:
     return send(lambda collection: command(Results(collection)))
+
+
+class Results:
+    """The results, as documents. Each command may be sent again.
+
+    A run marks the key with its fencing token before it begins, and its result is stored only where no later run has
+    left its mark: so the result of a run that lost its lock never takes the place of a later one's. A mark without a
+    result lives for as long as the lease of its run and a margin; in a longer run, it may be gone.
+    """
+
+    def __init__(self, collection: Collection[Document]) -> None:
+        self._collection = collection
+
+    def find(self, key: str) -> Document | None:
+        """Return the document of *key* if it has a result."""
+        return self._collection.find_one({"_id": {"$eq": key}, "$expr": _IS_KEPT})
+
+    def begin(self, key: str, token: int, seconds: float) -> Document:
+        """Return the document of *key* if it has a result; otherwise mark it for the run with this *token*.
+
+        The mark in what is returned is that of a later run, if there is one. seconds: the lease of the run.
+        """
+        mark = {"_id": "$_id", "token": {"$max": ["$token", Int64(token)]}, "purge_at": _from_now(seconds + MARGIN)}
+        return self._update(key, {"$cond": [_IS_KEPT, "$$ROOT", mark]})
+
+    def keep(self, key: str, token: int, result: Document, seconds: float) -> bool:
+        """Keep *result* for so many seconds unless a later run has begun than that with this *token*; return whether
+        it is kept."""
+        mine = {"_id": "$_id", "token": Int64(token), "result": {"$literal": result}, "purge_at": _from_now(seconds)}
+        is_newest = {"$lte": [{"$ifNull": ["$token", Int64(0)]}, Int64(token)]}
+        return bool(self._update(key, {"$cond": [is_newest, mine, "$$ROOT"]})["token"] == token)
+
+    def _update(self, key: str, new: Document) -> Document:
+        found = self._collection.find_one_and_update(
+            {"_id": {"$eq": key}}, [{"$replaceWith": new}], upsert=True, return_document=ReturnDocument.AFTER
+        )
+        return cast("Document", found)  # it is there: upsert
+
+
+def _from_now(seconds: float) -> Document:
+    return {"$add": ["$$NOW", Int64(seconds * 1_000)]}
+
+
+def results_beside(locks: Collection[Document]) -> Collection[Document]:
+    """The collection of the results."""
+    return locks.database.get_collection(f"{locks.name}_results", codec_options=locks.codec_options)

@@ -1,4 +1,4 @@
-"""HTTP's part of `idempotent`: the key and the fingerprint of a request, and a response as it is kept."""
+"""HTTP's part of `idempotent`: the key and the fingerprint of a request, and a response or a result as it is kept."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ from ..exceptions import LockMisused
 REPLAYED: Final = "Idempotent-Replayed"
 #: Responses that mean "try again", besides those from 500 on, and those with Retry-After.
 _PASSING: Final = (408, 423, 425, 429)
+#: The most bytes that a response or a result may have to be kept. What is kept instead of one that cannot be.
+LARGEST: Final = 1_000_000
+ONLY_THE_FACT: Final[dict[str, Any]] = {"status": None}
 #: What is never kept of a response.
 _DROPPED: Final = ("set-cookie", "date")
 #: A String of RFC 9651, in double quotes, as the draft wants it; or what most clients send, without them. A comma would
@@ -96,16 +99,22 @@ def check_response(view: str, result: object, arguments: list[object]) -> None:
 
 
 def as_kept(response: HttpResponse) -> dict[str, Any] | None:
-    """Return what is kept of a response; None if it means "try again"."""
+    """Return what is kept of a response; None if it means "try again". Raises ValueError if it is too large."""
     if response.status_code >= 500 or response.status_code in _PASSING or "Retry-After" in response.headers:
         return None
     headers = [[name, value] for name, value in response.headers.items() if name.lower() not in _DROPPED]
-    return {"status": response.status_code, "headers": headers, "body": response.content}
+    return _small({"status": response.status_code, "headers": headers, "body": response.content})
 
 
-def size(kept: dict[str, Any]) -> int:
-    """Return about how many bytes it takes."""
-    return len(kept["body"]) + sum(len(name) + len(value) for name, value in kept["headers"])
+def json_as_kept(result: object) -> dict[str, Any]:
+    """Return what is kept of a result. Raises TypeError and ValueError if it is not JSON, or too large."""
+    return _small({"status": 200, "headers": [], "body": json.dumps(result).encode()})
+
+
+def _small(kept: dict[str, Any]) -> dict[str, Any]:
+    if len(kept["body"]) + sum(len(name) + len(value) for name, value in kept["headers"]) > LARGEST:
+        raise ValueError(f"it is too large: more than {LARGEST} bytes")
+    return kept
 
 
 def replayed(kept: dict[str, Any]) -> HttpResponse:

@@ -28,18 +28,15 @@ if TYPE_CHECKING:  # the backend is not typed
     Manager = models.Manager[Any]
     Lookup = models.Lookup[Any]
 
-    class MongoQuerySet(models.QuerySet[Any]):
-        def _clone(self) -> Any: ...
-else:
-    from django_mongodb_backend.queryset import MongoQuerySet
-
-    Manager, Lookup = models.Manager, models.Lookup
-if TYPE_CHECKING:
     CharField = models.CharField[Any, Any]
     BigIntegerField = models.BigIntegerField[Any, Any]
     DateTimeField = models.DateTimeField[Any, Any]
+
+    class MongoQuerySet(models.QuerySet[Any]):
+        def _clone(self) -> Any: ...
 else:
-    CharField, BigIntegerField, DateTimeField = models.CharField, models.BigIntegerField, models.DateTimeField
+    from django.db.models import BigIntegerField, CharField, DateTimeField, Lookup, Manager
+    from django_mongodb_backend.queryset import MongoQuerySet
 
 
 class Condition(Lookup):

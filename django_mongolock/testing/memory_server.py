@@ -145,7 +145,7 @@ class ClockChores:
 
 
 class MemoryResults:
-    """See `idempotency.results.Results`."""
+    """See `idempotency.calls.Results`."""
 
     def __init__(self, server: MemoryServer) -> None:
         self._server, self._documents = server, server.results

@@ -19,9 +19,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
 ]
 
-#: How long a task cleans up under its locks, in seconds; and how many locks it has.
-CLEAN_UPS, DEPTHS = (0, 0.1, 0.3, 1, 5), (1, 2, 3)
-
 
 def all_run_once(here: Place, name: str, kind: str, rows: list[tuple[float, int]], **options: Any) -> None:
     """Send a task for each row, whose innermost lock is held for a while. Each does its work once, and has a result."""

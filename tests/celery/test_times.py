@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 from pytest_django import Settings
 
-from django_mongolock.contrib.celery import fit_check
+from django_mongolock.contrib.celery import workers
 
 REDIS = "redis://127.0.0.1/0"
 
@@ -27,8 +27,8 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
 
         app.finalize()
         seen = SimpleNamespace(conf=app.conf, tasks={"tests.long": app.tasks["tests.long"]})  # not those of other tests
-        monkeypatch.setattr(fit_check, "current_app", seen)
-        return [message.id for message in fit_check.check_times(app_configs=None)]
+        monkeypatch.setattr(workers, "current_app", seen)
+        return [message.id for message in workers.check_times(app_configs=None)]
 
     return check
 

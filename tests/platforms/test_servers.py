@@ -22,6 +22,7 @@ REQUESTS = 40
 PATCH = "from gevent import monkey\n\nmonkey.patch_all()\n"
 GUNICORN = ["gunicorn", "tests.platforms.site:wsgi", "--workers=2"]
 UVICORN = ["uvicorn", "tests.platforms.site:asgi", "--log-level=warning"]
+DAPHNE = ["daphne", "tests.platforms.site:asgi"]
 
 
 def get(address: str) -> tuple[int, str]:
@@ -79,24 +80,17 @@ def test_gunicorn(options: list[str], tmp_path: Path) -> None:
     assert held(name) == []
 
 
-@pytest.mark.parametrize("view", ["count", "acount"])
-def test_uvicorn_with_workers(view: str) -> None:
+@pytest.mark.parametrize(
+    ("server", "view"),
+    [([*UVICORN, "--workers=2"], "count"), ([*UVICORN, "--workers=2"], "acount"), (DAPHNE, "acount")],
+    ids=["uvicorn, a sync view", "uvicorn", "daphne"],
+)
+def test_asgi(server: list[str], view: str) -> None:
     name = key()
-    with served(*UVICORN, "--workers=2") as address:
+    with served(*server) as address:
         hit(f"{address}/{view}/{name}")
     assert counted(name) == REQUESTS
     assert held(name) == []
-
-
-def test_daphne() -> None:
-    name, port = key(), 0
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    with program("daphne", "--port", str(port), "tests.platforms.site:asgi"):
-        address = f"http://127.0.0.1:{port}"
-        assert eventually(lambda: answers(address), 60)
-        hit(f"{address}/acount/{name}")
-    assert counted(name) == REQUESTS
 
 
 def test_prometheus_with_several_processes(tmp_path: Path) -> None:

@@ -2,15 +2,12 @@
 
 import itertools
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 from django.contrib.auth.models import User
 from django.contrib.sessions.models import Session
 from django.test import Client
 from django.urls import include, path
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from pytest_django import Settings
 
 from django_mongolock.editing import EditLock, edit_key
@@ -19,16 +16,14 @@ from testproject.shop.models import Order
 from tests.editing import site
 from tests.editing.conftest import _site  # noqa: F401 - its fixture
 from tests.editing.staff import fields_of, holders, staff, state_of, tell
-from tests.security.surfaces import EDITED, clean, leaves
+from tests.security.surfaces import EDITED
+from tests.security.test_any_bytes import ACTIONS, METHODS
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_admin import browser
 
 pytestmark = WITH_MONGO
 
-METHODS = ["get", "head", "options", "post", "put", "patch", "delete"]
-#: What the page's script sends, what it does not, and no message of it.
-ACTIONS = ["take", "take-over", "beat", "leave", "read", "nonsense", ""]
 PAGES = ["change", "delete", "history"]
 
 
@@ -150,64 +145,6 @@ class TestRelease:
         order.delete()
         assert tell(anna, address, "beat", fields_of(page)).json()["state"] == "gone"
         assert locks.read(key)["holders"] == []
-
-
-FUZZED = st.dictionaries(
-    st.sampled_from(
-        ["edit_lock_tab", "edit_lock_seal", "edit_lock_take_over", "idle", "had", "_save", "_saveasnew", "_continue",
-         "_popup", "item", "price", "buyer", "state", "order_set-INITIAL_FORMS", "order_set-TOTAL_FORMS",
-         "order_set-0-id", "order_set-9999999999-id", "username", "post"]
-    )
-    | st.text(max_size=4),
-    st.text(max_size=12) | st.sampled_from(["1", "-1", "9" * 30, "0", "on", "x" * 3_000, "\0", "true", "1e9"]),
-    max_size=4,
-)  # fmt: skip
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", EDITED)
-@pytest.mark.parametrize("is_edited", [False, True])
-def test_any_bytes(locks: Locks, order: Order, name: str, *, is_edited: bool) -> None:
-    """F75: at every address with an edit lock, by every method and action, whoever asks: never a 500; and what another
-    one is editing stays theirs."""
-    other = staff("ben", superuser=True)
-    if is_edited:
-        other.get(EDITED["change"].format(order.pk))
-    held = holders(order)
-    clients = [staff("anna"), Client(), browser("view_order")]
-    for client in clients:
-        client.raise_request_exception = False
-
-    @settings(
-        max_examples=12,
-        deadline=None,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
-    @given(
-        st.sampled_from(METHODS),
-        st.sampled_from(ACTIONS),
-        FUZZED,
-        st.dictionaries(st.sampled_from(["edit-tab", "_changelist_filters", "next"]), st.text(max_size=9)),
-        st.dictionaries(
-            st.sampled_from(["Accept", "Sec-Fetch-Dest", "Sec-Purpose", "Purpose", "Referer", "Content-Type"]),
-            st.text(st.characters(max_codepoint=255), max_size=20),
-            max_size=2,
-        ),
-        st.sampled_from([str(order.pk), "0", "x", "_", "_2", "9" * 30, "1\u0660"]),
-    )
-    def ask(  # noqa: PLR0917 - as they are generated
-        method: str, action: str, form: dict[str, str], query: dict[str, str], headers: dict[str, str], pk: str
-    ) -> None:
-        sent: dict[str, Any] = {"query_params": clean({"edit-lock": action, **query}), "headers": headers}
-        for client in clients:
-            body = clean(form) if method == "post" else {}
-            response = getattr(client, method)(EDITED[name].format(quote(pk)), body, **sent)
-            assert response.status_code < 500, (method, action, form, query, headers, pk)
-            assert not leaves(response), (method, action, form, query, headers, pk)
-
-    ask()
-    if is_edited:
-        assert [holder["grant"] for holder in holders(order)] == [holder["grant"] for holder in held]
 
 
 class TestOpening:

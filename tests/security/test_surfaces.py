@@ -18,7 +18,7 @@ from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.utils import timezone, translation
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pymongo.collection import Collection
 from pytest_django import Settings
@@ -27,28 +27,23 @@ from django_mongolock.admin.pages import plainly
 from django_mongolock.backends.base import mongo_store
 from django_mongolock.engine.logs import INFO, log
 from django_mongolock.exceptions import DocumentHeld, LockBackendFailed, LockNotAcquired, LockReentry, printable
-from django_mongolock.inspection.display import quote_key
 from django_mongolock.inspection.queries import find_deadlocks
-from testproject.rates.models import Rate
 from testproject.shop.models import Ad
 from tests.security.surfaces import (
     ACTIONS,
     COMMANDS,
     MIXINS,
-    OWN_ADMINS,
     PAGES,
     addresses,
-    clean,
     known_actions,
     known_commands,
     known_mixins,
     known_pages,
-    leaves,
     operator,
 )  # fmt: skip
 from tests.support.lock_documents import DAMAGE, TOKEN, Document, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.test_admin import LIST
+from tests.test_admin import LIST, fields_of
 
 STATUS = f"{LIST}status/"
 #: An element, and the end of any attribute.
@@ -126,11 +121,7 @@ class TestShown:
         client = operator()
         form = {"action": "force_release", "index": 0, "_selected_action": [f"other {EVIL_KEY}"]}
         page = client.post(f"{LIST}?state=all", form)
-        fields = {
-            name: html.unescape(value)
-            for name, value in re.findall(r'<input type="hidden" name="([^"]+)" value="([^"]*)"', page.content.decode())
-        }
-        assert client.post(f"{LIST}force-release/", {**fields, "reason": "x"}).status_code == 302
+        assert client.post(f"{LIST}force-release/", {**fields_of(page), "reason": "x"}).status_code == 302
         assert not any(holder["token"] == TOKEN + 3 for holder in evil.read(f"other {EVIL_KEY}")["holders"])
 
     @pytest.mark.parametrize("name", COMMANDS)
@@ -269,93 +260,6 @@ class TestLogs:
 def test_printable(text: str) -> None:
     assert not shown(printable(text))
     assert printable(text) == text or not text.isprintable()
-
-
-# Any bytes
-
-HEADERS = st.dictionaries(
-    st.sampled_from(
-        ["Authorization", "Accept", "Accept-Language", "Cookie", "Content-Type", "Referer", "X-Requested-With", "Range",
-         "Sec-Fetch-Dest", "Sec-Purpose", "If-None-Match", "X-Forwarded-For"]
-    ),
-    st.text(st.characters(max_codepoint=255), max_size=30)
-    | st.binary(max_size=20).map(lambda raw: f"Basic {base64.b64encode(raw).decode()}")
-    | st.text(max_size=9).map(lambda text: f"Basic {base64.b64encode(text.encode(errors='replace')).decode()}"),
-    max_size=3,
-)  # fmt: skip
-VALUES = st.text(max_size=12) | st.sampled_from(
-    ["k", "1", "-1", "9" * 30, "\0", "[1]", '["locks", "k", [1]]', "x" * 3_000, "1e9"]
-)
-FIELDS = st.dictionaries(
-    st.sampled_from(["lock", "reason", "back", "filters", "action", "_selected_action", "index", "q", "p", "o", "state",
-                     "mode", "event", "part", "e", "all", "select_across", "next", "force", "owner",
-                     "kind", "_popup", "_to_field"])
-    | st.text(max_size=4),
-    VALUES, max_size=4,
-)  # fmt: skip
-ANY = settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-
-
-@pytest.mark.long
-@WITH_MONGO
-@pytest.mark.parametrize("name", PAGES)
-def test_any_bytes(locks: Locks, name: str) -> None:
-    """F75: at every address of the admin, by every method, with any query, form, header and path: never a 500."""
-    locks.held("k")
-    client = operator()
-    stranger = Client(raise_request_exception=False)
-
-    @ANY
-    @given(st.sampled_from(["get", "post", "head", "put", "options"]), FIELDS, FIELDS, HEADERS, VALUES)
-    @example("get", {}, {}, {"Authorization": "Basic \xff"}, "k")
-    @example("get", {}, {}, {"Authorization": "Basic " + base64.b64encode(b"a\0b:c").decode()}, "k")
-    @example("post", {}, {"lock": '["locks", "k", [1]]', "reason": "\0"}, {}, "k")
-    def ask(method: str, query: dict[str, str], form: dict[str, str], headers: dict[str, str], key: str) -> None:
-        path = PAGES[name][0].format(key=quote_key(key.encode(errors="replace").decode()))
-        sent: dict[str, Any] = {"query_params": clean(query), "headers": headers}
-        for each in (client, stranger):
-            response = getattr(each, method)(path, clean(form) if method == "post" else {}, **sent)
-            assert response.status_code < 500, (path, query, form, headers)
-            assert not leaves(response), (path, query, form, headers)
-
-    ask()
-    for query in ("_to_field=", "_to_field=pk", "_to_field=%00", "_popup=1&_to_field="):
-        assert client.get(f"{PAGES[name][0].format(key='k')}?{query}").status_code < 500, query
-        assert client.get(f"{LIST}k/change/?{query}").status_code < 500
-    assert locks.read("k")["holders"]
-
-
-@pytest.mark.long
-@WITH_MONGO
-@pytest.mark.parametrize("name", OWN_ADMINS)
-def test_any_bytes_in_admins_of_a_project(locks: Locks, name: str) -> None:
-    """F75: at the pages of objects with a version and of documents with a lock, in every field that they have.
-
-    The ids of an action are those of documents: any other text is a 500 of Django's, before an action is called.
-    """
-    Rate.objects.create(name="EUR", value=5)
-    ad = Ad.objects.create(user_id="u", title="bike", price=5)
-    path = OWN_ADMINS[name].format(rate="EUR", ad=ad.pk)
-    client = operator(is_superuser=True)
-    page = client.get(path).content.decode()
-    fields = {html.unescape(name) for name in re.findall(r'<(?:input|select|textarea)[^>]*? name="([^"]+)"', page)}
-    known = {"document_version", "_selected_action", "select_across"} if "?" in path else {"price", "value"}
-    assert fields & known
-    actions = st.sampled_from(["clear_stale_documents", "force_release_documents", "delete_selected"]) | VALUES
-    ids = st.sampled_from([str(ad.pk), "0" * 24])
-
-    @ANY
-    @given(st.dictionaries(st.sampled_from(sorted(fields)), VALUES | st.text(max_size=9)), actions, ids)
-    def ask(form: dict[str, str], action: str, id_: str) -> None:
-        sent = {**form, "action": action, "_selected_action": id_, "index": "0"}
-        for method in (client.post, client.get):
-            assert method(path, clean(sent)).status_code < 500, sent
-
-    ask()
 
 
 @pytest.mark.long

@@ -1,8 +1,7 @@
 """Celery: tasks that come back when their lock is free, tasks that are queued once, workers that end."""
 
-from . import fit_check, workers  # noqa: F401 - a check, and receivers of Celery's signals
 from .enqueue import OnceTask, enqueue_once
 from .retry_task import retry_current_task
-from .tasks import clear_stale_locks
+from .workers import clear_stale_locks
 
 __all__ = ["OnceTask", "clear_stale_locks", "enqueue_once", "retry_current_task"]

@@ -252,7 +252,7 @@ def _begin(task_id: str, task: Any, **kwargs: object) -> None:
         return
     lock = mongo_lock(
         LockKey(once.key, f"once:{task.name}"),
-        wait=redelivery_wait(task),
+        wait=redelivery_wait(),
         owner=tidy_fact(task_id),
         label=task.name[-200:],
         using=once.using,

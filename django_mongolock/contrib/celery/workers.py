@@ -1,18 +1,32 @@
-"""Worker processes that end: what they hold is released."""
+"""Workers: what those hold that end is released; their times and those of the locks fit together; the task that clears
+stale locks.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from celery import current_app, shared_task
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.signals import task_failure, task_revoked, worker_process_shutdown
+from django.apps import AppConfig
+from django.core import checks
+from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
 
 from ...backends.base import close_backends
+from ...conf import get_settings
 from ...context import task_place
+from ...decorator import mongo_locked
 from ...engine.logs import WARNING, log
+from ...engine.rule.document import Terms
+from ...engine.rule.options import Seconds, as_seconds
 from ...exceptions import LockError
+from ...inspection.kinds import Choice, Swept
+from ...inspection.named_locks import NamedLocks
 from ...owners import release_gone
 
 #: How long to wait for the end of a process that was told to end, and how often to look, in seconds.
@@ -53,3 +67,65 @@ def _release(place: str) -> None:
             time.sleep(LOOK_EVERY)
     except LockError as error:
         log(WARNING, "the locks of a killed task are not released: they end with their leases", task=place, error=error)
+
+
+#: The brokers that deliver a message again which is not acknowledged in time, and their visibility timeouts in seconds.
+BROKERS: Final = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}
+
+
+@checks.register()
+def check_times(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check the visibility timeout of the broker against the time limits of the tasks and the lease of their locks."""
+    app: Any = current_app
+    visibility = _visibility(app)
+    return [] if visibility is None else [*_check_limits(app, visibility), *_check_lease(visibility)]
+
+
+def _visibility(app: Any) -> float | None:
+    """After how many seconds the broker delivers a message again; None if it never does."""
+    scheme = str(app.conf.broker_read_url or app.conf.broker_url or "").partition("://")[0].partition("+")[0]
+    if scheme not in BROKERS:
+        return None
+    given = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    return float(given) if isinstance(given, (int, float)) and given > 0 else BROKERS[scheme]
+
+
+def _check_limits(app: Any, visibility: float) -> Iterator[CheckMessage]:
+    limits = app.conf.task_time_limit or app.conf.task_soft_time_limit
+    late = [task for task in app.tasks.values() if task.acks_late]
+    long = sorted(task.name for task in late if (task.time_limit or task.soft_time_limit or limits or 0) > visibility)
+    if long:
+        yield checks.Warning(
+            f"The broker delivers a task again after {visibility:g} s (visibility_timeout), but some with acks_late "
+            f"may run longer: {', '.join(long[:3])}{', ...' if len(long) > 3 else ''}.",
+            hint="Make the visibility_timeout in broker_transport_options longer than the longest time limit.",
+            id="mongolock.W008",
+        )
+
+
+def _check_lease(visibility: float) -> Iterator[CheckMessage]:
+    try:
+        settings = get_settings()
+    except ImproperlyConfigured:
+        return
+    lease = Terms(clock_margin=settings.CLOCK_MARGIN).server_lease_of(settings.LEASE)
+    if visibility < lease:
+        yield checks.Warning(
+            f"The broker delivers the task of a dead worker again after {visibility:g} s (visibility_timeout), but "
+            f"its lock is free after {lease:g} s (LEASE and margin): until then, the task comes in vain.",
+            hint='Make the visibility_timeout in broker_transport_options longer than MONGOLOCK["LEASE"].',
+            id="mongolock.W011",
+        )
+
+
+@shared_task(name="django_mongolock.clear_stale_locks")
+@mongo_locked("django_mongolock.clear_stale_locks", wait=0, on_contention="skip")
+def clear_stale_locks(older_than: Seconds = 0.0, using: str | None = None) -> dict[str, int]:
+    """Clear the stale locks of this project as ``manage.py clear_stale_locks`` does. Meant for the beat schedule.
+
+    older_than: only those whose lease ended at least this many seconds ago.
+    """
+    done = Swept()
+    for part in NamedLocks(using).clear(Choice("stale", older_than=as_seconds(older_than))):
+        done.count_in(part)
+    return {"found": done.found, "cleared": done.count}
