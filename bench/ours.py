@@ -10,7 +10,7 @@ from pymongo.errors import OperationFailure
 
 from bench.peers import DATABASE, Peer
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import close_backends, mongo_store
+from django_mongolock.backends import close_backends, mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.store.layout import ensure_indexes

@@ -20,7 +20,7 @@ PEERS: Final = (
     "filelock",
     "mongoelector",
 )
-OURS: Final = ("django_mongodb_backend.base", "django_mongolock.backends.mongo", "bench.questions")
+OURS: Final = ("django_mongodb_backend.base", "django_mongolock.backends", "bench.questions")
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "testproject.settings")
 django.setup()

@@ -12,7 +12,7 @@ class MongoLockConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401 - they register themselves
-        from .backends.base import load_backends
+        from .backends import load_backends
         from .contrib import register
         from .inspection.kinds import sources
         from .inspection.named_locks import named_locks

@@ -18,8 +18,7 @@ from django.db import router
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.converters import PathConverter, StringConverter
 
-from .backends.base import get_backend, mongo_store
-from .backends.mongo import MongoBackend
+from .backends import MongoBackend, get_backend, mongo_store
 from .conf import (
     ENGINE,
     KNOWN,

@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar
 
 from django.http import HttpRequest
 
-from .backends.base import get_backend
+from .backends import get_backend
 from .conf import get_settings
 from .context import CLAIMED, holder_facts
 from .engine.lock.detached import Belief, Detached
@@ -127,12 +127,12 @@ class Claim(Detached):
         return await self._arun(self._renew(gone=gone))
 
     def _renew(self, *, gone: bool) -> Protocol[Self]:
+        token = None if self._held is None else self.fencing_token
         if gone:
             yield from self._release()
         reply = yield from self.looking()
         if not gone and self._is_ours(reply) and (yield from self._keep(reply.theirs)):
             return self
-        token = None if self._held is None else self.fencing_token
         self._held, self._belief = None, Belief()
         raise LockLost(self._stored, token, "its owner does not hold it now")
 

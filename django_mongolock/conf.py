@@ -68,7 +68,7 @@ class LockSettings:
     """
 
     DATABASE: str = ""
-    BACKEND: str = "django_mongolock.backends.mongo.MongoBackend"
+    BACKEND: str = "django_mongolock.backends.MongoBackend"
     KEY_PREFIX: str = ""
     LEASE: float = _TERMS.lease
     WAIT: float | None = 10.0

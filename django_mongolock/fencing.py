@@ -16,8 +16,11 @@ from django.db import models
 from django.db.models import Model, Q, QuerySet
 from pymongo.collection import Collection
 
-from .backends.courier import Courier, Steps, send
-from .backends.field_paths import (
+from .engine.lock.lock import MongoLock
+from .engine.session.session import PerProcess
+from .exceptions import DocumentDamaged, StaleToken
+from .other_collections.courier import Courier, Steps, send
+from .other_collections.field_paths import (
     LAST_VERSION,
     Document,
     check_changes,
@@ -29,10 +32,7 @@ from .backends.field_paths import (
     is_version,
     literal,
 )
-from .backends.places import Source, make_source
-from .engine.lock.lock import MongoLock
-from .engine.session.session import PerProcess
-from .exceptions import DocumentDamaged, StaleToken
+from .other_collections.places import Source, make_source
 
 __all__ = ["FencingTokenField", "afenced_update", "fenced_update"]
 

@@ -13,8 +13,7 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.asynchronous.client_session import AsyncClientSession
 from pymongo.client_session import ClientSession
 
-from .backends.base import get_backend
-from .backends.transactions import DjangoAtomic, PendingRelease, open_transactions, warn_of_open
+from .backends import get_backend
 from .conf import LockSettings, get_settings
 from .context import holder_facts
 from .engine.lock.lock import MongoLock
@@ -23,6 +22,7 @@ from .engine.rule.document import UNLIMITED, Mode, Terms
 from .engine.rule.options import LockOptions, Release, Seconds, Unset, as_seconds, check_number, foreign_option
 from .engine.text_checks import check_key
 from .keys import as_key, template_of, unexpected
+from .transactions import DjangoAtomic, PendingRelease, open_transactions, warn_of_open
 
 __all__ = ["MongoLock", "mongo_lock", "mongo_semaphore"]
 

@@ -17,7 +17,7 @@ from django.db.models.signals import post_save
 from django.http import HttpRequest
 from django.utils.crypto import salted_hmac
 
-from .backends.base import get_backend, mongo_store
+from .backends import get_backend, mongo_store
 from .conf import get_settings
 from .engine.logs import WARNING, log
 from .engine.text_checks import check_fact

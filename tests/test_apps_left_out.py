@@ -56,7 +56,7 @@ def test_models():
 #: A handful of short tests of the core: locks, permits, periods.
 TESTS = (
     "tests/contract/test_contract.py",
-    "tests/test_modes_and_permits.py",
+    "tests/contract/test_modes.py",
     "tests/test_once_per.py",
     "tests/test_core_pages.py",
 )

@@ -19,7 +19,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.layout import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed

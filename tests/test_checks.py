@@ -61,7 +61,7 @@ class TestValues:
             ("MAX_WAITERS", "E010", [0, -1, 5_001, 1.5, "1000", None, True]),
             ("RETENTION", "E011", [0, 60, "week", None, float("inf")]),
             ("COMMAND_TIMEOUT", "E012", [0, -5, "5", None]),
-            ("BACKEND", "E013", [None, 7, "", "nothing", "no.such.module", "django_mongolock.backends.mongo.Nothing"]),
+            ("BACKEND", "E013", [None, 7, "", "nothing", "no.such.module", "django_mongolock.backends.Nothing"]),
             ("EDIT_LEASE", "E080", [0, -1, "120", None, True, float("nan")]),
             ("EDIT_BEAT", "E081", [0, -1, "5", None, True]),
             ("EDIT_IDLE", "E082", [0, -1, "1800", True, float("inf")]),

@@ -18,7 +18,7 @@ from django.db import connections
 from pytest_django import Settings
 
 from django_mongolock import LockNotAcquired, mongo_lock
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.inspection import kinds, operations, queries
 from django_mongolock.inspection.kinds import Choice
 from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter

@@ -15,7 +15,7 @@ from django.db import DEFAULT_DB_ALIAS
 from pymongo import MongoClient
 from pytest_django import Settings
 
-from django_mongolock.backends.base import close_backends, get_backend, mongo_store
+from django_mongolock.backends import close_backends, get_backend, mongo_store
 from django_mongolock.conf import LockSettings, get_settings
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.history.models import LockEvent

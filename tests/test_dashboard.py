@@ -20,7 +20,7 @@ from django.utils import translation
 from pymongo.collection import Collection
 from pytest_django import Settings
 
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.engine.store import bells
 from django_mongolock.history import past
 from django_mongolock.inspection import operations, overview, pictures

@@ -16,7 +16,7 @@ from pymongo.collection import Collection
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import close_backends, mongo_store
+from django_mongolock.backends import close_backends, mongo_store
 from django_mongolock.engine.store import layout
 from django_mongolock.exceptions import LockDeadlock
 from django_mongolock.history import writer

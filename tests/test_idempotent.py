@@ -40,7 +40,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from django_mongolock import SKIPPED, LockLost, lock_info, mongo_lock
-from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.backends import get_backend, mongo_store
 from django_mongolock.decorator.calls import LockedFunction
 from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
 from django_mongolock.idempotency import idempotent

@@ -30,7 +30,7 @@ from pymongo.topology_description import TOPOLOGY_TYPE, TopologyDescription
 from pytest_django import Settings
 
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked, mongo_semaphore, once_per
-from django_mongolock.backends.base import close_backends
+from django_mongolock.backends import close_backends
 from django_mongolock.checks import check_settings, check_shared_locks
 from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once

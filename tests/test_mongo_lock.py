@@ -15,7 +15,7 @@ from django.test import SimpleTestCase
 from pytest_django import Settings
 
 from django_mongolock import LockNotAcquired, mongo_lock, mongo_semaphore
-from django_mongolock.backends.base import close_backends, mongo_store
+from django_mongolock.backends import close_backends, mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockReentry
 from django_mongolock.signals import lock_acquired

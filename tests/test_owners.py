@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,17 +23,12 @@ from tests.support.looking import held_elsewhere, holders, new_key
 pytestmark = pytest.mark.django_db(databases=["default", "mongo"], transaction=True)
 
 
-@pytest.fixture
-def request_of() -> Callable[..., HttpRequest]:
-    """Makes requests with a session, of a user if there is one."""
-
-    def make(session: Any = None) -> HttpRequest:
-        request = HttpRequest()
-        request.session = session or SessionStore()
-        request.user = AnonymousUser()
-        return request
-
-    return make
+def request_of(session: Any = None) -> HttpRequest:
+    """A request of this session, or of a new one."""
+    request = HttpRequest()
+    request.session = session or SessionStore()
+    request.user = AnonymousUser()
+    return request
 
 
 @pytest.fixture
@@ -84,7 +78,7 @@ class TestRelease:
 
 
 class TestSession:
-    def test_two_requests_at_once(self, request_of: Callable[..., HttpRequest]) -> None:
+    def test_two_requests_at_once(self) -> None:
         """F131: the first two requests of a session that ask for an owner get the same one, whichever is saved last;
         another session gets another; and none shows the key."""
         visitor = request_of()
@@ -99,7 +93,7 @@ class TestSession:
         assert str(visitor.session.session_key) not in owner
 
     @pytest.mark.parametrize("asynchronous", [False, True])
-    def test_a_new_session(self, request_of: Callable[..., HttpRequest], asynchronous: bool) -> None:
+    def test_a_new_session(self, asynchronous: bool) -> None:
         """It is stored with the response, not before; later requests have the owner of the first."""
         request = request_of()
         owner = async_to_sync(asession_owner)(request) if asynchronous else session_owner(request)
@@ -108,7 +102,7 @@ class TestSession:
         again = request_of(SessionStore(request.session.session_key))
         assert session_owner(again) == owner != session_owner(request_of())
 
-    def test_a_session_in_the_cookie(self, request_of: Callable[..., HttpRequest]) -> None:
+    def test_a_session_in_the_cookie(self) -> None:
         """It has no key that stays: its owner is random, and kept in it."""
         first, other = (request_of(signed_cookies.SessionStore()) for _ in range(2))
         owner = session_owner(first)
@@ -117,7 +111,7 @@ class TestSession:
         again = request_of(signed_cookies.SessionStore(first.session.session_key))
         assert session_owner(again) == owner != session_owner(other)
 
-    def test_with_the_user(self, request_of: Callable[..., HttpRequest], anna: User) -> None:
+    def test_with_the_user(self, anna: User) -> None:
         """A login keeps it, also where nothing was claimed before; a logout makes a new one."""
         request = request_of()
         owners = [session_owner(request)]
@@ -128,7 +122,7 @@ class TestSession:
         assert owners[0] == owners[1] != owners[2]
 
     @pytest.mark.parametrize("asynchronous", [False, True])
-    def test_logout_releases(self, request_of: Callable[..., HttpRequest], anna: User, asynchronous: bool) -> None:
+    def test_logout_releases(self, anna: User, asynchronous: bool) -> None:
         request, other, key, kept = request_of(), request_of(), new_key(), new_key()
         sign_in(request, anna)
         sign_in(other, anna)
@@ -142,7 +136,7 @@ class TestSession:
             assert holders(kept)
         assert not mine.release()
 
-    def test_the_signal_of_a_logout_releases(self, request_of: Callable[..., HttpRequest], anna: User) -> None:
+    def test_the_signal_of_a_logout_releases(self, anna: User) -> None:
         """Before it returns; the flush of the session that follows would do so in the background."""
         request, key = request_of(), new_key()
         mine = mongo_lock(key, owner=session_owner(request)).acquire()
@@ -150,9 +144,7 @@ class TestSession:
         assert holders(key) == []
         assert not mine.release()
 
-    def test_logout_while_mongodb_is_away(
-        self, request_of: Callable[..., HttpRequest], anna: User, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_logout_while_mongodb_is_away(self, anna: User, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*args: Any, **kwargs: Any) -> None:
             raise LockBackendFailed("away")
 

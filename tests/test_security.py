@@ -20,7 +20,7 @@ from pymongo.errors import PyMongoError
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock, mongo_locked
-from django_mongolock.backends.base import get_backend
+from django_mongolock.backends import get_backend
 from django_mongolock.engine.text_checks import check_key, check_text
 from django_mongolock.exceptions import LockBackendFailed, LockError
 from django_mongolock.inspection.kinds import glob

@@ -17,7 +17,7 @@ from django_mongodb_backend import transaction as mongo_transaction
 from pytest_django import DjangoDbBlocker
 
 from django_mongolock import LockLost, mongo_lock, mongo_locked
-from django_mongolock.backends import transactions as module
+from django_mongolock import transactions as module
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockReentry
 from django_mongolock.models import Lock
@@ -206,19 +206,15 @@ class TestOnCommit:
 class TestLoss:
     """A lock that is known to be lost does not commit."""
 
-    def test_before_the_end_of_the_block(self, rows: Rows) -> None:
-        """As always: LockLost on leaving the lock's block, and so a rollback."""
+    @pytest.mark.parametrize("inside", [True, False])
+    def test_refused(self, rows: Rows, inside: bool) -> None:
+        """Lost before the end of its block, as always, or between that and the commit: the commit is refused, and the
+        connection goes on."""
         with pytest.raises(LockLost), transaction.atomic(using="file"):
             with mongo_lock(new_key(), release="on_commit") as lock:
                 rows.write("a")
-                lose(lock)
-        assert rows() == []
-
-    def test_before_the_commit(self, rows: Rows) -> None:
-        """Lost between its block and the commit: the commit is refused, and the connection goes on."""
-        with pytest.raises(LockLost), transaction.atomic(using="file"):
-            with mongo_lock(new_key(), release="on_commit") as lock:
-                rows.write("a")
+                if inside:
+                    lose(lock)
             lose(lock)
         assert rows() == []
         rows.write("b")

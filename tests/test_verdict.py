@@ -9,7 +9,7 @@ import pytest
 from bson.int64 import Int64
 from pymongo.collection import Collection
 
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.context import BROWSER, CLAIMED
 from django_mongolock.history.past import HistoryPast
 from django_mongolock.inspection.snapshot import read_snapshot

@@ -12,7 +12,7 @@ from bench.load import memory
 from bench.measure import Piece, Spread, Table
 from bench.ours import ALIAS
 from bench.workers import State, workers
-from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.backends import get_backend, mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol.actions import Granted

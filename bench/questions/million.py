@@ -14,7 +14,7 @@ from bench.ours import ALIAS
 from bench.peers import DATABASE
 from bench.workers import State, Worker, workers
 from django_mongolock import mongo_lock
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.store.layout import ensure_indexes
 from django_mongolock.models import Lock

@@ -20,7 +20,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from ..backends.base import mongo_store
+from ..backends import mongo_store
 from ..conf import get_settings
 from ..engine.rule.deadlock import Cycle
 from ..engine.text_checks import check_text

@@ -19,7 +19,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..backends.base import mongo_store
+from ..backends import mongo_store
 from ..conf import get_settings
 from ..inspection import display
 from ..inspection.kinds import other_kinds, starting

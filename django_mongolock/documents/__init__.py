@@ -5,6 +5,6 @@ from . import kind as _kind  # noqa: F401 - its check registers itself
 from .document_lock import DocumentLock, declared
 from .held_document import HeldDocument
 from .hold import Batch, Hold
-from .snapshot import DocumentSnapshot
+from .rules import DocumentSnapshot
 
 __all__ = ["Batch", "DocumentLock", "DocumentSnapshot", "HeldDocument", "Hold", "Swept", "declared"]

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Collection as SizedCollection
+from functools import wraps
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 
 from django.db.models import BooleanField, Func, Model
 from pymongo.collection import Collection
 
-from ..backends.courier import Steps
-from ..backends.field_paths import meets
-from ..backends.places import make_source
 from ..engine.lock.grants import calling_line
 from ..engine.protocol.actions import twins
 from ..engine.rule.options import Seconds, check_wait
 from ..inspection.kinds import Choice, Swept
-from . import sweep
-from .acquiring import BATCH, Context
-from .held_document import FinalState, HeldDocument
+from ..other_collections.courier import Steps
+from ..other_collections.field_paths import meets
+from ..other_collections.places import make_source
+from ..versions.checking import FromSave, conflict, is_version_field, version_read
+from . import steps
+from .held_document import FinalState, HeldDocument, Holder
 from .hold import Batch, BatchOptions, Hold, HoldOptions, PendingState, Plan, acquire_many
-from .rules import Rules, check_age
-from .saving import protect
-from .snapshot import DocumentSnapshot
+from .rules import DocumentSnapshot, Rules, check_age
+from .steps import BATCH, Context
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -173,7 +173,7 @@ class DocumentLock(Generic[D]):
         owner: only what this owner holds. older_than: only what has been stale for so many seconds.
         ids: only these documents, by their ids or as you have read them. limit: how many at most; 0: all.
         """
-        return sweep.find(self.context(), self._choice(state, ids, **which), limit)
+        return steps.find(self.context(), self._choice(state, ids, **which), limit)
 
     snapshots, asnapshots = twins(_snapshots)
 
@@ -186,7 +186,7 @@ class DocumentLock(Generic[D]):
         holder by now is left as it is. What a holder writes afterwards through the lock is refused; its work is not
         stopped, so make sure that it is dead, or that the service compares versions. by, reason: for the log.
         """
-        return sweep.force(self.context(), self.name, shown, by, reason)
+        return steps.force(self.context(), self.name, shown, by, reason)
 
     force_release, aforce_release = twins(_force_release)
 
@@ -199,7 +199,7 @@ class DocumentLock(Generic[D]):
         The server decides in the update itself: a document that is finished or renewed in the same moment stays.
         The arguments are those of snapshots(). batch: how many documents one update releases.
         """
-        return sweep.sweep(self.context(), self._choice("stale", ids, **which), batch)
+        return steps.sweep(self.context(), self._choice("stale", ids, **which), batch)
 
     clear_stale, aclear_stale = twins(_clear_stale)
 
@@ -230,13 +230,13 @@ class DocumentLock(Generic[D]):
     def _choice(
         self, state: str, ids: Iterable[Any] | None, owner: str | None = None, older_than: Seconds = 0.0
     ) -> Choice:
-        if state not in sweep.STATES:
+        if state not in steps.STATES:
             raise ValueError(f'state is "all", "held", "stale" or "damaged", not {state!r}')
         keys = None if ids is None else [self._source.key(id_) for id_ in ids]
         return Choice(state, owner, check_age(older_than), keys)
 
     def _condition(self, state: str) -> Any:
-        query = sweep.query(self.rules, Choice(state))
+        query = steps.query(self.rules, Choice(state))
         return query if self.model is None else _OnServer(query["$expr"])
 
 
@@ -287,3 +287,44 @@ def declared() -> list[DocumentLock[Any]]:
 def undeclare(lock: DocumentLock[Any]) -> None:
     """Forget a lock; for tests."""
     _declared.pop(lock.name, None)
+
+
+# What a model saves
+
+
+def protect(model: type[Any], rules: Rules) -> None:
+    """Have `save()` of a model, and so its forms and its admin, leave the fields of a lock alone. `QuerySet.update()`
+    writes what it is told to."""
+    own = frozenset(name for role, name in rules.fields.names().items() if role != "version")
+    if "never_saved" not in vars(model):
+        model._do_update = _leaving_locks_alone(model._do_update)
+    model.never_saved = getattr(model, "never_saved", frozenset()) | own
+
+
+def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Model._do_update(): the update of one table by one save."""
+
+    @wraps(do_update)
+    def checked(self: Any, base_qs: Any, using: str, pk: Any, values: Any, *rest: Any) -> Any:
+        if any(is_version_field(field) and not isinstance(value, FromSave) for field, _, value in values):
+            return do_update(self, base_qs, using, pk, values, *rest)  # a fixture
+        kept = [value for value in values if value[0].column not in self.never_saved]
+        holder: Holder | None = vars(self).get("_document_held")
+        held = None if holder is None else holder.held()
+        if held is None or held.ended is not None:
+            return do_update(self, base_qs, using, pk, kept, *rest)
+        _save_held(self, held, {field.name: value for field, _, value in kept if not is_version_field(field)}, using)
+        return True if len(rest) < 3 else [()]
+
+    return checked
+
+
+def _save_held(instance: Model, held: HeldDocument[Any], changes: dict[str, Any], using: str) -> None:
+    """Write what an instance has, if its document is still held, and as the instance was read. Raises VersionConflict,
+    and what `HeldDocument.update` raises."""
+    version: Any = held._context.source.field(held._context.rules.fields.version)
+    if (read := version_read(instance, version)) != held.version:
+        raise conflict(instance, read, using, changes)
+    if changes:
+        held.update(changes)
+        setattr(instance, version.attname, held.version)

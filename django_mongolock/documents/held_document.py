@@ -11,9 +11,6 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from bson.int64 import Int64
 
-from ..backends.courier import Courier, Steps, send
-from ..backends.field_paths import LAST_VERSION, Document, aware, get_path
-from ..backends.transactions import open_transactions, warn_once
 from ..engine import clock
 from ..engine.logs import WARNING, log
 from ..engine.protocol.actions import twins
@@ -27,8 +24,11 @@ from ..exceptions import (
     LockError,
     LockMisused,
 )
-from .acquiring import Context, put_back
-from .snapshot import read_snapshot
+from ..other_collections.courier import Steps, send
+from ..other_collections.field_paths import LAST_VERSION, Document, aware, get_path
+from ..transactions import open_transactions, warn_once
+from .rules import read_snapshot
+from .steps import Context, put_back
 from .updates import Own, Refusal, read_one, releasing, token_of, write_one
 
 D = TypeVar("D")
@@ -48,13 +48,13 @@ TOO_LATE: Final = "it was held for longer than stale_after before its block bega
 class Block:
     """What ends with its block: `_leave` has the steps of the end."""
 
-    _courier: Courier
+    _context: Context
 
     def _run(self, steps: Steps[T]) -> T:
-        return self._courier.run(steps)
+        return self._context.courier.run(steps)
 
     def _arun(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
-        return self._courier.arun(steps)
+        return self._context.courier.arun(steps)
 
     def _leave(self, error: BaseException | None) -> Steps[Any]:
         raise NotImplementedError
@@ -104,7 +104,6 @@ class HeldDocument(Block, Generic[D]):
         self.pending = get_path(document, context.rules.fields.state)
         self.since = aware(get_path(document, context.rules.fields.time))
         self._context = context
-        self._courier = context.courier
         self._own = own
         own.kind = Int64 if isinstance(get_path(document, context.rules.fields.version), Int64) else int
         self._final = final
@@ -149,7 +148,7 @@ class HeldDocument(Block, Generic[D]):
     @property
     def ended(self) -> str | None:
         """How it ended; None while it is held."""
-        return LOST if self._courier.forked else self._own.ended
+        return LOST if self._context.courier.forked else self._own.ended
 
     @property
     def remaining(self) -> float:
@@ -179,7 +178,7 @@ class HeldDocument(Block, Generic[D]):
 
         Returns whether it was still held.
         """
-        if self._courier.forked:
+        if self._context.courier.forked:
             return False
         self._check()
         own, rules, token = self._own, self._context.rules, self._own.last_token()
@@ -267,7 +266,7 @@ class HeldDocument(Block, Generic[D]):
 
     def _check(self) -> None:
         """Raise DocumentLockLost in a forked child, and LockMisused when the work has ended."""
-        if self._courier.forked:
+        if self._context.courier.forked:
             raise DocumentLockLost(self._context.name, self.id, self.version, reason=FORKED)
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")

@@ -13,9 +13,6 @@ from typing import Any, Final, Generic, TypedDict, TypeVar
 
 from pymongo.collection import Collection
 
-from ..backends.courier import Command, Courier, Sleep, Steps, send
-from ..backends.field_paths import Document, check_version
-from ..backends.places import Source
 from ..engine import clock
 from ..engine.protocol.actions import twins
 from ..engine.rule.options import Seconds
@@ -30,11 +27,13 @@ from ..exceptions import (
     LockError,
     LockMisused,
 )
+from ..other_collections.courier import Command, Sleep, Steps, send
+from ..other_collections.field_paths import Document, check_version
+from ..other_collections.places import Source
 from . import updates
-from .acquiring import BATCH, Context, acquire, dead_run, in_batches, put_back, why_not
 from .held_document import Block, FinalState, HeldDocument, abandon
-from .rules import Rules
-from .snapshot import DocumentSnapshot, read_snapshot
+from .rules import DocumentSnapshot, Rules, read_snapshot
+from .steps import BATCH, Context, acquire, dead_run, in_batches, put_back, why_not
 from .updates import Own, Request, Written
 
 D = TypeVar("D")
@@ -108,16 +107,15 @@ class Plan:
             raise DocumentDamaged(source.name, key, problem)
         return key, check_version(version)
 
-    def attempt(self) -> Callable[[Request], Own]:
-        """Return what makes requests those of this flow, with names of this process: make it when they are sent."""
+    def owns(self, requests: Iterable[Request]) -> dict[Any, Own]:
+        """Return by its id what makes each request one of this flow, with names of this process: make it when they are
+        sent."""
         name, writer = check_fact("owner", self.owner), updates.new_writer()
         owner = name or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}")
-
-        def own(request: Request) -> Own:
-            version, failed = request.version + 1, self.rules.pending[request.pending]
-            return Own(request.id, owner, writer, version, version, failed)
-
-        return own
+        return {
+            each.id: Own(each.id, owner, writer, each.version + 1, each.version + 1, self.rules.pending[each.pending])
+            for each in requests
+        }
 
     def held(self, context: Context, own: Own, document: Document, sent: float) -> HeldDocument[Any]:
         """Return the document that was granted."""
@@ -136,12 +134,8 @@ class Hold(Block, Generic[D]):
         self._used = False
 
     @cached_property
-    def _context(self) -> Context:
+    def _context(self) -> Context:  # type: ignore[override] # found late
         return self._find()
-
-    @property
-    def _courier(self) -> Courier:  # type: ignore[override]
-        return self._context.courier
 
     def _acquire(self) -> Steps[HeldDocument[D]]:
         """See DocumentLock.acquire()."""
@@ -150,7 +144,7 @@ class Hold(Block, Generic[D]):
         self._used, context, plan, tries, late = True, self._context, self._plan, 0, 0
         request, end = self._request, math.inf if self._wait is None else clock.now() + self._wait
         while True:
-            sent, own = clock.now(), plan.attempt()(request)
+            sent, own = clock.now(), plan.owns([request])[request.id]
             try:
                 document = yield from acquire(context, own, request)
             except DocumentHeld:
@@ -195,7 +189,6 @@ class Batch(Block, Generic[D]):
         self.held = held
         self.refused = dict(refused)
         self._context = context
-        self._courier = context.courier
 
     def __repr__(self) -> str:
         return f"<Batch: {len(self.held)} held, {len(self.refused)} refused>"
@@ -235,13 +228,13 @@ class Batch(Block, Generic[D]):
 def acquire_many(context: Context, plan: Plan, documents: Iterable[Any]) -> Steps[Batch[Any]]:
     """Acquire those of many documents that are available, in three commands for each `BATCH`; return them in the order
     in which they are asked for."""
-    sent, attempt = clock.now(), plan.attempt()
+    sent = clock.now()
     requests: dict[Any, Request] = {}
     for request in map(plan.request, documents):
         other = requests.setdefault(request.id, request)
         if isinstance(other.id, bool) is not isinstance(request.id, bool):
             raise ValueError(f"{other.id!r} and {request.id!r} are two ids, but the same to Python: ask one by one")
-    owns = {id_: attempt(request) for id_, request in requests.items()}
+    owns = plan.owns(requests.values())
     asked, unanswered = list[Request](), list[BaseException]()
     granted, refused = dict[Any, Document](), dict[Any, LockError]()
     try:

@@ -11,18 +11,18 @@ from django.core.checks import CheckMessage, register
 from django.core.exceptions import ImproperlyConfigured, ValidationError
 from pymongo.collection import Collection
 
-from ..backends.courier import send
-from ..backends.field_paths import Document
-from ..backends.mongo import database_settings
+from ..backends import database_settings
 from ..conf import error, get_settings, missing_app, warning
 from ..exceptions import LockBackendFailed
 from ..inspection.kinds import Choice, Counts, LockKind, Swept
 from ..inspection.server import DOCUMENT_RIGHTS, missing_rights
 from ..inspection.snapshot import ShownState
-from . import sweep
-from .acquiring import BATCH
+from ..other_collections.courier import send
+from ..other_collections.field_paths import Document
+from . import steps
 from .document_lock import DocumentLock, declared
-from .snapshot import DocumentSnapshot
+from .rules import DocumentSnapshot
+from .steps import BATCH
 
 #: How many documents are counted.
 MAX_COUNTED: Final = 1_000
@@ -42,9 +42,9 @@ class DocumentKind:
         return self._lock.alias
 
     def rows(self, choice: Choice, limit: int = 0) -> list[DocumentSnapshot]:
-        if choice.state not in sweep.STATES:
+        if choice.state not in steps.STATES:
             return []
-        return self._lock._run(sweep.find(self._lock.context(), choice, limit))
+        return self._lock._run(steps.find(self._lock.context(), choice, limit))
 
     def again(self, shown: Sequence[tuple[Any, Any]]) -> list[DocumentSnapshot]:
         holders = {self._lock._source.checked_key(id_): holder for id_, holder in shown}
@@ -73,7 +73,7 @@ class DocumentKind:
         return Counts(self.name, held, stale, damaged, longest, more=len(found) >= MAX_COUNTED)
 
     def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = BATCH) -> Iterator[Swept]:
-        yield self._lock._run(sweep.sweep(self._lock.context(), choice, batch, dry_run=dry_run))
+        yield self._lock._run(steps.sweep(self._lock.context(), choice, batch, dry_run=dry_run))
 
     def force(self, shown: Iterable[DocumentSnapshot], *, by: str, reason: str) -> list[DocumentSnapshot]:
         return self._lock.force_release(shown, by=by, reason=reason)
@@ -84,7 +84,7 @@ class DocumentKind:
 
         def command(collection: Collection[Document]) -> tuple[tuple[str, ...], bool]:
             missing = missing_rights(collection, DOCUMENT_RIGHTS)
-            return missing, bool(missing) or sweep.has_index(collection, self._lock.rules)
+            return missing, bool(missing) or steps.has_index(collection, self._lock.rules)
 
         try:
             missing, indexed = self._lock._run(send(command))

@@ -16,10 +16,10 @@ from pymongo import ReturnDocument, UpdateOne
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure, WriteConcernError
 
-from ..backends.courier import Command
-from ..backends.field_paths import Document, has, is_type, is_version, literal, version_of
 from ..engine.protocol.processes import this_process
 from ..engine.store.errors import is_refusal
+from ..other_collections.courier import Command
+from ..other_collections.field_paths import Document, has, is_type, is_version, literal, version_of
 from .rules import Fields, Rules
 
 

@@ -21,7 +21,7 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..backends.base import mongo_store
+from ..backends import mongo_store
 from ..conf import get_settings, missing_app
 from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, printable

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
 
-from ..backends.base import get_backend
+from ..backends import get_backend
 from ..conf import get_settings
 from ..context import BROWSER
 from ..engine.lock.detached import Belief, Detached
@@ -135,10 +135,9 @@ class EditLock(Detached):
         tab: str = "",
         *,
         facts: Mapping[str, str] | None = None,
-        using: str | None = None,
     ) -> None:
         stored = check_key(key, get_settings().KEY_PREFIX)
-        super().__init__(stored, lambda: get_backend(using).session())
+        super().__init__(stored, lambda: get_backend().session())
         self.key = key
         self.person = person
         self.tab = tab or new_tab()
@@ -212,7 +211,31 @@ class EditLock(Detached):
         return Terms(lease=self.lease, clock_margin=part, waiter_lease=self.lease, owner=self.person.owner)
 
     def _status(self, reply: Reply) -> EditLockStatus:
-        return read_status(reply, self._grant(), self.person, self._belief)
+        holder = reply.mine or reply.theirs
+        # For people, by the server's clock: whether it is free is decided by the server when a command comes.
+        if holder is None or reply.now is None or holder["until"] <= reply.now:
+            return EditLockStatus(None, reply.now)
+        renewed = holder["until"] - timedelta(milliseconds=holder["server_lease"])
+        requested_by = holder.get("release_requested_by")
+        editor = Editor(
+            who=self._who_has(holder),
+            name=printable(holder.get("user") or ""),
+            since=holder["acquired_at"],
+            seen=max(holder["acquired_at"], renewed),
+            until=holder["until"],
+            token=holder["token"],
+            beats=renewed > holder["acquired_at"],
+            release_requested_by=printable(requested_by) if requested_by else None,
+        )
+        return EditLockStatus(editor, reply.now, belief=self._belief)
+
+    def _who_has(self, holder: Mapping[str, Any]) -> Who:
+        person = self.person
+        if holder["grant"] == self._grant():
+            return "mine"
+        if not person.id or holder.get("editor") != tidy_fact(person.id):
+            return "other"
+        return "mine-elsewhere" if holder.get("owner") == person.owner else "me-elsewhere"
 
     def _run(self, steps: Protocol[Any]) -> Any:
         try:
@@ -231,32 +254,3 @@ def _problem(error: LockBackendFailed | LockDocumentDamaged) -> EditLockStatus:
     text = error.problem if isinstance(error, LockBackendFailed) else str(error)
     log(INFO, "edit lock not known", error=error)
     return EditLockStatus(problem=text)
-
-
-def read_status(reply: Reply, grant: str, person: Person, belief: Belief) -> EditLockStatus:
-    """Return the status for the tab of *person* that holds the lock under the id *grant*, if it does."""
-    holder = reply.mine or reply.theirs
-    # For people, by the server's clock: whether it is free is decided by the server when a command comes.
-    if holder is None or reply.now is None or holder["until"] <= reply.now:
-        return EditLockStatus(None, reply.now)
-    renewed = holder["until"] - timedelta(milliseconds=holder["server_lease"])
-    requested_by = holder.get("release_requested_by")
-    editor = Editor(
-        who=_who_has(holder, grant, person),
-        name=printable(holder.get("user") or ""),
-        since=holder["acquired_at"],
-        seen=max(holder["acquired_at"], renewed),
-        until=holder["until"],
-        token=holder["token"],
-        beats=renewed > holder["acquired_at"],
-        release_requested_by=printable(requested_by) if requested_by else None,
-    )
-    return EditLockStatus(editor, reply.now, belief=belief)
-
-
-def _who_has(holder: Mapping[str, Any], grant: str, person: Person) -> Who:
-    if holder["grant"] == grant:
-        return "mine"
-    if not person.id or holder.get("editor") != tidy_fact(person.id):
-        return "other"
-    return "mine-elsewhere" if holder.get("owner") == person.owner else "me-elsewhere"

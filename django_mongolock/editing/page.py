@@ -52,7 +52,7 @@ class Editing:
     ("" where nothing is compared).
     """
 
-    def __init__(self, request: HttpRequest, target: Model | str, *, using: str | None = None) -> None:
+    def __init__(self, request: HttpRequest, target: Model | str) -> None:
         self.page = PageRequest(request)
         self.response: HttpResponse | None = None
         self.refusals: list[str] = []
@@ -64,18 +64,16 @@ class Editing:
         #: Whether the object was deleted, so that there is nothing to lock.
         self.deleted = False
         self.pk = target.pk if isinstance(target, Model) else None
-        self.lock = EditLock(edit_key(target), self.page.person(), facts={"place": view_name(request)}, using=using)
+        self.lock = EditLock(edit_key(target), self.page.person(), facts={"place": view_name(request)})
         self.status = EditLockStatus()
 
     @classmethod
-    def open(
-        cls, request: HttpRequest, target: Model | str, *, respond: bool = True, using: str | None = None
-    ) -> Editing:
+    def open(cls, request: HttpRequest, target: Model | str, *, respond: bool = True) -> Editing:
         """Take the lock for the requested page; keep it for what a page sends; answer the page's script.
 
         respond: answer the script here. With False, call `respond()` with what the form shows.
         """
-        editing = cls(request, target, using=using)
+        editing = cls(request, target)
         editing.status = editing._ask()
         if not (editing.status.is_mine or editing.status.problem):
             editing.page.forget_person()
@@ -84,9 +82,9 @@ class Editing:
         return editing
 
     @classmethod
-    async def aopen(cls, request: HttpRequest, target: Model | str, *, using: str | None = None) -> Editing:
+    async def aopen(cls, request: HttpRequest, target: Model | str) -> Editing:
         """See open(). In a thread, since the session and the permissions are read as well."""
-        return await sync_to_async(cls.open)(request, target, using=using)
+        return await sync_to_async(cls.open)(request, target)
 
     # Who has it
 

@@ -30,17 +30,13 @@ def state(status: EditLockStatus, *, had: bool = False) -> str:
     if status.held:
         return _("You are editing this. Until you save or leave, others can read it, but not change it.")
     if status.editor is None or status.is_mine:
-        return _free(had=had)
+        if had:
+            return _("Your edit lock has ended, and no one else is editing this now. What you typed is still here.")
+        return _("It is free now: no one is editing this any more.")
     name = who(status.editor)
     if not had:
         return _("This is being edited by %s. You can read it now, and change it when it is free.") % name
     return _("This is now being edited by %s. What you typed is still here to copy; it cannot be saved now.") % name
-
-
-def _free(*, had: bool) -> str:
-    if had:
-        return _("Your edit lock has ended, and no one else is editing this now. What you typed is still here.")
-    return _("It is free now: no one is editing this any more.")
 
 
 def _away() -> str:

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy
 
 from ..admin.listing import BoundedChangeList, labelled, match_of
 from ..admin.pages import Pages, csrf, plainly, unless_away
-from ..backends.base import mongo_store
+from ..backends import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
 from ..inspection import display

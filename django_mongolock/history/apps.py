@@ -11,7 +11,7 @@ class HistoryConfig(AppConfig):
     default_auto_field = "django_mongodb_backend.fields.ObjectIdAutoField"
 
     def ready(self) -> None:
-        from ..backends.mongo import observers
+        from ..backends import observers
         from ..inspection.verdict import pasts
         from ..router import LABELS
         from .past import HistoryPast

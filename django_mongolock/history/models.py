@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.fields import ObjectIdAutoField
 from pymongo.collection import Collection
 
-from ..backends.base import mongo_store
+from ..backends import mongo_store
 from ..engine.store.errors import bounded
 from ..engine.store.mongo import MongoStore
 from ..exceptions import printable

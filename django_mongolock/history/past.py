@@ -13,7 +13,7 @@ from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.translation import ngettext
 
-from ..backends.base import mongo_store
+from ..backends import mongo_store
 from ..conf import get_settings
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed

@@ -24,8 +24,7 @@ from pymongo import IndexModel, WriteConcern
 from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
-from ..backends.base import get_backend, mongo_store
-from ..backends.mongo import MongoBackend
+from ..backends import MongoBackend, get_backend, mongo_store
 from ..checks import has_wrong_settings
 from ..conf import LockSettings, get_settings, warning
 from ..engine import clock

@@ -14,9 +14,7 @@ from django.utils.translation import gettext as _
 from pymongo import ReturnDocument
 from pymongo.collection import Collection
 
-from ..backends.base import get_backend
-from ..backends.courier import Courier, send
-from ..backends.transactions import open_transactions
+from ..backends import get_backend
 from ..conf import LockSettings, get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
 from ..decorator.policies import SKIPPED, CallFacts, Kind, Respond, Retry, Unlocked, candidates
@@ -28,6 +26,8 @@ from ..engine.protocol import actions
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..keys import LockKey
+from ..other_collections.courier import Courier, send
+from ..transactions import open_transactions
 from . import http
 
 Document = dict[str, Any]

@@ -11,8 +11,7 @@ from typing import Any, Final
 from django.apps import apps
 from django.core.checks import CheckMessage
 
-from ..backends.base import get_backend, mongo_store
-from ..backends.mongo import MongoBackend
+from ..backends import MongoBackend, get_backend, mongo_store
 from ..conf import get_settings
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key, check_text

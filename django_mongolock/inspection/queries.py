@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from django.db.models import Model
 from pymongo.errors import PyMongoError
 
-from ..backends.base import get_backend, mongo_store
+from ..backends import get_backend, mongo_store
 from ..conf import get_settings
 from ..engine import clock
 from ..engine.rule.deadlock import EARLIEST_END, Cycle, cycles

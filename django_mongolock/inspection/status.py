@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from ..backends.base import mongo_store
+from ..backends import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
 from .kinds import Counts, count_all, other_kinds, starting

@@ -9,8 +9,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS
 from pymongo.errors import OperationFailure, PyMongoError
 
-from ..backends.base import get_backend, mongo_store
-from ..backends.mongo import MongoBackend
+from ..backends import MongoBackend, get_backend, mongo_store
 from ..conf import get_settings
 from ..engine.store import bells
 from ..engine.store.layout import PURGE, ensure_indexes, purged

@@ -8,7 +8,7 @@ from typing import Unpack
 from django.db import models
 from django.utils.translation import gettext_lazy as _
 
-from ..backends.base import mongo_store
+from ..backends import mongo_store
 from ..context import CLAIMED
 from ..engine.logs import WARNING, log
 from ..exceptions import LockDocumentDamaged, printable

@@ -19,8 +19,7 @@ from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.fields import EmbeddedModelArrayField
 from django_mongodb_backend.models import EmbeddedModel
 
-from ..backends.base import mongo_store
-from ..backends.mongo import database_settings
+from ..backends import database_settings, mongo_store
 from ..inspection.snapshot import Party, read_number, read_parties
 from ..router import ROUTER
 

@@ -15,7 +15,7 @@ from django.db import connections
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
-from ..backends.base import close_backends
+from ..backends import close_backends
 from ..conf import get_settings
 
 __all__ = ["keep_locks_in", "replica_set"]

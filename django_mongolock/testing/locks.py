@@ -15,29 +15,24 @@ from django.db.models import Model
 from django.dispatch import Signal
 from django.test.utils import TestContextDecorator
 
-from ..backends.base import get_backend, put_backends_back, set_backends_aside
+from ..backends import get_backend, put_backends_back, set_backends_aside
 from ..conf import MEMORY, get_settings, override
 from ..engine.lock.lock import MongoLock
-from ..engine.rule.options import Seconds, as_seconds
+from ..engine.rule.options import LockOptions, Seconds, as_seconds
 from ..engine.session.grant import State
 from ..engine.text_checks import check_key
 from ..keys import as_key
-from ..locks import LockMode, mongo_lock, mongo_semaphore
-from ..signals import lock_acquired, lock_contended, lock_lost, lock_released
-from .memory import MemoryLockBackend, own_sessions, put_servers_back, set_servers_aside
+from ..locks import LockMode, make_lock
+from ..signals import EVENTS
+from .memory import MemoryLockBackend, exchange_servers, own_sessions
 from .memory_server import MemoryServer, MemorySession
 
 __all__ = ["HeldLock", "LockTestMixin", "MemoryLocks", "override_locks"]
 
 Key = str | Model
 
-#: The signals that `MemoryLocks` records, by attribute.
-_RECORDED: Final[dict[str, Signal]] = {
-    "acquired": lock_acquired,
-    "released": lock_released,
-    "lost": lock_lost,
-    "contended": lock_contended,
-}
+#: The attributes in which `MemoryLocks` records signals.
+_RECORDED: Final = {EVENTS[name]: name for name in ("acquired", "released", "lost", "contended")}
 
 
 class HeldLock:
@@ -108,10 +103,10 @@ class MemoryLocks:
         meanwhile: the wait ends at once, with the clock moved to its end.
         """
         session = self._backend.other_process()
-        if permits is None:
-            made = mongo_lock(key, mode=mode, wait=0, lease=lease, owner=owner, using=self._using)
-        else:
-            made = mongo_semaphore(key, permits, wait=0, lease=lease, owner=owner, using=self._using)
+        options = LockOptions(
+            mode=mode, permits=permits, wait=0, lease=as_seconds(lease), owner=owner, using=self._using
+        )
+        made = make_lock((key,), options)
         facts: dict[str, str | int] = {"host": "elsewhere", "pid": 1, "thread": "MainThread", "label": label}
         lock = MongoLock(lambda: session, made.keys, made.terms, made.options, lambda: facts)
         try:
@@ -207,17 +202,16 @@ class MemoryLocks:
         return key.removeprefix(get_settings().KEY_PREFIX)
 
     def _record(self, signal: Signal, key: str, **facts: object) -> None:
-        for name, recorded in _RECORDED.items():
-            if recorded is signal and _listening[-1:] == [self]:
-                getattr(self, name).append(self._bare(key))
+        if _listening[-1:] == [self]:
+            getattr(self, _RECORDED[signal]).append(self._bare(key))
 
     def _listen(self) -> None:
         _listening.append(self)
-        for signal in _RECORDED.values():
+        for signal in _RECORDED:
             signal.connect(self._record)
 
     def _close(self) -> None:
-        for signal in _RECORDED.values():
+        for signal in _RECORDED:
             signal.disconnect(self._record)
         _listening.remove(self)
 
@@ -260,7 +254,7 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
         """Keep the locks in memory from now on."""
         set_backends_aside()
         self._before = override({"BACKEND": MEMORY, **self.values})
-        self._servers = set_servers_aside()
+        self._servers = exchange_servers({})
         self._locks = MemoryLocks()
         self._locks._listen()
         return self._locks
@@ -280,7 +274,9 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
     def _end(self, strict: bool | None) -> None:
         left = None if strict is None else self._locks._left_behind()
         self._locks._close()
-        put_servers_back(self._servers)
+        for server in exchange_servers(self._servers).values():
+            for session in list(server.sessions):
+                session.die()
         override(self._before)
         put_backends_back()
         if left and strict:

@@ -10,7 +10,7 @@ from typing import Final
 
 from django.core import mail
 
-from ..backends.base import Backend
+from ..backends import Backend
 from ..conf import LockSettings
 from ..engine.logs import WARNING, log
 from ..engine.session.notifications import Observer
@@ -62,17 +62,9 @@ def own_sessions() -> Iterator[MemorySession]:
             yield from (session for session in list(server.sessions) if session.played_by is None)
 
 
-def set_servers_aside() -> dict[tuple[int, str], MemoryServer]:
-    """Start again without locks; return the servers that there were, for `put_servers_back`."""
-    kept = dict(_servers)
+def exchange_servers(servers: Mapping[tuple[int, str], MemoryServer]) -> dict[tuple[int, str], MemoryServer]:
+    """Use *servers* from now on; return those that were used."""
+    before = dict(_servers)
     _servers.clear()
-    return kept
-
-
-def put_servers_back(kept: Mapping[tuple[int, str], MemoryServer]) -> None:
-    """Forget all locks, also those that are still held, and go on with the servers that were set aside."""
-    for server in _servers.values():
-        for session in list(server.sessions):
-            session.die()
-    _servers.clear()
-    _servers.update(kept)
+    _servers.update(servers)
+    return before

@@ -16,7 +16,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from pytest_django import Settings
 
 from django_mongolock import SKIPPED, LockBackendFailed, LockNotAcquired, mongo_locked, once_per
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.context import RETURNED
 from django_mongolock.contrib.celery import retry_task
 from django_mongolock.contrib.celery.retry_task import Note, retry_current_task

@@ -16,7 +16,7 @@ from typing import Any
 
 from celery.signals import before_task_publish
 
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from tests.celery import app as tasks
 from tests.celery.records import DIRECTORY, Story, note
 from tests.support.waiting import eventually

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import pytest
 
 from django_mongolock import mongo_lock, mongo_semaphore
-from django_mongolock.backends.base import get_backend, mongo_store
+from django_mongolock.backends import get_backend, mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.session.session import Session

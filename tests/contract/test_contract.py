@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import LockNotAcquired, mongo_lock, mongo_semaphore, signals
+from django_mongolock import LockLost, LockNotAcquired, mongo_lock, mongo_semaphore, signals
 from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol import procedures
 from django_mongolock.exceptions import LockCancelled, LockDeadlock, LockMisused, LockQueueFull, LockReentry
-from tests.contract.conftest import Elsewhere, World
+from tests.contract.conftest import Elsewhere, MemoryWorld, World
 from tests.engine.faces import Face
 from tests.support.grants import own
 from tests.support.looking import new_key
@@ -43,17 +44,36 @@ def test_the_time_that_several_keys_took(world: World) -> None:
         assert lock.waited == 4.0
 
 
+def facts(lock: MongoLock) -> tuple[Any, ...]:
+    return lock.fencing_token, lock.fencing_tokens, lock.acquired_at, lock.waited
+
+
 class TestOne:
     """One lock, one holder."""
 
-    def test_held_in_the_block_and_free_after_it(self, key: str, face: Face, elsewhere: Elsewhere) -> None:
-        with pytest.raises(ZeroDivisionError), face.block(mongo_lock(key)) as lock:  # noqa: PT012
+    def test_how_a_lock_stands(self, key: str, face: Face, elsewhere: Elsewhere) -> None:
+        """P2: before, in and after its block. What is known of its last grant stays, for a record of what was done."""
+        lock = mongo_lock(key)
+        assert (lock.held, lock.lost, lock.remaining, repr(lock)) == (False, False, 0, f"<MongoLock {key!r} not held>")
+        with pytest.raises(LockMisused):
+            facts(lock)
+        with pytest.raises(ZeroDivisionError), face.block(lock):  # noqa: PT012
+            lock.ensure_held()
             assert lock.held
             assert 0 < lock.remaining <= 30
+            inside = facts(lock)
+            assert inside[1] == {key: inside[0]}
+            assert repr(lock).startswith(f"<MongoLock {key!r} held, token {inside[0]}, ")
             assert not elsewhere(key).try_acquire()
             raise ZeroDivisionError
-        assert lock.remaining == 0
-        assert elsewhere(key).try_acquire()
+        assert (lock.held, lock.lost, lock.remaining, facts(lock)) == (False, False, 0, inside)
+        with pytest.raises(LockMisused):
+            lock.ensure_held()
+        assert not face.release(lock)
+        with elsewhere(key, wait=0):
+            pass
+        with face.block(lock):
+            assert lock.fencing_token > inside[0]
 
     @pytest.mark.parametrize("wait", [0, 0.2])
     def test_a_busy_lock(self, key: str, face: Face, elsewhere: Elsewhere, wait: float) -> None:
@@ -72,7 +92,7 @@ class TestOne:
             assert set(lock.fencing_tokens) == set(lock.keys)
 
     def test_taking_it_again_is_an_error_or_meant(self, key: str, elsewhere: Elsewhere) -> None:
-        """One that is meant is held until the last release, in any order; it is one grant."""
+        """F45: one that is meant is held until the last release, in any order; it is one grant."""
         outer, inner = mongo_lock(key).acquire(), mongo_lock(key, reentrant=True)
         with pytest.raises(LockReentry, match="reentrant=True"):
             mongo_lock(key).acquire()
@@ -144,9 +164,11 @@ class TestTurns:
                 elsewhere(key).acquire()
             waiter.cancel()
 
-    @pytest.mark.long
-    def test_a_deadlock_has_a_victim(self, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
+    def test_a_deadlock_has_a_victim(
+        self, key: str, elsewhere: Elsewhere, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """F45: two processes, each of which waits for what the other one has."""
+        monkeypatch.setattr(procedures, "DEADLOCK_CHECK_AFTER", 0.2)
         one, two = f"{key}:1", f"{key}:2"
         errors: list[BaseException] = []
         barrier = threading.Barrier(2)
@@ -174,12 +196,28 @@ class TestTurns:
 class TestTime:
     """Leases, by the clock of the backend."""
 
-    @pytest.mark.long
-    def test_a_living_holder_keeps_it(self, key: str, world: World, elsewhere: Elsewhere) -> None:
-        with mongo_lock(key, lease=2) as lock:
-            world.let_pass(4.5)
-            assert lock.held
-            assert not elsewhere(key).try_acquire()
+    def test_an_extension_moves_the_end_and_never_nearer(self, key: str, face: Face, world: World) -> None:
+        """By the length of the lease from now if none is given; not beyond the longest hold."""
+        lock = face.acquire(mongo_lock(key, lease=20, max_hold=200, auto_renew=False))
+        face.extend(lock, 60)
+        face.extend(lock, 5)
+        assert 50 < lock.remaining <= 60
+        if isinstance(world, MemoryWorld):
+            world.let_pass(50)
+            face.extend(lock)
+            assert 50 < lock.remaining <= 60
+        for wrong in (0, -1, True, "5"):
+            with pytest.raises((TypeError, ValueError)):
+                face.extend(lock, wrong)
+        face.extend(lock, 300)
+        assert 140 < lock.remaining <= 200
+        if isinstance(world, MemoryWorld):
+            world.let_pass(150)
+            with pytest.raises(LockLost, match="max_hold"):
+                lock.ensure_held()
+        face.release(lock)
+        with pytest.raises(LockMisused):
+            face.extend(lock)
 
     def test_an_owner_waits_while_its_former_run_lives(self, key: str, face: Face, elsewhere: Elsewhere) -> None:
         """F49: a message that is delivered twice does not take the lock from the run that has it."""

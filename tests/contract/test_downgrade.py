@@ -12,7 +12,7 @@ from django_mongolock import LockBackendFailed, LockLost, lock_info, mongo_lock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.rule.replies import Reply
-from django_mongolock.exceptions import LockMisused, LockReentry
+from django_mongolock.exceptions import LockMisused
 from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
@@ -87,22 +87,16 @@ def test_several_keys(world: World, face: Face, elsewhere: Elsewhere) -> None:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_a_lock_that_was_taken_away(key: str, face: Face, elsewhere: Elsewhere, taken: bool) -> None:
+def test_a_lock_that_was_taken_away(key: str, face: Face, world: World, elsewhere: Elsewhere, taken: bool) -> None:
     """The server knows before the holder does: it raises, and takes nothing, even if the lock is free again."""
     lost: list[Any] = []
     lock = face.acquire(mongo_lock(key, on_lost=lost.append))
-    remove(lock)
+    world.take_away(lock)
     with elsewhere(key, wait=0) if taken else contextlib.nullcontext():
         with pytest.raises(LockLost, match="taken away"):
             face.call(lock, "downgrade")
         assert (lock.held, lock.lost, lock_info(key).holding, lock_info(key).waiting) == (False, True, int(taken), 0)
     assert eventually(lambda: lost == [lock])
-
-
-def remove(lock: Any) -> None:
-    """Force its release, unknown to its holder."""
-    (grant,) = lock._own.grants
-    lock._own.session.store.apply(grant.key, Step(remove=(grant.id,), force=True), 10)
 
 
 def test_a_waiter_of_this_process_comes_to_the_document(key: str, in_thread: Callable[..., Any]) -> None:
@@ -120,12 +114,6 @@ def test_a_waiter_of_this_process_comes_to_the_document(key: str, in_thread: Cal
         assert eventually(lambda: lock_info(key).waiting == 1)
         assert not got.is_set()
     assert got.wait(10)
-
-
-def test_no_way_back(key: str) -> None:
-    """A reader that asks for the exclusive lock is refused, with the reason and the cure."""
-    with mongo_lock(key, mode="shared"), pytest.raises(LockReentry, match=r"each other for ever.*downgrade"):
-        mongo_lock(key).acquire()
 
 
 @pytest.mark.long

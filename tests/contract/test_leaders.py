@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from django_mongolock import LockLost, LockNotAcquired, lock_info, mongo_lock
-from django_mongolock.backends.base import get_backend
+from django_mongolock.backends import get_backend
 from django_mongolock.conf import get_settings
 from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.rule.replies import Bell

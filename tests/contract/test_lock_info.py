@@ -3,16 +3,24 @@
 import asyncio
 import threading
 from datetime import UTC, datetime
+from io import StringIO
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from pytest_django import Settings
 
 from django_mongolock import LockBackendFailed, lock_info, mongo_lock
+from django_mongolock.backends import mongo_store
+from django_mongolock.inspection.named_locks import row_of
+from django_mongolock.inspection.overview import overview
 from django_mongolock.inspection.queries import alock_info
-from django_mongolock.models import LockSnapshot
+from django_mongolock.inspection.verdict import judge
+from django_mongolock.models import Lock, LockSnapshot
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
+from tests.support.lock_documents import Locks, entry, waiter
+from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import new_key
 from tests.support.waiting import eventually
 
@@ -55,6 +63,18 @@ def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
         assert (found.longest_wait or 0) >= 0
     thread.join(20)
     assert look(key).waiting == 0
+
+
+@WITH_MONGO
+def test_those_behind_a_waiter_of_their_process_are_counted(locks: Locks) -> None:
+    """F69, P5: in a snapshot, in JSON, in the model, in the dashboard's overview, and in the list of the command."""
+    locks.add("k", [entry(1)], [waiter(2, behind=7)])
+    (found,) = Lock.objects.filter(pk="k").snapshots()
+    shown = found.waiting, row_of(judge(found)).as_json()["waiting"], Lock.objects.get(pk="k").waiting
+    assert (*shown, overview(mongo_store()).waiting) == (8, 8, 8, 8)
+    call_command("list_locks", "--waiting", "--wide", stdout=(out := StringIO()))
+    (line,) = [line.split() for line in out.getvalue().splitlines() if line.startswith("k ")]
+    assert "8" in line
 
 
 def test_a_key_that_nothing_has_used(key: str, look: Any) -> None:

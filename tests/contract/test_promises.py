@@ -16,7 +16,7 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock import LockLost, LockNotAcquired, mongo_lock
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Step, Terms, entry
@@ -288,10 +288,13 @@ class TestNothingLeaks:
         assert mongo_lock(key).acquire(0).release()
 
     def test_a_late_command(self, world: World, key: str) -> None:
-        """P6: a command that arrives after its sender has given up takes no lock."""
+        """P6, F17: a command that arrives after its sender has given up takes no lock, and no place in the queue."""
         store, terms = world.new_session().store, Terms(lease=60, margin=1, waiter_lease=60)
         store.apply(key, Step(ask="late", remove=("late",), force=True, tombstone_ttl=60_000), 10)
-        assert not store.apply(key, Step(ask="late", add=entry("late", "s", terms, {})), 10).held
+        for trial in (False, True):
+            step = Step(ask="late", add=entry("late", "s", terms, {}), trial=trial)
+            reply = store.apply(key, step, 10)
+            assert (reply.held, reply.place) == (False, None)
         assert mongo_lock(key).acquire(0).release()
 
     def test_a_session_that_ends(self, world: World, key: str, elsewhere: Elsewhere) -> None:
@@ -347,8 +350,21 @@ class TestLosses:
 
     def test_a_loss_that_the_release_finds(self, world: World, key: str, face: Face) -> None:
         """P7: between two renewals the holder cannot know; the end of the block finds out."""
-        with pytest.raises(LockLost), face.block(mongo_lock(key, lease=600)) as lock:
+        lock = mongo_lock(key, lease=600)
+        with pytest.raises(LockLost), face.block(lock):  # noqa: PT012
+            token = lock.fencing_token
             world.take_away(lock)
+        assert lock.fencing_token == token  # what was lost is known still
+
+    def test_a_loss_that_an_extension_finds(self, world: World, key: str, face: Face) -> None:
+        """P7: what is gone cannot be extended: an error, and the loss is reported at once."""
+        heard: list[MongoLock] = []
+        lock = face.acquire(mongo_lock(key, lease=600, on_lost=heard.append))
+        world.take_away(lock)
+        with pytest.raises(LockLost):
+            face.extend(lock)
+        assert lock.lost
+        assert eventually(lambda: heard == [lock])
 
     def test_a_lease_that_ends(self, memory: MemoryWorld, key: str) -> None:
         """P7: without a renewal the holder knows by its own clock."""

@@ -17,11 +17,11 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock import LockBackendFailed
-from django_mongolock.backends.courier import Courier
-from django_mongolock.backends.field_paths import get_path, set_path
 from django_mongolock.documents import DocumentLock, declared
 from django_mongolock.documents.document_lock import declare, undeclare
 from django_mongolock.engine.session.errands import Errands
+from django_mongolock.other_collections.courier import Courier
+from django_mongolock.other_collections.field_paths import get_path, set_path
 from tests.documents.models import Advert
 from tests.support import failpoints
 
@@ -177,12 +177,6 @@ def awaiting(thing: Any, name: str, *arguments: Any, **options: Any) -> Any:
         return await getattr(thing, twin)(*arguments, **options)
 
     return asyncio.run(call())
-
-
-@pytest.fixture
-def call() -> Callable[..., Any]:
-    """A method in its blocking face: both have the same steps. `test_outages` is about both."""
-    return blocking
 
 
 @pytest.fixture

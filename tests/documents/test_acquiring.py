@@ -256,7 +256,7 @@ class TestOwners:
 class TestWaiting:
     """wait=: again and again, and with the document as it is then."""
 
-    def test_freed(self, ground: Ground, call: Any, strike: Any) -> None:
+    def test_freed(self, ground: Ground, strike: Any) -> None:
         """It is read again, and the work is chosen for what it is then."""
         id_ = ground.add(1, holder="other", state="exporting", opted_in=True)
         more = {"opted_in": False, "version": 5}
@@ -267,18 +267,18 @@ class TestWaiting:
             return "exporting" if opted_in else "withdrawing"
 
         read = ground.lock._source.instance(ground.raw(id_))
-        held = call(ground.lock, "acquire", read, choose, wait=10)
+        held = ground.lock.acquire(read, choose, wait=10)
         assert (held.pending, held.version) == ("withdrawing", 6)
 
-    def test_bounded(self, plain: Ground, call: Any) -> None:
+    def test_bounded(self, plain: Ground) -> None:
         """Then it is refused with what there is; a document that is deleted meanwhile, at once."""
         id_ = plain.add(1, holder="other", state="exporting")
         started = time.monotonic()
         with pytest.raises(DocumentHeld):
-            call(plain.lock, "acquire", (id_, 1), "exporting", wait=0.2)
+            plain.lock.acquire((id_, 1), "exporting", wait=0.2)
         assert 0.2 <= time.monotonic() - started < 5
         with pytest.raises(DocumentNotFound):
-            call(plain.lock, "acquire", ("none", 1), "exporting", wait=5)
+            plain.lock.acquire(("none", 1), "exporting", wait=5)
 
     def test_outdated(self, plain: Ground) -> None:
         """Without waiting, another version is a refusal; with it, a reason to read again."""

@@ -11,9 +11,9 @@ from bson import Int64, ObjectId
 from pymongo.collection import Collection
 
 from django_mongolock import mongo_lock
-from django_mongolock.backends.courier import Courier
 from django_mongolock.exceptions import DocumentDamaged, StaleToken
 from django_mongolock.fencing import _writer, afenced_update, fenced_update
+from django_mongolock.other_collections.courier import Courier
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document
 from tests.support.lock_fixtures import WITH_MONGO

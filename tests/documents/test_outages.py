@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from pymongo import helpers_shared
 from pymongo.errors import OperationFailure
 
-from django_mongolock.documents.acquiring import acquire
+from django_mongolock.documents.steps import acquire
 from django_mongolock.documents.updates import refusal_of
 from django_mongolock.engine.session.errands import Errands
 from django_mongolock.engine.session.worker_threads import WorkerThreads
@@ -27,6 +28,8 @@ from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 Call = Callable[..., Any]
+#: What each write is called with, if anything.
+GIVEN: dict[str, tuple[Any, ...]] = {"finish": ("exported", {"price": 9}), "update": ({"price": 9},)}
 
 
 @pytest.fixture(params=[blocking, awaiting])
@@ -76,12 +79,8 @@ class TestLostAnswers:
         """Done once, and known to be done; a failure is left to the background, which finds out."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         strike(ground, 1, lost=lost)
-        arguments = {"finish": ("exported", {"price": 9}), "update": ({"price": 9},)}.get(name, ())
-        if name == "fail":
-            with pytest.raises(LockBackendFailed):
-                call(held, "fail")
-        else:
-            call(held, name, *arguments)
+        with pytest.raises(LockBackendFailed) if name == "fail" else nullcontext():
+            call(held, name, *GIVEN.get(name, ()))
         expected = {"finish": "exported", "fail": "failed"}.get(name, "exporting")
         assert eventually(lambda: ground.read(held.id, "state", "version") == (expected, 3))
         if name in ("update", "renew"):
@@ -94,9 +93,8 @@ class TestLostAnswers:
         """F88: the holder's next write goes on from either; and a late copy of the first one changes nothing."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting", final="withdrawn")
         sent = strike(plain, 1, 2, lost=lost)
-        arguments: dict[str, tuple[Any, ...]] = {"update": ({"price": 9},), "finish": ("exported", {"price": 9})}
         with pytest.raises(LockBackendFailed):
-            getattr(held, name)(*arguments.get(name, ()))
+            getattr(held, name)(*GIVEN.get(name, ()))
         done = name == "finish" and not lost
         if then == "leave":
             held.__exit__(KeyError, KeyError(), None)
@@ -272,7 +270,7 @@ class TestEveryExit:
         """What was granted is released, too, if the answer never comes back to the steps."""
         plan = plain.lock._plan("exporting")
         request = plan.request((plain.add(1), 1))
-        steps = acquire(context := plain.lock.context(), plan.attempt()(request), request)
+        steps = acquire(context := plain.lock.context(), plan.owns([request])[request.id], request)
         command: Any = next(steps)
         assert context.courier.send(command) is not None
         steps.close()
@@ -374,7 +372,6 @@ class TestForks:
         """It holds nothing, and nothing is sent."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         before = ground.raw(held.id)
-        arguments: tuple[Any, ...] = {"finish": ("exported", {"price": 7}), "update": ({"price": 7},)}.get(name, ())
 
         def go_on() -> None:
             assert (held.ended, held.remaining) == ("lost", 0)
@@ -382,12 +379,12 @@ class TestForks:
                 assert call(held, "fail") is False
                 return
             with pytest.raises(DocumentLockLost, match="forked child"):
-                call(held, name, *arguments)
+                call(held, name, *GIVEN.get(name, ()))
 
         in_child(go_on)
         assert ground.raw(held.id) == before
-        call(held, "finish", "exported", {"price": 9})
-        assert ground.read(held.id, "state", "price", "version") == ("exported", 9, 3)
+        call(held, "finish", "exported", {"price": 8})
+        assert ground.read(held.id, "state", "price", "version") == ("exported", 8, 3)
 
     def test_a_batch(self, ground: Ground, call: Call) -> None:
         """Several at once are the parent's as well."""
@@ -413,7 +410,7 @@ class TestForks:
         """A child cannot go on with what its parent has begun."""
         plan = plain.lock._plan("exporting")
         request = plan.request(("x", 1))
-        steps = acquire(context := plain.lock.context(), plan.attempt()(request), request)
+        steps = acquire(context := plain.lock.context(), plan.owns([request])[request.id], request)
 
         def go_on() -> None:
             with pytest.raises(LockMisused):

@@ -213,7 +213,7 @@ class TestSaving:
 class TestDeferred:
     """F137: an instance that was read without its version is refused; others are judged by what was read."""
 
-    def test_without_the_version(self, adverts: Ground, call: Any) -> None:
+    def test_without_the_version(self, adverts: Ground) -> None:
         """Refused before anything is sent, in a coroutine, too."""
         from django.db import models
 
@@ -223,19 +223,19 @@ class TestDeferred:
         for many in (False, True):
             with pytest.raises(ValueError, match=r"defer\(\)"):  # noqa: PT012
                 if many:
-                    call(adverts.lock, "acquire_many", [plain], "exporting")
+                    adverts.lock.acquire_many([plain], "exporting")
                 else:
-                    call(adverts.lock, "acquire", plain, "exporting")
+                    adverts.lock.acquire(plain, "exporting")
         assert adverts.read(id_, "holder") is None
 
-    def test_with_it(self, adverts: Ground, call: Any) -> None:
+    def test_with_it(self, adverts: Ground) -> None:
         """`only()` of a VersionedManager reads it: the version that was read is what counts."""
         id_ = adverts.add(1)
         outdated, ad = rows().only("title").get(), rows().only("title")
         adverts.change(id_, version=7)
         with pytest.raises(DocumentChanged):
-            call(adverts.lock, "acquire", outdated, "exporting")
-        held = call(adverts.lock, "acquire", ad.get(), "exporting")
+            adverts.lock.acquire(outdated, "exporting")
+        held = adverts.lock.acquire(ad.get(), "exporting")
         assert "price" in vars(held.instance)
         held.fail()
 

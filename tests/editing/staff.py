@@ -12,8 +12,11 @@ from django.db import transaction
 from django.db.models import Model
 from django.test import Client
 
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.editing import edit_key
+
+#: The permission to take over from another user.
+TAKES = "take_over_edit_lock"
 
 _numbers = itertools.count(1)
 
@@ -80,3 +83,60 @@ def holders(obj: Model | str) -> list[dict[str, Any]]:
     found = mongo_store().latest.find_one({"_id": edit_key(obj)}) or {}
     held: list[dict[str, Any]] = found.get("holders", [])
     return held
+
+
+def token_of(obj: Model | str) -> str:
+    """The fencing token of the editor."""
+    (holder,) = holders(obj)
+    return str(holder["token"])
+
+
+def page_of(obj: Model) -> str:
+    """The address of the page that changes it."""
+    return f"/admin/{obj._meta.app_label}/{obj._meta.model_name}/{obj.pk}/change/"
+
+
+class Tab:
+    """A tab in the browser of a member of the staff, and the page that it shows."""
+
+    def __init__(self, who: str | Client, target: Model | str, *permissions: str) -> None:
+        self.client = staff(who, *permissions) if isinstance(who, str) else who
+        self.address = target if isinstance(target, str) else page_of(target)
+        self.page = self.client.get(self.address)
+
+    @property
+    def state(self) -> str:
+        """What the panel says, in a word."""
+        return state_of(self.page)
+
+    @property
+    def text(self) -> str:
+        """The page as it is read."""
+        return text_of(self.page)
+
+    @property
+    def html(self) -> str:
+        """The page as it is sent."""
+        html: str = self.page.content.decode()
+        return html
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What the form has."""
+        return fields_of(self.page)
+
+    def send(self, typed: dict[str, str] | None = None, **more: str) -> Any:
+        """Send the form with what was typed; return the answer, which is shown if it is a page."""
+        answer = self.client.post(self.address, self.fields | (typed or {}) | more)
+        self.page = answer if answer.status_code == 200 else self.page
+        return answer
+
+    def tell(self, action: str, **more: Any) -> Any:
+        """What the page's script sends, and the answer."""
+        return tell(self.client, self.address, action, self.fields, **more).json()
+
+    def take_over(self, token: str, more: str = "") -> Any:
+        """Press the button that takes over from the editor with this token."""
+        address, data = f"{self.address}?edit-lock=take-over{more}", {"edit_lock_take_over": token}
+        self.page = self.client.post(address, data, follow=True)
+        return self.page

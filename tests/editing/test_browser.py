@@ -22,7 +22,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
-from tests.editing.staff import holders, staff
+from tests.editing.staff import holders, page_of, staff
 from tests.support.browsing import MIDDLEWARE, browser
 from tests.support.lock_documents import Locks
 from tests.support.waiting import eventually
@@ -119,13 +119,22 @@ def people(chromium: Any, live_server: LiveServer, requests: Requests) -> Iterat
     assert [person.problems for person in made if person.problems] == []
 
 
-def page_of(order: Order) -> str:
-    return f"/admin/shop/order/{order.pk}/change/"
-
-
 def says(tab: Any, text: str) -> None:
     """Wait until the panel says so."""
     expect(tab.locator('[data-part="text"]')).to_contain_text(text, timeout=20_000)
+
+
+def save(tab: Any, then: str = "**/shop/order/") -> None:
+    """Press the button, and wait until the list is there."""
+    tab.click("[name=_save]")
+    tab.wait_for_url(then)
+
+
+def take_over(tab: Any) -> None:
+    """Take the lock from the editor, and wait until the page says so, which may be a new one."""
+    tab.click("summary")
+    tab.click("text=Yes, take over")
+    says(tab, "You are editing this.")
 
 
 def patiently(call: Callable[[], Any]) -> Any:
@@ -151,8 +160,7 @@ def test_busy_until_it_is_free(people: Callable[..., Person], order: Order) -> N
     before = second.locator('[data-part="detail"]').inner_text()
     expect(second.locator('[data-part="detail"]')).not_to_have_text(before)
     first.fill("[name=item]", "car")
-    first.click("[name=_save]")
-    first.wait_for_url("**/shop/order/")
+    save(first)
     says(second, "It is free now")
     second.click("text=Edit it now")
     says(second, "You are editing this.")
@@ -169,33 +177,30 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
     first.fill("[name=item]", "car")
     set_locks(settings, EDIT_BEAT=0.3)
     second = people("boss", "take_over_edit_lock").open(page_of(order))
-    second.click("summary")
-    second.click("text=Yes, take over")
-    says(second, "You are editing this.")
+    take_over(second)
     first.click("[name=_save]")
     lost = first.locator(".errorlist.nonfield li", has_text="Not saved: this is now being edited by boss.")
     expect(lost).to_be_visible()
     says(first, "This is now being edited by boss. What you typed is still here")
-    save, take_over = first.locator("[name=_save]"), first.locator("text=Take over and save")
+    saving, taking = first.locator("[name=_save]"), first.locator("text=Take over and save")
     delete = first.locator("a.deletelink")
-    assert save.get_attribute("aria-disabled") == "true"
+    assert saving.get_attribute("aria-disabled") == "true"
     assert delete.is_hidden()
     first.press("[name=item]", "Enter")  # is not the button that takes over
-    assert take_over.is_visible()
+    assert taking.is_visible()
     assert [holder["user"] for holder in holders(order)] == ["boss"]
     second.fill("[name=item]", "boat")
-    second.click("[name=_save]")
-    second.wait_for_url("**/shop/order/")
+    save(second)
     first.click("text=Continue editing")
     says(first, "it was changed meanwhile")
     assert first.locator(".errorlist, .errornote").count() == 0
-    assert take_over.is_hidden()
-    assert save.get_attribute("aria-disabled") is None
+    assert taking.is_hidden()
+    assert saving.get_attribute("aria-disabled") is None
     assert delete.is_visible()
     if way == "take over":  # pressed in the very moment in which it goes
-        take_over.evaluate("button => button.form.requestSubmit(button)")
+        taking.evaluate("button => button.form.requestSubmit(button)")
     elif way == "save":
-        save.click()
+        saving.click()
     else:
         first.press("[name=item]", "Enter")
     says(first, "Not saved: this was changed while you were editing it. Changed meanwhile: Item.")
@@ -203,8 +208,7 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
         first.click("text=See what is stored now")
     assert "boat" in opened.value.inner_text("#order_form")
     opened.value.close()
-    first.click("[name=_save]")
-    first.wait_for_url("**/shop/order/")
+    save(first)
     assert item_of(order) == "car"
 
 
@@ -213,16 +217,11 @@ def test_both_in_turn(people: Callable[..., Person], order: Order) -> None:
     first = people("anna", "take_over_edit_lock").open(page_of(order))
     second = people("boss", "take_over_edit_lock").open(page_of(order))
     first.fill("[name=item]", "car")
-    second.click("summary")
-    second.click("text=Yes, take over")
-    says(second, "You are editing this.")  # in a new page: until it is there, the question is about another holder
+    take_over(second)
     says(first, "This is now being edited by boss.")
-    first.click("summary")
-    first.click("text=Yes, take over")
-    says(first, "You are editing this.")
+    take_over(first)
     says(second, "This is now being edited by anna.")
-    first.click("[name=_save]")
-    first.wait_for_url("**/shop/order/")
+    save(first)
     assert item_of(order) == "car"
 
 
@@ -251,8 +250,7 @@ def test_logout(people: Callable[..., Person], order: Order) -> None:
     says(first, "Your edit lock has ended")  # also under the token that the login has changed
     first.click("text=Continue editing")
     says(first, "You are editing this.")
-    first.click("[name=_save]")
-    first.wait_for_url("**/shop/order/")
+    save(first)
     assert item_of(order) == "car"
 
 
@@ -273,8 +271,7 @@ def test_logged_out_while_it_is_saved(people: Callable[..., Person], order: Orde
     tab.goto(page_of(order))
     assert tab.input_value("[name=item]") == "bike"
     tab.click("text=Put it into the form")
-    tab.click("[name=_save]")
-    tab.wait_for_url("**/shop/order/")
+    save(tab)
     assert item_of(order) == "car"
     patiently(lambda: Order.objects.update(item="theirs"))
     tab.goto(page_of(order))
@@ -306,8 +303,7 @@ def test_reload_and_back(people: Callable[..., Person], order: Order) -> None:
     tab.go_back()
     says(tab, "You are editing this.")
     tab.fill("[name=item]", "car")
-    tab.click("[name=_save]")
-    tab.wait_for_url("**/shop/order/")
+    save(tab)
     assert item_of(order) == "car"
     tab.go_back()
     says(tab, "You are editing this.")
@@ -342,9 +338,7 @@ def test_second_tab(people: Callable[..., Person], order: Order) -> None:
         first.evaluate("window.open(location.href)")
     second = opened.value
     says(second, "This is being edited by you, in another tab.")
-    second.click("summary")
-    second.click("text=Yes, take over")
-    says(second, "You are editing this.")
+    take_over(second)
     says(first, "This is now being edited by you, in another tab.")
 
 
@@ -426,8 +420,7 @@ def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool)
     says(first, "This is now being edited by boss.")
     accessible(first, axe, *more)
     second.fill("[name=item]", "boat")
-    second.click("[name=_save]")
-    second.wait_for_url("**/shop/order/")
+    save(second)
     first.click("text=Continue editing")
     says(first, "changed meanwhile")
     first.click("[name=_save]")

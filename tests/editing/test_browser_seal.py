@@ -11,7 +11,7 @@ from pytest_django import Settings
 
 from tests.editing import notes
 from tests.editing.notes import MOMENT, Note, Row, new_note
-from tests.editing.test_browser import Person, _quick, chromium, patiently, people, requests, says
+from tests.editing.test_browser import Person, _quick, chromium, patiently, people, requests, save, says
 
 __all__ = ["_quick", "chromium", "people", "requests"]
 
@@ -49,8 +49,7 @@ def test_left_alone(people: Callable[..., Person], note: Note) -> None:
     tab.click("[name=_save]")
     says(tab, "Not saved: this was changed while you were editing it. Changed meanwhile: Line, Moment, Text.")
     assert rows_of(note) == there
-    tab.click("[name=_save]")
-    tab.wait_for_url(f"**{LIST}")
+    save(tab, f"**{LIST}")
     assert patiently(Note.objects.get).title == "mine"
     assert rows_of(note) == there, "nothing was typed there"
 
@@ -66,8 +65,7 @@ def test_file(people: Callable[..., Person], note: Note, name: str) -> None:
     says(tab, "Not saved: this was changed while you were editing it.")
     expect(tab.locator(".errorlist.nonfield")).to_contain_text("Choose the file again")
     tab.set_input_files("[name=file]", {"name": name, "mimeType": "text/plain", "buffer": b"new"})
-    tab.click("[name=_save]")
-    tab.wait_for_url(f"**{LIST}")
+    save(tab, f"**{LIST}")
     saved = patiently(Note.objects.get)
     assert (saved.file.read(), saved.line) == (b"new", "theirs")
 

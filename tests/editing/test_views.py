@@ -19,7 +19,7 @@ from django_mongolock.editing.admin import EditLockMixin
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
 from tests.editing.site import OrderAdmin, OrderRows
-from tests.editing.staff import fields_of, holders, staff, state_of, tell, text_of
+from tests.editing.staff import TAKES, Tab, holders, state_of
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_checks import ids
@@ -31,56 +31,52 @@ pytestmark = WITH_MONGO
 class TestOwnViews:
     """Both kinds do the same."""
 
-    def test_two_people(self, order: Order, kind: str) -> None:
+    @pytest.fixture
+    def address(self, order: Order, kind: str) -> str:
+        return f"/{kind}/{order.pk}/"
+
+    def test_two_people(self, order: Order, address: str) -> None:
         """The second reads; the first saves; then the second may."""
-        address = f"/{kind}/{order.pk}/"
-        anna, ben = staff("anna"), staff("ben")
-        page = anna.get(address)
-        assert state_of(page) == "mine"
-        other = ben.get(address)
-        assert "This is being edited by anna." in text_of(other)
-        assert "Save" not in text_of(other)
-        assert anna.post(address, fields_of(page) | {"item": "car"}).status_code == 302
+        anna, ben = Tab("anna", address), Tab("ben", address)
+        assert anna.state == "mine"
+        assert "This is being edited by anna." in ben.text
+        assert "Save" not in ben.text
+        assert anna.send(item="car").status_code == 302
         assert Order.objects.get().item == "car"
         assert holders(order) == []
 
-    def test_lost(self, order: Order, kind: str) -> None:
+    def test_lost(self, address: str) -> None:
         """Nothing is saved; what was left alone takes theirs; sent again, it is saved."""
-        address = f"/{kind}/{order.pk}/"
-        anna = staff("anna")
-        sent = fields_of(anna.get(address)) | {"item": "car"}
+        anna = Tab("anna", address)
         Order.objects.update(item="boat", price=7)
-        page = anna.post(address, sent)
-        assert state_of(page) == "refused"
-        assert "Changed meanwhile: Item, Price." in text_of(page)
+        anna.send(item="car")
+        assert anna.state == "refused"
+        assert "Changed meanwhile: Item, Price." in anna.text
         assert Order.objects.get().item == "boat"
-        again = fields_of(page)
-        assert (again["item"], again["price"]) == ("car", "7.00")
-        assert anna.post(address, again).status_code == 302
-        assert (Order.objects.get().item, int(Order.objects.get().price)) == ("car", 7)
+        assert (anna.fields["item"], anna.fields["price"]) == ("car", "7.00")
+        assert anna.send().status_code == 302
+        saved = Order.objects.get()
+        assert (saved.item, int(saved.price)) == ("car", 7)
 
-    def test_script(self, order: Order, kind: str) -> None:
+    def test_script(self, address: str) -> None:
         """Beats, leaving, taking again, taking over."""
-        address = f"/{kind}/{order.pk}/"
-        anna, boss = staff("anna"), staff("boss", "take_over_edit_lock")
-        sent = fields_of(anna.get(address))
-        assert tell(anna, address, "beat", sent).json()["state"] == "mine"
-        looked = tell(boss, address, "read", {}).json()
+        anna, boss = Tab("anna", address), Tab("boss", address, TAKES)
+        assert anna.tell("beat")["state"] == "mine"
+        looked = boss.tell("read")
         assert (looked["state"], looked["mayTakeOver"]) == ("busy", True)
-        page = boss.post(f"{address}?edit-lock=take-over", {"edit_lock_take_over": looked["token"]}, follow=True)
-        assert state_of(page) == "mine"
-        assert tell(anna, address, "beat", sent).json()["state"] == "busy"
-        tell(boss, address, "leave", fields_of(page))
-        assert tell(anna, address, "take", sent).json()["state"] == "mine"
+        boss.take_over(looked["token"])
+        assert boss.state == "mine"
+        assert anna.tell("beat")["state"] == "busy"
+        boss.tell("leave")
+        assert anna.tell("take")["state"] == "mine"
 
 
 def test_an_editor_without_a_login(order: Order) -> None:
     """A session identifies an editor; without one, the lock exists all the same."""
-    first, second = Client(), Client()
-    page = first.get(f"/own/{order.pk}/")
-    assert state_of(page) == "mine"
-    assert "This is being edited by someone else." in text_of(second.get(f"/own/{order.pk}/"))
-    assert tell(first, f"/own/{order.pk}/", "beat", fields_of(page)).json()["state"] == "mine"
+    first, second = (Tab(Client(), f"/own/{order.pk}/") for _ in range(2))
+    assert first.state == "mine"
+    assert "This is being edited by someone else." in second.text
+    assert first.tell("beat")["state"] == "mine"
     request = RequestFactory().get("/")
     request.user = AnonymousUser()
     assert Editing.open(request, "anything").held
@@ -104,8 +100,7 @@ def test_released_after_the_commit(order: Order, settings: Settings, monkeypatch
     monkeypatch.setattr(edited, "open_transaction", lambda using: True)
     waiting: list[Any] = []
     monkeypatch.setattr(transaction, "on_commit", lambda call, using: waiting.append(call))
-    anna, page = staff("anna"), f"/admin/shop/order/{order.pk}/change/"
-    anna.post(page, fields_of(anna.get(page)) | {"item": "car"})
+    Tab("anna", order).send(item="car")
     assert len(holders(order)) == 1
     for call in waiting:
         call()
@@ -145,17 +140,18 @@ def test_on_an_inline() -> None:
 class TestChecks:
     """What `manage.py check` says."""
 
-    def test_fine(self) -> None:
-        """The defaults."""
-        assert edit_checks.check_edit_locks(app_configs=None) == []
+    @pytest.mark.parametrize(
+        ("values", "found"),
+        [({}, []), ({"EDIT_LEASE": 5, "EDIT_BEAT": 3}, ["E084"]), ({"EDIT_LEASE": 60, "EDIT_BEAT": 3}, ["W080"])],
+        ids=str,
+    )
+    def test_times(self, settings: Settings, values: dict[str, Any], found: list[str]) -> None:
+        """A lease that is too short for the beats, or for a tab in the background."""
+        set_locks(settings, **values)
+        assert ids(edit_checks.check_edit_locks(app_configs=None)) == found
 
-    def test_wrong(self, settings: Settings) -> None:
-        """A lease that is too short for the beats, or for a tab in the background; no session to log out of."""
-        set_locks(settings, EDIT_LEASE=5, EDIT_BEAT=3)
-        assert ids(edit_checks.check_edit_locks(app_configs=None)) == ["E084"]
-        set_locks(settings, EDIT_LEASE=60, EDIT_BEAT=3)
-        assert ids(edit_checks.check_edit_locks(app_configs=None)) == ["W080"]
-        set_locks(settings, EDIT_LEASE=120)
+    def test_no_sessions(self, settings: Settings) -> None:
+        """There is none to log out of."""
         settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "Session" not in path]
         assert ids(edit_checks.check_edit_locks(app_configs=None)) == ["W081"]
 
@@ -168,7 +164,7 @@ class TestChecks:
 
 def test_nothing_inline(order: Order) -> None:
     """The panel needs no exception in a content security policy."""
-    page = staff("anna").get(f"/own/{order.pk}/").content.decode()
+    page = Tab("anna", f"/own/{order.pk}/").html
     assert not re.search(r'<script(?![^>]*src=)|\sstyle=|\son[a-z]+="|<style|javascript:', page)
 
 

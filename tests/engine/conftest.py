@@ -21,6 +21,7 @@ from tests.engine.twins import CALM, Twin, in_memory, in_mongodb
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE, failpoints
 from tests.support.lock_fixtures import Commands
+from tests.support.waiting import eventually
 
 Document = dict[str, Any]
 
@@ -44,12 +45,6 @@ class Timer:
         self._ahead += seconds
         for session in self.sessions:
             session.wake()
-
-    def bring_forward_the_beat(self, seconds: float) -> None:
-        """Only the heartbeats notice; those who wait sleep on."""
-        self._ahead += seconds
-        for session in self.sessions:
-            session.heartbeat.wake()
 
 
 @pytest.fixture
@@ -146,6 +141,7 @@ def memory(in_thread: InThread) -> Iterator[Any]:
     made.close()
 
 
+Entries = Callable[..., list[Any]]
 LockMaker = Callable[..., MongoLock]
 
 
@@ -159,6 +155,11 @@ def make_lock(session: Session, *keys: str, **options: Any) -> MongoLock:
     """A lock with short terms, unless *options* say otherwise."""
     terms: Terms = options.pop("terms", QUICK)
     return MongoLock(lambda: session, keys or ("k",), terms, LockOptions(**{"wait": 5.0, **options}))
+
+
+def nothing_left(session: Session) -> bool:
+    """Wait until the session knows of nothing any more, neither held nor waited for nor to be removed."""
+    return eventually(lambda: not session.known)
 
 
 def renewed(lock: MongoLock) -> bool:

@@ -1,9 +1,8 @@
 """Coroutines: cancelled at any moment, in one event loop after another, many at a time."""
 
 import asyncio
-import random
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,15 +10,8 @@ import pytest
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.session.wakeups import Wakeup
 from django_mongolock.exceptions import LockNotAcquired
-from tests.engine.conftest import Here, HoldUp, LockMaker, make_lock
+from tests.engine.conftest import Entries, Here, HoldUp, LockMaker, make_lock, nothing_left
 from tests.support.waiting import eventually
-
-Entries = Callable[..., list[Any]]
-
-
-def settled(session: Session) -> bool:
-    """Return whether the session knows of nothing, and has nothing left to remove."""
-    return eventually(lambda: not session.known, 5)
 
 
 async def test_who_is_woken_before_it_waits_does_not_wait() -> None:
@@ -46,7 +38,7 @@ async def test_cancelled_in_flight(here: Here, hold_up: HoldUp, door: str) -> No
     assert await cancelled(task)
     gate.go.set()
     assert await asyncio.to_thread(gate.over.wait, 10)
-    assert await asyncio.to_thread(settled, here.session)
+    assert await asyncio.to_thread(nothing_left, here.session)
     assert here.entries() == []
     async with make_lock(here.session, wait=0):
         pass
@@ -61,37 +53,8 @@ async def test_cancelled_on_release(session: Session, entries: Entries, hold_up:
     assert await cancelled(task)
     gate.go.set()
     assert not lock.held
-    assert await asyncio.to_thread(settled, session)
+    assert await asyncio.to_thread(nothing_left, session)
     assert entries() == []
-
-
-@pytest.mark.long
-async def test_cancelled_at_random_moments_also_twice(here: Here) -> None:
-    """F36: a hundred tasks at a few keys, each cancelled somewhere between its start and its end, every third one
-    twice: no holder and no waiter is left, and every key can be had."""
-    session, chance = here.new_session(), random.Random(36)
-    outcomes = []
-
-    async def work(number: int) -> None:
-        async with make_lock(session, f"k{number % 4}") as lock:
-            lock.ensure_held()
-            await asyncio.sleep(chance.uniform(0, 0.005))
-
-    async def disturb(number: int) -> bool:
-        task = asyncio.create_task(work(number))
-        await asyncio.sleep(chance.uniform(0, 0.03))
-        if number % 3 == 0:
-            task.cancel()
-            await asyncio.sleep(0)
-        return await cancelled(task)
-
-    for start in range(0, 100, 10):
-        outcomes += await asyncio.gather(*(disturb(number) for number in range(start, start + 10)))
-    assert any(outcomes)
-    assert await asyncio.to_thread(settled, session)
-    assert [d["_id"] for d in here.collection.find() if d["holders"] or d["waiters"]] == []
-    for number in range(4):
-        assert await make_lock(session, f"k{number}").atry_acquire()
 
 
 async def test_a_cancelled_acquisition_of_several_keys_leaves_none(here: Here) -> None:
@@ -103,12 +66,8 @@ async def test_a_cancelled_acquisition_of_several_keys_leaves_none(here: Here) -
             task.cancel()
             with pytest.raises((asyncio.CancelledError, LockNotAcquired)):
                 await task
-        assert await asyncio.to_thread(settled, here.session)
+        assert await asyncio.to_thread(nothing_left, here.session)
         assert here.entries("a") == here.entries("b") == []
-
-
-async def _call(method: Callable[[], Awaitable[Any]]) -> Any:
-    return await method()
 
 
 def test_two_event_loops_at_once(session: Session, in_thread: Callable[..., threading.Thread]) -> None:
@@ -139,7 +98,7 @@ def test_a_loop_that_ends_while_a_task_waits(session: Session, other: LockMaker,
 
     with other():
         assert asyncio.run(leave()).cancelled()
-        assert settled(session)
+        assert nothing_left(session)
         assert len(entries()) == 1
 
 
@@ -151,4 +110,4 @@ async def test_waiting_coroutines_hold_no_thread(session: Session, other: LockMa
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    assert await asyncio.to_thread(settled, session)
+    assert await asyncio.to_thread(nothing_left, session)

@@ -28,7 +28,6 @@ from tests.engine.twins import CALM
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
 from tests.support.grants import grant_of
-from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
 #: Long before a place in the queue is renewed under CALM terms, which would find whatever was missed.
@@ -76,34 +75,20 @@ def bell_of(session: Session, token: int) -> Bell:
     return Bell(session.id, mine(session).id, News(token, datetime.now(UTC)))
 
 
-def test_a_bell_reports_the_grant_without_a_question(queued: tuple[MongoLock, Waiter], commands: Commands) -> None:
-    """P8, F121: a waiter sends nothing while it waits, and its grant reaches it by the bell alone."""
+def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tuple[MongoLock, Waiter]) -> None:
+    """P3, P8, F5, F121: a waiter sends nothing while it waits, and its grant reaches it by the bell alone: the release
+    that grants the lock waits for the majority; the bell follows it, and waits for nothing."""
     theirs, waiter = queued
-    commands.clear()
+    here.commands.clear()
     time.sleep(0.2)
-    assert set(commands.names()) <= {"getMore"}
+    assert set(here.commands.names()) <= {"getMore"}
     released = clock.now()
     theirs.release()
     assert waiter.end().at - released < SOON
+    sent = [command for command in here.commands.sent if not {"getMore", "find"} & command.keys()]
     # Whoever was alone when it got the lock tries the short release first.
-    assert [name for name in commands.names() if name not in ("getMore", "find")] == [
-        "update",
-        "findAndModify",
-        "insert",
-    ]
-
-
-def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tuple[MongoLock, Waiter]) -> None:
-    """P3, F5: the release that grants the lock waits for the majority; the bell follows it, and waits for nothing."""
-    theirs, waiter = queued
-    here.commands.clear()
-    theirs.release()
-    waiter.end()
-    (release,) = [command for command in here.commands.sent if "findAndModify" in command]
-    (bell,) = [command for command in here.commands.sent if "insert" in command]
-    assert release["writeConcern"]["w"] == "majority"
-    assert bell["writeConcern"] == {"w": 0}
-    assert here.commands.names().index("findAndModify") < here.commands.names().index("insert")
+    assert [next(iter(command)) for command in sent] == ["update", "findAndModify", "insert"]
+    assert [command["writeConcern"]["w"] for command in sent[1:]] == ["majority", 0]
 
 
 def test_no_bell_is_rung_for_what_the_majority_has_not_confirmed(
@@ -118,14 +103,6 @@ def test_no_bell_is_rung_for_what_the_majority_has_not_confirmed(
     with pytest.raises(LockBackendFailed):
         store.apply("k", Step(remove=("held",), force=True), 5)
     assert rung == []
-
-
-def test_a_forced_release_rings_for_the_next(queued: tuple[MongoLock, Waiter], session: Session) -> None:
-    """P8: a forced release wakes the first waiter."""
-    theirs, waiter = queued
-    forced = clock.now()
-    assert operations.force_release(store_of(session), "k", [grant_of(theirs).id])
-    assert waiter.end().at - forced < SOON
 
 
 def test_a_renewal_rings_for_whom_it_grants(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,67 +375,3 @@ def test_other_locks_have_other_bells(config: StoreConfig) -> None:
     """Two projects in one database, with locks in two collections, do not hear each other."""
     names = [Session(MongoStore(replace(config, collection=name))).store.bells.collections for name in ("one", "two")]  # type: ignore[attr-defined]
     assert not {each.name for each in names[0]} & {each.name for each in names[1]}
-
-
-# What a waiter may believe comes from its own last command
-
-
-#: A place in the queue is worth a third of a lease: whoever took one for the other is found out.
-PLACE = Terms(lease=9.0, margin=0.1, clock_margin=0.0, waiter_lease=3.0)
-
-
-def fails(*arguments: Any, **options: Any) -> Any:
-    raise LockBackendFailed("the network is cut")
-
-
-def crowd(store: MongoStore, size: int) -> None:
-    """Queue so many others, who live for a minute without any renewal."""
-    for number in range(size):
-        add = entry(f"crowd.{number}", "crowd", CALM, {}, "crowd")
-        store.apply("k", Step(ask=add["grant"], add=add), 5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("how", ["removed", "paused"])
-def test_a_place_is_worth_what_the_last_command_gave(
-    here: Here, store: MongoStore, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """F107: a waiter stood behind 40 others, lost its place (forced, or while it was paused) and got another in a short
-    queue. Granted the lock by another's command and cut off, it holds it no longer than that place lasts."""
-    holder = here.other(terms=CALM).acquire()
-    crowd(store, 40)
-    renew, apply = here.session.store.renew, here.session.store.apply
-    waiter = here.waiter(here.lock(terms=PLACE, wait=None))
-    (grant,) = only_grant(here.session)
-    assert eventually(lambda: grant.lease.until > 0)
-    if how == "removed":
-        here.collection.update_one({"_id": "k"}, {"$set": {"waiters": []}})
-    else:
-        here.session.store.renew = fails  # type: ignore[method-assign]
-        time.sleep(PLACE.lease + 1)  # the longest that any place of it can last
-        here.collection.update_one({"_id": "k"}, {"$pull": {"waiters": {"session": "crowd"}}})
-        here.session.store.renew = renew  # type: ignore[method-assign]
-    assert eventually(lambda: places(here.collection) == [grant.id], 20)
-    before = grant.lease.until
-    assert eventually(lambda: grant.lease.until > before, 10)  # its new place is renewed
-    here.session.store.renew = here.session.store.apply = here.session.store.read = fails  # type: ignore[method-assign]
-    third = here.other(terms=CALM, wait=20)
-    holder.release()
-    assert waiter.end().has_it
-    third.acquire()
-    assert not waiter.lock.held
-    third.release()
-    here.session.store.renew, here.session.store.apply = renew, apply  # type: ignore[method-assign]
-    waiter.let_go()
-
-
-def only_grant(session: Session) -> list[Any]:
-    """The only grant that the session knows, once it knows one."""
-    assert eventually(lambda: len(session.registry.grants) == 1)
-    return list(session.registry.grants.values())
-
-
-def places(collection: Collection[Document]) -> list[str]:
-    """Who stands in the queue."""
-    document = collection.find_one({"_id": "k"}) or {"waiters": []}
-    return [e["grant"] for e in document["waiters"]]

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,12 +16,11 @@ from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
-from tests.engine.conftest import QUICK, Document, Here, HoldUp, LockMaker, make_lock, store_of
+from tests.engine.conftest import QUICK, Document, Entries, Here, HoldUp, LockMaker, make_lock, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.support.waiting import eventually
 
-Entries = Callable[..., list[Any]]
 READER = Terms(mode="shared", capacity=2**31 - 1, lease=1.0, margin=0.1, waiter_lease=1.0)
 PERMIT = Terms(mode="semaphore", capacity=2, lease=1.0, margin=0.1, waiter_lease=1.0)
 OF_THREE = replace(PERMIT, capacity=3)

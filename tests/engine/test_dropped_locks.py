@@ -9,15 +9,14 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.exceptions import LockError, LockReentry
-from tests.engine.conftest import Here
+from django_mongolock.exceptions import LockBackendFailed, LockError, LockReentry
+from tests.engine.conftest import Here, HoldUp
 from tests.engine.twins import CALM
 from tests.support.waiting import eventually
 from verify.faults.documents import at_once
@@ -114,7 +113,7 @@ async def the_connection_breaks(mine: Taking) -> None:
 
 WAYS: list[Callable[[Taking], Coroutine[Any, Any, None]]] = [
     *(free, waited, short_form_missed, short_form_missed_by_a_try, after_a_reentry, entered_again, refused),
-    *(a_permit, downgraded, extended),
+    *(a_permit, downgraded, extended, the_connection_breaks),
 ]
 
 
@@ -144,14 +143,15 @@ def go(taking: Taking, way: Callable[[Taking], Coroutine[Any, Any, None]], where
 
 
 @pytest.mark.parametrize("where", ["main thread", "thread", "event loop"])
-@pytest.mark.parametrize(
-    "way", [*WAYS, pytest.param(the_connection_breaks, marks=pytest.mark.long)], ids=lambda way: way.__name__
-)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_dropped(here: Here, failpoint: Callable[..., None], way: Any, where: str) -> None:
+def test_dropped(here: Here, hold_up: HoldUp, way: Any, where: str) -> None:
     """F33, F156: it is gone when its last reference is, and the lock is released soon after."""
-    fail = partial(failpoint, ["findAndModify", "update"], times=2, closeConnection=True)
+
+    def fail() -> None:
+        hold_up(here.session.store, "apply").fail(LockBackendFailed("no answer"))
+
     taking = Taking(here, fail, where == "event loop")
     go(taking, way, where)
     refs = taking.refs

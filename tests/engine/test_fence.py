@@ -20,13 +20,12 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
 from testproject.servers import Mongod, ReplicaSet
+from tests.engine.conftest import Document, LockMaker
 from tests.support.grants import grant_of
 from tests.support.lock_fixtures import Commands
 
-Document = dict[str, Any]
 Client = MongoClient[Document]
 Pieces = Collection[Document]
-LockMaker = Callable[..., MongoLock]
 
 #: Long enough that no renewal gets in between.
 TERMS = Terms(lease=30.0, margin=3.0, waiter_lease=10.0)

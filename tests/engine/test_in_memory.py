@@ -8,27 +8,24 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from bson.timestamp import Timestamp
 
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol.actions import Apply
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
-from django_mongolock.engine.rule.document import LEAP, Limits, Step, Terms, entry
-from django_mongolock.engine.rule.in_python import Moment, apply_rule
-from django_mongolock.engine.rule.replies import Found, Reply
+from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
+from django_mongolock.engine.rule.replies import Found, Reply, read_found
 from django_mongolock.engine.session.core import REQUEST, SENDING_THREADS, SHARES
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.releases import LOOK_EVERY
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
-from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
-from tests.engine.conftest import HoldUp, make_lock
+from django_mongolock.testing.memory_server import MemorySession, MemoryStore
+from tests.engine.conftest import make_lock
 from tests.engine.memory import LONG, TIMEOUT, Memory
 from tests.engine.twins import CALM
 from tests.engine.waiters import Waiter
@@ -136,18 +133,6 @@ def test_nothing_else_renews_while_the_clock_is_moved(memory: Memory) -> None:
     assert not heartbeat.is_alive()
 
 
-def test_an_extension_without_a_length_is_a_whole_lease_from_now(memory: Memory) -> None:
-    """By the clock of this process as well as on the server."""
-    mine = memory.lock(terms=CALM, auto_renew=False).acquire()
-    memory.server.advance(40)
-    assert mine.remaining < 21
-    mine.extend()
-    assert mine.remaining > 50
-    memory.server.advance(50)
-    assert mine.held
-    assert memory.holders() == [grant_of(mine).id]
-
-
 def test_a_transaction_puts_a_renewal_off_only_while_a_third_is_left(memory: Memory) -> None:
     """Its writes would conflict with a renewal; but the lease must not end meanwhile."""
     grant = grant_of(memory.lock(terms=CALM).acquire())
@@ -226,6 +211,25 @@ def test_what_could_not_be_renewed_together_is_tried_at_once_and_one_by_one(
     assert all(lock.remaining > CALM.lease - 3 for lock in locks)
 
 
+def test_a_renewal_of_a_waiter_is_worth_a_place(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1, F62: the renewal is carried out, then the lock is granted, then the renewal is answered: that is no lease."""
+    theirs = memory.other().acquire()
+    waiter = memory.waiter(terms=replace(LONG, waiter_lease=60.0))
+    assert eventually(lambda: memory.server.documents["k"]["waiters"])
+    (grant,), renew = memory.session.queue.waiting.values(), memory.session.store.renew
+
+    def late(*arguments: Any) -> dict[str, Found]:
+        renew(*arguments)
+        theirs.release()
+        assert waiter.end().has_it
+        return {"k": read_found(memory.server.documents["k"])}
+
+    monkeypatch.setattr(memory.session.store, "renew", late)
+    memory.session.renewals.renew([grant])
+    assert 0 < waiter.lock.remaining <= 60
+    waiter.let_go()
+
+
 def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,20 +248,6 @@ def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
     assert limits == [pytest.approx(1.0)]
 
 
-@pytest.mark.parametrize("way", ["release", "arelease"])
-async def test_a_release_that_is_struck_before_it_begins_leaves_the_minimum_hold(memory: Memory, way: str) -> None:
-    """P6, F64: it is released in the background, and its minimum hold lasts."""
-
-    def strike(steps: object) -> None:
-        raise KeyboardInterrupt
-
-    lock = memory.lock(terms=replace(LONG, min_hold=600.0)).acquire()
-    memory.session.run = memory.session.arun = strike  # type: ignore[assignment, method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        lock.release() if way == "release" else await lock.arelease()
-    assert eventually(lambda: ["released" in each for each in memory.entries()] == [True])
-
-
 def test_a_grant_that_is_answered_after_the_wait_is_given_back(memory: Memory) -> None:
     """P6: a hand-over is answered between the last look of who waits for it, and the end of that wait."""
     session, documents = memory.session, memory.server.documents
@@ -269,14 +259,6 @@ def test_a_grant_that_is_answered_after_the_wait_is_given_back(memory: Memory) -
     assert documents[grant.key]["holders"]
     lock._own.give_up(session, grant, LockNotAcquired(grant.key, 0.0))
     assert eventually(lambda: not documents[grant.key]["holders"])
-
-
-def test_a_renewal_that_fails_is_tried_again_within_a_second(memory: Memory) -> None:
-    """F9: also where the lease is long; a holder does not lose the time in which a server comes back."""
-    grant = grant_of(memory.lock().acquire())
-    now = memory.session.now()
-    grant.postpone(now)
-    assert now < grant.lease.renew_at <= now + 1
 
 
 def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(memory: Memory) -> None:
@@ -319,81 +301,6 @@ def test_a_command_may_take_as_long_as_the_session_says(
 
 
 # Minimum holds, limits, statistics, clocks
-
-
-def queued(server: MemoryServer, terms: Terms) -> MemoryStore:
-    """A store in which "g1" holds the key, and "g2" waits for it."""
-    store = MemoryStore(server, Limits())
-    for name in ("g1", "g2"):
-        store.apply("k", Step(ask=name, add=entry(name, "s", terms, {})), TIMEOUT)
-    return store
-
-
-BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-LEAPT = timedelta(milliseconds=LEAP)
-
-
-def after_a_write(seconds: float, *, clock: str = "a", later: int = 1, **facts: Any) -> list[dict[str, Any]]:
-    """The holders of a document that is written again, so long after a write of clock "a" which granted it to "g1" for
-    a minute. later: by how much the cluster time is. facts: what its entry says besides."""
-    first = Step(ask="g1", add=entry("g1", "s", Terms(lease=59, margin=1, waiter_lease=59), {}))
-    document = apply_rule(None, first, Limits(), Moment(BEGIN, "a", Timestamp(7, 1)))
-    assert document is not None
-    document["holders"] = [{**document["holders"][0], **facts}]
-    again = Moment(BEGIN + timedelta(seconds=seconds), clock, Timestamp(7, 1 + later))
-    written = apply_rule(document, Step(remove=("another",)), Limits(), again)
-    assert written is not None
-    return list(written["holders"])
-
-
-def test_a_clock_that_is_a_little_behind_is_the_same_clock() -> None:
-    """F23: corrected by less than a leap, it judges the times that it wrote, and no lease begins again."""
-    (holder,) = after_a_write(-LEAPT.total_seconds() / 2)
-    assert holder["until"] == BEGIN + timedelta(milliseconds=holder["server_lease"])
-
-
-def test_the_second_copy_of_a_command_that_resumes_puts_nothing_at_the_head() -> None:
-    """P5: what it is to resume is not there any more, so its grant comes last."""
-    owned = replace(CALM, owner="o")
-    resume = Step(ask="g2", add=entry("g2", "s", owned, {}), remove=("g1",), force=True, resumes=True)
-    asks = [
-        Step(ask=name, add=entry(name, "s", terms, {})) for name, terms in (("g1", owned), ("g3", CALM), ("g4", CALM))
-    ]
-    document = None
-    for step in (*asks, resume, Step(remove=("g2",)), resume):
-        document = apply_rule(document, step, Limits(), Moment(BEGIN))
-    assert document is not None
-    assert [e["grant"] for name in ("holders", "waiters") for e in document[name]] == ["g3", "g4", "g2"]
-
-
-def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease() -> None:
-    """F23, P1: the cluster time stands still, the clock says that the lease is over: it begins a whole one again."""
-    (holder,) = after_a_write(100, later=0)
-    assert holder["until"] == BEGIN + timedelta(seconds=100, milliseconds=holder["server_lease"])
-    assert after_a_write(100) == []
-
-
-def test_a_minimum_hold_is_no_longer_after_a_failover() -> None:
-    """F64: by a clock that is behind, it would end much later; it lasts as long as it was to, from now at most."""
-    facts: dict[str, Any] = {
-        "released": BEGIN,
-        "min_hold": 10_000,
-        "server_lease": 10_000,
-        "until": BEGIN + timedelta(hours=1),
-    }
-    (holder,) = after_a_write(5, clock="b", **facts)
-    assert holder["until"] == BEGIN + timedelta(seconds=15)
-
-
-def test_the_longest_wait_and_hold_are_kept(memory: Memory) -> None:
-    store = queued(memory.server, CALM)
-    memory.server.advance(30)
-    store.apply("k", Step(remove=("g1",), given="g1", force=True), TIMEOUT)
-    store.apply("k", Step(remove=("g2",), given="g2", force=True), TIMEOUT)
-    store.apply("k", Step(ask="g3", add=entry("g3", "s", CALM, {})), TIMEOUT)
-    document = memory.server.documents["k"]
-    assert 30_000 <= document["longest_wait_ms"] <= document["longest_hold_ms"] < 40_000
-    assert (document["acquisitions"], document["contended"], document["expired"]) == (3, 1, 0)
 
 
 def test_a_queue_is_as_long_as_it_may_be(memory: Memory) -> None:
@@ -605,23 +512,6 @@ def test_a_wrong_guess_lengthens_no_wait(memory: Memory, monkeypatch: pytest.Mon
     assert given[0] <= 1.1
 
 
-@pytest.mark.parametrize(("apart", "order"), [(3.3, ["there", "new"]), (60.0, ["new", "there"])])
-def test_after_an_election_who_came_before_stands_before(apart: float, order: list[str]) -> None:
-    """F120: the last write was 3.3 s ago, and a waiter was queued by it. Who has waited for 2.3 s came later. Where the
-    clocks of the two primaries cannot be one, a place counts what it had waited at the last write."""
-    then = datetime(2026, 1, 1, tzinfo=UTC)
-    document: dict[str, Any] | None = None
-    for name in ("holder", "there"):
-        document = apply_rule(
-            document, Step(ask=name, add=entry(name, "s", CALM, {})), Limits(), Moment(then, "one", Timestamp(1, 1))
-        )
-    now = Moment(then + timedelta(seconds=apart), "two", Timestamp(9, 1))
-    step = Step(ask="new", add=entry("new", "s", CALM, {}), waited=2_300)
-    after = apply_rule(document, step, Limits(), now)
-    assert after is not None
-    assert [e["grant"] for e in after["waiters"]] == order
-
-
 # Clean-up
 
 
@@ -642,18 +532,6 @@ def test_a_release_that_an_election_has_undone_is_made_again(memory: Memory) -> 
     """F7: so nobody waits for the end of the lease."""
     undo_a_release(memory)
     memory.server.advance(LOOK_EVERY)
-    assert eventually(lambda: memory.holders() == [])
-
-
-@pytest.mark.long
-def test_a_release_that_is_made_again_is_tried_until_it_succeeds(memory: Memory) -> None:
-    """F7, F9: the new primary may not answer at first."""
-    store = undo_a_release(memory)
-    store.down = True
-    memory.server.advance(LOOK_EVERY)
-    assert eventually(lambda: store.tries > 0)
-    store.down = False
-    memory.server.advance(TRY_AGAIN_AFTER + 1)
     assert eventually(lambda: memory.holders() == [])
 
 
@@ -685,12 +563,12 @@ def test_the_end_of_a_session_makes_up_for_what_had_failed(memory: Memory) -> No
     assert (memory.holders(), memory.server.documents["held"]["holders"]) == ([], [])
 
 
-@pytest.mark.parametrize("what", ["acquire", "release"])
+@pytest.mark.parametrize("what", ["acquire", "release", "arelease"])
 def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """F29, F65: a signal handler raises when the lock is granted and the caller does not have it yet, or before the
-    release has begun. It is given back, also while the lock object lives on."""
+    """F29, F64, F65: a signal handler raises when the lock is granted and the caller does not have it yet, or before
+    the release has begun. It is given back, also while the lock object lives on; what was had is kept for its hold."""
     run = memory.session.run
 
     def struck(steps: Any) -> None:
@@ -698,13 +576,19 @@ def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
             run(steps)
         raise KeyboardInterrupt
 
-    mine = memory.lock()
+    async def in_a_task() -> None:
+        await mine.aacquire()
+        monkeypatch.setattr(memory.session, "arun", struck)
+        await mine.arelease()
+
+    mine = memory.lock(terms=replace(LONG, min_hold=600.0))
     if what == "release":
         mine.acquire()
-    monkeypatch.setattr(memory.session, "run", struck)
+    if what != "arelease":
+        monkeypatch.setattr(memory.session, "run", struck)
     with pytest.raises(KeyboardInterrupt):
-        getattr(mine, what)()
-    assert eventually(lambda: memory.holders() == [])
+        asyncio.run(in_a_task()) if what == "arelease" else getattr(mine, what)()
+    assert eventually(lambda: ["released" in each for each in memory.entries()] == [True] * (what != "acquire"))
     assert not mine.held
 
 
@@ -779,25 +663,6 @@ def test_a_request_is_for_the_grants_that_it_names(memory: Memory) -> None:
     for session, lock in zip(sessions, readers, strict=True):
         session.renewals.renew([grant_of(lock)])
     assert [lock.release_requested for lock in readers] == ["ann", None]
-
-
-@pytest.mark.parametrize("renewed", [False, True])
-def test_two_threads_release_one_lock(memory: Memory, hold_up: HoldUp, renewed: bool) -> None:
-    """F163: the second one, and the heartbeat, come while the command of the first is on its way: that is no loss."""
-    lost: list[object] = []
-    lock = memory.lock(on_lost=lost.append).acquire()
-    gate = hold_up(memory.session.store, "release_uncontended")
-    (grant,) = lock._own.grants
-    first = memory.in_thread(lock.release)
-    assert gate.there.wait(10)
-    if renewed:
-        memory.session.ending.end(grant, How.LOST, noticed=True)
-    else:
-        assert not lock.release()
-    gate.go.set()
-    first.join(10)
-    assert not eventually(lambda: lost, 0.1)
-    assert (lock.lost, memory.session.known) == (False, 0)
 
 
 def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(memory: Memory) -> None:

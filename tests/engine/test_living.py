@@ -4,33 +4,38 @@ import _thread
 import contextlib
 import gc
 import itertools
+import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pymongo.collection import Collection
 
 from django_mongolock import mongo_lock
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol import processes as naming
+from django_mongolock.engine.protocol.processes import NO_PROCESS, fate, this_process
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.grant import State
 from django_mongolock.engine.session.notifications import MOST_CALLBACKS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockLost, LockNotAcquired
-from tests.engine.conftest import Here, HoldUp, LockMaker, Timer, make_lock
-from tests.engine.processes import processes
+from tests.engine.conftest import Document, Entries, Here, HoldUp, LockMaker, make_lock
+from tests.engine.faces import Face
+from tests.engine.processes import Process, processes
 from tests.engine.twins import CALM
-from tests.engine.worker import PAUSE_WAITING
 from tests.support.grants import grant_of
 from tests.support.looking import holder, new_key
 from tests.support.waiting import eventually
 
-Entries = Callable[..., list[Any]]
 #: What a beat is, by a clock that is moved.
 BEAT = CALM.lease / 3
 
@@ -91,16 +96,6 @@ def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
 # Danger, limits
 
 
-def test_extend_does_not_go_beyond_the_longest_hold(lock: LockMaker, timer: Timer) -> None:
-    mine = lock(terms=CALM, max_hold=40).acquire()
-    assert mine.remaining <= 40
-    mine.extend(300)
-    assert mine.remaining <= 40
-    timer.move(40)
-    with pytest.raises(LockLost, match="max_hold"):
-        mine.ensure_held()
-
-
 # The heartbeat
 
 
@@ -121,35 +116,6 @@ def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, sess
 
 
 # Stopped processes
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("granted", [False, True], ids=["still waiting", "granted meanwhile"])
-def test_a_waiter_that_is_stopped_does_not_believe_in_an_old_grant(here: Here, granted: bool) -> None:
-    """F26, F28: stopped past its waiter's lease, it was granted the lock by news that it reads only now: by then it
-    had ended, and somebody else has it. It waits on, and when it has the lock, it really has it."""
-    theirs = here.other(terms=CALM).acquire()
-    with processes(1, "pause_waiting", here.collection.name) as (process,):
-        process.hear()
-        assert eventually(lambda: len(here.entries()) == 2)
-        time.sleep(0.7)
-        process.send(signal.SIGSTOP)
-        if granted:
-            theirs.release()
-        time.sleep(PAUSE_WAITING.waiter_lease + PAUSE_WAITING.margin + 0.5)
-        second = theirs if not granted else here.other(terms=CALM, wait=10).acquire()
-        resumed = time.monotonic()
-        process.send(signal.SIGCONT)
-        time.sleep(0.5)
-        assert second.held
-        token, released = second.fencing_token, time.monotonic()
-        second.release()
-        told = process.hear()
-        assert told["at"] >= released > resumed
-        assert told["held"]
-        assert told["token"] > token
-        assert [holder["token"] for holder in here.entries()] == [told["token"]]
-        process.say().end()
 
 
 # What other threads see
@@ -275,3 +241,123 @@ def test_a_lock_that_is_detached_was_not_forgotten() -> None:
     assert isinstance(park_held(lock, Terms(owner="a task"), {}), Parked)
     assert states == [State.RELEASED]
     assert holder(key)["process"] == "none"
+
+
+# Owners: who asks for one that holds the lock already waits while that lives, and resumes once it is gone
+
+OWNED = Terms(lease=60, margin=1, owner="task 5")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux names processes so that others can judge")
+
+
+@pytest.fixture
+def former(collection: Collection[Document]) -> Iterator[Process]:
+    """A process that holds the lock "k" for the owner."""
+    with processes(1, "hold", collection.name, 60, OWNED.owner) as (process,):
+        yield process
+
+
+def take(lock: Any) -> Callable[[], int]:
+    """Take the lock once in a thread; tells with which token, 0 while it waits."""
+    tokens: list[int] = []
+
+    def run() -> None:
+        with lock:
+            tokens.append(lock.fencing_token)
+
+    threading.Thread(target=run, daemon=True).start()
+    return lambda: sum(tokens)
+
+
+@pytest.mark.long
+@linux
+def test_an_owner_resumes_at_once_when_its_process_was_killed(here: Here, face: Face, former: Process) -> None:
+    """F49: it goes before everybody who waits, with a new fencing token, and needs no more than a single try."""
+    token = former.hear()["token"]
+    waiting = take(here.other(wait=30))
+    assert eventually(lambda: here.collection.find_one({"waiters.0": {"$exists": True}}))
+    assert not face.try_acquire(here.lock(terms=OWNED))
+    former.send(signal.SIGKILL)
+    former.popen.wait()
+    again = face.acquire(here.lock(terms=OWNED, wait=0))
+    assert again.fencing_token > token
+    assert again.held
+    assert not waiting()
+    resumed = again.fencing_token
+    face.release(again)
+    assert eventually(waiting)
+    assert waiting() > resumed
+
+
+@pytest.mark.long
+def test_a_process_of_unknown_fate_is_waited_for(here: Here, face: Face, former: Process) -> None:
+    """F49: on another machine or in another container a pid proves nothing: then only the end of the lease counts."""
+    former.hear()
+    former.send(signal.SIGKILL)
+    former.popen.wait()
+    for name in ("", "another-boot pid:[1] time:[1] 1 1"):
+        here.collection.update_one({"_id": "k"}, {"$set": {"holders.0.process": name}})
+        with pytest.raises(LockNotAcquired):
+            face.acquire(here.lock(terms=OWNED, wait=0.7))
+
+
+def test_a_minimum_hold_is_no_former_run(lock: LockMaker, other: LockMaker, face: Face) -> None:
+    terms = Terms(lease=60, margin=1, min_hold=30, owner="task 5")
+    face.release(face.acquire(lock(terms=terms)))
+    assert not face.try_acquire(other(terms=terms))
+
+
+@linux
+def test_the_name_of_a_process() -> None:
+    """It stays the same, is another one for each process, and tells whether that runs: F49."""
+    assert this_process() == this_process()
+    assert fate(this_process()) == "alive"
+    assert fate(_with(4, "1")) == "gone"  # the pid was given again
+    assert fate(_with(3, str(2**22 + 1))) == "gone"  # no such pid
+    assert fate(_with(3, "1", 4, "x")) in ("alive", "gone")  # somebody else's: we may look, not touch
+    assert fate(NO_PROCESS) == "gone"
+    for unknown in ("", "x", _with(0, "another boot"), _with(1, "pid:[1]"), _with(2, "time:[1]"), _with(3, "x")):
+        assert fate(unknown) == "unknown"
+
+
+@pytest.mark.long
+@linux
+def test_a_process_whose_parent_has_not_asked_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed child of a container's first process may stay in the list for ever: it runs no more."""
+    code = "from django_mongolock.engine.protocol.processes import *; print(this_process(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().decode().strip()
+        assert fate(name) == "alive"
+        os.kill(child.pid, signal.SIGKILL)
+        assert eventually(lambda: fate(name) == "gone")
+        assert Path(f"/proc/{child.pid}").exists()
+        child.wait()
+        assert fate(name) == "gone"
+
+
+@linux
+def test_what_is_hidden_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where /proc shows only one's own processes (hidepid), those of others count as living."""
+    name = this_process()
+    monkeypatch.setattr(naming, "_started", _hidden)
+    assert fate(name) == "alive"
+
+
+def _hidden(pid: int) -> str:
+    raise FileNotFoundError
+
+
+def _with(*changes: Any) -> str:
+    """The name of this process with other parts."""
+    parts = this_process().split(" ")
+    for index, part in zip(changes[::2], changes[1::2], strict=True):
+        parts[index] = part
+    return " ".join(parts)
+
+
+@linux
+def test_a_child_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: of the parent's name, it would be gone when the parent is, and its lock would be taken over."""
+    before = this_process()
+    monkeypatch.setattr(os, "getpid", os.getppid)
+    assert this_process() != before

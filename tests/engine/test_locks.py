@@ -1,10 +1,8 @@
 """What a lock object promises its user, by both of its faces."""
 
-import asyncio
 import logging
 import pickle
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,12 +22,10 @@ from django_mongolock.exceptions import (
     LockQueueFull,
     LockReentry,
 )
-from tests.engine.conftest import QUICK, Here, LockMaker, Timer, make_lock
+from tests.engine.conftest import QUICK, Entries, Here, LockMaker, Timer, make_lock
 from tests.engine.faces import Face
 from tests.support.grants import grant_of, own
 from tests.support.waiting import eventually
-
-Entries = Callable[..., list[Any]]
 
 
 @pytest.fixture
@@ -44,27 +40,6 @@ def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
 
 
 # How it stands
-
-
-def test_a_lock_tells_how_it_stands(lock: LockMaker, face: Face) -> None:
-    """Before, while and after: held, lost, remaining, token and repr say the same."""
-    mine = lock()
-    assert (mine.held, mine.lost, mine.remaining, repr(mine)) == (False, False, 0.0, "<MongoLock 'k' not held>")
-    for fact in ("fencing_token", "fencing_tokens", "acquired_at", "waited"):
-        with pytest.raises(LockMisused):
-            getattr(mine, fact)
-    with pytest.raises(LockMisused):
-        mine.ensure_held()
-    with face.block(mine):
-        assert mine.held
-        assert not mine.lost
-        assert 0.0 < mine.remaining <= QUICK.lease
-        assert mine.fencing_tokens == {"k": mine.fencing_token}
-        assert mine.acquired_at.tzinfo is not None
-        assert 0 <= mine.waited < 60
-        mine.ensure_held()
-        assert repr(mine).startswith(f"<MongoLock 'k' held, token {mine.fencing_token}, ")
-    assert (mine.held, mine.lost, repr(mine)) == (False, False, "<MongoLock 'k' not held>")
 
 
 # Release
@@ -103,52 +78,7 @@ def test_an_object_in_use_is_refused(here: Here, face: Face) -> None:
 # Extend
 
 
-def test_extend_pushes_the_end_and_never_nearer(lock: LockMaker, face: Face, entries: Entries) -> None:
-    """Also for the renewals from then on, and on the server."""
-    mine = face.acquire(lock())
-    face.extend(mine, 30)
-    assert 20 < mine.remaining <= 30
-    face.extend(mine, 5)
-    face.extend(mine)
-    assert 20 < mine.remaining <= 30
-    assert entries()[0]["server_lease"] >= 30_000
-    for wrong in (0, -1, True, "5"):
-        with pytest.raises((TypeError, ValueError)):
-            face.extend(mine, wrong)
-    assert face.release(mine)
-    with pytest.raises(LockMisused):
-        face.extend(mine)
-
-
-def test_extend_after_a_loss_is_refused(lock: LockMaker, face: Face, take_away: Callable[..., None]) -> None:
-    """P7: what is gone cannot be prolonged; the holder gets an error, and the loss is reported at once."""
-    told: list[object] = []
-    mine = face.acquire(lock(terms=Terms(lease=30), on_lost=told.append))
-    take_away()
-    with pytest.raises(LockLost):
-        face.extend(mine)
-    assert mine.lost
-    assert eventually(lambda: told == [mine], 5)
-
-
 # Reentry
-
-
-def test_waiting_for_oneself_is_an_error_at_once(lock: LockMaker) -> None:
-    """F45: the same thread, or the same task, taking a key again gets an error instead of waiting for itself."""
-    with lock() as mine:
-        started = time.monotonic()
-        with pytest.raises(LockReentry, match="reentrant=True"):
-            lock(wait=60).acquire()
-        assert time.monotonic() - started < 30
-        assert mine.held
-
-    async def task() -> None:
-        async with lock():
-            with pytest.raises(LockReentry):
-                await lock(wait=60).aacquire()
-
-    asyncio.run(task())
 
 
 # Several keys

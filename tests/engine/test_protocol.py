@@ -1,13 +1,18 @@
 """The protocol without any I/O: what it sends, when, and what it makes of the answers."""
 
+from __future__ import annotations
+
+import asyncio
+import inspect
 import math
+from collections.abc import Generator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.protocol import actions, procedures
 from django_mongolock.engine.protocol.actions import (
     FOREVER,
     Acquisition,
@@ -388,7 +393,7 @@ def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> N
 
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
-    """P1, F28: when little is left of the place in the queue, a renewal has to show that the lock is still ours."""
+    """P1, F26, F28: when little is left of the place in the queue, a renewal has to show that it is still ours."""
     play = queued()
     assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + left))
     assert play.result is None
@@ -562,3 +567,46 @@ def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
     with pytest.raises(StopIteration) as ended:
         steps.send(WaitResult(11.0, answer=answer))
     assert ended.value.value.token == 7
+
+
+# Methods in pairs: one that blocks and one that is awaited, made of the same steps
+
+
+class Counter:
+    """Adds what it is given, by steps."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def _add(self, number: int, *, times: int = 1) -> Generator[int, int, int]:
+        """Add a number."""
+        for _ in range(times):
+            self.total += yield number
+        return self.total
+
+    add, aadd = actions.twins(_add)
+
+    def _run(self, steps: Generator[Any, Any, Any]) -> Any:
+        return actions.run(steps, lambda step: step * 10)
+
+    async def _arun(self, steps: Generator[Any, Any, Any]) -> Any:
+        async def perform(step: int) -> int:
+            return step * 100
+
+        return await actions.arun(steps, perform)
+
+
+def test_the_same_steps() -> None:
+    """Each is run in its own way."""
+    counter = Counter()
+    assert counter.add(1) == 10
+    assert asyncio.run(counter.aadd(2, times=2)) == 410
+    assert inspect.iscoroutinefunction(counter.aadd)
+
+
+def test_what_is_shown() -> None:
+    """Both have their own name; the signature is that of the steps, with what they return in the end."""
+    assert (Counter.add.__name__, Counter.add.__qualname__) == ("add", "Counter.add")
+    assert (Counter.aadd.__name__, Counter.aadd.__doc__) == ("aadd", "See add().")
+    assert Counter.add.__doc__ == "Add a number."
+    assert str(inspect.signature(Counter().add)).startswith("(number: 'int', *, times: 'int' = 1) -> ")

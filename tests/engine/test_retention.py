@@ -1,5 +1,5 @@
 """What a document keeps: its last token, also where it was removed or restored from an older copy (F78); itself, for a
-while; and tombstones, not too many of them (F77).
+while; tombstones, not too many of them (F77); a minimum hold (F64); and what other releases have written (F53).
 
 The limit of tokens: where the document is gone, or an older one, *and* the server's clock is behind the last token that
 was given, nobody is left who knows that token. docs/explanation/promises.md says so.
@@ -8,24 +8,36 @@ was given, nobody is left who knows that token. docs/explanation/promises.md say
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
-from pathlib import Path
+from typing import Any
 
 import pytest
+from bson import Timestamp
 from bson.int64 import Int64
 
 from django_mongolock.engine.protocol.procedures import TOMBSTONE_TTL
-from django_mongolock.engine.rule.document import BRIEF_RETENTION, MAX_ENTRIES, UNLIMITED, Limits, Step
+from django_mongolock.engine.rule.document import (
+    BRIEF_RETENTION,
+    DOCUMENT_FIELDS,
+    HOLDER_FIELDS,
+    MAX_ENTRIES,
+    UNLIMITED,
+    WAITER_FIELDS,
+    Limits,
+    Step,
+    Terms,
+    find_damage,
+)
 from django_mongolock.engine.store.base import Store
 from django_mongolock.engine.store.mongo import MongoStore
-from tests.engine.conftest import Document, LockMaker
+from tests.engine.conftest import Document, Here, LockMaker
 from tests.engine.twins import CALM, TIMEOUT, Twin
+from tests.support.waiting import eventually
 
-ROOT = Path(__file__).parents[2]
-READER = replace(CALM, mode="shared", capacity=UNLIMITED)
 OWNED = replace(CALM, owner="$bob")
+READER = replace(CALM, mode="shared", capacity=UNLIMITED)
 
 Act = Callable[[Twin], object]
 
@@ -43,18 +55,12 @@ def several(*acts: Act) -> Act:
 
 
 FREE = several(lambda twin: twin.add("g0"), lambda twin: twin.release("g0"))
-HELD = several(lambda twin: twin.add("g0", OWNED))
-QUEUED = several(*(partial(Twin.add, grant=grant) for grant in ("g0", "g1")))
 READERS = several(lambda twin: twin.add("g0"), *(partial(Twin.add, grant=f"g{n}", terms=READER) for n in (1, 2, 3)))
 
 #: How the lock may be granted: what prepares the document that is copied, and what gives it away then.
 WAYS: dict[str, tuple[Act, Act]] = {
     "asked for": (FREE, lambda twin: twin.add("new")),
-    "tried": (FREE, lambda twin: twin.add("new", trial=True)),
     "short form": (FREE, lambda twin: twin.take_free("new")),
-    "handed over": (HELD, lambda twin: twin.add("new", remove=("g0",), force=True, given="g0")),
-    "resumed": (HELD, lambda twin: twin.add("new", OWNED, remove=("g0",), force=True, resumes=True)),
-    "from the queue": (QUEUED, lambda twin: twin.release("g0")),
     "three readers from the queue": (READERS, lambda twin: twin.release("g0")),
 }
 
@@ -186,3 +192,182 @@ def test_a_document_full_of_them_stays_usable(store: MongoStore, lock: LockMaker
         assert mine.held
     leave_tombstones(store, 1, 2)
     assert len(tombstones(stored())) <= MOST
+
+
+# A minimum hold ends when it was to end: a renewal that comes after the release leaves it alone (F64)
+
+
+#: The hold is longer than the lease, as that of a job is which runs once a day.
+HELD = Terms(lease=3, margin=1, waiter_lease=3, min_hold=60)
+
+
+#: The renewals that may be on their way when the lock is given back: that of the heartbeat, and an extension.
+RENEWALS: dict[str, dict[str, Any]] = {"renewal": {}, "extension": {"lease": 90_000, "server_lease": 99_000}}
+
+
+@pytest.mark.parametrize("kind", RENEWALS)
+@pytest.mark.parametrize("way", ["one", "in bulk"])
+def test_a_renewal_after_the_release_leaves_the_end_alone(twin: Twin, way: str, kind: str) -> None:
+    """F64: the entry of a released lock is the same, to the millisecond, after a renewal that was on its way. Another
+    one in the same renewal is renewed."""
+    shared = replace(HELD, mode="shared", capacity=5)
+    twin.add("g", shared)
+    twin.add("other", shared)
+    twin.release("g")
+    released = twin.read()["holders"][0]
+    time.sleep(0.05)  # so that an end that is counted from now is another one
+    if way == "one":
+        twin.apply(ask="g", renew=("g",), beat=7, **RENEWALS[kind])
+    else:
+        found = twin.renew("g", "other", beat=7, **RENEWALS[kind]).holders
+        assert (found["g"].number, found["other"].number) == (0, 7)
+    kept = twin.read()["holders"][0]
+    assert kept["until"] - released["acquired_at"] == timedelta(seconds=HELD.min_hold)
+    assert kept == released
+
+
+def test_a_release_after_the_end_hands_the_lock_over(twin: Twin) -> None:
+    """P5: nothing is kept of a hold that is over, and the release itself grants the lock to the one that waits."""
+    twin.add("g", replace(HELD, min_hold=0.001))
+    twin.add("next")
+    time.sleep(0.05)
+    assert twin.release("g")
+    assert [holder["grant"] for holder in twin.read()["holders"]] == ["next"]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_release_without_an_answer_leaves_the_hold_alone(
+    here: Here, failpoint: Callable[..., None], early: bool
+) -> None:
+    """F64: the release is made again in the background, and the hold ends as it was to, unless it was to end early."""
+    mine = here.lock(terms=HELD).acquire()
+    failpoint(["findAndModify"], times=1, errorCode=50)
+    assert mine.release(early=early)
+    assert eventually(lambda: not any("released" not in holder for holder in here.entries()))
+    spans = [holder["until"] - holder["acquired_at"] for holder in here.entries()]
+    assert spans == ([] if early else [timedelta(seconds=HELD.min_hold)])
+
+
+def test_a_thread_that_ends_while_it_holds_leaves_the_hold_alone(here: Here) -> None:
+    """F64: its lock is released for it, and kept until the hold ends."""
+    mine = here.lock(terms=HELD)
+    here.in_thread(mine.acquire).join(10)
+    here.timer.move(HELD.lease / 3)
+    assert eventually(lambda: "released" in here.entries()[0])
+    (held,) = here.entries()
+    assert held["until"] - held["acquired_at"] == timedelta(seconds=HELD.min_hold)
+
+
+def test_what_the_caller_never_had_is_not_kept(lock: LockMaker, entries: Callable[..., list[Any]]) -> None:
+    """Of two keys the second is busy: the first is free again at once."""
+    with lock("b", terms=Terms(lease=30)):
+        assert not lock("a", "b", terms=HELD).try_acquire()
+        assert entries("a") == []
+
+
+# Fields of other releases (F53): they are added as optional ones, with a default in the rule. So a release that does
+# not know a field keeps it, in the document and in its entries; and one that knows it works where it is missing
+
+
+#: What the next version writes in addition, into a document and into each of its entries.
+NEW: Document = {
+    "next": {"list": [1, {"$name": "$$NOW"}], "empty": None},
+    "next_time": Timestamp(1_900_000_000, 7),
+    "next_number": Int64(2**40),
+    "next_text": "$holders",
+}
+
+_LATER = datetime(2100, 1, 1, tzinfo=UTC)
+#: What is done, one thing after the other; after each: the holders, and then those who wait.
+STEPS: dict[str, list[tuple[Callable[[Twin], object], str, str]]] = {
+    "taken and given back": [
+        (lambda k: k.add("g1", new=NEW), "g1", ""),
+        (lambda k: k.release("g1"), "", ""),
+        (lambda k: k.take_free("g2", new=NEW), "g2", ""),
+        (lambda k: k.store.release_uncontended(["k"], ["g2"], 5), "", ""),
+    ],
+    "renewed": [
+        (lambda k: k.add("g1", new=NEW), "g1", ""),
+        (lambda k: k.add("g2", new=NEW), "g1", "g2"),
+        (lambda k: k.apply(ask="g1", renew=("g1", "g2"), beat=1), "g1", "g2"),
+        (lambda k: k.renew("g1", "g2", beat=2), "g1", "g2"),
+        (lambda k: k.apply(ask="g1", renew=("g1",), beat=3, lease=90_000, server_lease=99_000), "g1", "g2"),
+        (lambda k: k.apply(request_release_of=("g1",), requested_by="somebody"), "g1", "g2"),
+    ],
+    "granted from the queue": [
+        (lambda k: k.add("g1", new=NEW), "g1", ""),
+        (lambda k: k.add("g2", new=NEW), "g1", "g2"),
+        (lambda k: k.add("r1", READER, new=NEW), "g1", "g2 r1"),
+        (lambda k: k.add("r2", READER, new=NEW), "g1", "g2 r1 r2"),
+        (lambda k: k.release("g1"), "g2", "r1 r2"),
+        (lambda k: k.release("g2"), "r1 r2", ""),
+    ],
+    "handed over, tried, and resumed": [
+        (lambda k: k.add("g1", OWNED, new=NEW), "g1", ""),
+        (lambda k: k.add("g2", new=NEW, remove=("g1",), given="g1", force=True), "g2", ""),
+        (lambda k: k.add("g3", new=NEW, trial=True), "g2", ""),
+        (lambda k: k.add("g4", OWNED, new=NEW, remove=("g2",), force=True, resumes=True), "g4", ""),
+    ],
+    "kept for a minimum hold, through a failover": [
+        (lambda k: k.add("g1", replace(CALM, min_hold=30), new=NEW), "g1", ""),
+        (lambda k: k.add("g2", new=NEW), "g1", "g2"),
+        (lambda k: k.release("g1"), "g1", "g2"),
+        (lambda k: k.write({**k.read(), "clock": "another election"}), "g1", "g2"),
+        (lambda k: k.apply(), "g1", "g2"),
+    ],
+    "refused by a tombstone": [
+        (lambda k: k.write({**k.read(), "tombstones": [{"grant": "dead", "until": _LATER, **NEW}]}), "", ""),
+        (lambda k: k.add("dead", new=NEW), "", ""),
+    ],
+}
+
+
+def grants(document: Document, name: str) -> str:
+    return " ".join(e["grant"] for e in document[name])
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_what_is_not_known_is_kept(twin: Twin, steps: list[tuple[Callable[[Twin], object], str, str]]) -> None:
+    """F53: whatever is done by this release, what the next one wrote stays in the document and in its entries."""
+    twin.add("first", new=NEW)
+    twin.release("first")
+    twin.write({**twin.read(), **NEW})
+    for act, holders, waiters in steps:
+        act(twin)
+        document = twin.read()
+        assert find_damage(document) is None
+        assert (grants(document, "holders"), grants(document, "waiters")) == (holders, waiters)
+        for place in (document, document["last_holder"], *document["holders"], *document["waiters"]):
+            assert {name: place.get(name) for name in NEW} == NEW
+
+
+def reduced(document: Document) -> Document:
+    """The document as a release has left it that knew only what every document must have."""
+    lists = {
+        name: [{field: e[field] for field in fields} for e in document[name]]
+        for name, fields in (("holders", HOLDER_FIELDS), ("waiters", WAITER_FIELDS), ("tombstones", ("grant", "until")))
+    }
+    return {"_id": "k", **{name: document[name] for name in DOCUMENT_FIELDS}, **lists}
+
+
+def test_what_is_optional_may_be_missing(twin: Twin) -> None:
+    """F53: whatever a release adds, it works with what was written without it, at every step."""
+    twin.add("first")
+    twin.release("first")
+    steps: list[tuple[Callable[[], Any], str]] = [
+        (lambda: twin.add("g1").held, "g1"),
+        (lambda: twin.add("g2").place == 0, "g1 g2"),
+        (lambda: twin.renew("g1", "g2", beat=1).holders["g1"].number == 1, "g1 g2"),
+        (lambda: twin.add("g3", remove=("g1",), given="g1").place == 0, "g2 g3"),
+        (lambda: twin.release("g2"), "g3"),
+        (lambda: twin.store.read("k", "g3", 5).held, "g3"),
+        (lambda: not twin.store.release_uncontended(["k"], ["g3"], 5), ""),
+        (lambda: twin.take_free("g4"), "g4"),
+        (lambda: twin.apply(ask="g4", remove=("g4",), force=True, tombstone_ttl=60_000), ""),
+        (lambda: not twin.add("g4", trial=True).held, ""),
+    ]
+    for act, left in steps:
+        twin.write(reduced(twin.read()))
+        assert find_damage(twin.read()) is None
+        assert act()
+        assert f"{grants(twin.read(), 'holders')} {grants(twin.read(), 'waiters')}".strip() == left

@@ -21,6 +21,7 @@ from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine.rule.document import (
+    LEAP,
     LONGEST_CLAIM,
     UNLIMITED,
     Limits,
@@ -37,7 +38,7 @@ from django_mongolock.engine.store.base import Store
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
 from django_mongolock.testing.memory_filters import reply_of
-from tests.engine.twins import TIMEOUT, Twin, in_mongodb
+from tests.engine.twins import CALM, TIMEOUT, Twin, in_mongodb
 from tests.support.lock_documents import document as lock_document
 from tests.support.lock_documents import entry as lock_entry
 
@@ -49,9 +50,14 @@ CAPACITIES: dict[Mode, int] = {"exclusive": 1, "shared": UNLIMITED, "semaphore":
 _numbers = itertools.count(1)
 
 
+def asks(grant: str, terms: Terms = TERMS) -> Step:
+    """The step that asks for a grant."""
+    return Step(ask=grant, add=entry(grant, "s", terms, {}))
+
+
 def add(store: Store, key: str, grant: str) -> Reply:
     """Ask for a grant of one of several keys."""
-    return store.apply(key, Step(ask=grant, add=entry(grant, "s", TERMS, {})), TIMEOUT)
+    return store.apply(key, asks(grant), TIMEOUT)
 
 
 def shifted(items: str, names: tuple[str, ...], milliseconds: int) -> Document:
@@ -466,6 +472,17 @@ def test_writers_do_not_starve_among_readers(twin: Twin) -> None:
     assert first["token"] < second["token"]
 
 
+def test_the_second_copy_of_a_command_that_resumes_puts_nothing_at_the_head(twin: Twin) -> None:
+    """P5: what it is to resume is not there any more, so its grant comes last."""
+    owned = replace(CALM, owner="o")
+    for grant, terms in (("g1", owned), ("g3", CALM), ("g4", CALM)):
+        twin.add(grant, terms)
+    twin.add("g2", owned, remove=("g1",), force=True, resumes=True)
+    twin.apply(remove=("g2",))
+    twin.add("g2", owned, remove=("g1",), force=True, resumes=True)
+    assert [e["grant"] for e in (*twin.read()["holders"], *twin.read()["waiters"])] == ["g3", "g4", "g2"]
+
+
 def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
     """P1, P5: it waits until there is room for all of it, and no lighter one that came later overtakes it."""
     terms = Terms("semaphore", 4)
@@ -477,40 +494,50 @@ def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
         assert holders(twin) == left
 
 
-def test_a_tombstone_refuses_a_command_that_comes_after_its_removal(twin: Twin) -> None:
-    """F17: acquire is held up, its removal overtakes it, also where there was no document yet; no orphan."""
-    twin.apply(ask="g1", remove=("g1",), tombstone_ttl=60_000, force=True)
-    assert not twin.add("g1").held
-    assert not twin.add("g1", trial=True).held
-    assert (holders(twin), twin.read()["waiters"]) == ([], [])
-    assert twin.add("g2").held
-
-
 @pytest.mark.parametrize(
-    "step",
+    ("asked", "first", "second"),
     [
-        Step(ask="g1", add=entry("g1", "s", TERMS, {})),
-        Step(ask="g3", add=entry("g3", "s", TERMS, {})),
-        Step(ask="g1", renew=("g1", "g2"), beat=5),
-        Step(ask="g1", remove=("g1",)),
-        Step(ask="g1", remove=("g1",), force=True, tombstone_ttl=60_000),
-        Step(ask="g4", add=entry("g4", "s", TERMS, {}), trial=True),
-        Step(ask="g5", add=entry("g5", "s", TERMS, {}), remove=("g0",), force=True, resumes=True),
-        Step(ask="g1", add=entry("g1", "s", TERMS, {}), remove=("g0",), force=True, resumes=True),
-        Step(ask="g2", add=entry("g2", "s", TERMS, {}), remove=("g1",), force=True, resumes=True),
-    ],
-    ids=[
-        "held",
-        "queued",
-        "renew",
-        "remove",
-        "ensure removed",
-        "trial",
-        "resume",
-        "resume queued",
-        "nothing to resume",
+        ((2, 1, 2), (2,), (1,)),  # the head of the queue wants to be alone, and is not passed
+        ((1, 2, 2), (1,), (2, 2)),
+        ((1, 2, 1, 2), (1,), (2,)),
+        ((1, 3, 3, 2, 3), (1,), (3, 3)),
+        ((1, 3, 2, 3), (1,), (3, 2)),
+        ((3, 3, 2), (3, 3), (3, 2)),
+        ((5, 5, 5, 1), (5, 5, 5), (5, 5)),
     ],
 )
+def test_the_smallest_number_of_permits_counts(
+    twin: Twin, asked: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """P1, P5: where the users of a key do not agree, never more hold it than any of them has asked for; of those who
+    wait, as many get it as all who then hold it agree to, in their order."""
+
+    def capacities() -> tuple[int, ...]:
+        return tuple(holder["capacity"] for holder in twin.read()["holders"])
+
+    for number, permits in enumerate(asked):
+        terms = Terms("semaphore", permits)
+        assert twin.add(f"g{number}", terms, trial=True).held or not twin.add(f"g{number}", terms).held
+    assert capacities() == first
+    twin.release("g0")
+    assert capacities() == second
+
+
+#: Of "g0", which holds the key for an owner, and of "g1" and "g2", which wait.
+STEPS = {
+    "held": asks("g1"),
+    "queued": asks("g3"),
+    "renew": Step(ask="g1", renew=("g1", "g2"), beat=5),
+    "remove": Step(ask="g1", remove=("g1",)),
+    "ensure removed": Step(ask="g1", remove=("g1",), force=True, tombstone_ttl=60_000),
+    "trial": replace(asks("g4"), trial=True),
+    "resume": replace(asks("g5"), remove=("g0",), force=True, resumes=True),
+    "resume queued": replace(asks("g1"), remove=("g0",), force=True, resumes=True),
+    "nothing to resume": replace(asks("g2"), remove=("g1",), force=True, resumes=True),
+}
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(store: MongoStore, step: Step) -> None:
     """F2, F6, F15: the second copy finds all done; yet it writes, since a stale primary acknowledges what writes
     nothing."""
@@ -568,6 +595,50 @@ def parsed_at(request: pytest.FixtureRequest, collection: Collection[Document]) 
     return apply
 
 
+NOTHING = Step(remove=("another",))
+
+
+def test_a_clock_that_is_a_little_behind_is_the_same_clock(parsed_at: ParsedAt) -> None:
+    """F23: corrected by less than a leap, it judges the times that it wrote, and no lease begins again."""
+    until = parsed_at(asks("g1"), 9, "1", 1)["holders"][0]["until"]
+    assert parsed_at(NOTHING, 9 - LEAP / 2000, "1", 2)["holders"][0]["until"] == until
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease(parsed_at: ParsedAt, order: int) -> None:
+    """F23, P1: the cluster time stands still, the clock says that the lease is over: it begins a whole one again."""
+    parsed_at(asks("g1"), 0, "1", 1)
+    ends = [holder["until"] for holder in parsed_at(NOTHING, 100, "1", order)["holders"]]
+    assert ends == ([BEGAN + timedelta(seconds=100 + TERMS.server_lease)] if order == 1 else [])
+
+
+def test_a_minimum_hold_is_no_longer_after_a_failover(parsed_at: ParsedAt) -> None:
+    """F64: by a clock that is behind, it would end much later; it lasts as long as it was to, from now at most."""
+    parsed_at(asks("g1", replace(TERMS, min_hold=10)), 3_600, "1", 1)
+    parsed_at(Step(remove=("g1",)), 3_601, "1", 2)
+    (holder,) = parsed_at(NOTHING, 5, "2", 3)["holders"]
+    assert holder["until"] == BEGAN + timedelta(seconds=15)
+
+
+@pytest.mark.parametrize(("apart", "order"), [(3.3, ["there", "new"]), (60.0, ["new", "there"])])
+def test_after_an_election_who_came_before_stands_before(parsed_at: ParsedAt, apart: float, order: list[str]) -> None:
+    """F120: the last write was 3.3 s ago, and a waiter was queued by it. Who has waited for 2.3 s came later. Where the
+    clocks of the two primaries cannot be one, a place counts what it had waited at the last write."""
+    for grant in ("holder", "there"):
+        parsed_at(asks(grant, CALM), 0, "1", 1)
+    after = parsed_at(replace(asks("new", CALM), waited=2_300), apart, "2", 2)
+    assert [e["grant"] for e in after["waiters"]] == order
+
+
+def test_the_longest_wait_and_hold_are_kept(parsed_at: ParsedAt) -> None:
+    document: Document = {}
+    steps = (asks("g1", CALM), 0), (asks("g2", CALM), 0), (Step(remove=("g1",)), 30), (Step(remove=("g2",)), 50)
+    for number, (step, seconds) in enumerate((*steps, (asks("g3", CALM), 50)), 1):
+        document = parsed_at(step, seconds, "1", number)
+    assert (document["longest_wait_ms"], document["longest_hold_ms"]) == (30_000, 30_000)
+    assert (document["acquisitions"], document["contended"], document["expired"]) == (3, 1, 0)
+
+
 @pytest.mark.parametrize("order", [1, 2], ids=["parsed before", "same cluster time"])
 @pytest.mark.parametrize(("other", "mine"), [("1", "2"), ("2", "1")], ids=["an earlier election", "a later election"])
 def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
@@ -576,20 +647,19 @@ def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
     """F61: a command is held up while its primary steps down and comes back, or its client has not heard of the
     election yet. It names another election than the last writer; its time is old all the same, and the next command
     that names the same election must not judge the holder by it."""
-    until = parsed_at(Step(ask="g1", add=entry("g1", "s", TERMS, {})), 9, mine, 2)["holders"][0]["until"]
-    late = parsed_at(Step(ask="g2", add=entry("g2", "s", TERMS, {})), 0, other, order)
+    until = parsed_at(asks("g1"), 9, mine, 2)["holders"][0]["until"]
+    late = parsed_at(asks("g2"), 0, other, order)
     assert late["holders"][0]["until"] == until
     assert late["written_at"] == BEGAN + dt.timedelta(seconds=9)
     assert late["cluster_time"] == Timestamp(1_002, 1)
-    after = parsed_at(Step(ask="g3", add=entry("g3", "s", TERMS, {})), TERMS.server_lease + 1, other, 3)
+    after = parsed_at(asks("g3"), TERMS.server_lease + 1, other, 3)
     assert [e["grant"] for e in after["holders"]] == ["g1"]
     assert after["holders"][0]["until"] >= until
 
 
 def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -> None:
     """F64: also where the clock of the new primary is behind the grant."""
-    terms = Terms(lease=20, margin=2, min_hold=60)
-    parsed_at(Step(ask="g1", add=entry("g1", "s", terms, {})), 9, "1", 1)
+    parsed_at(asks("g1", replace(TERMS, min_hold=60)), 9, "1", 1)
     until = parsed_at(Step(remove=("g1",)), 0, "2", 2)["holders"][0]["until"]
     again = parsed_at(Step(remove=("g1",)), 0.5, "2", 3)["holders"][0]
     assert (again["until"], again["released"]) == (until, BEGAN)
@@ -624,7 +694,7 @@ def test_a_single_try_never_takes_over_a_damaged_document(
     holder's time is over, and yet it was not granted. Until then the key is simply taken."""
     collection.insert_one(lock_document("k", [lock_entry(left=3600)], change={"clock": "", "purge_at": "never"}))
     travel(collection, "k", 3600 - end)
-    step = Step(ask="g1", add=entry("g1", "s", TERMS, {}), trial=True)
+    step = replace(asks("g1"), trial=True)
     if end > 0:
         assert not store.apply("k", step, TIMEOUT).held
     else:

@@ -13,8 +13,7 @@ from pymongo.synchronous.database import Database
 from django_mongolock.engine.rule.document import Step, Terms, entry
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed
-from tests.engine.conftest import Document, Here, HoldUp, LockMaker, make_lock
-from tests.engine.twins import CALM
+from tests.engine.conftest import Document, Here, HoldUp, make_lock
 from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
@@ -248,14 +247,6 @@ def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(here: Her
 
 
 # Counting
-
-
-def test_a_failed_try_costs_one_command(lock: LockMaker, other: LockMaker, commands: Commands) -> None:
-    """P8: and leaves no waiter behind."""
-    with other(terms=CALM):
-        commands.clear()
-        assert not lock(terms=CALM).try_acquire()
-        assert commands.names() == ["findAndModify"]
 
 
 @pytest.mark.parametrize(("given", "had"), [({"maxPoolSize": 1}, 160), ({"maxPoolSize": 200}, 200), ({}, 160)])

@@ -1,42 +1,26 @@
 """Waiting: in a line inside the process, in a queue between processes. How a waiter is woken: see `test_bells`."""
 
 import asyncio
-import contextlib
-import signal
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC
 from typing import Any
 
 import pytest
-from pymongo.errors import AutoReconnect
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule.document import Step, Terms
+from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store import bells
-from django_mongolock.engine.store.mongo import MongoStore
-from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError
-from tests.engine.conftest import Document, Here, HoldUp, make_lock
-from tests.engine.processes import processes
+from django_mongolock.exceptions import LockCancelled, LockError
+from tests.engine.conftest import Entries, Here, HoldUp, make_lock, nothing_left
 from tests.engine.twins import CALM
 from tests.engine.waiters import InThread
 from tests.support.grants import new_grant
 from tests.support.waiting import eventually
 
-Entries = Callable[..., list[Any]]
-Stored = Callable[..., Document]
 #: Long before the place in the queue is renewed under CALM terms, which would find whatever was missed.
 SOON = CALM.waiter_lease / 6
-READER = Terms(mode="shared", capacity=2**31 - 1, lease=60, margin=1, waiter_lease=60)
-PERMIT = Terms(mode="semaphore", capacity=2, lease=60, margin=1, waiter_lease=60)
-
-
-def listening(session: Session) -> bool:
-    return eventually(lambda: session.waits.listener.listening)
 
 
 def in_line(session: Session, number: int) -> bool:
@@ -44,58 +28,10 @@ def in_line(session: Session, number: int) -> bool:
     return eventually(lambda: len(session.queue.waiting) == number)
 
 
-def queue_is(entries: Entries, length: int) -> bool:
-    return len(entries()) == length
-
-
-def nothing_left(*sessions: Session) -> bool:
-    """Do the sessions know of nothing any more, neither held nor waited for nor open?"""
-    return eventually(lambda: not any(session.known for session in sessions))
-
-
 @pytest.fixture
 def local_handover(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is next in line stays there until the lock is handed over, however long the test takes for that."""
     monkeypatch.setattr(procedures, "LOCAL_HANDOVER_GRACE", 600.0)
-
-
-# News
-
-
-@pytest.mark.long
-def test_what_a_waiter_renewed_is_its_place_although_it_holds_the_lock_when_the_answer_comes(
-    here: Here, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P1, F62: the renewal is carried out, then the lock is granted, then the renewal is answered: that is no lease."""
-    assert isinstance(here.session.store, MongoStore)
-    collection, written, granted = here.session.store.collection, threading.Event(), threading.Event()
-    find = collection.find
-
-    def find_once(*arguments: Any, **options: Any) -> Any:
-        if written.is_set():
-            raise AutoReconnect("only the news tells of the grant")  # a look, or another renewal, begins a whole lease
-        if "batch_size" in options:  # the second half of a renewal
-            written.set()
-            assert granted.wait(30)
-        return find(*arguments, **options)
-
-    monkeypatch.setattr(collection, "find", find_once)
-    monkeypatch.setattr(bells, "RING_TIMEOUT", 10.0)  # nothing else tells the waiter, also on a busy machine
-    waiter_lease = 20
-    with here.other(terms=CALM):
-        here.session.waits.listen()
-        assert listening(here.session)  # so that it never looks, which would fail and be tried again
-        waiter = here.waiter(here.lock(terms=replace(CALM, waiter_lease=waiter_lease), wait=None))
-        assert eventually(lambda: any(each.lease.until for each in here.session.registry.grants.values()))
-        (grant,) = here.session.registry.grants.values()
-        grant.lease.renew_at = clock.now()
-        here.session.heartbeat.see_to(grant.lease.renew_at)
-        assert written.wait(10)
-    assert waiter.end().has_it
-    granted.set()
-    assert eventually(lambda: not grant.lease.renewing)
-    assert waiter.lock.remaining <= waiter_lease
-    waiter.let_go()
 
 
 # What it costs
@@ -282,90 +218,14 @@ def test_a_giver_that_had_lost_the_lock(here: Here) -> None:
     next_waiter.let_go()
 
 
-class Straggler:
-    """Holds up the first hand-over command of a session until `arrive`, and all else that would remove its giver.
-
-    error: what the giver sees of it.
-    """
-
-    def __init__(self, session: Session, error: BaseException) -> None:
-        self.key, self.step, self.error = "", Step(), error
-        self._arrived = threading.Event()
-        self._apply = session.store.apply
-        session.store.apply = self  # type: ignore[method-assign]
-
-    def __call__(self, key: str, step: Step, timeout: float) -> Any:
-        if step.given and step.add and not self.key:
-            self.key, self.step = key, step
-            raise self.error
-        if self.key and not self._arrived.is_set() and self.step.given in step.remove:
-            raise LockBackendFailed("no answer", key)
-        return self._apply(key, step, timeout)
-
-    def arrive(self) -> None:
-        """It reaches the server after all."""
-        self._apply(self.key, self.step, 5)
-        self._arrived.set()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("error", [LockBackendFailed("no answer", "k"), KeyboardInterrupt()], ids=["error", "struck"])
-@pytest.mark.parametrize("waiter_has", ["been", "given up"])
-def test_a_hand_over_without_an_answer_does_not_bring_back_its_next_waiter(
-    here: Here, waiter_has: str, error: BaseException
-) -> None:
-    """F17, F29, F39: the command is held up on its way, and the giver learns that, or was struck and learns nothing.
-    When it arrives, its next waiter has had a permit and given it back, or has waited in vain: it must not be queued
-    again, where nobody knows of it."""
-    terms = PERMIT if waiter_has == "been" else CALM
-    straggler = Straggler(here.session, error)
-    first = here.lock(terms=terms).acquire()
-    second = here.waiter(here.lock(terms=terms)).end() if waiter_has == "been" else None
-    next_waiter = here.waiter(here.lock(terms=terms, wait=None if waiter_has == "been" else 2.0))
-    assert in_line(here.session, 1)
-    if waiter_has == "been":  # it has an answer: a permit is handed to no waiter whose own command may be granted one
-        assert eventually(lambda: all(grant.lease.until for grant in here.session.queue.waiting.values()))
-    with contextlib.suppress(KeyboardInterrupt):
-        assert first.release()
-    assert straggler.step.add is not None
-    if second is not None:
-        assert not next_waiter.let_go().done
-        second.let_go()
-    assert next_waiter.end().has_it == (waiter_has == "been")
-    next_waiter.thread.join(10)
-    straggler.arrive()
-    assert nothing_left(here.session)
-    assert eventually(lambda: here.entries() == [])
-    assert here.other(terms=CALM).try_acquire()
-
-
 # Cancel
 
 
-@pytest.mark.parametrize(
-    "phase",
-    [
-        "in line",
-        "next",
-        "in the queue",
-        pytest.param("in flight", marks=pytest.mark.long),
-        pytest.param("in trouble", marks=pytest.mark.long),
-    ],
-)
-def test_another_thread_ends_the_wait(here: Here, phase: str, failpoint: Callable[..., None]) -> None:
+@pytest.mark.parametrize("phase", ["in line", "next", "in the queue"])
+def test_another_thread_ends_the_wait(here: Here, phase: str) -> None:
     """F36: cancel() at any moment: LockCancelled, soon, and nothing left; the next in line goes on."""
     holder = (here.lock if phase in ("in line", "next") else here.other)(terms=CALM).acquire()
     ahead = here.waiter(here.lock(terms=CALM, wait=None)) if phase == "in line" else None
-    apply = here.session.store.apply
-
-    def late(*arguments: Any) -> Any:
-        time.sleep(0.3)
-        return apply(*arguments)
-
-    if phase == "in flight":
-        here.session.store.apply = late  # type: ignore[method-assign, assignment]
-    if phase == "in trouble":
-        failpoint(["findAndModify"], errorCode=91)
     assert in_line(here.session, 0 if ahead is None else 1)
     waiter = here.waiter(here.lock(terms=CALM, wait=None))
     assert in_line(here.session, 1 if ahead is None else 2)
@@ -377,7 +237,6 @@ def test_another_thread_ends_the_wait(here: Here, phase: str, failpoint: Callabl
     cancelled = clock.now()
     waiter.lock.cancel()
     assert isinstance(waiter.end().error, LockCancelled)
-    failpoint([])
     assert waiter.at - cancelled < SOON
     waiter.lock.cancel()
     holder.release()
@@ -386,33 +245,6 @@ def test_another_thread_ends_the_wait(here: Here, phase: str, failpoint: Callabl
             assert party.end().let_go().has_it
     assert nothing_left(here.session)
     assert here.entries() == []
-
-
-# Killed
-
-
-@pytest.mark.long
-def test_the_head_takes_over_when_a_killed_holder_s_lease_ends(here: Here) -> None:
-    """F27: at once after its end by the server's clock, also if it has come to the head only since it last looked:
-    nobody tells it that."""
-    ahead = here.other(terms=CALM).acquire()
-    with processes(1, "wait_for", here.collection.name, 3) as (holder,):
-        holder.hear()
-        assert eventually(lambda: len(here.entries()) == 2)
-        waiter = here.waiter(here.lock(terms=CALM, wait=None))
-        assert eventually(lambda: len(here.entries()) == 3)
-        time.sleep(1.0)  # it listens, and has looked for the last time
-        holder.send(signal.SIGSTOP)
-        ahead.release()
-        place = here.stored()["waiters"][0]["until"]
-        here.timer.bring_forward_the_beat(CALM.waiter_lease / 3)
-        assert eventually(lambda: here.stored()["waiters"][0]["until"] > place)
-        holder.send(signal.SIGKILL)
-        end = here.stored()["holders"][0]["until"].replace(tzinfo=UTC)
-        assert waiter.end(25).has_it
-        taken = here.stored()["holders"][0]["acquired_at"].replace(tzinfo=UTC)
-        assert 0 <= (taken - end).total_seconds() < SOON / 2
-        waiter.let_go()
 
 
 def test_a_line_may_change_while_another_thread_reads_it(session: Session, in_thread: InThread) -> None:

@@ -19,9 +19,6 @@ from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockDeadlock, LockError, LockLost
 from tests.support import DATABASE
 
-#: The terms of `pause_waiting`, and of `compete`.
-PAUSE_WAITING = Terms(lease=60, margin=0.1, waiter_lease=2)
-
 
 class Worker:
     """One process with its session."""
@@ -52,12 +49,6 @@ class Worker:
         self.hear()
         self.kept = lock  # not collected before the interpreter ends
 
-    def wait_for(self, lease: str = "10") -> None:
-        """Take the lock once it is to be had."""
-        self.say(ready=True)
-        with self.lock(lease=float(lease)) as lock:
-            self.say(token=lock.fencing_token, at=time.monotonic())
-
     def nested(self, first: str, second: str) -> None:
         """Hold one lock, and when told wait for another."""
         error = None
@@ -70,14 +61,6 @@ class Worker:
             except LockDeadlock as deadlock:
                 error = type(deadlock).__name__
         self.say(error=error)
-
-    def pause_waiting(self) -> None:
-        """Wait for the lock; be stopped meanwhile; say how it then stood at the first look, and take it again."""
-        lock = MongoLock(self.sessions.current, ("k",), PAUSE_WAITING, LockOptions(wait=60))
-        self.say(ready=True)
-        with lock:
-            self.say(held=lock.held, token=lock.fencing_token, left=lock.remaining, at=time.monotonic())
-            self.hear()
 
     def exit_with_everything(self, key: str) -> None:
         """End while a lock is held, one is waited for, and objects are only collected at the very end."""

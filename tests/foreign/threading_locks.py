@@ -14,7 +14,7 @@ from types import TracebackType
 import pytest
 
 from django_mongolock import LockNotAcquired, mongo_lock, mongo_semaphore
-from django_mongolock.backends.base import get_backend
+from django_mongolock.backends import get_backend
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.session.core import SENDING_THREADS
 from django_mongolock.exceptions import LockReentry

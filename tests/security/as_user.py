@@ -17,7 +17,7 @@ from django.core.management import call_command
 def locks() -> str:
     """Acquire, wait for and renew a lock; in a transaction of several, too."""
     from django_mongolock import mongo_lock
-    from django_mongolock.backends.base import get_backend
+    from django_mongolock.backends import get_backend
 
     got = threading.Event()
 
@@ -63,7 +63,7 @@ def admin() -> str:
 
 def declare() -> Any:
     """Declare a document lock, as a project does."""
-    from django_mongolock.backends.base import mongo_store
+    from django_mongolock.backends import mongo_store
     from django_mongolock.documents import DocumentLock
 
     def ads() -> Any:

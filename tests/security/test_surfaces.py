@@ -24,7 +24,7 @@ from pymongo.collection import Collection
 from pytest_django import Settings
 
 from django_mongolock.admin.pages import plainly
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.engine.logs import INFO, log
 from django_mongolock.exceptions import DocumentHeld, LockBackendFailed, LockNotAcquired, LockReentry, printable
 from django_mongolock.inspection.queries import find_deadlocks

@@ -10,7 +10,7 @@ from pymongo import MongoClient, monitoring
 from pymongo.collection import Collection
 from pytest_django import Settings
 
-from django_mongolock.backends.base import close_backends
+from django_mongolock.backends import close_backends
 from django_mongolock.engine.store.layout import ensure_indexes
 from tests.engine.faces import ASYNC, BLOCKING, Face
 from tests.support.lock_documents import Document, Locks, clock

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from django_mongolock import LockNotAcquired, mongo_lock
-from django_mongolock.backends.base import mongo_store
+from django_mongolock.backends import mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
 
 

@@ -8,7 +8,7 @@ import pytest
 from bson.int64 import Int64
 from pymongo import MongoClient
 
-from django_mongolock.documents import sweep, updates
+from django_mongolock.documents import steps, updates
 from django_mongolock.documents.rules import Fields, Rules
 from django_mongolock.documents.updates import Own, Request, token_of
 from django_mongolock.inspection.kinds import Choice
@@ -79,7 +79,7 @@ def test_the_collection_is_like_mongodb(mongo: MongoClient[dict[str, Any]]) -> N
     conditions = [
         updates.is_whole(RULES.fields), updates.is_taken(RULES), updates.is_stale(RULES), updates.is_held(RULES),
         updates.is_undated(RULES), own.is_as_left(RULES.fields),
-        sweep.condition(RULES, Choice("stale", older_than=300)),
+        steps.condition(RULES, Choice("stale", older_than=300)),
     ]  # fmt: skip
     now = datetime.now(UTC)
     for condition in conditions:

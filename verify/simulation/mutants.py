@@ -40,22 +40,22 @@ TRIES: Final = 6
 OVERTIME: Final = 600.0
 #: Which tests touch a module, the quick and likely ones first. Those in memory touch all, and come before them.
 TOUCHED_BY: Final = {
-    "protocol.procedures": ("protocol", "session", "waiting", "deadlock", "owners"),
-    "rule.in_python": ("minimum_holds", "owners", "rule"),
+    "protocol.procedures": ("protocol", "session", "waiting", "deadlock", "living"),
+    "rule.in_python": ("retention", "living", "rule"),
     "session.grant": ("session", "locks", "living", "waiting", "fence"),
-    "lock.grants": ("locks", "session", "async", "minimum_holds", "owners", "waiting"),
+    "lock.grants": ("locks", "session", "async", "retention", "living", "waiting"),
     "rule.document": ("document", "locks", "session"),
     "session.commands": ("fast_path", "session", "store", "waiting"),
-    "session.ending": ("session", "locks", "living", "fast_path", "minimum_holds", "store", "retention"),
+    "session.ending": ("session", "locks", "living", "fast_path", "store", "retention"),
     "session.grant_registry": ("session", "waiting", "locks", "living"),
     "session.heartbeat": ("session", "living"),
     "session.releases": ("fast_path",),
-    "session.renewals": ("session", "living", "minimum_holds", "waiting"),
+    "session.renewals": ("session", "living", "retention", "waiting"),
     "session.session": ("session", "living", "fast_path", "locks", "waiting"),
-    "session.waits": ("waiting", "bells", "session", "journal"),
+    "session.waits": ("waiting", "bells", "session"),
 }
 #: For a named defect, all of these.
-ANYWHERE: Final = ("protocol", "session", "locks", "minimum_holds", "waiting", "arrival_order", "rule")
+ANYWHERE: Final = ("protocol", "session", "locks", "retention", "waiting", "arrival_order", "rule")
 #: How they are run. Those that take long are left out.
 PYTEST: Final = (
     *("-x", "-q", "--assert=plain", "--timeout", "60", "-m", "not long and not program"),

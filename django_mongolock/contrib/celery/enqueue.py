@@ -21,7 +21,7 @@ from celery.result import AsyncResult
 from celery.signals import after_task_publish, before_task_publish, task_postrun, task_prerun, task_revoked
 from celery.utils import uuid
 
-from ...backends.base import get_backend
+from ...backends import get_backend
 from ...conf import get_settings
 from ...context import holder_facts, redelivery_wait, running_celery_task
 from ...engine.lock import detached

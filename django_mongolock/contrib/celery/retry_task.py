@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn, Self
 from celery import current_task
 from celery.exceptions import Ignore, Reject, Retry
 
-from ...backends.base import get_backend
+from ...backends import get_backend
 from ...conf import get_settings
 from ...context import RETURNED, is_redelivered, task_owner, task_run
 from ...decorator.policies import AGAIN, CallFacts, Policy, Unlocked

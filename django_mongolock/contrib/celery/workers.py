@@ -17,7 +17,7 @@ from django.core import checks
 from django.core.checks import CheckMessage
 from django.core.exceptions import ImproperlyConfigured
 
-from ...backends.base import close_backends
+from ...backends import close_backends
 from ...conf import get_settings
 from ...context import task_place
 from ...decorator import mongo_locked

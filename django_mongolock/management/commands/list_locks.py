@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from ...backends.base import mongo_store
+from ...backends import mongo_store
 from ...conf import get_settings
 from ...engine.rule.deadlock import Cycle
 from ...inspection.kinds import Choice, LockKind, Row

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest import mock
 
-from django_mongolock.backends.courier import Steps, send
-from django_mongolock.backends.field_paths import Document, has
-from django_mongolock.documents import acquiring, held_document, hold, updates
+from django_mongolock.documents import held_document, hold, steps, updates
 from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.updates import Own, Statement
+from django_mongolock.other_collections.courier import Steps, send
+from django_mongolock.other_collections.field_paths import Document, has
 
 Patch = Callable[[], AbstractContextManager[Any]]
 ALWAYS: Final[Document] = {"$literal": True}
@@ -67,7 +67,7 @@ DEFECTS: Final[dict[str, tuple[str, Patch]]] = {
         "held twice",
         _patch(
             lambda seen, owner: str(seen.token) if seen.holder == owner else None,
-            (acquiring, "dead_run"),
+            (steps, "dead_run"),
             (hold, "dead_run"),
         ),
     ),
@@ -78,7 +78,7 @@ DEFECTS: Final[dict[str, tuple[str, Patch]]] = {
     "what may have been written is denied": ("which was denied", _patch(_denying, (HeldDocument, "_why_not"))),
     "nothing is put back": (
         "stays pending",
-        _patch(lambda *_: None, (acquiring, "put_back"), (hold, "put_back"), (held_document, "put_back")),
+        _patch(lambda *_: None, (steps, "put_back"), (hold, "put_back"), (held_document, "put_back")),
     ),
-    "an unknown outcome is no doubt": ("stays pending", _patch(_certain, (acquiring, "send"), (hold, "send"))),
+    "an unknown outcome is no doubt": ("stays pending", _patch(_certain, (steps, "send"), (hold, "send"))),
 }

@@ -4,16 +4,16 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from django_mongolock.backends.courier import Sleep, Steps
-from django_mongolock.documents import sweep
-from django_mongolock.documents.acquiring import Context
+from django_mongolock.documents import steps
 from django_mongolock.documents.document_lock import DocumentLock
 from django_mongolock.documents.held_document import HeldDocument
 from django_mongolock.documents.hold import Batch, Hold, Plan, acquire_many
-from django_mongolock.documents.snapshot import read_snapshot
+from django_mongolock.documents.rules import read_snapshot
+from django_mongolock.documents.steps import Context
 from django_mongolock.documents.updates import Request, read_one
 from django_mongolock.exceptions import DocumentLockLost, LockError
 from django_mongolock.inspection.kinds import Choice
+from django_mongolock.other_collections.courier import Sleep, Steps
 
 from .collection import Document
 from .world import Process, Strand, World, context_of, patched
@@ -119,7 +119,7 @@ def sweeping(context: Context) -> Steps[None]:
     while True:
         yield Sleep(10.0)
         with suppress(LockError):
-            yield from sweep.sweep(context, Choice("stale"))
+            yield from steps.sweep(context, Choice("stale"))
 
 
 def forcing_one(world: World, context: Context) -> Steps[None]:
@@ -127,7 +127,7 @@ def forcing_one(world: World, context: Context) -> Steps[None]:
     document = yield read_one(context.rules.fields, world.random.choice(list(world.documents)))
     shown = read_snapshot(context.rules, {**document, "mongolock_now": world.server_time()})
     with suppress(LockError):
-        yield from sweep.force(context, "exports", [shown], "me", "")
+        yield from steps.force(context, "exports", [shown], "me", "")
 
 
 def strangers(world: World) -> None:

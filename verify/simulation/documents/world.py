@@ -12,14 +12,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from unittest import mock
 
-from django_mongolock.backends.courier import PAUSES, Command, Sleep, Steps
-from django_mongolock.documents import acquiring, held_document, updates
-from django_mongolock.documents.acquiring import Context
+from django_mongolock.documents import held_document, steps, updates
 from django_mongolock.documents.document_lock import DocumentLock, undeclare
 from django_mongolock.documents.held_document import HeldDocument
+from django_mongolock.documents.steps import Context
 from django_mongolock.engine import clock
 from django_mongolock.engine.session.errands import MOST_TRIES
 from django_mongolock.exceptions import LockBackendFailed, LockError
+from django_mongolock.other_collections.courier import PAUSES, Command, Sleep, Steps
 
 from .collection import Document, SimCollection
 
@@ -73,7 +73,7 @@ class Grant:
 
 
 class SimCourier:
-    """Stands in for `backends.courier.Courier`: each process has one."""
+    """Stands in for `other_collections.courier.Courier`: each process has one."""
 
     forked = False
 
@@ -301,7 +301,7 @@ def patched(world: World) -> Iterator[DocumentLock[Document]]:
             (clock, "now", lambda: world.now),
             (updates, "new_writer", new_writer),
             (held_document, "forgotten", lambda *_: None),
-            (acquiring, "fate", fate),
+            (steps, "fate", fate),
             (random, "uniform", world.random.uniform),
         ):
             stack.enter_context(mock.patch.object(target, name, value))

@@ -21,9 +21,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from pymongo import MongoClient
 from pymongo.client_session import ClientSession
 
-from ..engine.lock.lock import MongoLock
-from ..engine.lock.transaction import Atomic, kept_in_mongodb
-from ..exceptions import LockError, LockLost, LockMisused
+from .engine.lock.lock import MongoLock
+from .engine.lock.transaction import Atomic, kept_in_mongodb
+from .exceptions import LockError, LockLost, LockMisused
 
 logger = logging.getLogger("django_mongolock")
 

@@ -1,25 +1,29 @@
-"""The backend of each DATABASES alias."""
+"""The backend of each DATABASES alias: what makes the sessions that keep its locks. `MongoBackend` is the usual one."""
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db import connections
 from django.db.utils import load_backend
+from django.utils.connection import ConnectionDoesNotExist
 from django.utils.module_loading import import_string
 
-from ..conf import LockSettings, get_settings
-from ..engine.rule.document import Limits, milliseconds
-from ..engine.session.session import Session, Sessions
-from ..engine.store.mongo import MongoStore
-from ..exceptions import LockBackendFailed
+from .conf import ENGINE, LockSettings, get_settings
+from .engine.rule.document import Limits, milliseconds
+from .engine.session.grant import Grant
+from .engine.session.notifications import Observer
+from .engine.session.session import Session, Sessions
+from .engine.store.mongo import MongoStore, StoreConfig
+from .exceptions import LockBackendFailed
+from .signals import signal_sender
 
 S = TypeVar("S", bound=Session)
 #: What belongs into INSTALLED_APPS.
@@ -51,6 +55,64 @@ class Backend(ABC, Generic[S]):
         """Release what this process holds, and disconnect."""
         self._sessions.close()
 
+
+#: What apps have done with each store: each returns what observes its sessions, or None.
+observers: Final[list[Callable[[MongoStore, LockSettings], Observer | None]]] = []
+
+
+def database_settings(alias: str) -> dict[str, Any]:
+    """The DATABASES entry of *alias*. Raises ImproperlyConfigured if it is not there or is not MongoDB."""
+    try:
+        found: dict[str, Any] = connections.settings[alias]
+    except (KeyError, ConnectionDoesNotExist):
+        raise ImproperlyConfigured(
+            f"there is no DATABASES alias {alias!r} to keep locks in: see MONGOLOCK['DATABASE'] and using="
+        ) from None
+    if found["ENGINE"] != ENGINE:
+        raise ImproperlyConfigured(
+            f"the DATABASES alias {alias!r} is not MongoDB: its ENGINE is {found['ENGINE']!r}, not {ENGINE!r}"
+        )
+    return found
+
+
+class MongoBackend(Backend[Session]):
+    """Locks in the MongoDB of one DATABASES alias, in one collection beside the project's data."""
+
+    def __init__(self, alias: str, settings: LockSettings) -> None:
+        super().__init__(alias, settings)
+        self._database = database_settings(alias)
+        self._name: str | None = None
+
+    def session(self) -> Session:
+        """See Backend.session(). Follows the name of the database, which test runners change."""
+        if self._name is not None and self._name != self._database["NAME"]:
+            self.close()
+        return self._sessions.current()
+
+    def new_session(self) -> Session:
+        """See Backend.new_session()."""
+        # Only the parameters of the connection: the engine has a client of its own (see MongoStore).
+        parameters = connections[self.alias].get_connection_params()
+        self._name = self._database["NAME"]
+        store = MongoStore(StoreConfig(parameters, self._name or "", limits=self.limits))
+        observer: Observer = signal_sender(self.alias)
+        for observe in observers:
+            if (first := observe(store, self.settings)) is not None:
+                observer = _both(first, observer)
+        return Session(store, self.settings.COMMAND_TIMEOUT, observer)
+
+
+def _both(first: Observer, second: Observer) -> Observer:
+    def observe(event: str, grant: Grant) -> None:
+        try:
+            first(event, grant)
+        finally:
+            second(event, grant)
+
+    return observe
+
+
+# The backends of this process
 
 #: By alias. Not under a mutex, which a fork could leave locked: making a backend twice does no harm.
 _backends: dict[str, Backend[Session]] = {}

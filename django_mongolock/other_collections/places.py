@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any, TypeGuard
+from typing import Any
 
 import bson
 from bson.codec_options import CodecOptions
@@ -17,12 +17,11 @@ from django.db.models import Field, Model
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.collection import Collection
 
+from ..backends import MongoBackend, get_backend
 from ..conf import LockSettings, get_settings
 from ..engine.store.mongo import MongoStore
-from .base import get_backend
 from .courier import Courier
 from .field_paths import Document, get_path, set_path
-from .mongo import MongoBackend
 
 #: What a caller may pass as the place of documents.
 Place = type[Model] | Collection[Document] | Callable[[], Collection[Document]]
@@ -258,14 +257,10 @@ class ModelSource(Source):
             found = self._model._meta.get_field(name)
         except FieldDoesNotExist:
             return next((field for field in self._model._meta.concrete_fields if field.column == name), None)
-        return found if is_concrete(found) else None
+        return found if isinstance(found, Field) and found.concrete else None
 
 
 _others: dict[str, MongoBackend] = {}
-
-
-def is_concrete(field: object) -> TypeGuard[Field[Any, Any]]:
-    return isinstance(field, Field) and field.concrete
 
 
 def check_id(value: object) -> Any:
