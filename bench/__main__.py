@@ -21,7 +21,7 @@ from typing import Any
 import bench.prepared  # noqa: F401 - before what uses Django's models
 from bench import machine
 from bench.bench import Bench
-from bench.measure import Note, Piece, as_json, as_text
+from bench.measure import Piece, Table, as_json, as_text
 from bench.questions import QUESTIONS, Question
 from bench.world import World
 
@@ -66,19 +66,17 @@ def answer(name: str, question: Question, world: World, *, quick: bool) -> dict[
         with at_most(question.limit):
             for piece in question.ask(bench):
                 pieces.append(piece)
-                if text := as_text(piece):
-                    print(text, flush=True)
+                if isinstance(piece, Table):
+                    print(as_text(piece), flush=True)
     except TooLong:
         error = f"ended after {question.limit:.0f} s"
     except Exception as problem:  # noqa: BLE001 - the other questions are still to be asked
         traceback.print_exc()
         error = f"{type(problem).__name__}: {problem}"
-    notes: list[Note] = [*bench.notes, *([Note(f"not all of it: {error}")] if error else [])]
-    for note in notes:
-        print(as_text(note), flush=True)
+    notes = [*bench.notes, *([f"not all of it: {error}"] if error else [])]
     seconds = round(time.monotonic() - started, 1)
-    print(f"({seconds:.0f} s)", flush=True)
-    found = {"title": question.title, "seconds": seconds, **as_json([*pieces, *notes])}
+    print(*(f"- {note}" for note in notes), f"({seconds:.0f} s)", sep="\n", flush=True)
+    found = {"title": question.title, "seconds": seconds, **as_json(pieces), "notes": notes}
     return {**found, "error": error} if error else found
 
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 
 from bench.contend import Liar
 from bench.contenders import BARE, Contender
-from bench.measure import Note
 from bench.peers import LEASE, Peer
 from bench.workers import State, Worker, WorkerError
-from bench.world import Missing, World
+from bench.world import World
 
 
 @dataclass
@@ -18,7 +17,7 @@ class Bench:
 
     world: World
     quick: bool = False
-    notes: list[Note] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def some(self, quick: int, thorough: int) -> int:
         return quick if self.quick else thorough
@@ -27,16 +26,10 @@ class Bench:
         """Those that can run here, by name. A note tells of each that cannot."""
         found: dict[str, Contender] = {}
         for contender in contenders:
-            reason = contender.make.missing()
-            if reason is None:
-                try:
-                    self.world.uri(contender.needs)
-                except Missing as missing:
-                    reason = str(missing)
-            if reason is None:
-                found[contender.name] = contender
-            else:
+            if reason := contender.make.missing() or self.world.missing(contender.needs):
                 self.note(f"{contender.name}: left out: {reason}")
+            else:
+                found[contender.name] = contender
         return found
 
     def open(self, crew: Iterable[Worker], contender: Contender, lease: float = LEASE) -> None:
@@ -48,8 +41,8 @@ class Bench:
             worker.result()
 
     def note(self, text: str) -> None:
-        if Note(text) not in self.notes:
-            self.notes.append(Note(text))
+        if text not in self.notes:
+            self.notes.append(text)
 
     def failed(self, name: str, error: Exception) -> None:
         """For `interleaved`: who failed is named, and left out."""

@@ -58,13 +58,6 @@ class Table:
 
 
 @dataclass
-class Note:
-    """What readers of the figures have to know: which lock was left out, and why."""
-
-    text: str
-
-
-@dataclass
 class Data:
     """Figures for the plots, under a name."""
 
@@ -72,36 +65,28 @@ class Data:
     value: Any
 
 
-Piece = Table | Note | Data
+Piece = Table | Data
 
 
 def as_json(pieces: Iterable[Piece]) -> dict[str, Any]:
     """What a question has yielded, as it goes into the JSON file."""
-    answer: dict[str, Any] = {"tables": [], "notes": [], "data": {}}
+    answer: dict[str, Any] = {"tables": [], "data": {}}
     for piece in pieces:
-        match piece:
-            case Table():
-                answer["tables"].append(asdict(piece))
-            case Note():
-                answer["notes"].append(piece.text)
-            case Data():
-                answer["data"][piece.name] = piece.value
+        if isinstance(piece, Table):
+            answer["tables"].append(asdict(piece))
+        else:
+            answer["data"][piece.name] = piece.value
     return answer
 
 
-def as_text(piece: Piece) -> str:
-    """Return it as Markdown, as docs/evidence/data/benchmarks.md has it; nothing for data."""
-    match piece:
-        case Table():
-            rows = [piece.columns, *([shown(cell) for cell in row] for row in piece.rows)]
-            widths = [max(len(row[column]) for row in rows) for column in range(len(piece.columns))]
-            lines = [" | ".join(map(str.ljust, row, widths)) for row in rows]
-            rule = "|".join(["---", *["--:"] * (len(widths) - 1)])
-            body = "\n".join(f"| {line} |" for line in lines[1:])
-            return f"\n**{piece.title}**\n\n| {lines[0]} |\n|{rule}|\n{body}\n\n{piece.note}"
-        case Note():
-            return f"- {piece.text}"
-    return ""
+def as_text(table: Table) -> str:
+    """Return it as Markdown, as docs/evidence/data/benchmarks.md has it."""
+    rows = [table.columns, *([shown(cell) for cell in row] for row in table.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
+    lines = [" | ".join(map(str.ljust, row, widths)) for row in rows]
+    rule = "|".join(["---", *["--:"] * (len(widths) - 1)])
+    body = "\n".join(f"| {line} |" for line in lines[1:])
+    return f"\n**{table.title}**\n\n| {lines[0]} |\n|{rule}|\n{body}\n\n{table.note}"
 
 
 def interleaved(

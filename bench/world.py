@@ -14,10 +14,6 @@ from testproject.servers import Mongod, Postgres, Redis, ReplicaSet, Server, Ser
 COMMANDS: Final = ("findAndModify", "update", "find", "getMore", "aggregate", "insert", "delete")
 
 
-class Missing(Exception):
-    """A server cannot be started here. The message says what to install."""
-
-
 class World:
     """Servers by name: "mongo", "mongo3" (three members), "redis", "redis-always", "zookeeper", "postgres", and
     "directory", which is no server but a place for files."""
@@ -25,7 +21,6 @@ class World:
     def __init__(self) -> None:
         self._ends: dict[str, contextlib.ExitStack] = {}
         self._uris: dict[str, str] = {}
-        self._missing: dict[str, str] = {}
         self._servers: dict[str, list[Server]] = {}
 
     def __enter__(self) -> Self:
@@ -36,17 +31,22 @@ class World:
             self.stop(name)
 
     def uri(self, name: str) -> str:
-        """Where it is; starts it if it does not run yet. Raises Missing."""
-        if name in self._missing:
-            raise Missing(self._missing[name])
+        """Where it is; starts it if it does not run yet. Raises ServerError, which says what to install, or OSError."""
         if name not in self._uris:
             try:
                 self._uris[name] = self._start(name)
-            except (ServerError, OSError) as error:
+            except (ServerError, OSError):
                 self._ends.pop(name).close()
-                self._missing[name] = str(error)
-                raise Missing(str(error)) from error
+                raise
         return self._uris[name]
+
+    def missing(self, name: str) -> str | None:
+        """Start it, if it does not run yet; return why that cannot be."""
+        try:
+            self.uri(name)
+        except (ServerError, OSError) as error:
+            return str(error)
+        return None
 
     def stop(self, name: str) -> None:
         """End it: what nobody needs any more shall not use the processor. It is started anew if somebody does."""

@@ -222,10 +222,6 @@ class Leader:
         return term.lock
 
 
-def _hear(lock: MongoLock) -> None:
-    """Do nothing: the term looks at its lock. A lock with a function for requests hears of them at once."""
-
-
 def leader(
     key: Key,
     *,
@@ -249,5 +245,6 @@ def leader(
     A block stands for election once. `run` and `arun` stand again.
     """
     given = {"lease": lease, "wait": wait, "label": label, "using": using}
-    options = replace(chosen({**given, **unknown}, given), release="now", on_release_requested=_hear, whole=True)
-    return Leader(partial(make_lock, (key,), options))
+    options = replace(chosen({**given, **unknown}, given), release="now", whole=True)
+    # The term looks at its lock. But only a lock with a function for requests hears of them at once.
+    return Leader(partial(make_lock, (key,), replace(options, on_release_requested=lambda _: None)))

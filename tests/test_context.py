@@ -107,6 +107,19 @@ class TestPlace:
         LockContextMiddleware(get_response)(RequestFactory().post("/some/where"))
         assert seen == ["POST /some/where"]
 
+    def test_without_the_middleware(self, name: str) -> None:
+        """A decorated view tells its own lock, and those inside."""
+
+        def view(request: HttpRequest, name: str) -> HttpResponse:
+            return HttpResponse(f"{holder(name)['place']}, {facts_of_a_lock()['place']}")
+
+        async def aview(request: HttpRequest, name: str) -> HttpResponse:
+            return HttpResponse(f"{holder(name)['place']}, {(await afacts_of_a_lock())['place']}")
+
+        request, decorate = RequestFactory().get("/here"), mongo_locked("{name}")
+        for answer in (decorate(view)(request, name), asyncio.run(decorate(aview)(request, name))):
+            assert answer.content == b"GET /here, GET /here"
+
     def test_after_an_error(self) -> None:
         """A request that failed leaves nothing behind."""
 

@@ -230,9 +230,6 @@ class TestRefused:
             (lambda: mongo_locked("")(plain), "must not be empty"),
             (lambda: mongo_locked("{name}{name}")(plain), "put one of"),
             (lambda: mongo_locked("x:{nam}")(plain), "has no parameter nam; it has name, extra"),
-            (lambda: any_locked("key", timeout=5)(plain), "could mean two things"),
-            (lambda: any_locked("key", colour=5)(plain), "unexpected keyword argument 'colour'"),
-            (lambda: mongo_locked("key", lease=0)(plain), "lease"),
             (lambda: mongo_locked()(app.task(find, shared=False)), "below the decorator that makes the Celery task"),
             (lambda: any_locked()(classmethod(plain)), "on a function, not on a classmethod: put it below"),  # type: ignore[arg-type]
             (lambda: any_locked()(staticmethod(plain)), "on a function, not on a staticmethod: put it below"),

@@ -19,7 +19,7 @@ from asgiref.sync import sync_to_async
 from celery import Celery
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import transaction
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -31,7 +31,7 @@ from django.utils.functional import SimpleLazyObject
 from django.views import View
 from ninja import NinjaAPI
 from ninja.security import HttpBearer
-from pytest_django import DjangoDbBlocker, Settings
+from pytest_django import Settings
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import api_view, authentication_classes
 from rest_framework.exceptions import ValidationError
@@ -49,7 +49,7 @@ from django_mongolock.keys import LockKey
 from django_mongolock.testing import override_locks
 from django_mongolock.testing.memory_server import MemoryResults, MemoryStore
 from tests.support.looking import held_elsewhere, new_key
-from tests.support.row_files import Rows, row_file
+from tests.support.row_files import Rows, atomic_rows, write_row
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.urls(__name__)
@@ -245,11 +245,13 @@ class TestViews:
         assert len(commands.names()) == 3
 
     def test_prefix(self, settings: Settings, key: str) -> None:
-        """Two projects in one database do not see each other's results."""
+        """Two projects in one database do not see each other's results. Each sees its own, also while one reads it."""
         view = idempotent(client=me)(charge)
         post(view, key, key)
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "other:"}
-        assert post(view, key, key).content == b'{"times": 2}'
+        assert times(post(view, key, key)) == 2
+        with held_elsewhere(lock_key_of(view, sent(key, key))):
+            assert times(post(view, key, key)) == 2
 
 
 class TestBodies:
@@ -610,8 +612,7 @@ class TestClients:
 @idempotent(client=me)
 def write(request: HttpRequest) -> HttpResponse:
     """Writes a row, in the transaction of the request."""
-    with connections["file"].cursor() as cursor:
-        cursor.execute("INSERT INTO rows (name) VALUES (%s)", [request.body.decode()])
+    write_row("file", request.body.decode())
     if "fail" in request.GET:
         raise ZeroDivisionError
     if "hook" in request.GET:
@@ -625,23 +626,16 @@ def fail_after_commit() -> None:
 
 def write_inside(name: str) -> None:
     """Writes a row, in a transaction of its own; afterwards, the broker is down."""
-    with transaction.atomic("file"), connections["file"].cursor() as cursor:
-        cursor.execute("INSERT INTO rows (name) VALUES (%s)", [name])
+    with transaction.atomic("file"):
+        write_row("file", name)
         transaction.on_commit(fail_after_commit, using="file")
+
+
+rows = pytest.fixture(atomic_rows)
 
 
 class TestTransactions:
     """A response is kept after the commit."""
-
-    @pytest.fixture
-    def rows(
-        self, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, django_db_blocker: DjangoDbBlocker
-    ) -> Iterator[Rows]:
-        with (
-            django_db_blocker.unblock(),
-            row_file("file", tmp_path / "rows", monkeypatch, ATOMIC_REQUESTS=True) as made,
-        ):
-            yield made
 
     def test_atomic_requests(self, rows: Rows, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """Others see what was written when it is kept; an error rolls back, and the next request runs."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +20,7 @@ from django_mongolock.versions.forms import VersionedModelForm
 from django_mongolock.versions.seal import sent_back
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
+from tests.editing.staff import Tab
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.versioned.databases import db, home, postgres
 from tests.versioned.shapes import Thing, Topic
@@ -266,41 +265,26 @@ def person(client: Client) -> Client:
     return client
 
 
-def fields(page: Any) -> dict[str, str]:
-    """The form fields of a page, as the browser would send them."""
-    found = {}
-    for tag in re.findall(r"<input[^>]*>", page.content.decode()):
-        attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', tag))
-        if attributes.get("type") in ("text", "number", "hidden") and "name" in attributes:
-            found[attributes["name"]] = html.unescape(attributes.get("value", ""))
-    return found
-
-
 @WITH_MONGO
 class TestAdmin:
     """VersionedAdmin: the change page, the list, deleting."""
 
     def test_conflict_on_the_change_page(self, person: Client) -> None:
         """Nothing is written; saved when it is sent again."""
-        sent = fields(person.get(PAGE))
-        assert sent["version_read"]
+        tab = Tab(person, PAGE)
+        assert tab.fields["version_read"]
         Rate.objects.filter(pk="EUR").update(value=5, note="theirs")
-        page = person.post(PAGE, {**sent, "note": "mine"})
-        assert page.status_code == 200
-        text = html.unescape(page.content.decode())
-        assert "Changed meanwhile: Value, Note." in text
-        shown = fields(page)
-        assert (shown["value"], shown["note"]) == ("5", "mine")
+        assert tab.send(note="mine").status_code == 200
+        assert "Changed meanwhile: Value, Note." in tab.text
+        assert (tab.fields["value"], tab.fields["note"]) == ("5", "mine")
         assert Rate.objects.get().note == "theirs"
         assert not LogEntry.objects.exists()
-        assert person.post(PAGE, shown).status_code == 302
+        assert tab.send().status_code == 302
         assert (Rate.objects.get().value, Rate.objects.get().note, Rate.objects.get().version) == (5, "mine", 3)
 
     def test_faster_than_the_save(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also somebody who comes between the check and the write ends up on the same page."""
-        sent = fields(person.get(PAGE))
-        saved: list[str] = []
-        save = RateAdmin.save_model
+        tab, saved, save = Tab(person, PAGE), list[str](), RateAdmin.save_model
 
         def slow(self: Any, request: Any, obj: Any, form: Any, change: bool) -> None:
             if not saved:
@@ -309,47 +293,42 @@ class TestAdmin:
             save(self, request, obj, form, change)
 
         monkeypatch.setattr(RateAdmin, "save_model", slow)
-        page = person.post(PAGE, {**sent, "note": "mine"})
-        assert saved == ["mine"]
         # The update was made in the request's own transaction here, and rolled back with it: what is left is a retry.
-        assert page.status_code == 302
+        assert tab.send(note="mine").status_code == 302
+        assert saved == ["mine"]
         assert Rate.objects.get().note == "mine"
 
     def test_deleted_while_it_was_edited(self, person: Client) -> None:
         """What was typed is still there, and can be saved as a new one."""
-        sent = fields(person.get(PAGE))
+        tab = Tab(person, PAGE)
         Rate.objects.all().delete()
-        page = person.post(PAGE, {**sent, "note": "mine"})
-        assert "This was deleted while you were editing it." in page.content.decode()
-        shown = fields(page)
-        assert (shown["note"], shown["version_read"]) == ("mine", "")
+        tab.send(note="mine")
+        assert "This was deleted while you were editing it." in tab.text
+        assert (tab.fields["note"], tab.fields["version_read"]) == ("mine", "")
         assert not Rate.objects.exists()
-        assert person.post(PAGE, shown).status_code == 302
+        assert tab.send().status_code == 302
         assert (Rate.objects.get().note, Rate.objects.get().version) == ("mine", 1)
         assert person.post(f"{LIST}USD/change/", {"name": "USD"}).status_code == 302, "Django's own answer"
 
     def test_the_list(self, person: Client) -> None:
         """Rows that were changed meanwhile complain, each at its own place; the page sent again is saved."""
         Rate.objects.create(name="USD", value=2)
-        sent = fields(person.get(LIST))
-        assert {"form-0-version_read", "form-1-version_read"} <= sent.keys()
-        sent["_save"] = "Save"
+        tab = Tab(person, LIST)
+        assert {"form-0-version_read", "form-1-version_read"} <= tab.fields.keys()
         Rate.objects.filter(pk="USD").update(value=20)
-        page = person.post(LIST, {**sent, "form-0-value": "10", "form-1-value": "200"})
-        assert page.status_code == 200
-        assert html.unescape(page.content.decode()).count("Changed meanwhile: Value.") == 1
+        assert tab.send({"form-0-value": "10", "form-1-value": "200"}, _save="Save").status_code == 200
+        assert tab.text.count("Changed meanwhile: Value.") == 1
         assert [rate.value for rate in Rate.objects.all()] == [1, 20]
-        shown = {**fields(page), "_save": "Save"}
-        assert (shown["form-0-value"], shown["form-1-value"]) == ("10", "200")
-        assert person.post(LIST, shown).status_code == 302
+        assert (tab.fields["form-0-value"], tab.fields["form-1-value"]) == ("10", "200")
+        assert tab.send(_save="Save").status_code == 302
         assert [rate.value for rate in Rate.objects.all()] == [10, 200]
 
     def test_an_untouched_row_of_the_list(self, person: Client) -> None:
         """Where nothing was typed and nothing shown has changed, nobody is bothered."""
         Rate.objects.create(name="USD", value=2)
-        sent = {**fields(person.get(LIST)), "_save": "Save", "form-0-value": "10"}
+        tab = Tab(person, LIST)
         Rate.objects.filter(pk="USD").update(note="new")
-        assert person.post(LIST, sent).status_code == 302
+        assert tab.send({"form-0-value": "10"}, _save="Save").status_code == 302
         assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
 
     def test_deleting(self, person: Client) -> None:

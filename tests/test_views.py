@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from io import BytesIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
 from ninja import NinjaAPI
-from pytest_django import DjangoDbBlocker, Settings
+from pytest_django import Settings
 from rest_framework.decorators import api_view
 from rest_framework.views import APIView
 
@@ -35,7 +34,7 @@ from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.signals import lock_released
 from django_mongolock.testing import MemoryLocks
 from tests.support.looking import held_elsewhere, holders
-from tests.support.row_files import Rows, row_file
+from tests.support.row_files import Rows, atomic_rows, write_row
 
 pytestmark = pytest.mark.urls(__name__)
 
@@ -55,11 +54,10 @@ class WithoutAKey(View):
 
 
 def write(request: Any, name: str) -> HttpResponse:
-    with connections["file"].cursor() as cursor:
-        cursor.execute("INSERT INTO rows (name) VALUES (%s)", [name])
+    write_row("file", name)
     if "savepoint" in request.GET:
-        with transaction.atomic(using="file"), connections["file"].cursor() as cursor:
-            cursor.execute("INSERT INTO rows (name) VALUES ('inner')")
+        with transaction.atomic(using="file"):
+            write_row("file", "inner")
             transaction.set_rollback(True, using="file")
     if "fail" in request.GET:
         raise ZeroDivisionError
@@ -300,12 +298,7 @@ class TestFindRequest:
         assert find_request((), {}) is None
 
 
-@pytest.fixture
-def rows(tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
-    """The alias "file" with ATOMIC_REQUESTS, and what a second connection sees in its file."""
-    file = tmp_path / "rows.sqlite3"
-    with django_db_blocker.unblock(), row_file("file", file, monkeypatch, ATOMIC_REQUESTS=True) as made:
-        yield made
+rows = pytest.fixture(atomic_rows)
 
 
 @pytest.fixture

@@ -181,9 +181,8 @@ class CallFunction(Policy):
         return self.function(error, *call.args, **call.kwargs)
 
 
-RAISE: Final = Raise()
 #: The policies that have a name.
-POLICIES: Final[dict[str, Policy]] = {each.name: each for each in (RAISE, Skip(), Respond(), Retry())}
+POLICIES: Final[dict[str, Policy]] = {each.name: each for each in (Raise(), Skip(), Respond(), Retry())}
 
 
 def as_policy(given: object) -> Policy:

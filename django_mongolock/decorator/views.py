@@ -211,8 +211,8 @@ class Deferred(set[str]):
         return True
 
     def wanted(self) -> list[str]:
-        declined = super().__contains__
-        return [alias for alias in _aliases() if not declined(alias)]
+        declined, every = super().__contains__, connections.settings.items()
+        return [alias for alias, settings in every if settings["ATOMIC_REQUESTS"] and not declined(alias)]
 
     @classmethod
     def put_on(cls, view: Any, owner: object) -> None:
@@ -220,10 +220,6 @@ class Deferred(set[str]):
         declined = getattr(view, "_non_atomic_requests", ())
         if not isinstance(declined, cls):
             view._non_atomic_requests = cls(owner, declined)
-
-
-def _aliases() -> list[str]:
-    return [alias for alias, settings in connections.settings.items() if settings["ATOMIC_REQUESTS"]]
 
 
 def deferred_aliases(request: HttpRequest | None, owner: object) -> Sequence[str]:

@@ -30,7 +30,7 @@ from ..inspection.snapshot import LockSnapshot, ShownState
 from ..versions.admin import SealedPages
 from ..versions.seal import Fields, keep_what_no_page_shows
 from . import texts
-from .edit_lock import edit_key
+from .edit_lock import EditLockStatus, edit_key
 from .page import Editing, gone
 from .page_request import ACTION, SEAL
 
@@ -45,6 +45,8 @@ else:
 _EDITING: Final = "_mongolock_editing"
 #: How long a list waits for MongoDB, in seconds: it is of use without the column of the editors.
 _LIST_TIMEOUT: Final = 2.0
+#: Where a request keeps the answer that MongoDB is away: of many objects, one waits for it.
+_AWAY: Final = "_mongolock_editing_away"
 #: Where an object of a list keeps the text of that column.
 _EDITOR: Final = "_mongolock_editor"
 _TEMPLATE: Final = "django_mongolock/editing/change_form.html"
@@ -221,7 +223,7 @@ class EditLockMixin(SealedPages, ModelAdmin):
             return super().delete_view(request, object_id, extra_context)
         editing = Editing(request, obj)
         status = editing.take_mine() if request.method == "POST" else editing.lock.read()
-        if status.is_others:
+        if _is_closed(status):
             self.message_user(request, _("Not deleted. %s") % texts.state(status), messages.ERROR)
             return HttpResponseRedirect(self._address(obj))
         try:
@@ -254,9 +256,11 @@ class EditLockMixin(SealedPages, ModelAdmin):
         return Listed
 
     def _edited(self, request: HttpRequest, obj: Model) -> str:
-        """Say who is editing it, if it is someone else."""
-        status = Editing(request, obj).lock.read()
-        return texts.state(status) if status.is_others else ""
+        """Say who is editing it, if that keeps this user from changing it."""
+        status: EditLockStatus = getattr(request, _AWAY, None) or Editing(request, obj).lock.read()
+        if status.problem:
+            setattr(request, _AWAY, status)
+        return texts.state(status) if _is_closed(status) else ""
 
     def _address(self, obj: Model) -> str:
         name = f"admin:{self.opts.app_label}_{self.opts.model_name}_change"
@@ -271,6 +275,11 @@ def _editing(request: HttpRequest) -> Editing | None:
 def _is_readonly(request: HttpRequest) -> bool:
     editing = _editing(request)
     return editing is not None and editing.readonly
+
+
+def _is_closed(status: EditLockStatus) -> bool:
+    """Return whether someone else is editing; with EDIT_FAIL_CLOSED, also if that is not known."""
+    return status.is_others or (bool(status.problem) and get_settings().EDIT_FAIL_CLOSED)
 
 
 def _unless_readonly(method: Callable[..., bool]) -> Callable[..., bool]:

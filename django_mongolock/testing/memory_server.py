@@ -293,16 +293,12 @@ class MemorySession(Session):
         """See Session.fate()."""
         return "alive" if any(session.id == process for session in self._server.sessions) else "gone"
 
-    def holding(self, key: str) -> list[Grant]:
-        """The grants of *key* that are held here."""
-        return [grant for grant in list(self.registry.grants.values()) if grant.key == key and grant.held]
-
     def lose(self, key: str) -> int:
         """Have the grants of *key* taken away, learn of it at once, and wait until `on_lost` has been called.
 
         Returns how many there were.
         """
-        grants = self.holding(key)
+        grants = [grant for grant in list(self.registry.grants.values()) if grant.key == key and grant.held]
         self.commands.send(Apply(key, Step(remove=tuple(grant.id for grant in grants), force=True)))
         for grant in grants:
             reported: list[threading.Event] = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -139,25 +138,3 @@ def test_weight() -> None:
             assert lock_info(key).permits == 2
         with pytest.raises(LockReentry):
             mongo_semaphore(key, 3, reentrant=True, wait=0).acquire()
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        *[({"permits": 3, "weight": weight}, "weight must be at least 1 and at most 3") for weight in (0, 4, -1)],
-        *[({"permits": permits}, "permits must be at least 1 and at most 5000") for permits in (0, 5_001)],
-        ({"permits": 3, "weight": "2"}, "weight is a whole number"),
-        ({"permits": 3, "weight": True}, "weight is a whole number"),
-        ({"permits": "3"}, "permits is a whole number"),
-        ({"permits": 3, "resize": "no"}, "resize is True or False"),
-        ({"permits": 3, "reentrant": "no"}, "reentrant is True or False"),
-        ({"permits": 3, "auto_renew": 0}, "auto_renew is True or False"),
-    ],
-)
-def test_wrong_options(options: dict[str, Any], said: str) -> None:
-    """It could never be granted, or would not mean what it says."""
-    for make in (partial(mongo_semaphore, "a"), partial(mongo_locked, "a")):
-        with pytest.raises((TypeError, ValueError), match=said):
-            make(**options)
-    with pytest.raises(TypeError, match="permits is a whole number, not NoneType"):
-        mongo_semaphore("a", None)  # type: ignore[arg-type]

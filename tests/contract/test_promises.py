@@ -5,7 +5,6 @@ Those that need times to the second run in memory, where a test moves the clock;
 
 import threading
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -23,13 +22,12 @@ from django_mongolock.engine.rule.document import Step, Terms, entry
 from django_mongolock.engine.store.base import Store
 from tests.contract.conftest import Elsewhere, MemoryWorld, World
 from tests.engine.faces import Face
+from tests.engine.waiters import InThread
 from tests.support.forking import FORKS, in_child
 from tests.support.grants import own
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.looking import document, holder, new_key
 from tests.support.waiting import eventually
-
-InThread = Callable[..., threading.Thread]
 
 WRITES = {"findAndModify", "update"}
 #: What the server adds to a lease of ten seconds before it lets others in.

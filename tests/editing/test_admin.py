@@ -14,7 +14,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from django_mongolock.backends import close_backends, mongo_store
-from django_mongolock.editing import edit_key
+from django_mongolock.editing import EditLock, edit_key
 from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
@@ -544,3 +544,30 @@ class TestWithoutMongo:
         page = anna.client.post(anna.address, sent)
         assert "Not saved: we cannot check at the moment whether someone else is editing this." in text_of(page)
         assert Order.objects.get().item == "bike"
+
+    @pytest.mark.long
+    @pytest.mark.parametrize("closed", [False, True])
+    def test_many(
+        self, order: Order, settings: Settings, monkeypatch: pytest.MonkeyPatch, away: None, closed: bool
+    ) -> None:
+        """Of many objects that are deleted, one waits for MongoDB. With EDIT_FAIL_CLOSED neither the list nor the pages
+        that delete change anything."""
+        set_locks(settings, EDIT_FAIL_CLOSED=closed)
+        Order.objects.create(buyer=order.buyer, item="hat", price=1)
+        reads, read = list[EditLock](), EditLock.read
+
+        def counted(lock: EditLock) -> Any:
+            reads.append(lock)
+            return read(lock)
+
+        monkeypatch.setattr(EditLock, "read", counted)
+        anna = Tab("anna", LIST)
+        anna.send({"form-0-price": "7", "form-1-price": "7"}, _save="Save")
+        assert ("nothing is saved" in anna.text, Order.objects.filter(price=7).count()) == (closed, 0 if closed else 2)
+        page = anna.client.post(page_of(order).replace("change", "delete"), {"post": "yes"}, follow=True)
+        assert ("Not deleted." in text_of(page)) == closed
+        reads.clear()
+        keys = [str(each.pk) for each in Order.objects.all()]
+        anna.client.post(LIST, {"action": "delete_selected", "_selected_action": keys, "post": "yes"})
+        assert Order.objects.exists() == closed
+        assert len(reads) == 1

@@ -402,22 +402,6 @@ def test_a_refusal_in_line_names_the_holder(memory: Memory) -> None:
     assert of_a_try.value.retry_after > LONG.lease / 2
 
 
-def test_only_the_first_in_the_queue_takes_itself_for_that(memory: Memory) -> None:
-    """P8: the first has to know when the lease of the holder ends, and is woken for that; the others sleep on."""
-    theirs = memory.other().acquire()
-    sessions, waiters = [memory.new_session(), memory.new_session()], []
-    for number, session in enumerate(sessions, 1):
-        waiters.append(Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None)))
-        assert eventually(lambda number=number: len(memory.server.documents["k"]["waiters"]) == number)  # type: ignore[misc]
-    grants = [next(iter(session.queue.waiting.values())) for session in sessions]
-    for session, grant in zip(sessions, grants, strict=True):
-        session.renewals.renew([grant])
-    assert [grant.waiting.at_head >= 0 for grant in grants] == [True, False]
-    theirs.release()
-    for waiter in waiters:
-        waiter.let_go().end()
-
-
 @pytest.mark.parametrize("queued", [False, True], ids=["asks", "in the queue"])
 def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool) -> None:
     """F176, F36: it ends soon, as cancelled; its place is given up in the background, as soon as there is an answer."""

@@ -83,8 +83,9 @@ def test_many_stuck_keys_and_a_few_others(lock: LockMaker, collection: Collectio
 @pytest.mark.parametrize(
     ("count", "stuck_keys"),
     [
-        pytest.param(300, ["k0"], marks=pytest.mark.witness),
-        pytest.param(10_000, ["k0", "k5000", "k9999"], marks=[pytest.mark.long, pytest.mark.timeout(600)]),
+        pytest.param(300, ["k0"], marks=pytest.mark.witness, id="one"),
+        pytest.param(300, [f"k{number}" for number in range(0, 300, 5)], marks=pytest.mark.long, id="many"),
+        pytest.param(10_000, ["k0", "k5000", "k9999"], marks=[pytest.mark.long, pytest.mark.timeout(600)], id="three"),
     ],
 )
 def test_many_locks_at_exit(here: Here, count: int, stuck_keys: list[str]) -> None:

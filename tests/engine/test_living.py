@@ -1,4 +1,4 @@
-"""Living with a lock: dead threads, stopped processes, forks, limits, requests to release, ten thousand at a time."""
+"""Living with a lock: threads and processes that end, what other threads see, and owners that come back."""
 
 import _thread
 import contextlib
@@ -93,9 +93,6 @@ def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
     assert len(set(tokens)) == len(tokens)
 
 
-# Danger, limits
-
-
 # The heartbeat
 
 
@@ -113,9 +110,6 @@ def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, sess
     assert len(entries()) == 1
     assert not before.held
     assert mine.held
-
-
-# Stopped processes
 
 
 # What other threads see

@@ -23,7 +23,6 @@ from django_mongolock.engine.protocol.actions import (
     Pause,
     QueueNext,
     Read,
-    ReleaseUncontended,
     Turn,
     WaitResult,
 )
@@ -195,15 +194,6 @@ def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest
     assert schedule.poll(0) > schedule.poll(1)
 
 
-def test_the_head_does_not_sleep_past_the_holders_end() -> None:
-    """F27: the next in line looks again when the holder's lease ends, not later."""
-    play = queued()
-    for _ in range(40):
-        play.pause() if isinstance(play.action, Pause) else play.answer(replace(QUEUED, first_end=0.003))
-        if isinstance(play.action, Pause) and play.now > 100.1:
-            assert play.action.timer <= 0.003 + procedures.SLACK
-
-
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
     """F2, F8, F15: steps are idempotent by grant id, so what got no answer is simply sent again, until it has one."""
     play = Play(wait=10)
@@ -297,21 +287,6 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
     play = Play(wait=60)
     play.answer(WHOLE, took=TERMS.lease - 0.001)
     assert play.result is not None
-
-
-def test_a_holder_without_waiters_tries_the_short_release_first() -> None:
-    """P8: one command where nobody else wants the key; the whole rule where somebody has come."""
-    steps = procedures.release("k", "g", uncontended=True)
-    assert next(steps) == ReleaseUncontended(("k",), ("g",))
-    with pytest.raises(StopIteration) as end:
-        steps.send(set())
-    assert end.value.value == (True, None)
-    steps = procedures.release("k", "g", uncontended=True)
-    next(steps)
-    assert steps.send({"k"}) == Apply("k", Step(remove=("g",), force=True, given="g"))
-    assert next(procedures.release("k", "g", uncontended=True, leave_tombstone=True)) == Apply(
-        "k", Step(remove=("g",), force=True, tombstone_ttl=procedures.TOMBSTONE_TTL, given="g")
-    )
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from asgiref.sync import SyncToAsync
 from django.db import connections
+from pytest_django import DjangoDbBlocker
 
 
 class Rows:
@@ -26,11 +27,16 @@ class Rows:
 
     def write(self, name: str) -> None:
         """Write one row through Django's connection of this thread."""
-        with connections[self.alias].cursor() as cursor:
-            cursor.execute("INSERT INTO rows (name) VALUES (%s)", [name])
+        write_row(self.alias, name)
 
     def close(self) -> None:
         self._second.close()
+
+
+def write_row(alias: str, name: str) -> None:
+    """See Rows.write()."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute("INSERT INTO rows (name) VALUES (%s)", [name])
 
 
 @contextmanager
@@ -46,6 +52,13 @@ def row_file(alias: str, file: Path, monkeypatch: pytest.MonkeyPatch, **options:
         # `sync_to_async` has one thread for all event loops. A connection that stays there leads to this file for ever.
         SyncToAsync.single_thread_executor.submit(forget_connection, alias).result()
         rows.close()
+
+
+def atomic_rows(tmp_path: Path, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rows]:
+    """The alias "file" with ATOMIC_REQUESTS. Make a fixture of it."""
+    file = tmp_path / "rows.sqlite3"
+    with django_db_blocker.unblock(), row_file("file", file, monkeypatch, ATOMIC_REQUESTS=True) as made:
+        yield made
 
 
 def forget_connection(alias: str) -> None:

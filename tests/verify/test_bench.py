@@ -17,14 +17,16 @@ from bench import machine, plots
 from bench.bench import Bench
 from bench.contend import Liar, in_a_loop, prove
 from bench.contenders import BARE, OURS, Contender
-from bench.measure import Note, Piece, Spread, Table, Turn, Turns, interleaved
+from bench.measure import Piece, Spread, Table, Turn, Turns, interleaved
 from bench.peers import Peer
 from bench.questions import QUESTIONS, Question
 from bench.workers import State, Worker, WorkerError, workers
-from bench.world import Missing, World
+from bench.world import World
+from testproject.servers import ServerError
+from tests.support.packages import ROOT
+from tests.support.programs import python
 
-fcntl = pytest.importorskip("fcntl")
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
 
 
 class NoLock(Peer):
@@ -36,19 +38,6 @@ class NoLock(Peer):
         pass
 
     release = acquire
-
-
-class Flock(NoLock):
-    """A real lock, of the file system, that waits in the kernel."""
-
-    waits = "is told"
-
-    def acquire(self, key: str) -> None:
-        self.file = os.open(Path(self.uri, key), os.O_CREAT | os.O_RDWR)
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-
-    def release(self, key: str) -> None:
-        os.close(self.file)
 
 
 class Late(NoLock):
@@ -174,17 +163,16 @@ def test_what_is_missing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) 
 
     bench, elsewhere = Bench(world), Contender("elsewhere", NoLock, "redis")
     monkeypatch.setattr(World, "_server", staticmethod(missing_server))
-    monkeypatch.setitem(world._missing, "redis", "no redis-server on PATH: apt-get install redis-server")
     for _ in range(2):
         assert list(bench.ready([contender(Nowhere), elsewhere, contender(NoLock)])) == ["NoLock"]
-    assert [note.text for note in bench.notes] == [
+    assert bench.notes == [
         "Nowhere: left out: there-is-no-such-package is not installed",
         "elsewhere: left out: no redis-server on PATH: apt-get install redis-server",
     ]
 
 
 def missing_server(name: str) -> Any:
-    raise Missing(name)
+    raise ServerError("no redis-server on PATH: apt-get install redis-server")
 
 
 # The command
@@ -203,7 +191,7 @@ def breaks(bench: Bench) -> Iterator[Piece]:
 
 def hangs(bench: Bench) -> Iterator[Piece]:
     """It never ends."""
-    yield Note("begun")
+    yield Table("begun", ["a"])
     time.sleep(60)
 
 
@@ -231,7 +219,7 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     found = json.loads(file.read_text())["questions"]
     assert list(found) == ["hangs", "breaks", "fine"]
     assert found["hangs"]["error"] == "ended after 0 s"
-    assert found["hangs"]["notes"][0] == "begun"
+    assert found["hangs"]["tables"][0]["title"] == "begun"
     assert found["breaks"]["error"] == "ValueError: broken"
     assert found["breaks"]["tables"][0]["title"] == "first"
     assert "error" not in found["fine"]
@@ -241,16 +229,8 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
 @pytest.mark.long
 def test_a_quick_question_end_to_end(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "bench", "alone", "--quick", "--json", str(file)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "One node: acquire and release, uncontended" in done.stdout
+    said = python("-m", "bench", "alone", "--quick", "--json", str(file), folder=ROOT)
+    assert "One node: acquire and release, uncontended" in said
     answers = json.loads(file.read_text())
     assert answers["machine"]["cores"]
     rows = {row[0]: row for row in answers["questions"]["alone"]["tables"][0]["rows"]}

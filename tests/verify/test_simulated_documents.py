@@ -13,9 +13,10 @@ from django_mongolock.documents.rules import Fields, Rules
 from django_mongolock.documents.updates import Own, Request, token_of
 from django_mongolock.inspection.kinds import Choice
 from tests.support.lock_fixtures import WITH_MONGO
-from verify.simulation.documents.collection import SimCollection, evaluate, is_true
+from verify.simulation.documents.collection import SimCollection
 from verify.simulation.documents.defects import DEFECTS
 from verify.simulation.documents.run import simulate
+from verify.simulation.expressions import evaluate, is_true
 
 RULES = Rules(
     Fields("lockedBy", "exportStatus", "documentVersion", "lockTimestamp"), {"exporting": "failed"}, ("exported",), 60.0

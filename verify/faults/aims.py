@@ -64,11 +64,11 @@ def _group(pid: int) -> int:
     return 0
 
 
-def held_at(cluster: Cluster, member: int) -> set[str]:
-    """The attempts that hold a lock that nobody waits for, according to one member, whether or not the others know of
-    it: who releases such a lock does not wait for them."""
+def held_at(cluster: Cluster, member: int, **where: Any) -> set[str]:
+    """The attempts that hold a lock according to one member, whether or not the others know of it. where: which
+    documents to look at."""
     with contextlib.suppress(PyMongoError), cluster.members[member].client(1.0) as client:
-        documents = client[DATABASE][COLLECTION].find({"waiters": []}, {"holders": 1})
+        documents = client[DATABASE][COLLECTION].find(where, {"holders": 1})
         return {h["label"] for document in documents for h in document["holders"] if not h.get("released")}
     return set()
 

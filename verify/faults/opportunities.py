@@ -35,13 +35,13 @@ def opportunities(history: History) -> Counter[str]:
         held = _held(history, attempts, group, at)
         found[AIMS["kill-worker"]] += any(_is_waited_for(history, attempts, holder, at) for holder in held)
     undoing = [fault["t"] for fault in history.faults if fault["name"] in UNDOING]
-    left = [attempt.left for attempt in attempts if attempt.was == "released" and attempt.left is not None]
-    found["releases that may be undone"] = sum(any(0 <= at - t <= JUST_BEFORE for at in undoing) for t in left)
+    released = [(a.id, a.left) for a in attempts if a.was == "released" and a.left is not None]
+    found["releases that may be undone"] = sum(any(0 <= at - t <= JUST_BEFORE for at in undoing) for _, t in released)
     lost = [pair for fault in history.faults for pair in fault.get("lost", ())]
     unaware = {name for name, at in lost if name in history.attempts and (history.attempts[name].got or FOREVER) > at}
     found[AIMS["lost-grants"]] += len(unaware)
-    undone = {name for fault in history.faults for name in fault.get("undone", ())}
-    found[AIMS["cut-primary"]] += sum(attempt.id in undone and attempt.was == "released" for attempt in attempts)
+    undone = {name: fault["u"] for fault in history.faults for name in fault.get("undone", ())}
+    found[AIMS["cut-primary"]] += sum(left < undone.get(name, 0.0) for name, left in released)
     found["unknown outcomes"] = sum(attempt.error == "LockBackendFailed" for attempt in attempts)
     return found
 

@@ -63,10 +63,6 @@ class Journal:
         self._mutex = threading.Lock()
         self.write("start", pid=self.pid, group=os.getpgrp(), kind=kind)
 
-    def child(self, kind: str) -> "Journal":
-        """A journal for the process that has just been forked."""
-        return Journal(self.folder, kind)
-
     def new_id(self) -> str:
         """A name for an attempt that no other has."""
         with self._mutex:

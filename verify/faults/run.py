@@ -58,12 +58,13 @@ STORM: Final = 30.0
 CALM: Final = 12.0
 #: The faults that set clocks.
 SET_CLOCKS: Final = frozenset(name for name, fault in FAULTS.items() if fault.clocks)
-#: For how many seconds there is no fault of a lane after one has ended: where servers never work, nobody holds a lock.
+#: For how many seconds there is no fault of a lane after one has ended: where servers never work, or the key that most
+#: want is stuck, nobody holds a lock.
 RESTS: Final = {
     "servers": (1.0, 5.0),
     "network": (1.0, 5.0),
     "replies": (0.2, 3.0),
-    "clients": (0.2, 3.0),
+    "clients": (3.0, 8.0),
     "stop-worker": (0.2, 1.0),
     "kill-worker": (2.0, 6.0),
 }
@@ -155,7 +156,7 @@ class Crew:
         (victim, target), since = self._aim(scene), now()
         _signal(victim, signal.SIGSTOP)
         if target is None:
-            scene.sleep(scene.chance.choice([0.3, 1.0, 2.5, 4.0]))
+            scene.sleep(scene.chance.choice([0.3, 1.0, 2.5]))
         else:
             self._wait_for_rival(scene, target)
         _signal(victim, signal.SIGCONT)

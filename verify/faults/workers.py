@@ -245,7 +245,7 @@ class Worker:
         """What a forked child does until it ends, like Celery's, by os._exit."""
         code = 1
         try:
-            self.journal = self.journal.child("child")
+            self.journal = Journal(self.journal.folder, "child")
             self.journal.watch()
             self.chance, self.children = random.Random(seed), set()
             first()

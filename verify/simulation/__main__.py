@@ -10,6 +10,7 @@ The first seed that breaks a promise is made as short as it can be, and told. En
 """
 
 import argparse
+import gc
 import itertools
 import random
 import sys
@@ -47,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _search(options: argparse.Namespace) -> bool:
     """Run seed after seed; return whether one broke a promise."""
+    gc.freeze()  # modules are no garbage: looking at them took a twentieth of the time
     started, runs, grants, counts = time.monotonic(), 0, 0, Counter[str]()
     first = 1 if options.defect or options.seconds <= 60 else random.randrange(10**6)
     seeds = [options.seed] if options.seed is not None else itertools.count(first)

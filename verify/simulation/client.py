@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
 from typing import Any, Final
@@ -114,8 +114,7 @@ class SimStore:
             return {key: committed[key] for key in keys if key in committed}
 
         found: dict[str, Document] = self._send(work, timeout)
-        for key, document in found.items():
-            self.ring(reply_of(key, document, "", ORIGIN).granted)
+        self.ring_for(found)
         return {key: read_found(document) for key, document in found.items()}
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
@@ -132,7 +131,7 @@ class SimStore:
         """Take the key from one of its holders, as `operations.force_release` does."""
         step = Step(remove=(grant,), force=True)
         self._send(partial(self._write, key, step, partial(is_held, grants=step.remove)), timeout, key)
-        self.ring_for([key])
+        self._ring_for_committed([key])
 
     def request(self, key: str, grant: str, timeout: float) -> None:
         """Ask a holder to release the key, as `operations.request_release` does."""
@@ -147,11 +146,17 @@ class SimStore:
                 yield from self._write(key, Step(), lambda document: bool(document["holders"]), parsed)
 
         self._send(work, timeout)
-        self.ring_for(keys)
+        self._ring_for_committed(keys)
 
-    def ring_for(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.ring(reply_of(key, self._servers.committed.get(key), "", ORIGIN).granted)
+    def ring_for(self, documents: Mapping[str, Document]) -> None:
+        """Ring for those whom the last write of their document has granted."""
+        for key, document in documents.items():
+            if any(e["acquired_at"] >= document["written_at"] for e in document["holders"]):
+                self.ring(reply_of(key, document, "", ORIGIN).granted)
+
+    def _ring_for_committed(self, keys: Sequence[str]) -> None:
+        committed = self._servers.committed
+        self.ring_for({key: committed[key] for key in keys if key in committed})
 
     def ring(self, bells: Iterable[Bell]) -> None:
         """See Store.ring()."""

@@ -21,7 +21,7 @@ from django_mongolock.engine.protocol.actions import Acquisition, Answer, Apply,
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.in_python import Moment, _Rule
-from django_mongolock.engine.rule.replies import Beat, Found, News, Reply
+from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.session import lanes
 from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.ending import Cleanup, Ending, How
@@ -37,6 +37,7 @@ from verify.simulation.expressions import Document
 from verify.simulation.server import Member, Parsed
 
 Entries = list[Document]
+Whole = Callable[..., Any]
 
 
 class NothingToBreak(AssertionError):
@@ -67,6 +68,20 @@ DEFECTS: Final[dict[str, Callable[[Patches], None]]] = {}
 def _defect(patch: Callable[[Patches], None]) -> Callable[[Patches], None]:
     DEFECTS[patch.__name__.replace("_", "-")] = patch
     return patch
+
+
+def _instead_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[[Patches], None]]:
+    """A defect that stands in for a function, of which it gets the *Whole* one first."""
+
+    def named(made: Callable[..., Any]) -> Callable[[Patches], None]:
+        def patch(patches: Patches) -> None:
+            whole = vars(owner).get(name)
+            patches.set(owner, name, lambda *what, **how: made(whole, *what, **how))
+
+        patch.__name__ = made.__name__
+        return _defect(patch)
+
+    return named
 
 
 @contextlib.contextmanager
@@ -113,50 +128,32 @@ def named(name: str) -> str:
 # The connection
 
 
-@_defect
-def client_clock(patches: Patches) -> None:
-    write = SimStore._write
-
-    def by_our_clock(self: SimStore, key: str, step: Step, given: Any, parsed: Parsed, **how: Any) -> Work:
-        now = Member(0, 1.0, 3.0 * (self._process.pid % 5)).time(self._kernel)
-        parsed.moment = replace(parsed.moment, now=now)
-        return write(self, key, step, given, parsed, **how)
-
-    patches.set(SimStore, "_write", by_our_clock)
+@_instead_of(SimStore, "_write")
+def client_clock(write: Whole, self: SimStore, key: str, step: Step, given: Any, parsed: Parsed, **how: Any) -> Any:
+    now = Member(0, 1.0, 3.0 * (self._process.pid % 5)).time(self._kernel)
+    parsed.moment = replace(parsed.moment, now=now)
+    return write(self, key, step, given, parsed, **how)
 
 
-@_defect
-def w1_grants(patches: Patches) -> None:
-    write = SimStore._write
-
-    def weakly(self: SimStore, *what: Any, majority: bool = True, **how: Any) -> Work:
-        return write(self, *what, majority=False, **how)
-
-    patches.set(SimStore, "_write", weakly)
+@_instead_of(SimStore, "_write")
+def w1_grants(write: Whole, self: SimStore, *what: Any, majority: bool = True, **how: Any) -> Any:
+    return write(self, *what, majority=False, **how)
 
 
-@_defect
-def hand_over_w1(patches: Patches) -> None:
-    write = SimStore._write
-
-    def weakly(self: SimStore, key: str, step: Step, *what: Any, majority: bool = True, **how: Any) -> Work:
-        return write(self, key, step, *what, majority=majority and not step.given, **how)
-
-    patches.set(SimStore, "_write", weakly)
+@_instead_of(SimStore, "_write")
+def hand_over_w1(
+    write: Whole, self: SimStore, key: str, step: Step, *what: Any, majority: bool = True, **how: Any
+) -> Any:
+    return write(self, key, step, *what, majority=majority and not step.given, **how)
 
 
-@_defect
-def release_by_key(patches: Patches) -> None:
-    write = SimStore._write
-
-    def whoever(self: SimStore, key: str, step: Step, given: Any, *what: Any, **how: Any) -> Work:
-        holders = self._servers.documents.get(key, {}).get("holders", [])
-        if step.remove and step.add is None and not step.tombstone_ttl and given is not None:
-            step, given = Step(remove=tuple(e["grant"] for e in holders), force=True), lambda document: True
-            how |= {"short": None}
-        return (yield from write(self, key, step, given, *what, **how))
-
-    patches.set(SimStore, "_write", whoever)
+@_instead_of(SimStore, "_write")
+def release_by_key(write: Whole, self: SimStore, key: str, step: Step, given: Any, *what: Any, **how: Any) -> Any:
+    holders = self._servers.documents.get(key, {}).get("holders", [])
+    if step.remove and step.add is None and not step.tombstone_ttl and given is not None:
+        step, given = Step(remove=tuple(e["grant"] for e in holders), force=True), lambda document: True
+        how |= {"short": None}
+    return (yield from write(self, key, step, given, *what, **how))
 
 
 @_defect
@@ -181,41 +178,35 @@ def local_read_grant(patches: Patches) -> None:
     patches.set(SimStore, "apply", apply_or_look)
 
 
-@_defect
-def no_op_as_proof(patches: Patches) -> None:
-    def renew(self: SimStore, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        def work(parsed: Parsed) -> Work:
-            yield 0.0
-            documents = self._servers.documents
-            mine = [key for key in keys if key in documents and is_there(documents[key], step.renew)]
-            return {key: _all_renewed(documents[key], step.beat) for key in mine}
+@_instead_of(SimStore, "renew")
+def no_op_as_proof(_: Whole, self: SimStore, keys: Sequence[str], step: Step, timeout: float) -> Any:
+    def work(parsed: Parsed) -> Work:
+        yield 0.0
+        documents = self._servers.documents
+        mine = [key for key in keys if key in documents and is_there(documents[key], step.renew)]
+        return {key: _all_renewed(documents[key], step.beat) for key in mine}
 
-        found: dict[str, Found] = self._send(work, timeout)
-        return found
-
-    patches.set(SimStore, "renew", renew)
+    found: dict[str, Found] = self._send(work, timeout)
+    return found
 
 
 def _all_renewed(document: Document, beat: int) -> Found:
     return Found(document["token"], {e["grant"]: Beat(beat, token=e["token"]) for e in document["holders"]}, {})
 
 
-@_defect
-def bell_before_majority(patches: Patches) -> None:
-    write = SimStore._write
-
-    def ring_at_once(self: SimStore, key: str, step: Step, given: Any, parsed: Parsed, **how: Any) -> Work:
-        work = write(self, key, step, given, parsed, **how)
-        while True:
-            try:
-                pause = next(work)
-            except StopIteration as end:
-                return end.value
-            if parsed.has_written and not isinstance(pause, float):
-                self.ring(reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted)
-            yield pause
-
-    patches.set(SimStore, "_write", ring_at_once)
+@_instead_of(SimStore, "_write")
+def bell_before_majority(
+    write: Whole, self: SimStore, key: str, step: Step, given: Any, parsed: Parsed, **how: Any
+) -> Any:
+    work = write(self, key, step, given, parsed, **how)
+    while True:
+        try:
+            pause = next(work)
+        except StopIteration as end:
+            return end.value
+        if parsed.has_written and not isinstance(pause, float):
+            self.ring(reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted)
+        yield pause
 
 
 # The rule in Python
@@ -238,18 +229,13 @@ def old_time_cuts(patches: Patches) -> None:
     patches.set(_Rule, "live_holders", cut)
 
 
-@_defect
-def late_unnoticed(patches: Patches) -> None:
-    begin = _Rule.__init__
-
-    def init(self: _Rule, step: Step, limits: Any, moment: Moment, document: Document) -> None:
-        begin(self, step, limits, moment, document)
-        if self.late:
-            self.late, self.clock, self.cluster_time = False, moment.clock, moment.cluster_time
-            self.other_primary = self.is_other_primary(moment)
-            self.now = moment.now if self.other_primary else max(moment.now, document["written_at"])
-
-    patches.set(_Rule, "__init__", init)
+@_instead_of(_Rule, "__init__")
+def late_unnoticed(begin: Whole, self: _Rule, step: Step, limits: Any, moment: Moment, document: Document) -> None:
+    begin(self, step, limits, moment, document)
+    if self.late:
+        self.late, self.clock, self.cluster_time = False, moment.clock, moment.cluster_time
+        self.other_primary = self.is_other_primary(moment)
+        self.now = moment.now if self.other_primary else max(moment.now, document["written_at"])
 
 
 @_defect
@@ -257,14 +243,9 @@ def set_back_unnoticed(patches: Patches) -> None:
     patches.set(_Rule, "is_other_primary", lambda self, moment: self.document["clock"] != moment.clock)
 
 
-@_defect
-def no_clock_stamp(patches: Patches) -> None:
-    is_other = _Rule.is_other_primary
-
-    def by_times_alone(self: _Rule, moment: Moment) -> bool:
-        return is_other(self, replace(moment, clock=self.document["clock"]))
-
-    patches.set(_Rule, "is_other_primary", by_times_alone)
+@_instead_of(_Rule, "is_other_primary")
+def no_clock_stamp(is_other: Whole, self: _Rule, moment: Moment) -> Any:
+    return is_other(self, replace(moment, clock=self.document["clock"]))
 
 
 @_defect
@@ -277,32 +258,21 @@ def waiters_never_pruned(patches: Patches) -> None:
     patches.set(_Rule, "live_waiters", lambda self: self.document["waiters"])
 
 
-@_defect
-def newest_first(patches: Patches) -> None:
-    with_new = _Rule.with_new
-
-    def first(self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
-        made = with_new(self, new, queue, done, resumes=resumes)
-        known = {e["grant"] for e in queue}
-        return sorted(made, key=lambda e: e["grant"] in known)
-
-    patches.set(_Rule, "with_new", first)
+@_instead_of(_Rule, "with_new")
+def newest_first(with_new: Whole, self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Any:
+    made = with_new(self, new, queue, done, resumes=resumes)
+    known = {e["grant"] for e in queue}
+    return sorted(made, key=lambda e: e["grant"] in known)
 
 
-@_defect
-def released_renewed(patches: Patches) -> None:
-    def renewed(self: _Rule, entries: Entries, length: str) -> Entries:
-        return [self.renew(e, length) if e["grant"] in self.step.renew else e for e in entries]
-
-    patches.set(_Rule, "renewed", renewed)
+@_instead_of(_Rule, "renewed")
+def released_renewed(_: Whole, self: _Rule, entries: Entries, length: str) -> Any:
+    return [self.renew(e, length) if e["grant"] in self.step.renew else e for e in entries]
 
 
-@_defect
-def minimum_hold_ignored(patches: Patches) -> None:
-    def without(self: _Rule, holders: Entries) -> Entries:
-        return [e for e in holders if e["grant"] not in self.step.remove]
-
-    patches.set(_Rule, "without_removed", without)
+@_instead_of(_Rule, "without_removed")
+def minimum_hold_ignored(_: Whole, self: _Rule, holders: Entries) -> Any:
+    return [e for e in holders if e["grant"] not in self.step.remove]
 
 
 @_defect
@@ -310,44 +280,28 @@ def counter_token(patches: Patches) -> None:
     patches.set(in_python, "_since_1970", lambda moment: 0)
 
 
-@_defect
-def tombstones_ignored(patches: Patches) -> None:
-    with_new = _Rule.with_new
-
-    def add(self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
-        alive = done - {e["grant"] for e in self.document["tombstones"]}
-        return with_new(self, new, queue, alive, resumes=resumes)
-
-    patches.set(_Rule, "with_new", add)
+@_instead_of(_Rule, "with_new")
+def tombstones_ignored(
+    with_new: Whole, self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool
+) -> Any:
+    alive = done - {e["grant"] for e in self.document["tombstones"]}
+    return with_new(self, new, queue, alive, resumes=resumes)
 
 
-@_defect
-def small_step_back(patches: Patches) -> None:
-    begin = _Rule.__init__
-
-    def init(self: _Rule, step: Step, limits: Any, moment: Moment, document: Document) -> None:
-        begin(self, step, limits, moment, document)
-        self.now = document["written_at"] if self.late else moment.now
-
-    patches.set(_Rule, "__init__", init)
+@_instead_of(_Rule, "__init__")
+def small_step_back(begin: Whole, self: _Rule, step: Step, limits: Any, moment: Moment, document: Document) -> None:
+    begin(self, step, limits, moment, document)
+    self.now = document["written_at"] if self.late else moment.now
 
 
-@_defect
-def resumed_twice(patches: Patches) -> None:
-    with_new = _Rule.with_new
-
-    def whenever_asked(self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
-        return with_new(self, new, queue, done, resumes=self.step.resumes)
-
-    patches.set(_Rule, "with_new", whenever_asked)
+@_instead_of(_Rule, "with_new")
+def resumed_twice(with_new: Whole, self: _Rule, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Any:
+    return with_new(self, new, queue, done, resumes=self.step.resumes)
 
 
-@_defect
-def places_kept(patches: Patches) -> None:
-    def live_waiters(self: _Rule) -> Entries:
-        return [e for e in self.document["waiters"] if e["until"] > self.now]
-
-    patches.set(_Rule, "live_waiters", live_waiters)
+@_instead_of(_Rule, "live_waiters")
+def places_kept(_: Whole, self: _Rule) -> Any:
+    return [e for e in self.document["waiters"] if e["until"] > self.now]
 
 
 # The clocks
@@ -366,30 +320,21 @@ def no_margin(patches: Patches) -> None:
 # The session
 
 
-@_defect
-def equal_old_token(patches: Patches) -> None:
-    def newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | None]:
-        return newer_before(result, last_token - 1)
-
-    newer_before = procedures._newer
-    patches.set(procedures, "_newer", newer)
+@_instead_of(procedures, "_newer")
+def equal_old_token(newer_before: Whole, result: WaitResult, last_token: int) -> Any:
+    return newer_before(result, last_token - 1)
 
 
-@_defect
-def handover_to_cancelled(patches: Patches) -> None:
-    reserve = LocalQueue.reserve_handover
-
-    def whoever(self: LocalQueue, grant: Grant) -> Grant | None:
-        cancelled = [each.waiting for each in self.lines.get(grant.line, {}).values() if each.waiting.cancelled]
+@_instead_of(LocalQueue, "reserve_handover")
+def handover_to_cancelled(reserve: Whole, self: LocalQueue, grant: Grant) -> Any:
+    cancelled = [each.waiting for each in self.lines.get(grant.line, {}).values() if each.waiting.cancelled]
+    for waiting in cancelled:
+        waiting.cancelled = False
+    try:
+        return reserve(self, grant)
+    finally:
         for waiting in cancelled:
-            waiting.cancelled = False
-        try:
-            return reserve(self, grant)
-        finally:
-            for waiting in cancelled:
-                waiting.cancelled = True
-
-    patches.set(LocalQueue, "reserve_handover", whoever)
+            waiting.cancelled = True
 
 
 @_defect
@@ -397,71 +342,45 @@ def no_fork_guard(patches: Patches) -> None:
     patches.set(LockGrants, "is_ours", property(lambda self: self.session is not None))
 
 
-@_defect
-def lost_not_removed(patches: Patches) -> None:
-    end = Ending.end
-
-    def report_only(self: Ending, grant: Grant, how: How, **options: Any) -> None:
-        pending = dict(self._cleanup.pending)
-        end(self, grant, how, **options)
-        if how is How.LOST:
-            self._cleanup.pending = pending
-
-    patches.set(Ending, "end", report_only)
+@_instead_of(Ending, "end")
+def lost_not_removed(end: Whole, self: Ending, grant: Grant, how: How, **options: Any) -> None:
+    pending = dict(self._cleanup.pending)
+    end(self, grant, how, **options)
+    if how is How.LOST:
+        self._cleanup.pending = pending
 
 
-@_defect
-def answer_forgotten(patches: Patches) -> None:
-    give_up = LockGrants.give_up
-
-    def forget(self: LockGrants, session: Any, grant: Grant, error: BaseException) -> None:
-        if grant.waiting.answer is not None:
-            grant.waiting.answer, grant.waiting.sent = None, False
-        give_up(self, session, grant, error)
-
-    patches.set(LockGrants, "give_up", forget)
+@_instead_of(LockGrants, "give_up")
+def answer_forgotten(give_up: Whole, self: LockGrants, session: Any, grant: Grant, error: BaseException) -> None:
+    if grant.waiting.answer is not None:
+        grant.waiting.answer, grant.waiting.sent = None, False
+    give_up(self, session, grant, error)
 
 
-@_defect
-def any_token(patches: Patches) -> None:
-    judge = Renewals.judge
-
-    def judge_by_id(
-        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
-    ) -> None:
-        if found is not None and grant.state is State.HELD and grant.id in found.holders:
-            mine = replace(found.holders[grant.id], token=grant.token)
-            found = replace(found, holders={**found.holders, grant.id: mine})
-        judge(self, grant, found, number, *times, **named)
-
-    patches.set(Renewals, "judge", judge_by_id)
+@_instead_of(Renewals, "judge")
+def any_token(
+    judge: Whole, self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+) -> None:
+    if found is not None and grant.state is State.HELD and grant.id in found.holders:
+        mine = replace(found.holders[grant.id], token=grant.token)
+        found = replace(found, holders={**found.holders, grant.id: mine})
+    judge(self, grant, found, number, sent, length)
 
 
-@_defect
-def late_renewal(patches: Patches) -> None:
-    judge = Renewals.judge
-
-    def judge_as_last(
-        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
-    ) -> None:
-        sent, length = [*times, *named.values()]
-        beat = None if found is None else found.holders.get(grant.id)
-        if beat is not None and (beat.number, beat.token) == (number, grant.token) and length == grant.length:
-            grant.lease.until = min(grant.lease.until, sent + length)
-        judge(self, grant, found, number, *times, **named)
-
-    patches.set(Renewals, "judge", judge_as_last)
+@_instead_of(Renewals, "judge")
+def late_renewal(
+    judge: Whole, self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+) -> None:
+    beat = None if found is None else found.holders.get(grant.id)
+    if beat is not None and (beat.number, beat.token) == (number, grant.token) and length == grant.length:
+        grant.lease.until = min(grant.lease.until, sent + length)
+    judge(self, grant, found, number, sent, length)
 
 
-@_defect
-def closed_and_held(patches: Patches) -> None:
-    hold = Grant.mark_held
-
-    def hold_all_the_same(self: Grant, granted: Granted) -> bool:
-        self.state = State.WAITING
-        return hold(self, granted)
-
-    patches.set(Grant, "mark_held", hold_all_the_same)
+@_instead_of(Grant, "mark_held")
+def closed_and_held(hold: Whole, self: Grant, granted: Granted) -> Any:
+    self.state = State.WAITING
+    return hold(self, granted)
 
 
 @_defect
@@ -469,16 +388,13 @@ def first_not_woken(patches: Patches) -> None:
     patches.set(LocalQueue, "wake_first_of", lambda self, key: None)
 
 
-@_defect
-def one_by_one_at_exit(patches: Patches) -> None:
-    def release(self: Cleanup, held: Sequence[Grant], size: int, end: float) -> None:
-        for grant in held:
-            if self._session.now() < end:
-                action = procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
-                with contextlib.suppress(LockError):
-                    self._commands.send(action, end - self._session.now())
-
-    patches.set(Cleanup, "_have_released", release)
+@_instead_of(Cleanup, "_have_released")
+def one_by_one_at_exit(_: Whole, self: Cleanup, held: Sequence[Grant], size: int) -> None:
+    for grant in held:
+        if self._session.now() < self._end:
+            action = procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
+            with contextlib.suppress(LockError):
+                self._commands.send(action, self._end - self._session.now())
 
 
 @_defect
@@ -486,17 +402,14 @@ def all_threads_for_one_key(patches: Patches) -> None:
     patches.set(lanes, "PER_KEY", 1_000)
 
 
-@_defect
-def stuck_renewed_first(patches: Patches) -> None:
-    def have_renewed(self: Renewals, grants: list[Grant]) -> None:
-        for grant in grants:
-            grant.lease.renewing, grant.lease.once_more = True, False
-        for grant in grants if grants[0].lease.failures else ():
-            self.renew([grant])
-        if not grants[0].lease.failures:
-            self.renew(grants)
-
-    patches.set(Renewals, "_have_renewed", have_renewed)
+@_instead_of(Renewals, "_have_renewed")
+def stuck_renewed_first(_: Whole, self: Renewals, grants: list[Grant]) -> None:
+    for grant in grants:
+        grant.lease.renewing, grant.lease.once_more = True, False
+    for grant in grants if grants[0].lease.failures else ():
+        self.renew([grant])
+    if not grants[0].lease.failures:
+        self.renew(grants)
 
 
 @_defect
@@ -507,7 +420,7 @@ def deadline_from_reply(patches: Patches) -> None:
         return answer(self, grant_id, reply, self._session.now(), number)
 
     def judge_from_now(
-        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
+        self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
     ) -> None:
         judge(self, grant, found, number, self._session.now(), grant.length)
 
@@ -515,38 +428,22 @@ def deadline_from_reply(patches: Patches) -> None:
     patches.set(Renewals, "judge", judge_from_now)
 
 
-@_defect
-def deadline_from_news(patches: Patches) -> None:
-    hear = Waits.result
-
-    def hear_a_whole_lease(self: Waits, grant: Grant) -> WaitResult:
-        result = hear(self, grant)
-        return result if result.news is None else replace(result, queued_until=self._session.now() + grant.terms.lease)
-
-    patches.set(Waits, "result", hear_a_whole_lease)
+@_instead_of(Waits, "result")
+def deadline_from_news(hear: Whole, self: Waits, grant: Grant) -> Any:
+    result = hear(self, grant)
+    return result if result.news is None else replace(result, queued_until=self._session.now() + grant.terms.lease)
 
 
-@_defect
-def place_as_lease(patches: Patches) -> None:
-    judge = Renewals.judge
-
-    def judge_as_held(
-        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
-    ) -> None:
-        sent, length = [*times, *named.values()]
-        judge(self, grant, found, number, sent, grant.length if grant.state is State.HELD else length)
-
-    patches.set(Renewals, "judge", judge_as_held)
+@_instead_of(Renewals, "judge")
+def place_as_lease(
+    judge: Whole, self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+) -> None:
+    judge(self, grant, found, number, sent, grant.length if grant.state is State.HELD else length)
 
 
-@_defect
-def look_as_renewal(patches: Patches) -> None:
-    answer = Commands.answer
-
-    def believe_a_look(self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        return answer(self, grant_id, reply, sent, reply.beat if number == -1 else number)
-
-    patches.set(Commands, "answer", believe_a_look)
+@_instead_of(Commands, "answer")
+def look_as_renewal(answer: Whole, self: Commands, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Any:
+    return answer(self, grant_id, reply, sent, reply.beat if number == -1 else number)
 
 
 @_defect
@@ -564,15 +461,10 @@ def unknown_outcome_forgotten(patches: Patches) -> None:
     patches.set(Cleanup, "ensure_removed", lambda self, grant, stays=False: None)
 
 
-@_defect
-def taken_and_forgotten(patches: Patches) -> None:
-    end = Ending.end
-
-    def without_doubt(self: Ending, grant: Grant, how: How, **options: Any) -> None:
-        grant.outcome_unknown &= how is not How.LOST
-        end(self, grant, how, **options)
-
-    patches.set(Ending, "end", without_doubt)
+@_instead_of(Ending, "end")
+def taken_and_forgotten(end: Whole, self: Ending, grant: Grant, how: How, **options: Any) -> None:
+    grant.outcome_unknown &= how is not How.LOST
+    end(self, grant, how, **options)
 
 
 @_defect
@@ -580,18 +472,13 @@ def arrival_forgotten(patches: Patches) -> None:
     patches.set(Commands, "with_arrival", lambda self, made, entry, grant, now: made)
 
 
-@_defect
-def renewal_without_grant(patches: Patches) -> None:
-    judge = Renewals.judge
-
-    def judge_by_key(
-        self: Renewals, grant: Grant, found: Found | None, number: int, *times: float, **named: float
-    ) -> None:
-        if found is not None and grant.state is State.HELD:
-            found = replace(found, holders={grant.id: Beat(number, token=grant.token)} if found.holders else {})
-        judge(self, grant, found, number, *times, **named)
-
-    patches.set(Renewals, "judge", judge_by_key)
+@_instead_of(Renewals, "judge")
+def renewal_without_grant(
+    judge: Whole, self: Renewals, grant: Grant, found: Found | None, number: int, sent: float, length: float
+) -> None:
+    if found is not None and grant.state is State.HELD:
+        found = replace(found, holders={grant.id: Beat(number, token=grant.token)} if found.holders else {})
+    judge(self, grant, found, number, sent, length)
 
 
 @_defect
@@ -599,25 +486,17 @@ def next_not_queued(patches: Patches) -> None:
     patches.set(Commands, "_queue_next", lambda self, grant_id, timeout: None)
 
 
-@_defect
-def heir_without_doubt(patches: Patches) -> None:
-    finish = LocalQueue.finish_handover
-
-    def without_doubt(self: LocalQueue, next_waiter: Grant, answer: Answer | None) -> None:
-        before = next_waiter.outcome_unknown
-        finish(self, next_waiter, answer)
-        next_waiter.outcome_unknown = before
-
-    patches.set(LocalQueue, "finish_handover", without_doubt)
+@_instead_of(LocalQueue, "finish_handover")
+def heir_without_doubt(finish: Whole, self: LocalQueue, next_waiter: Grant, answer: Answer | None) -> None:
+    before = next_waiter.outcome_unknown
+    finish(self, next_waiter, answer)
+    next_waiter.outcome_unknown = before
 
 
-@_defect
-def all_in_one(patches: Patches) -> None:
-    def renew_due(self: Renewals, grants: list[Grant], now: float) -> None:
-        if any(grant.lease.renew_at <= now for grant in grants):
-            self._have_renewed(sorted(grants, key=lambda grant: grant.key))
-
-    patches.set(Renewals, "_renew_due", renew_due)
+@_instead_of(Renewals, "_renew_due")
+def all_in_one(_: Whole, self: Renewals, grants: list[Grant], now: float) -> None:
+    if any(grant.lease.renew_at <= now for grant in grants):
+        self._have_renewed(sorted(grants, key=lambda grant: grant.key))
 
 
 @_defect
@@ -625,43 +504,25 @@ def without_limit(patches: Patches) -> None:
     patches.set(Commands, "_seconds_for", lambda self, action: 60.0)
 
 
-@_defect
-def loss_untold(patches: Patches) -> None:
-    end = Ending.end
-
-    def untold(self: Ending, grant: Grant, how: How, **options: Any) -> None:
-        self.forget(grant) if how is How.LOST else end(self, grant, how, **options)
-
-    patches.set(Ending, "end", untold)
+@_instead_of(Ending, "end")
+def loss_untold(end: Whole, self: Ending, grant: Grant, how: How, **options: Any) -> None:
+    self.forget(grant) if how is How.LOST else end(self, grant, how, **options)
 
 
-@_defect
-def undone_release_kept(patches: Patches) -> None:
-    def forget(self: Cleanup) -> None:
-        self._commands.releases.undone(self._session.store.primary(), self._session.now())
-
-    patches.set(Cleanup, "repeat_releases", forget)
+@_instead_of(Cleanup, "repeat_releases")
+def undone_release_kept(_: Whole, self: Cleanup) -> None:
+    self._commands.releases.undone(self._session.store.primary(), self._session.now())
 
 
-@_defect
-def whole_lease_for_all(patches: Patches) -> None:
-    granted = _Rule.granted
-
-    def whole(self: _Rule, entry: Document, token: int) -> Document:
-        return {**granted(self, entry, token), "until": self.after(entry["server_lease"])}
-
-    patches.set(_Rule, "granted", whole)
+@_instead_of(_Rule, "granted")
+def whole_lease_for_all(granted: Whole, self: _Rule, entry: Document, token: int) -> Any:
+    return {**granted(self, entry, token), "until": self.after(entry["server_lease"])}
 
 
-@_defect
-def left_at_close(patches: Patches) -> None:
-    ensure_removed = Cleanup.ensure_removed
-
-    def only_in_doubt(self: Cleanup, grant: Grant, *, stays: bool = False) -> None:
-        if grant.in_doubt or not self._commands._closed:
-            ensure_removed(self, grant, stays=stays)
-
-    patches.set(Cleanup, "ensure_removed", only_in_doubt)
+@_instead_of(Cleanup, "ensure_removed")
+def left_at_close(ensure_removed: Whole, self: Cleanup, grant: Grant, *, stays: bool = False) -> None:
+    if grant.in_doubt or not self._commands._closed:
+        ensure_removed(self, grant, stays=stays)
 
 
 @_defect

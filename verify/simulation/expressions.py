@@ -4,9 +4,9 @@ It knows no rule. A test compares it with MongoDB, on documents and steps at ran
 rule in Python and carries out the short forms while simulations run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import bson
@@ -22,11 +22,14 @@ Expression = Callable[[Variables], Any]
 #: What there is where there is no field. It is not stored.
 MISSING: Final = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 _MILLISECOND: Final = timedelta(milliseconds=1)
-#: The types of values, in the order in which MongoDB sorts them, with their names.
-_TYPES: Final[list[tuple[type | tuple[type, ...], str]]] = [
-    (type(MISSING), "missing"), (type(None), "null"), ((int, float), "number"), (str, "string"), (dict, "object"),
-    (list, "array"), (bool, "bool"), (datetime, "date"), (Timestamp, "timestamp"),
-]  # fmt: skip
+#: The names of types, in the order in which MongoDB sorts them, and the place of each type among them.
+_NAMES: Final = ("missing", "null", "number", "string", "object", "array", "bool", "date", "timestamp")
+_KINDS: Final[dict[type, int]] = {
+    type(MISSING): 0, type(None): 1, int: 2, float: 2, Int64: 2, str: 3, dict: 4, list: 5, bool: 6, datetime: 7,
+    Timestamp: 8,
+}  # fmt: skip
+#: The kinds whose values compare as those of Python do.
+_SIMPLE: Final = frozenset({2, 3, 6, 7, 8})
 
 
 def run(pipeline: Pipeline, document: Document, variables: Variables, now: datetime) -> Document:
@@ -45,6 +48,11 @@ def project(fields: RawBSONDocument, document: Document, variables: Variables, n
     shown = {name: f"${name}" if field == 1 else field for name, field in bson.decode(fields.raw).items() if field != 0}
     shown_fields: Document = _stored(_compiled(shown)(known))
     return shown_fields
+
+
+def evaluate(expression: Any, document: Document, now: datetime) -> Any:
+    """What an expression comes to for a document."""
+    return _compiled(expression)({"NOW": now, "ROOT": document})
 
 
 def bound(arguments: Mapping[str, Any]) -> Variables:
@@ -95,7 +103,7 @@ def _compiled(expression: Any) -> Expression:
     match expression:
         case str() if expression.startswith("$"):
             name, *path = expression[2:].split(".") if expression[1] == "$" else ("ROOT", *expression[1:].split("."))
-            return lambda known: _at(known[name], path)
+            return (lambda known: _at(known[name], path)) if path else lambda known: known[name]
         case list():
             items = [_compiled(item) for item in expression]
             return lambda known: [item(known) for item in items]
@@ -110,54 +118,60 @@ def _compiled(expression: Any) -> Expression:
 
 def _called(operator: Callable[..., Any], given: Any) -> Expression:
     """An operator with its arguments: what is no list is the only one."""
-    arguments = [_compiled(item) for item in (given if isinstance(given, list) else [given])]
-    return lambda known: operator(*(argument(known) for argument in arguments))
+    match [_compiled(item) for item in (given if isinstance(given, list) else [given])]:
+        case [one]:
+            return lambda known: operator(one(known))
+        case [one, other]:
+            return lambda known: operator(one(known), other(known))
+        case arguments:
+            return lambda known: operator(*[argument(known) for argument in arguments])
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:
     """What is at a path: in an array, of each of its objects that has something there."""
     for place, name in enumerate(path):
-        if isinstance(value, list):
-            found = [_at(item, path[place:]) for item in value if isinstance(item, dict | list)]
+        if type(value) is dict:
+            value = value.get(name, MISSING)
+        elif type(value) is list:
+            found = [_at(item, path[place:]) for item in value if type(item) in (dict, list)]
             return [item for item in found if item is not MISSING]
-        value = value.get(name, MISSING) if isinstance(value, dict) else MISSING
+        else:
+            return MISSING
     return value
 
 
 # Values
 
 
-def _kind(value: Any) -> int:
-    if isinstance(value, bool):
-        return 6
-    return next(place for place, (types, _) in enumerate(_TYPES) if isinstance(value, types))
-
-
-def _order(value: Any) -> Any:
+def order(value: Any) -> Any:
     """A key by which values are compared as MongoDB does it, of all types."""
-    kind = _kind(value)
+    kind = _KINDS[type(value)]
+    if kind in _SIMPLE:
+        return kind, value
     match value:
         case dict():
-            return kind, [(_kind(item), name, _order(item)) for name, item in value.items()]
+            return kind, [(_KINDS[type(item)], name, order(item)) for name, item in value.items()]
         case list():
-            return kind, [_order(item) for item in value]
-    return (kind,) if kind < 2 else (kind, value)
+            return kind, [order(item) for item in value]
+    return (kind,)
 
 
-def _is_true(value: Any) -> bool:
-    return value is not MISSING and value is not None and value is not False and (_kind(value) != 2 or value != 0)
+def is_true(value: Any) -> bool:
+    """Whether a condition that comes to that is met."""
+    return value is not MISSING and value is not None and value != 0
 
 
 def _is_null(value: Any) -> bool:
     return value is None or value is MISSING
 
 
-def _type(value: Any) -> str:
+def type_of(value: Any) -> str:
+    """The name of its type."""
     if isinstance(value, Int64):
         return "long"
     if isinstance(value, float):
         return "double"
-    return "int" if _kind(value) == 2 else _TYPES[_kind(value)][1]
+    return "int" if type(value) is int else _NAMES[_KINDS[type(value)]]
 
 
 def _add(*values: Any) -> Any:
@@ -170,7 +184,7 @@ def _add(*values: Any) -> Any:
 
 
 def _sum(*values: Any) -> Any:
-    numbers = [item for item in _items(values) if _kind(item) == 2]
+    numbers = [item for item in _items(values) if _KINDS[type(item)] == 2]
     return Int64(sum(numbers)) if any(isinstance(item, Int64) for item in numbers) else sum(numbers)
 
 
@@ -189,7 +203,7 @@ def _items(values: Sequence[Any]) -> Sequence[Any]:
 
 def _extreme(choose: Callable[..., Any]) -> Callable[..., Any]:
     def of(*values: Any) -> Any:
-        return choose((item for item in _items(values) if not _is_null(item)), key=_order, default=None)
+        return choose((item for item in _items(values) if not _is_null(item)), key=order, default=None)
 
     return of
 
@@ -220,13 +234,13 @@ def _slice(items: Any, *limits: int) -> Any:
 
 
 def _is_in(value: Any, items: Any) -> bool:
-    return any(_order(value) == _order(item) for item in items)
+    return any(order(value) == order(item) for item in items)
 
 
 def _index(items: Any, value: Any) -> Any:
     if _is_null(items):
         return None
-    return next((place for place, item in enumerate(items) if _order(item) == _order(value)), -1)
+    return next((place for place, item in enumerate(items) if order(item) == order(value)), -1)
 
 
 def _set(one: Any, other: Any, *, keep: bool) -> Any:
@@ -242,24 +256,24 @@ def _to_long(value: Any) -> Any:
 _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "$abs": abs,
     "$add": _add,
-    "$allElementsTrue": lambda items: all(map(_is_true, items)),
+    "$allElementsTrue": lambda items: all(map(is_true, items)),
     "$arrayElemAt": _element,
     "$concatArrays": _concatenated,
-    "$eq": lambda one, other: _order(one) == _order(other),
+    "$eq": lambda one, other: order(one) == order(other),
     "$first": lambda items: _element(items, 0),
     "$isArray": lambda value: isinstance(value, list),
-    "$gt": lambda one, other: _order(one) > _order(other),
-    "$gte": lambda one, other: _order(one) >= _order(other),
+    "$gt": lambda one, other: order(one) > order(other),
+    "$gte": lambda one, other: order(one) >= order(other),
     "$in": _is_in,
     "$indexOfArray": _index,
     "$last": lambda items: _element(items, -1),
-    "$lt": lambda one, other: _order(one) < _order(other),
-    "$lte": lambda one, other: _order(one) <= _order(other),
+    "$lt": lambda one, other: order(one) < order(other),
+    "$lte": lambda one, other: order(one) <= order(other),
     "$max": _extreme(max),
     "$mergeObjects": _merged,
     "$min": _extreme(min),
-    "$ne": lambda one, other: _order(one) != _order(other),
-    "$not": lambda value: not _is_true(value),
+    "$ne": lambda one, other: order(one) != order(other),
+    "$not": lambda value: not is_true(value),
     "$range": lambda start, end: list(range(start, end)),
     "$setDifference": lambda one, other: _set(one, other, keep=False),
     "$setIntersection": lambda one, other: _set(one, other, keep=True),
@@ -268,26 +282,21 @@ _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
     "$subtract": _subtract,
     "$sum": _sum,
     "$toLong": _to_long,
-    "$type": _type,
+    "$type": type_of,
 }
 
 
 # What is evaluated only where it is needed, or once for each item
 
 
-def _all(given: Any) -> Expression:
+def _joined(join: Callable[[Iterable[bool]], bool], given: Any) -> Expression:
     parts = [_compiled(item) for item in given]
-    return lambda known: all(_is_true(part(known)) for part in parts)
-
-
-def _any(given: Any) -> Expression:
-    parts = [_compiled(item) for item in given]
-    return lambda known: any(_is_true(part(known)) for part in parts)
+    return lambda known: join(is_true(part(known)) for part in parts)
 
 
 def _if(given: Any) -> Expression:
     condition, then, otherwise = map(_compiled, given)
-    return lambda known: then(known) if _is_true(condition(known)) else otherwise(known)
+    return lambda known: then(known) if is_true(condition(known)) else otherwise(known)
 
 
 def _if_null(given: Any) -> Expression:
@@ -323,18 +332,18 @@ def _filter(given: Any) -> Expression:
 
     def filtered(known: Variables) -> Any:
         found = items(known)
-        return None if _is_null(found) else [item for item in found if _is_true(condition({**known, name: item}))]
+        return None if _is_null(found) else [item for item in found if is_true(condition({**known, name: item}))]
 
     return filtered
 
 
 _SPECIAL: Final[dict[str, Callable[[Any], Expression]]] = {
-    "$and": _all,
+    "$and": partial(_joined, all),
     "$cond": _if,
     "$filter": _filter,
     "$ifNull": _if_null,
     "$let": _let,
     "$literal": lambda given: lambda known: given,
     "$map": _map,
-    "$or": _any,
+    "$or": partial(_joined, any),
 }

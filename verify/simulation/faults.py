@@ -17,15 +17,16 @@ from verify.simulation.world import World
 #: How far the clocks of two members may be apart, in seconds, and how far that of a running primary may be set back.
 SKEW: Final = 8.0
 FAR_BACK: Final = 600.0
-#: A fault does something, yields for how many seconds it lasts, and heals what it did. It returns facts for its record.
-Steps = Generator[float, None, dict[str, Any] | None]
+#: A fault does something, yields for how many seconds it lasts, and heals what it did.
+Steps = Generator[float, None, None]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """weight: how often it is chosen. order: may a waiter lose its place by it? clocks: does it set one?"""
+    """inject: what it does; it may return facts for its record. weight: how often it is chosen. order: may a waiter
+    lose its place by it? clocks: does it set one?"""
 
-    inject: Callable[[World, random.Random], Steps]
+    inject: Callable[[World, random.Random], Generator[float, None, dict[str, Any] | None]]
     weight: int = 2
     order: bool = True
     servers: bool = True
@@ -66,7 +67,6 @@ def elect(world: World, chance: random.Random) -> Steps:
         member.set(world.kernel, max(member.ahead(world.kernel), _lowest(world)))
     servers.elect(member, chance.randint(0, 3), chance.uniform(0.0, 3.0))
     yield max(0.0, servers.away_until - world.kernel.time)
-    return None
 
 
 def no_majority(world: World, chance: random.Random) -> Steps:
@@ -79,7 +79,6 @@ def no_majority(world: World, chance: random.Random) -> Steps:
         yield max(0.0, servers.away_until - world.kernel.time)
     elif servers.term == term:
         servers.regain_majority()
-    return None
 
 
 def all_down(world: World, chance: random.Random) -> Steps:
@@ -87,7 +86,6 @@ def all_down(world: World, chance: random.Random) -> Steps:
     seconds = chance.uniform(0.5, 6.0)
     world.servers.away_until = max(world.servers.away_until, world.kernel.time + seconds)
     yield seconds
-    return None
 
 
 def _lowest(world: World) -> float:
@@ -103,17 +101,15 @@ def clock_set_back(world: World, chance: random.Random) -> Steps:
     ahead = member.ahead(kernel)
     member.set(kernel, min(ahead, max(_lowest(world), ahead - chance.uniform(0.05, far))))
     yield 0.0
-    return None
 
 
 def drop_bells(world: World, chance: random.Random) -> Steps:
     """The collections of the bells are dropped."""
     world.servers.drop_bells()
     yield 0.0
-    return None
 
 
-def stuck(world: World, chance: random.Random) -> Steps:
+def stuck(world: World, chance: random.Random) -> Generator[float, None, dict[str, Any]]:
     """A transaction has written to a document, and stands still."""
     (key,) = _keys(world, chance, 1)
     world.servers.stuck.append(key)
@@ -135,7 +131,6 @@ def purge(world: World, chance: random.Random) -> Steps:
             ahead = max(member.ahead(world.kernel) for member in servers.members)
             world.purged = max(world.purged, world.kernel.time + ahead)
     yield 0.0
-    return None
 
 
 def slow_storage(world: World, chance: random.Random) -> Steps:
@@ -143,7 +138,6 @@ def slow_storage(world: World, chance: random.Random) -> Steps:
     world.servers.replication = (0.02, chance.uniform(0.1, 1.5))
     yield chance.uniform(0.5, 5.0)
     world.servers.replication = REPLICATION
-    return None
 
 
 # The network
@@ -159,7 +153,6 @@ def _linked(make: Callable[[random.Random], Link], longest: float) -> Callable[[
         yield chance.uniform(0.3, longest)
         for store in stores:
             store.end(trouble)
-        return None
 
     return inject
 
@@ -181,7 +174,6 @@ def kill(world: World, chance: random.Random) -> Steps:
         world.kill(worker)
         start(world, worker.process.kind)
     yield 0.0
-    return None
 
 
 def close(world: World, chance: random.Random) -> Steps:
@@ -190,7 +182,6 @@ def close(world: World, chance: random.Random) -> Steps:
         worker.close()
         start(world, worker.process.kind)
     yield 0.0
-    return None
 
 
 def stop(world: World, chance: random.Random) -> Steps:
@@ -199,7 +190,6 @@ def stop(world: World, chance: random.Random) -> Steps:
     if (worker := _one(world, chance)) is not None:
         world.stop(worker, seconds)
     yield seconds
-    return None
 
 
 def exit_with_many(world: World, chance: random.Random) -> Steps:
@@ -216,7 +206,6 @@ def exit_with_many(world: World, chance: random.Random) -> Steps:
     for key in stuck:
         servers.stuck.remove(key)  # once: another fault may keep it stuck
         world.fault("stuck", since, world.kernel.time, order=True, servers=False, key=key)
-    return None
 
 
 def pair(world: World, chance: random.Random) -> Steps:
@@ -224,14 +213,13 @@ def pair(world: World, chance: random.Random) -> Steps:
     documents = world.servers.documents.items()
     there = [(e["pid"], key) for key, each in documents for e in (*each["holders"], *each["waiters"])]
     if not there:
-        return None
+        return
     aim = chance.choice(there)
     for pause in (0.0, chance.choice([0.0, 0.02, 0.2, 1.0])):
         yield pause
         world.aim = aim
         begin(world, Event(chance.choice(AIMED), world.kernel.time, chance.getrandbits(32)))
         world.aim = None
-    return None
 
 
 def force(world: World, chance: random.Random) -> Steps:
@@ -239,7 +227,6 @@ def force(world: World, chance: random.Random) -> Steps:
     for key in _keys(world, chance, 8):
         world.by_janitor(partial(_take, world, key))
     yield 0.0
-    return None
 
 
 def _take(world: World, key: str) -> None:
@@ -256,7 +243,6 @@ def request(world: World, chance: random.Random) -> Steps:
     for key in _keys(world, chance, 8):
         world.by_janitor(partial(_ask_for, world, key))
     yield 0.0
-    return None
 
 
 def _ask_for(world: World, key: str) -> None:
@@ -269,19 +255,18 @@ def clear(world: World, chance: random.Random) -> Steps:
     """An operator clears stale locks."""
     world.by_janitor(partial(world.janitor.clear, KEYS, TIMEOUT))
     yield 0.0
-    return None
 
 
 FAULTS: Final[dict[str, Fault]] = {
     "elect": Fault(elect, 3, clocks=True),
     "no-majority": Fault(no_majority),
-    "all-down": Fault(all_down, 1),
+    "all-down": Fault(all_down),
     "clock-set-back": Fault(clock_set_back, 1, order=False, clocks=True),
     "bells-dropped": Fault(drop_bells),
     "stuck": Fault(stuck, servers=False),
     "purge": Fault(purge, 3, order=False, servers=False),
     "slow-storage": Fault(slow_storage),
-    "cut": Fault(_linked(lambda _: Link(cut=True), 5.0)),
+    "cut": Fault(_linked(lambda _: Link(cut=True), 5.0), 3),
     "slow": Fault(_linked(lambda chance: Link(slow=chance.uniform(0.01, 1.0)), 6.0)),
     "lost-answers": Fault(_linked(lambda chance: Link(lost=chance.uniform(0.05, 0.5)), 6.0)),
     "late-commands": Fault(_linked(_late, 6.0)),
@@ -291,7 +276,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "stop": Fault(stop, 3, order=False, servers=False),
     "close": Fault(close, 3, order=False, servers=False),
     "force": Fault(force, 3, order=False, servers=False),
-    "request": Fault(request, 1, order=False, servers=False),
+    "request": Fault(request, 3, order=False, servers=False),
     "clear": Fault(clear, order=False, servers=False),
     "exit": Fault(exit_with_many, 1, order=False, servers=False),
     "pair": Fault(pair, 5, order=False, servers=False),

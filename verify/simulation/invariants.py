@@ -1,6 +1,5 @@
 """What must be true of every write of a lock's document, besides what its users can see."""
 
-import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -8,32 +7,13 @@ from typing import Any
 from django_mongolock.engine.rule.document import Step
 from verify.faults.checker import Violation
 from verify.simulation.expressions import Document
-from verify.simulation.server import Parsed, Servers, Write
 
 
-@contextlib.contextmanager
-def watched() -> Iterator[list[Violation]]:
-    """A list to which every write that breaks an invariant adds what is wrong."""
-    found: list[Violation] = []
-    apply = Servers.apply
-
-    def look(
-        self: Servers, parsed: Parsed, key: str, step: Step, *others: Any, **how: Any
-    ) -> tuple[Document | None, Write | None]:
-        before = self.documents.get(key)
-        after, write = apply(self, parsed, key, step, *others, **how)
-        # What is given back in the short form has no minimum hold, or is one of several of which not all were acquired.
-        if before is not None and after is not None and how.get("short") is None:
-            now = self.kernel.time
-            found.extend(Violation("minimum-hold", now, text) for text in minimum_holds(before, after, step))
-            found.extend(Violation("place", now, text) for text in places(before, after, step))
-        return after, write
-
-    Servers.apply = look  # type: ignore[method-assign]
-    try:
-        yield found
-    finally:
-        Servers.apply = apply  # type: ignore[method-assign]
+def broken_by(before: Document, after: Document, step: Step, now: float) -> Iterator[Violation]:
+    """What is wrong with a write. One in the short form is none of these: what that gives back has no minimum hold, or
+    is one of several of which not all were acquired."""
+    yield from (Violation("minimum-hold", now, text) for text in minimum_holds(before, after, step))
+    yield from (Violation("place", now, text) for text in places(before, after, step))
 
 
 def minimum_holds(before: Document, after: Document, step: Step) -> Iterator[str]:

@@ -141,33 +141,24 @@ def reached() -> dict[str, set[int]]:
     return {module: set(lines) for module, lines in json.loads(run.stdout).items()}
 
 
-def tested(name: str, seconds: float) -> str | None:
-    """The test that fails on a mutant or a named defect, also alone; None if there is none."""
-    files = ANYWHERE if name in ROWS else TOUCHED_BY[mutation.find(name).module]
-    what = [f"tests/engine/test_{file}.py" for file in ("in_memory", *files)]
-    for _ in range(TRIES):
-        if (found := _failing(name, what, seconds)) is None or _failing(name, [found], seconds):
-            return found
-        what += ["--deselect", found]
-    return None
-
-
-def short(name: str) -> str | None:
-    """Return the short test that finds a mutant; None if none does.
+def tested(name: str) -> str | None:
+    """Return the short test that finds a mutant or a named defect; None if none does.
 
     First the test files that are named after its module, or that `TOUCHED_BY` names; then all of tests/engine and
     tests/contract. A test counts if it fails again alone, and passes alone without the mutant.
     """
-    stem = name.partition(":")[0].rpartition(".")[2]
-    likely = (stem, f"{stem}s", *TOUCHED_BY.get(name.partition(":")[0], ()), "in_memory", "rule", "session")
+    module = name.partition(":")[0]
+    stem = module.rpartition(".")[2]
+    touching = ANYWHERE if name in ROWS else TOUCHED_BY.get(module, ())
+    likely = (stem, f"{stem}s", *touching, "in_memory", "rule", "session")
     files = [path for file in likely if (path := f"tests/engine/test_{file}.py") and (ROOT / path).exists()]
     for what in (list(dict.fromkeys(files)), ["tests/engine", "tests/contract"]):
         skipped: list[str] = []
         for _ in range(TRIES):
-            found = _failing(name, [*what, *skipped], TESTS)
+            found = _failing(name, [*what, *skipped])
             if found is None:
                 break
-            if _failing(name, [found], TESTS) and not _failing("", [found], TESTS):
+            if _failing(name, [found]) and not _failing("", [found]):
                 return found
             skipped += ["--deselect", found]
     return None
@@ -180,7 +171,7 @@ def fresh(count: int, seed: int) -> None:
     survivors = []
     for mutant in drawn:
         started = time.monotonic()
-        found = short(mutant.name)
+        found = tested(mutant.name)
         survivors += [] if found else [mutant]
         sys.stdout.write(f"{mutant.name} ({mutant}): {found or 'NOT FOUND'}, {time.monotonic() - started:.0f} s\n")
         sys.stdout.flush()
@@ -188,7 +179,7 @@ def fresh(count: int, seed: int) -> None:
     sys.stdout.write(f"{count} of {len(every)} mutants, seed {seed}: {count - len(survivors)} found, {rate:.0f} %\n")
 
 
-def _failing(name: str, what: list[str], seconds: float) -> str | None:
+def _failing(name: str, what: list[str]) -> str | None:
     """The first test that fails; the first file if the tests do not even end, as where all threads are blocked."""
     with tempfile.TemporaryDirectory() as startup:
         Path(startup, "sitecustomize.py").write_text(STARTUP)
@@ -196,7 +187,7 @@ def _failing(name: str, what: list[str], seconds: float) -> str | None:
         environment = {DEFECT: name} if name in ROWS else {VARIABLE: name} if name else {}
         command = [sys.executable, "-m", "pytest", *PYTEST, *what]
         try:
-            run = _run(command, {**environment, "PYTHONPATH": path}, seconds)
+            run = _run(command, {**environment, "PYTHONPATH": path}, TESTS)
         except subprocess.TimeoutExpired:
             return None
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
@@ -271,7 +262,7 @@ class Search:
         result = self.book.results[name]
         if not (result.found or result.test_seconds):
             started = time.monotonic()
-            result.test = tested(name, TESTS)
+            result.test = tested(name)
             result.test_seconds = round(time.monotonic() - started, 1)
             self._keep(result)
 

@@ -75,9 +75,9 @@ def _heir(chance: random.Random) -> SimPlan:
 
 
 def _nested(chance: random.Random) -> SimPlan:
-    """One key, and then another: in the opposite order elsewhere."""
+    """One key, and then another: in the opposite order elsewhere, and for long enough that the two meet."""
     outer, inner = chance.sample(NESTED, 2)
-    return SimPlan((outer,), wait=NESTED_WAIT, inner=(inner,), work=0.1)
+    return SimPlan((outer,), wait=NESTED_WAIT, inner=(inner,), work=chance.choice([0.1, 0.5]))
 
 
 def _deferred(chance: random.Random) -> SimPlan:
@@ -123,7 +123,7 @@ _PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
     (1, _limited),
     (2, _longer),
     (2, _heir),
-    (3, _nested),
+    (5, _nested),
     (1, _deferred),
     (2, _lapsing),
     (3, _crowd),

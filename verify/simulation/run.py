@@ -16,7 +16,6 @@ from verify.faults.peers import TIMEOUT, Plan
 from verify.faults.records import Record
 from verify.simulation.constants import IN_PIPELINES, lowered
 from verify.simulation.faults import Event, begin
-from verify.simulation.invariants import watched
 from verify.simulation.plans import KEYS
 from verify.simulation.rules import RULES, tolerances
 from verify.simulation.schedule import schedule
@@ -65,7 +64,7 @@ def simulate(
     try:
         constants = lowered(seed)
         world.servers.constants = tuple((real, low) for name, real, low in constants if name in IN_PIPELINES)
-        with replaced(kernel, constants), watched() as broken_writes:
+        with replaced(kernel, constants):
             for kind in kinds:
                 start(world, kind)
             watch.begin()
@@ -82,7 +81,7 @@ def simulate(
     world.records.append({"what": "run", "t": 0.0, "pid": 0, "seed": seed, "timeout": TIMEOUT})
     world.records.append({"what": "start", "t": 0.0, "pid": 100, "group": 100, "kind": "harness"})
     history = History(sorted(world.records, key=lambda record: float(record["t"])), tolerances(kernel.drift))
-    violations = [*broken_writes, *(violation for rule in RULES for violation in rule(history))]
+    violations = [*world.servers.violations, *(violation for rule in RULES for violation in rule(history))]
     grants = sum(record["what"] == "got" for record in world.records)
     crashes = [f"{strand}: {error!r}" for strand, error in kernel.failures]
     counts = world.counts + opportunities(history)

@@ -21,7 +21,9 @@ from django_mongolock.engine.rule.in_python import Moment, apply_rule
 from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import Bell
 from django_mongolock.testing.memory_filters import NOTHING
+from verify.faults.checker import Violation
 from verify.simulation.expressions import Document, Pipeline, bound, run, with_constants
+from verify.simulation.invariants import broken_by
 from verify.simulation.kernel import Kernel
 from verify.simulation.shell import SimQueue
 
@@ -107,6 +109,8 @@ class Servers:
         #: When each document was last written, in virtual time.
         self.written: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
+        #: What was wrong with a write.
+        self.violations: list[Violation] = []
         #: What stands in the pipelines, and what is to stand there instead.
         self.constants: tuple[tuple[int, int], ...] = ()
         self._pending: list[Write] = []
@@ -154,6 +158,8 @@ class Servers:
             self._lowered(pipeline(step)), key, before, arguments(), moment.now
         ):
             raise AssertionError(f"the rule in Python is not the pipeline: {before} {step} {moment}")
+        if before is not None:
+            self.violations += broken_by(before, after, step, self.kernel.time)
         return after, self.write(key, after)
 
     def _lowered(self, update: Pipeline) -> Pipeline:

@@ -24,6 +24,20 @@ Constant = tuple[str, Any, Any]
 ENGINE: Final = "django_mongolock.engine"
 
 
+def _waits(kernel: Kernel, line: list[Strand], end: float) -> bool:
+    """Have the strand that runs wait in a *line* until it is woken, or until *end*; return False if it cannot."""
+    strand, left = kernel.current, end - kernel.now()
+    if left <= 0 or strand is None:
+        return False
+    line.append(strand)
+    try:
+        kernel.park(left)
+    finally:
+        if strand in line:
+            line.remove(strand)
+    return True
+
+
 class SimQueue(Generic[T]):
     """A `queue.SimpleQueue` for strands."""
 
@@ -41,15 +55,8 @@ class SimQueue(Generic[T]):
     def get(self, timeout: float | None = None) -> T:
         end = FOREVER if timeout is None else self._kernel.now() + timeout
         while not self._items:
-            strand, left = self._kernel.current, end - self._kernel.now()
-            if left <= 0 or strand is None:
+            if not _waits(self._kernel, self._waiting, end):
                 raise Empty
-            self._waiting.append(strand)
-            try:
-                self._kernel.park(left)
-            finally:
-                if strand in self._waiting:
-                    self._waiting.remove(strand)
         return self._items.popleft()
 
     def get_nowait(self) -> T:
@@ -73,14 +80,8 @@ class SimLock:
         """See threading.Lock.acquire()."""
         end = FOREVER if timeout < 0 else self._kernel.now() + timeout
         while self._is_locked:
-            strand, left = self._kernel.current, end - self._kernel.now()
-            if not blocking or left <= 0 or strand is None:
+            if not blocking or not _waits(self._kernel, self._waiting, end):
                 return False
-            self._waiting.append(strand)
-            try:
-                self._kernel.park(left)
-            finally:
-                self._waiting.remove(strand)
         self._is_locked = True
         return True
 

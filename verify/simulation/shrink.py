@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from verify.faults.checker import Violation
@@ -47,10 +47,10 @@ def shrunk(seed: int, seconds: float, rule: str, patience: float = PATIENCE) -> 
 
     case = _sooner(case, fails)
     for _ in range(2):
-        events = _fewer(case.events, lambda kept, case=case: fails(_with(case, events=kept)))  # type: ignore[misc]
-        case = _with(case, events=events)
-        kinds = _fewer(case.kinds, lambda kept, case=case: fails(_with(case, kinds=kept)))  # type: ignore[misc]
-        case = _with(case, kinds=kinds)
+        events = _fewer(case.events, lambda kept, case=case: fails(replace(case, events=kept)))  # type: ignore[misc]
+        case = replace(case, events=events)
+        kinds = _fewer(case.kinds, lambda kept, case=case: fails(replace(case, kinds=kept)))  # type: ignore[misc]
+        case = replace(case, kinds=kinds)
     return _sooner(case, fails)
 
 
@@ -59,18 +59,13 @@ def broken_rules(outcome: Outcome) -> set[str]:
     return {violation.rule for violation in outcome.violations} | ({"crash"} if outcome.crashes else set())
 
 
-def _with(case: Case, **changes: tuple[Event, ...] | tuple[str, ...]) -> Case:
-    facts = {"events": case.events, "kinds": case.kinds, **changes}
-    return Case(case.seed, case.seconds, **facts)  # type: ignore[arg-type]
-
-
 def _sooner(case: Case, fails: Callable[[Case], bool]) -> Case:
     """The case without what comes after the violation."""
     for part in (0.25, 0.5, 0.75):
         seconds = case.seconds * part
         if seconds < SHORTEST:
             continue
-        shorter = Case(case.seed, seconds, tuple(e for e in case.events if e.at < seconds), case.kinds)
+        shorter = replace(case, seconds=seconds, events=tuple(e for e in case.events if e.at < seconds))
         if fails(shorter):
             return _sooner(shorter, fails)
     return case

@@ -119,10 +119,10 @@ class Watch:
             record = self._waiting.get(e["label"])
             if record is not None and record["keys"] == (key,) and e["pid"] not in self._dead:
                 yield UNKNOWN, key, e["label"]
-            if (heir := self._heir(e, waiters)) is not None:
+            if waiters and (heir := self._heir(e, waiters)) is not None:
                 yield HEIR, key, heir["label"]
-        is_free = all(e["until"] <= now for e in document["holders"])
-        if waiters and self._knows_its_place(key, waiters[0]) and is_free and waiters[0]["pid"] not in self._dead:
+        is_known = bool(waiters) and self._knows_its_place(key, waiters[0]) and waiters[0]["pid"] not in self._dead
+        if is_known and all(e["until"] <= now for e in document["holders"]):
             yield ENDED, key, waiters[0]["label"]
 
     def _knows_its_place(self, key: str, first: Document) -> bool:
@@ -130,7 +130,7 @@ class Watch:
         label, now = first["label"], self._world.kernel.time
         if self._heads.get(key, ("", 0.0))[0] != label:
             self._heads[key] = label, now
-        return now - self._heads[key][1] > first["waiter_lease"] / 3000
+        return bool(now - self._heads[key][1] > first["waiter_lease"] / 3000)
 
     def _heir(self, holder: Document, waiters: list[Document]) -> dict[str, Any] | None:
         """A live waiter of the same owner, if the holder is dead."""

@@ -224,10 +224,8 @@ class _Found:
         fields = {f"{entry}.{name}": 1 for entry in ("holders", "last_holder") for name in _ENTRY}
         with store.bounded(get_settings().COMMAND_TIMEOUT):
             document = store.latest.find_one({"_id": {"$eq": key}}, {"expired": 1, "now": "$$NOW", **fields})
-        return cls() if document is None else cls._of(document, which)
-
-    @classmethod
-    def _of(cls, document: Mapping[str, Any], which: Mapping[str, str]) -> Self:
+        if document is None:
+            return cls()
         found, last = document.get("holders"), document.get("last_holder")
         holders = [each for each in (found if isinstance(found, list) else ()) if isinstance(each, dict)]
         runs = {str(each["run"]): _left(each, document["now"]) for each in holders if _is(each, which)}

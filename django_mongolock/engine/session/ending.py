@@ -74,6 +74,8 @@ class Cleanup:
         self.pending: dict[str, Removal] = {}
         self._session = session
         self._commands = commands
+        #: Until when everything has to be removed: the session is being closed.
+        self._end = FOREVER
         #: One for each command of `finish` that has not ended.
         self._unfinished: list[None] = []
         self._mutex = threading.Lock()
@@ -117,7 +119,7 @@ class Cleanup:
             return
         key = removal.action.key
         try:
-            self._commands.send(removal.action)
+            self._commands.send(removal.action, self._for_one_command())
         except Exception as error:  # noqa: BLE001 - it is logged, and nothing else tries again
             if self._session.now() < removal.give_up:
                 log(DEBUG, "removal postponed", key=key, error=error)
@@ -133,8 +135,11 @@ class Cleanup:
 
     def finish(self, held: Sequence[Grant], end: float) -> None:
         """Release what is *held*, in bulk, and remove what is pending, side by side, until *end*."""
-        self._have_released([grant for grant in held if not grant.terms.min_hold], AT_EXIT_BATCH, end)
-        self._have_released([grant for grant in held if grant.terms.min_hold], 1, end)
+        self._end = end
+        for removal in list(self.pending.values()):
+            removal.try_at = self._session.now()  # those in the background wait behind all that is released here
+        self._have_released([grant for grant in held if not grant.terms.min_hold], AT_EXIT_BATCH)
+        self._have_released([grant for grant in held if grant.terms.min_hold], 1)
         while (self._unfinished or self.pending) and (now := self._session.now()) < end:
             self._remove_due(now, RELEASE)
             time.sleep(0.005)
@@ -142,27 +147,32 @@ class Cleanup:
             log(WARNING, "not released at exit, its lease ends by itself", key=removal.action.key)
         self.pending.clear()
 
-    def _have_released(self, held: Sequence[Grant], size: int, end: float) -> None:
+    def _for_one_command(self) -> float:
+        """How many seconds a command may take: at the end a part of what is left, since it keeps a thread from others,
+        and its document may be stuck."""
+        return max(SHORTEST_COMMAND, (self._end - self._session.now()) / 4)
+
+    def _have_released(self, held: Sequence[Grant], size: int) -> None:
         """Have grants released by other threads, *size* of them in one command."""
         if size == 1:
             for grant in held:
-                self._add(grant.id, procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0), end)
+                action = procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
+                self._add(grant.id, action, self._end)
             return
         for start in range(0, len(held), size):
             self._unfinished.append(None)
-            release = functools.partial(self._release_all, held[start : start + size], end)
+            release = functools.partial(self._release_all, held[start : start + size])
             if not self._session.threads.submit(release, priority=RELEASE):
                 release()
 
-    def _release_all(self, held: Sequence[Grant], end: float) -> None:
+    def _release_all(self, held: Sequence[Grant]) -> None:
         """Release grants in one command. If that fails, a part of them each, which leaves out what is stuck."""
         keys, ids = [grant.key for grant in held], [grant.id for grant in held]
         try:
-            timeout = max(SHORTEST_COMMAND, (end - self._session.now()) / 4)
-            left = self._session.store.release_uncontended(keys, ids, timeout)
-            self._have_released([grant for grant in held if grant.key in left], 1, end)
+            left = self._session.store.release_uncontended(keys, ids, self._for_one_command())
+            self._have_released([grant for grant in held if grant.key in left], 1)
         except LockError:
-            self._have_released(held, -(-len(held) // AT_EXIT_PARTS), end)
+            self._have_released(held, -(-len(held) // AT_EXIT_PARTS))
         finally:
             self._unfinished.pop()
 

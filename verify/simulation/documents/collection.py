@@ -2,37 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
 
-from bson.int64 import Int64
 from pymongo import UpdateOne
 
-Document = dict[str, Any]
-
-_MISSING: Final = object()
-_TYPES: Final[dict[type, str]] = {
-    bool: "bool", int: "int", Int64: "long", float: "double", str: "string", datetime: "date", list: "array",
-    dict: "object", type(None): "null",
-}  # fmt: skip
-#: In the order in which MongoDB compares values of different types.
-_ORDER: Final = ("missing", "null", "number", "string", "object", "array", "bool", "date")
-_NUMBERS: Final = {"int", "long", "double"}
+from ..expressions import MISSING, Document, evaluate, is_true, order, type_of
 
 
-@dataclass
 class Found(list[Document]):
     """What `find` returns."""
 
-    def __init__(self, documents: Iterable[Document]) -> None:
-        super().__init__(documents)
-
     def sort(self, field: str, direction: int) -> Found:  # type: ignore[override]
         """In the order of one field."""
-        return Found(sorted(self, key=lambda each: _rank(each.get(field, _MISSING)), reverse=direction < 0))
+        return Found(sorted(self, key=lambda each: order(each.get(field, MISSING)), reverse=direction < 0))
 
     def limit(self, count: int) -> Found:
         """The first of them; 0: all."""
@@ -114,59 +100,5 @@ _OF_QUERIES: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "$eq": lambda value, operand: value == operand,
     "$in": lambda value, operand: value in operand,
     "$nin": lambda value, operand: value not in operand,
-    "$type": lambda value, operand: _type(value) == operand,
+    "$type": lambda value, operand: type_of(value) == operand,
 }
-
-
-def is_true(value: object) -> bool:
-    """What an expression counts as."""
-    return value is not _MISSING and value is not None and value is not False and value != 0
-
-
-def evaluate(expression: Any, document: Document, now: datetime) -> Any:
-    """What an aggregation expression comes to."""
-    if isinstance(expression, str) and expression.startswith("$"):
-        return now if expression == "$$NOW" else document.get(expression[1:], _MISSING)
-    if isinstance(expression, list):
-        return [evaluate(each, document, now) for each in expression]
-    if not isinstance(expression, dict):
-        return expression
-    ((operator, operand),) = expression.items()
-    if operator == "$literal":
-        return operand
-    return _OPERATORS[operator](evaluate(operand, document, now))
-
-
-def _in(operands: list[Any]) -> bool:
-    value, several = operands
-    return any(_rank(value) == _rank(each) for each in several)
-
-
-def _subtract(operands: list[Any]) -> Any:
-    first, second = operands
-    return first - timedelta(milliseconds=second) if isinstance(first, datetime) else first - second
-
-
-_OPERATORS: Final[dict[str, Callable[[Any], Any]]] = {
-    "$and": lambda operands: all(map(is_true, operands)),
-    "$or": lambda operands: any(map(is_true, operands)),
-    "$not": lambda operand: not is_true(operand[0] if isinstance(operand, list) else operand),
-    "$in": _in,
-    "$eq": lambda operands: _rank(operands[0]) == _rank(operands[1]),
-    "$lt": lambda operands: _rank(operands[0]) < _rank(operands[1]),
-    "$lte": lambda operands: _rank(operands[0]) <= _rank(operands[1]),
-    "$gt": lambda operands: _rank(operands[0]) > _rank(operands[1]),
-    "$ifNull": lambda operands: operands[1] if operands[0] is _MISSING or operands[0] is None else operands[0],
-    "$type": lambda operand: _type(operand),  # noqa: PLW0108 - it is defined below
-    "$subtract": _subtract,
-}
-
-
-def _type(value: Any) -> str:
-    return "missing" if value is _MISSING else _TYPES[type(value)]
-
-
-def _rank(value: Any) -> tuple[int, Any]:
-    """What MongoDB compares."""
-    kind = _type(value)
-    return _ORDER.index("number" if kind in _NUMBERS else kind), None if kind in ("missing", "null") else value

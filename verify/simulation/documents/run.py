@@ -15,7 +15,7 @@ from django_mongolock.exceptions import DocumentLockLost, LockError
 from django_mongolock.inspection.kinds import Choice
 from django_mongolock.other_collections.courier import Sleep, Steps
 
-from .collection import Document
+from ..expressions import Document
 from .world import Process, Strand, World, context_of, patched
 
 #: How long documents may stay pending after their flow is over: all tries in the background, some unanswered.

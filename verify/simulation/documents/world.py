@@ -21,7 +21,8 @@ from django_mongolock.engine.session.errands import MOST_TRIES
 from django_mongolock.exceptions import LockBackendFailed, LockError
 from django_mongolock.other_collections.courier import PAUSES, Command, Sleep, Steps
 
-from .collection import Document, SimCollection
+from ..expressions import Document
+from .collection import SimCollection
 
 EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 #: How long a command may take, and how long one that was held up takes at most to arrive or to write, in seconds.
