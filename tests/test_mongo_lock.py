@@ -129,7 +129,7 @@ class TestOptions:
                 make("key", **{"permits": 3, option: value})
         if option not in ("permits", "weight", "resize"):
             with pytest.raises(error, match=option):
-                mongo_lock("key", **{option: value})  # type: ignore[misc]
+                mongo_lock("key", **{option: value})
 
     def test_a_semaphore_without_permits(self) -> None:
         with pytest.raises(TypeError, match="permits is a whole number, not NoneType"):
