@@ -178,7 +178,7 @@ class TestWsgi:
         next(iterator)
         closers: list[Any] = response._resource_closers
         (lock,) = (closer.__self__.lock for closer in closers if closer.__name__ == "release")
-        lock._acquired()[0].lose("a test wants it so")
+        lock._acquired()[0].mark_lost("a test wants it so")
         with pytest.raises(LockLost):
             list(iterator)
         response.close()

@@ -33,7 +33,7 @@ Document = dict[str, Any]
 FACTS: Final = ("mode", "owner", "label", "place", "user", "host", "pid", "thread")
 #: The fields of a holder that are read, for the log and the history.
 _REPORTED = {f"holders.{name}": 1 for name in ("grant", "session", "token", "acquired_at", *FACTS)}
-#: What is over of the documents of `indexes.purged`.
+#: What is over of the documents of `layout.purged`.
 _IS_OVER: Final = {"purge_at": {"$type": "date"}, "$expr": {"$lt": ["$purge_at", "$$NOW"]}}
 #: The reasons of a release that no person forced.
 OWNER_GONE = "the process that held it has ended"

@@ -35,7 +35,7 @@ def is_there(document: Document, grants: Sequence[str]) -> bool:
 
 
 def reply_of(key: str, document: Document | None, grant: str, now: datetime, owner: str | None = None) -> Reply:
-    """What MongoDB answers by the projection `step.REPLY`, or for an owner `step.REPLY_TO_OWNER`."""
+    """What MongoDB answers by the projection `replies.REPLY`, or for an owner `replies.REPLY_TO_OWNER`."""
     if document is None:
         return read_reply(key, None)
     holders, waiters = document["holders"], document["waiters"]

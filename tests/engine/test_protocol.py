@@ -27,7 +27,7 @@ from django_mongolock.engine.protocol.actions import (
     WaitResult,
 )
 from django_mongolock.engine.protocol.procedures import PollSchedule
-from django_mongolock.engine.protocol.processes import Fate
+from django_mongolock.engine.protocol.processes import NO_PROCESS, Fate
 from django_mongolock.engine.rule.deadlock import Cycle, Wait
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.replies import Former, News, Reply
@@ -498,14 +498,20 @@ OWNED = replace(ACQUISITION, terms=replace(TERMS, owner="o"))
 FORMER = Former("old", "its process")
 
 
-@pytest.mark.parametrize("wait", [0, 5])
-def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(wait: float) -> None:
-    """F49: in one command, however short it is ready to wait."""
+@pytest.mark.parametrize(
+    ("wait", "process", "tombstone_ttl"),
+    [(0, "its process", procedures.TOMBSTONE_TTL), (5, "its process", procedures.TOMBSTONE_TTL), (5, NO_PROCESS, 0)],
+)
+def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(
+    wait: float, process: str, tombstone_ttl: int
+) -> None:
+    """F49: in one command, however short it is ready to wait. What a killed process has sent may still arrive."""
     play = Play(wait, OWNED)
-    play.answer(replace(QUEUED if wait else GONE, former=FORMER), former="gone")
+    play.answer(replace(QUEUED if wait else GONE, former=Former("old", process)), former="gone")
     step = play.action.step
     assert (step.ask, step.add, step.remove, step.resumes, step.trial) == ("g", OWNED.entry, ("old",), True, wait == 0)
     assert step.force
+    assert step.tombstone_ttl == tombstone_ttl
     play.answer(WHOLE)
     assert play.result.token == 3
 

@@ -61,6 +61,20 @@ def test_indexes_that_are_gone_come_back(here: Here) -> None:
     assert eventually(lambda: missing_indexes(here.collection) == [])
 
 
+def test_a_lock_where_no_thread_can_be_started(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F144: a container has a limit to its threads, and an interpreter that ends starts none. The lock was granted."""
+    assert isinstance(here.session.store, MongoStore)
+    here.lock("known").acquire().release()
+    here.session.store.indexes.looked -= 61
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with here.lock("new") as lock:
+        assert lock.held
+
+
 def test_a_reply_from_before_the_grant_is_no_loss(lock: LockMaker, session: Session) -> None:
     """F6, F144, F160: a primary that was left behind has an older token, and a renewal that was sent before the grant
     has found no document: neither says anything about it."""

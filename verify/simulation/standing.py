@@ -86,8 +86,8 @@ class Watch:
                     self._attempts[record["id"]] = self._waiting[record["id"]] = record
                 case "got":
                     self._waiting.pop(record["id"], None)
-                case "told" if record["id"] in self._waiting:
-                    pass  # of the loss of one key, while it waits for the next: it ends when it has that
+                case "told" if len(self._attempts.get(record["id"], {}).get("keys", ())) > 1:
+                    pass  # of the loss of one key: the others end when it has all, or is released
                 case "refused" | "left" | "dropped" | "told":
                     self._waiting.pop(record["id"], None)
                     self._over.add(record["id"])

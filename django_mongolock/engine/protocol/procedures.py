@@ -32,6 +32,7 @@ from .actions import (
     Turn,
     WaitResult,
 )
+from .processes import NO_PROCESS
 
 #: How long a tombstone stays, in milliseconds: longer than any network holds up a command that may still arrive.
 TOMBSTONE_TTL: Final = 600_000
@@ -122,7 +123,9 @@ def acquire(
             action, answer = acquisition.confirm(), None
             continue
         if reply.former is not None and answer.former == "gone":
-            action, answer = acquisition.resume(reply.former.grant, trial, TOMBSTONE_TTL), None
+            # What was parked has had its answer: no copy of that command is on its way.
+            tombstone_ttl = 0 if reply.former.process == NO_PROCESS else TOMBSTONE_TTL
+            action, answer = acquisition.resume(reply.former.grant, trial, tombstone_ttl), None
             continue
         _refuse_the_rest(action, reply, now - schedule.started if single is None else single)
         schedule.dead_owner_check = DEAD_OWNER_CHECK if answer.former == "alive" else FOREVER

@@ -35,7 +35,7 @@ class Lanes(Generic[E]):
     """The calls that wait: a lane for each priority, and lanes for each key of which two calls are being made.
 
     size, most, shares: see `worker_threads.WorkerThreads`. Anybody may put an entry into one of `waiting`, or take it
-    out again. All else is done with the `mutex` held, and never by the main thread.
+    out again. All else is changed with the `mutex` held, and never by the main thread.
     """
 
     def __init__(self, size: int, most: int, shares: Sequence[float]) -> None:

@@ -63,7 +63,9 @@ class IndexKeeper:
         """Have missing indexes made, in the background, once in a minute at most: a document of *collection* is new."""
         if clock.now() - self.looked >= LOOK_EVERY:
             self.looked = clock.now()
-            threading.Thread(target=_make_missing, args=[collection], name="mongolock-indexes", daemon=True).start()
+            thread = threading.Thread(target=_make_missing, args=[collection], name="mongolock-indexes", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started: the lock was granted all the same
+                thread.start()
 
 
 def _make_missing(collection: Collection[Document]) -> None:
