@@ -57,7 +57,7 @@ class LockSettings:
     - EDIT_LEASE: how long the edit lock of a browser tab is valid without a beat.
     - EDIT_BEAT: the time between two beats of a tab.
     - EDIT_IDLE: how long a tab may be without a key press or click until its edit lock is released. `None`: for ever.
-    - EDIT_FAIL_CLOSED: whether saving under an edit lock is refused while MongoDB does not answer.
+    - EDIT_FAIL_CLOSED: whether changes under an edit lock are refused while MongoDB does not answer.
     """
 
     DATABASE: str = ""
