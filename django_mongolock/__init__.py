@@ -10,24 +10,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .decorator import SKIPPED, mongo_locked, once_per
     from .exceptions import LockBackendFailed, LockError, LockLost, LockNotAcquired
-    from .info import lock_info
+    from .inspection.queries import lock_info
     from .locks import mongo_lock, mongo_semaphore
 
 __version__ = "1.0.0"
 
-#: In which module each name is.
-_MODULES = {
-    "SKIPPED": "decorator",
-    "LockBackendFailed": "exceptions",
-    "LockError": "exceptions",
-    "LockLost": "exceptions",
-    "LockNotAcquired": "exceptions",
-    "lock_info": "info",
-    "mongo_lock": "locks",
-    "mongo_locked": "decorator",
-    "mongo_semaphore": "locks",
-    "once_per": "decorator",
+_NAMES = {
+    "decorator": ("SKIPPED", "mongo_locked", "once_per"),
+    "exceptions": ("LockBackendFailed", "LockError", "LockLost", "LockNotAcquired"),
+    "inspection.queries": ("lock_info",),
+    "locks": ("mongo_lock", "mongo_semaphore"),
 }
+#: In which module each name is.
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "SKIPPED",

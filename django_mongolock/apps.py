@@ -16,7 +16,7 @@ class MongoLockConfig(AppConfig):
         from .contrib import register
         from .inspection.kinds import sources
         from .inspection.named_locks import named_locks
-        from .management.migrate import make_indexes_after_migrate
+        from .management import make_indexes_after_migrate
         from .owners import watch_sessions
         from .router import add_router
 
@@ -26,6 +26,4 @@ class MongoLockConfig(AppConfig):
         watch_sessions()
         register()
         load_backends()
-        post_migrate.connect(
-            make_indexes_after_migrate, sender=self, dispatch_uid="django_mongolock.management.migrate"
-        )
+        post_migrate.connect(make_indexes_after_migrate, sender=self, dispatch_uid="django_mongolock.management")

@@ -24,9 +24,11 @@ from .conf import (
     KNOWN,
     MEMORY,
     NAME,
-    SIMILAR,
+    NO_NAME,
     LockSettings,
+    address_problem,
     critical,
+    database_from_url,
     error,
     find_wrong,
     get_settings,
@@ -36,7 +38,6 @@ from .conf import (
 )
 from .decorator import TEMPLATES
 from .decorator.calls import shared_by_all
-from .environment import NO_NAME, address_problem, database_from_url
 from .inspection.kinds import kinds
 from .inspection.server import inspect_server, told
 from .keys import KeyTemplate
@@ -46,6 +47,8 @@ from .router import ROUTER
 _BELOW: Final = "Errors of mongodb below come from this."
 #: What the name of a database may not contain.
 REFUSED: Final = ' ."$/\\\0'
+#: How much alike (difflib) a name has to be to be a slip of the pen. BEAT and EDIT_BEAT are less.
+SIMILAR: Final = 0.75
 
 
 @register()
@@ -58,7 +61,10 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
     needed = list(_check_contrib())
     if raw.get("HISTORY"):
         needed += missing_app("django_mongolock.history", f'{NAME}["HISTORY"]')
-    kept = _check_memory() if raw.get("BACKEND") == MEMORY else _check_database(raw)
+    if raw.get("BACKEND") == MEMORY:
+        kept = list(_check_memory())
+    else:
+        kept = list(_check_database_alias(raw.get("DATABASE"))) or list(_check_router(raw["DATABASE"]))
     return [*_check_values(raw), *needed, *kept]
 
 
@@ -68,16 +74,12 @@ def _unreadable(problem: ImproperlyConfigured) -> CheckMessage:
     return critical("E001", f"{problem}. {_BELOW}", f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')
 
 
-def _check_database(raw: Mapping[str, Any]) -> list[CheckMessage]:
-    return list(_check_database_alias(raw.get("DATABASE"))) or list(_check_router(raw["DATABASE"]))
-
-
 def _check_values(raw: Mapping[str, Any]) -> list[CheckMessage]:
     found: list[CheckMessage] = [
         error("E004", f"{NAME} has an unknown setting {name!r}.", _known(name))
         for name in sorted(set(raw) - KNOWN, key=str)
     ]
-    found += [error(wrong.id, f"{wrong.problem}.", f"{wrong.cure}.") for wrong in find_wrong(raw)]
+    found += find_wrong(raw)
     return found or list(_check_times(raw))
 
 

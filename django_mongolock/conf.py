@@ -1,4 +1,7 @@
-"""The ``MONGOLOCK`` setting: read when it is needed, read again when it changes, never written to."""
+"""The ``MONGOLOCK`` setting: read when it is needed, read again when it changes, never written to.
+
+And the entry of DATABASES, from an environment variable. No message quotes one: it may hold a password.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote, unquote_plus
 
 from django.apps import apps
 from django.conf import settings
@@ -14,10 +18,13 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
+from pymongo.uri_parser import split_hosts, split_options
 
 from .engine.rule.document import Terms
 from .engine.rule.options import as_seconds, check_flag, check_seconds, check_wait
 from .engine.text_checks import check_key
+
+__all__ = ["database_from_url"]
 
 NAME: Final = "MONGOLOCK"
 #: The ENGINE of a MongoDB in DATABASES.
@@ -57,7 +64,7 @@ class LockSettings:
     - EDIT_LEASE: how long the edit lock of a browser tab is valid without a beat.
     - EDIT_BEAT: the time between two beats of a tab.
     - EDIT_IDLE: how long a tab may be without a key press or click until its edit lock is released. `None`: for ever.
-    - EDIT_FAIL_CLOSED: whether saving under an edit lock is refused while MongoDB does not answer.
+    - EDIT_FAIL_CLOSED: whether changes under an edit lock are refused while MongoDB does not answer.
     """
 
     DATABASE: str = ""
@@ -87,10 +94,6 @@ class LockSettings:
 
 
 KNOWN: Final = frozenset(field.name for field in fields(LockSettings))
-#: How much alike (difflib) a name has to be to be a slip of the pen. BEAT and EDIT_BEAT are less.
-SIMILAR: Final = 0.75
-
-
 _check_seconds = partial(check_seconds, "it")
 
 
@@ -175,23 +178,14 @@ VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """A setting with a wrong value: the id of its check, the problem and the cure, both without a full stop."""
-
-    id: str
-    problem: str
-    cure: str
-
-
-def find_wrong(raw: Mapping[str, Any]) -> Iterator[Wrong]:
-    """Yield the settings in *raw* that have a wrong value."""
+def find_wrong(raw: Mapping[str, Any]) -> Iterator[checks.Error]:
+    """Yield the errors of the checks for the settings in *raw* that have a wrong value."""
     for name, (id_, check, cure) in VALUES.items():
         if name in raw:
             try:
                 check(raw[name])
-            except (TypeError, ValueError) as error:
-                yield Wrong(id_, f'{NAME}["{name}"] is wrong: {error}', f"Give {cure}")
+            except (TypeError, ValueError) as problem:
+                yield error(id_, f'{NAME}["{name}"] is wrong: {problem}.', f"Give {cure}.")
 
 
 #: The values by which a test overrides the project's.
@@ -245,7 +239,7 @@ def get_settings() -> LockSettings:
             f'for example {NAME} = {{"DATABASE": "locks"}}'
         )
     for wrong in find_wrong(raw):
-        raise ImproperlyConfigured(f"{wrong.problem}. {wrong.cure}.")
+        raise ImproperlyConfigured(f"{wrong.msg} {wrong.hint}")
     return LockSettings(**raw)
 
 
@@ -280,3 +274,70 @@ def info(number: str, message: str) -> checks.Info:
 
 def warning(number: str, message: str, hint: str) -> checks.Warning:
     return checks.Warning(message, hint=hint, id=f"mongolock.{number}")
+
+
+SCHEMES: Final = ("mongodb", "mongodb+srv")
+#: The NAME of an address that has none. MongoDB refuses it. For "", django-mongodb-backend raises before checks run.
+NO_NAME: Final = " "
+#: The options that have secrets, by how they are compared: they are beside HOST as well.
+SECRETS: Final = {_.lower(): _ for _ in ("tlsCertificateKeyFilePassword", "authMechanismProperties")}
+
+
+class Address(NamedTuple):
+    """The parts of a connection string. MongoDB's may name several servers, which urllib cannot read."""
+
+    scheme: str
+    user: str = ""
+    password: str = ""
+    hosts: str = ""
+    database: str = ""
+    options: tuple[str, ...] = ()
+
+
+def database_from_url(url: str) -> dict[str, Any]:
+    """Return the entry of DATABASES for ``mongodb://user:password@host1,host2/name?replicaSet=rs0&tls=true``.
+
+    User, password and options with secrets are beside HOST, where Django's debug page hides them. Of an address without
+    a name, NAME is a blank. Never raises: the checks of the app report what is wrong with the address.
+    """
+    address, secrets, plain = _read_address(url), dict[str, str](), list[str]()
+    for option in address.options:
+        name, _, value = option.partition("=")
+        if name.lower() in SECRETS:
+            secrets[SECRETS[name.lower()]] = unquote_plus(value)
+        else:
+            plain.append(option)
+    # The name of the database stays in HOST: users may be stored there.
+    host = f"{address.scheme}://{address.hosts}/{address.database}{'?' if plain else ''}{'&'.join(plain)}"
+    entry: dict[str, Any] = {"ENGINE": ENGINE, "HOST": host, "NAME": address.database or NO_NAME}
+    entry |= {"OPTIONS": secrets} if secrets else {}
+    return {**entry, "USER": unquote(address.user), "PASSWORD": unquote(address.password)} if address.user else entry
+
+
+def address_problem(host: str) -> str | None:
+    """Return what is wrong with a connection string, without quoting any of it but the names of options."""
+    address = _read_address(host)
+    if not address.scheme:
+        return "it does not begin with mongodb:// or mongodb+srv://"
+    try:
+        if not split_hosts(address.hosts):
+            return "it names no server"
+    except Exception:  # noqa: BLE001 - the driver raises several, whose texts quote the address
+        return "its servers cannot be read; percent-encode characters such as @ : / ? # % in user and password"
+    for option in address.options:
+        try:
+            split_options(option, validate=True, warn=False)
+        except Exception:  # noqa: BLE001 - see above
+            return f"its option {option.partition('=')[0]!r} is unknown to MongoDB, or has a wrong value"
+    return None
+
+
+def _read_address(url: str) -> Address:
+    scheme, _, rest = url.strip().partition("://")
+    before, _, query = rest.partition("?")
+    if scheme not in SCHEMES or "@" in query:  # either may be a part of the password: nothing of it may end up in HOST
+        return Address(scheme if scheme in SCHEMES else "")
+    credentials, _, place = before.rpartition("@")
+    user, _, password = credentials.partition(":")
+    hosts, _, database = place.partition("/")
+    return Address(scheme, user, password, hosts, unquote(database), tuple(filter(None, query.split("&"))))

@@ -1,74 +1,43 @@
 """The errors. Their names say what happened; only their base, `LockError`, ends in Error.
 
-Every error carries its facts as attributes, which are its `args` as well, so that it survives pickling: Celery ships
-errors between processes.
+The facts of an error are its attributes and its `args`: so it survives pickling, by which Celery ships errors.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final
 
-__all__ = [
-    "DocumentChanged",
-    "DocumentDamaged",
-    "DocumentHeld",
-    "DocumentLockLost",
-    "DocumentNotFound",
-    "DocumentRefused",
-    "LockBackendFailed",
-    "LockCancelled",
-    "LockDeadlock",
-    "LockDocumentDamaged",
-    "LockError",
-    "LockKeyInvalid",
-    "LockLost",
-    "LockMisused",
-    "LockNotAcquired",
-    "LockQueueFull",
-    "LockReentry",
-    "LockTransactionAborted",
-    "StaleToken",
-    "VersionConflict",
-]
-
-
-#: The kinds of characters that are shown by their codes: controls, those that change the direction of writing or cannot
-#: be seen, lone surrogates, separators of lines.
+#: What is shown by its code: controls, direction marks and what cannot be seen, lone surrogates, separators of lines.
 _CODED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: object, keep: str = "") -> str:
-    """Return *text* as it is shown to people: whatever others wrote, it steers no terminal, and hides nothing.
-
-    Control characters, direction marks and the like become their codes, except those in *keep*.
-    """
+    """Return *text* as people see it, with codes for what steers a terminal or hides; except those in *keep*."""
     shown = str(text)
     if shown.isprintable():
         return shown
     return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in _CODED and c not in keep else c for c in shown)
 
 
-#: How `LockDocumentDamaged.problem` begins if nothing is wrong with the document.
-NEWER: Final = "a newer release of django_mongolock wrote it"
-
-
 class LockError(Exception):
     """The base of all errors of this library. Invalid arguments raise TypeError or ValueError instead."""
 
+    #: The message, in which `self` is the error; "" where `_text` makes it.
+    text = ""
+
     def __str__(self) -> str:
-        return printable(self._text())
+        return printable(self.text.format(self=self) if self.text else self._text())
 
     def _text(self) -> str:
         return super().__str__()
 
     def __post_init__(self) -> None:
-        self.args = tuple(getattr(self, fact.name) for fact in dataclasses.fields(self))  # type: ignore[arg-type]
+        self.args = tuple(getattr(self, fact.name) for fact in fields(self))  # type: ignore[arg-type]
 
 
 class LockKeyInvalid(ValueError):
@@ -83,11 +52,10 @@ class LockNotAcquired(LockError):
     """The lock could not be acquired within the wait time.
 
     key: the lock. waited: seconds spent waiting, 0 for a single try. holder: who holds it, as text, or None if unknown.
-    retry_after: seconds until the holder's lease ends unless it is renewed (0 if unknown). template: the template of
-    the key ("" if unknown). why: the kind of error in a word or two, for statistics. held_for: for how many seconds the
-    holder has held it (infinite if unknown). waiting: how many waiters were in the queue (0 if unknown). owner: that of
-    the holder ("" if it has none, None if unknown). usual: for how many seconds such a lock is usually held (None if
-    unknown).
+    retry_after: seconds until its lease ends unless it is renewed (0 if unknown). template: the template of the key (""
+    if unknown). why: the kind of error in a word or two, for statistics. held_for: for how many seconds it has been
+    held (inf if unknown). waiting: how many waiters were in the queue (0 if unknown). owner: that of the holder ("" if
+    it has none, None if unknown). usual: for how many seconds such a lock is usually held (None if unknown).
     """
 
     key: str
@@ -105,8 +73,7 @@ class LockNotAcquired(LockError):
     def come_back_in(self) -> float:
         """In how many seconds it makes sense to try again: at least 1, at most what is left of the holder's lease.
 
-        Until then, the holder has held the lock for as long as such locks are usually held. Where that is not known, or
-        was longer ago, it is as long again as the holder has held it.
+        That is when it has been held for as long as is usual; where that is unknown or over, as long again as so far.
         """
         left = self.usual - self.held_for if self.usual is not None else 0.0
         return max(1.0, min(self.retry_after, left if left > 0 else self.held_for))
@@ -120,18 +87,14 @@ class LockQueueFull(LockNotAcquired):
     """The queue of the lock is as long as MONGOLOCK["MAX_WAITERS"] allows."""
 
     why = "queue full"
-
-    def _text(self) -> str:
-        return f"lock {self.key!r} was not acquired: its queue is full (MONGOLOCK['MAX_WAITERS'])"
+    text = "lock {self.key!r} was not acquired: its queue is full (MONGOLOCK['MAX_WAITERS'])"
 
 
 class LockCancelled(LockNotAcquired):
     """`MongoLock.cancel` ended the wait."""
 
     why = "cancelled"
-
-    def _text(self) -> str:
-        return f"the wait for lock {self.key!r} was cancelled after {self.waited:.1f} s"
+    text = "the wait for lock {self.key!r} was cancelled after {self.waited:.1f} s"
 
 
 class LockDeadlock(LockNotAcquired):
@@ -141,15 +104,13 @@ class LockDeadlock(LockNotAcquired):
     """
 
     why = "deadlock"
+    text = "lock {self.key!r} was not acquired, its wait would never end (deadlock): {self.cycle}"
 
     def __init__(self, key: str, waited: float = 0.0, cycle: str = "", keys: tuple[str, ...] = ()) -> None:
         super().__init__(key, waited)
         self.args = (key, waited, cycle, keys)
         self.cycle = cycle
         self.keys = keys
-
-    def _text(self) -> str:
-        return f"lock {self.key!r} was not acquired, its wait would never end (deadlock): {self.cycle}"
 
 
 class LockReentry(LockNotAcquired):
@@ -168,9 +129,8 @@ class LockReentry(LockNotAcquired):
                 "that both wait for that would wait for each other for ever. Release it first; or acquire it "
                 "exclusively, and downgrade() it for what only reads"
             )
-        cure = "pass reentrant=True to take it again"
-        if self.differs:
-            cure = "it is taken again only in the same mode, with the same permits and weight"
+        same = "it is taken again only in the same mode, with the same permits and weight"
+        cure = same if self.differs else "pass reentrant=True to take it again"
         return f"lock {self.key!r} is already held by this thread or task, which would wait for itself: {cure}"
 
 
@@ -192,8 +152,7 @@ class LockLost(LockError):
 
 @dataclass(eq=False, repr=False)
 class LockTransactionAborted(LockError):
-    """MongoDB aborted the transaction of `MongoLock.atomic`: nothing was committed. The lock was still held, so the
-    block may run again.
+    """MongoDB aborted the transaction of `MongoLock.atomic`: nothing was committed. The lock was held: try again.
 
     Another client changed a document that the transaction wrote, such as the lock's own by joining its queue.
     """
@@ -201,9 +160,7 @@ class LockTransactionAborted(LockError):
     key: str
     token: int | None = None
     reason: str = "a write conflict"
-
-    def _text(self) -> str:
-        return f"the transaction under lock {self.key!r} was aborted ({self.reason}), nothing was committed: try again"
+    text = "the transaction under lock {self.key!r} was aborted ({self.reason}), nothing was committed: try again"
 
 
 @dataclass(eq=False, repr=False)
@@ -222,10 +179,7 @@ class StaleToken(LockError):
     def _text(self) -> str:
         found = "a newer token" if self.newest is None else str(self.newest)
         where = f" in {self.where}" if self.where else ""
-        return (
-            f"the fencing token {self.token} is stale: {self.field} holds {found}{where}, "
-            "from a later holder of the lock"
-        )
+        return f"the fencing token {self.token} is stale: {self.field} holds {found}{where}, from a later holder"
 
 
 class LockMisused(LockError):
@@ -254,30 +208,27 @@ class LockBackendFailed(LockError):
 class LockDocumentDamaged(LockError):
     """The document of the key is damaged, or another program or a newer release wrote it. It is left as it is."""
 
+    #: How `problem` begins if nothing is wrong with the document.
+    NEWER = "a newer release of django_mongolock wrote it"
     key: str
     problem: str = "it is not a lock document"
 
     def _text(self) -> str:
         cure = "Inspect it in mongosh, and delete it there if nothing else needs it"
-        if self.problem.startswith(NEWER):
+        if self.problem.startswith(self.NEWER):
             cure = "Upgrade this process, and leave the document as it is: it may be held"
         return f"the document {self.key!r} in the locks collection cannot be used: {self.problem}. {cure}"
 
 
 @dataclass(eq=False, repr=False)
 class DocumentChanged(LockError):
-    """The document has another version than the given one: read it again, and decide again.
-
-    given, found: the versions.
-    """
+    """The document has another version than the given one: read it again, and decide again."""
 
     collection: str
     id: Any
     given: int
     found: int
-
-    def _text(self) -> str:
-        return f"document {self.id!r} in {self.collection} has version {self.found}, not {self.given}: read it again"
+    text = "document {self.id!r} in {self.collection} has version {self.found}, not {self.given}: read it again"
 
 
 class DocumentHeld(LockNotAcquired):
@@ -318,9 +269,7 @@ class DocumentDamaged(LockError):
     collection: str
     id: Any
     problem: str
-
-    def _text(self) -> str:
-        return f"document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Correct it first"
+    text = "document {self.id!r} in {self.collection} cannot be locked: {self.problem}. Correct it first"
 
 
 @dataclass(eq=False, repr=False)
@@ -329,18 +278,17 @@ class DocumentNotFound(LockError):
 
     collection: str
     id: Any
-
-    def _text(self) -> str:
-        return f"there is no document {self.id!r} in {self.collection}"
+    text = "there is no document {self.id!r} in {self.collection}"
 
 
 class DocumentLockLost(LockLost):
     """The document was taken from its holder before the work was finished: it was cleared as stale, or taken over.
 
-    found_holder: the holder now. found_state: the state now. In a forked child, which holds nothing of its parent's,
-    both are None and `reason` says so. maybe_written: False: nothing was written. True: the write was sent more than
-    once, since MongoDB did not answer, and the first copy may have been done before the document was taken.
+    found_holder, found_state: those of now; None in a forked child, which holds nothing of its parent's. maybe_written:
+    whether the write may have been done before: it was sent more than once, since MongoDB did not answer.
     """
+
+    text = "document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: {self.reason}"
 
     def __init__(  # noqa: PLR0917 - as they pickle
         self,
@@ -352,7 +300,10 @@ class DocumentLockLost(LockLost):
         reason: str = "",
         maybe_written: bool = False,
     ) -> None:
-        super().__init__(f"{collection}:{id}", version, reason or "the document was taken from its holder")
+        now = f"held by {found_holder!r}" if found_holder else "free"
+        why = reason or f"it is {now} now, in the state {found_state!r}"
+        written = ". The write may have been done before: MongoDB did not answer the first time"
+        super().__init__(f"{collection}:{id}", version, why + written * maybe_written)
         self.args = (collection, id, version, found_holder, found_state, reason, maybe_written)
         self.maybe_written = maybe_written
         self.collection = collection
@@ -361,31 +312,16 @@ class DocumentLockLost(LockLost):
         self.found_holder = found_holder
         self.found_state = found_state
 
-    def _text(self) -> str:
-        now = f"held by {self.found_holder!r}" if self.found_holder else "free"
-        why = self.args[5] or f"it is {now} now, in the state {self.found_state!r}"
-        written = ". The write may have been done before: MongoDB did not answer the first time"
-        return (
-            f"document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: {why}"
-            f"{written if self.maybe_written else ''}"
-        )
-
 
 @dataclass(eq=False, repr=False)
 class DocumentRefused(LockError):
     """MongoDB does not write the document like this: its validator or a unique index refuses it, or a path of the
-    changes leads through a value that has no fields. Nothing was written.
-    """
+    changes leads through a value that has no fields. Nothing was written."""
 
     collection: str
     id: Any
     problem: str
-
-    def _text(self) -> str:
-        return (
-            f"document {self.id!r} in {self.collection} was not written: {self.problem}. Correct the changes, or the "
-            "document"
-        )
+    text = "document {self.id!r} in {self.collection} was not written: {self.problem}. Correct it, or the changes"
 
 
 @dataclass(eq=False, repr=False)
@@ -401,11 +337,14 @@ class VersionConflict(LockError):
     pk: Any
     read: int | None
     stored: int | None = None
-    changed: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
     problem: str = "it was changed meanwhile"
 
     def _text(self) -> str:
-        versions = [f"read in version {self.read}"] if self.read is not None else []
-        versions += [f"stored in version {self.stored}"] if self.stored is not None else []
+        known = {"read": self.read, "stored": self.stored}
+        versions = [f"{what} in version {version}" for what, version in known.items() if version is not None]
         differing = f"; different: {', '.join(self.changed)}" if self.changed else ""
         return f"{self.what} {self.pk!r} was not written, {self.problem}: {', '.join(versions) or 'gone'}{differing}"
+
+
+__all__ = [name for name, value in list(globals().items()) if isinstance(value, type) and value.__module__ == __name__]

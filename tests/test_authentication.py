@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import trustme
+from django.core.checks import CheckMessage
 from django.db import connections
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure
@@ -81,14 +82,14 @@ def history_roles() -> list[Document]:
     ]
 
 
-def ask() -> list[str]:
-    return ids(list(NamedLocks().checks(["mongo"])))
+def ask() -> list[CheckMessage]:
+    return list(NamedLocks().checks(["mongo"]))
 
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ReplicaSet]:
     """A replica set with a user for each documented role, and for some with less: `least` (find, insert, update),
-    `reader` (find)."""
+    `reader` (find), `nothing`."""
     with ReplicaSet(access=Access(users=True)) as servers:
         with servers.members[0].client() as client:
             client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
@@ -98,6 +99,7 @@ def guarded() -> Iterator[ReplicaSet]:
                 name = command["createRole"]
                 client[DATABASE].command(command)
                 client[DATABASE].command("createUser", name, pwd=PASSWORD, roles=[name])
+            client[DATABASE].command("createUser", "nothing", pwd=PASSWORD, roles=[])
         yield servers
 
 
@@ -145,7 +147,7 @@ class TestRights:
         database.command("grantPrivilegesToRole", "mongolock", privileges=[{"resource": where, "actions": actions}])
         try:
             assert [task(1), task(1), ran] == [1, 1, [1]]
-            assert ask() == ["W103"]
+            assert ids(ask()) == ["W103"]
         finally:
             database.command(
                 "revokePrivilegesFromRole", "mongolock", privileges=[{"resource": where, "actions": actions}]
@@ -178,10 +180,10 @@ class TestRights:
         assert not refusal.value.passing
         assert PASSWORD not in str(refusal.value)
 
-    @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD), ("", PASSWORD)])
-    def test_a_wrong_password(self, login: Connect, connect: Connect, user: str, password: str) -> None:
+    @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD)])
+    def test_a_wrong_password(self, login: Connect, user: str, password: str) -> None:
         """F14: is an error at once, which says what it is."""
-        login(user or "nobody", password)
+        login(user, password)
         with pytest.raises(LockBackendFailed, match="authentication failed") as refusal:
             mongo_lock("k", wait=30).acquire()
         assert not refusal.value.passing
@@ -196,6 +198,34 @@ class TestRights:
             stack.callback(root.database.command, "grantRolesToUser", "least", roles=["least"])
             assert eventually(lambda: lock.in_danger or lock.lost, 10)
             assert eventually(lambda: lock.lost, 10)
+
+
+@WITH_MONGO
+class TestChecks:
+    """The same from `check --database`, before the first lock fails."""
+
+    @pytest.mark.parametrize(("user", "missing"), [("reader", "insert, update"), ("nothing", "find, insert, update")])
+    def test_too_few(self, login: Connect, user: str, missing: str) -> None:
+        login(user)
+        found = ask()
+        assert ids(found) == ["E102", "W104"]
+        assert found[0].msg.endswith(f": {missing}.")
+        assert "lacks find and insert on the collection mongolock_locks_bells_0" in found[1].msg
+
+    @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD)])
+    def test_not_let_in(self, login: Connect, user: str, password: str) -> None:
+        """A wrong password is reported, not shown."""
+        login(user, password)
+        [found] = ask()
+        assert ids([found]) == ["E101"]
+        assert password not in found.msg
+
+    def test_nobody(self, guarded: ReplicaSet, connect: Connect) -> None:
+        """Without a login there are no rights at all: not a server without access control."""
+        connect(guarded.uri)
+        [found] = ask()
+        assert ids([found]) == ["E101"]
+        assert "the user of this connection may not do this" in found.msg
 
 
 class Authority:
@@ -272,6 +302,6 @@ class TestTLS:
         with pytest.raises(LockBackendFailed, match=r"no TLS connection.*CERTIFICATE_VERIFY_FAILED") as refusal:
             mongo_lock("k", wait=30).acquire()
         assert not refusal.value.passing
-        [found] = NamedLocks().checks(["mongo"])
+        [found] = ask()
         assert ids([found]) == ["E101"]
         assert "CERTIFICATE_VERIFY_FAILED" in found.msg

@@ -6,7 +6,7 @@ import io
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,20 +14,16 @@ from django.core.checks import CheckMessage
 from django.core.checks.registry import registry
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.db import connections
-from pymongo import MongoClient
 from pymongo.database import Database
 from pytest_django import Settings
 
 from django_mongolock import checks, mongo_lock
 from django_mongolock.conf import VALUES, LockSettings
-from django_mongolock.engine.store import bells
-from django_mongolock.engine.store.layout import ensure_indexes
 from django_mongolock.inspection import server
 from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.inspection.server import ServerFacts, server_rules
-from testproject.servers import Access, Mongod, ReplicaSet
-from tests.support.lock_documents import Document, Locks
+from testproject.servers import ReplicaSet
+from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
 
 PASSWORD = "hunter2"
@@ -136,24 +132,22 @@ class TestDatabase:
         assert ids(found) == [code]
         assert "mongo" in str(found[0].hint)
 
-    def test_router(self, settings: Settings) -> None:
-        """F152: a missing router is told of before the errors that come from it: those of all other models, which do
-        not fit into MongoDB."""
-        settings.DATABASE_ROUTERS = []
-        (found,) = checks.check_settings(app_configs=None)
-        assert (found.id, "below come from this" in found.msg) == ("mongolock.E027", True)
+    @pytest.mark.parametrize(
+        ("forget", "code"),
+        [
+            (lambda settings: setattr(settings, "DATABASE_ROUTERS", []), "E027"),
+            (lambda settings: delattr(settings, "MONGOLOCK"), "E001"),
+        ],
+        ids=["router", "setting"],
+    )
+    def test_forgotten(self, settings: Settings, forget: Callable[[Settings], None], code: str) -> None:
+        """F152: a missing router, or MONGOLOCK, without which the router does nothing, is told of before the errors
+        that come from it: those of all other models, which do not fit into MongoDB."""
+        forget(settings)
         with pytest.raises(SystemCheckError) as told:
             call_command("check", databases=["mongo"])
         first, _, _rest = str(told.value).partition("(mongodb.E")  # of Django's newest backend there are none
-        assert "mongolock.E027" in first
-
-    def test_the_setting_is_missing(self, settings: Settings) -> None:
-        """F152: so is MONGOLOCK, without which the router does nothing."""
-        del settings.MONGOLOCK
-        with pytest.raises(SystemCheckError) as told:
-            call_command("check", databases=["mongo"])
-        first, _, _rest = str(told.value).partition("(mongodb.E")
-        assert 0 < first.index("mongolock.E001") < first.index("below come from this")
+        assert 0 < first.index(f"mongolock.{code}") < first.index("below come from this")
 
     def test_default_needs_no_router(self, settings: Settings) -> None:
         """Where MongoDB is the default database everything is there anyway."""
@@ -205,25 +199,6 @@ def ask() -> list[CheckMessage]:
     return list(NamedLocks().checks(["mongo"]))
 
 
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[Mongod]:
-    """With users: `root`, `full` (what the documentation says is needed), `least` (only find), `nothing`."""
-    with Mongod(access=Access(users=True)) as server:
-        with server.client() as client:
-            client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
-        with MongoClient[Document](server.uri, username="root", password=PASSWORD) as client:
-            names = ["mongolock_locks", *(f"mongolock_locks_bells_{number}" for number in range(8))]
-            for user, actions in (("full", ["find", "insert", "update"]), ("least", ["find"]), ("nothing", [])):
-                places = [{"db": "guarded", "collection": name} for name in names]
-                privileges = [{"resource": place, "actions": actions} for place in places] if actions else []
-                client.guarded.command("createRole", user, privileges=privileges, roles=[])
-                client.guarded.command("createUser", user, pwd=PASSWORD, roles=[user])
-            ensure_indexes(client.guarded.mongolock_locks)
-            for name in names[1:]:
-                bells.make(client.guarded[name])
-        yield server
-
-
 @WITH_MONGO
 class TestServer:
     """check --database: what the server is, and what the user may do."""
@@ -237,32 +212,6 @@ class TestServer:
         """The other check reports a wrong setting; the server is not asked."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
         assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
-
-    @pytest.mark.long
-    def test_unreachable(self, away: None) -> None:
-        """Nobody listens: one error with our words, and no password."""
-        [found] = ask()
-        assert ids([found]) == ["E101"]
-        assert "did not answer" in found.msg
-        assert "127.0.0.1:9 (Connection refused)" in found.msg
-        assert "hunter2" not in f"{found.msg} {found.hint}"
-
-    @pytest.mark.parametrize(
-        "host",
-        [
-            f"mongodb://user:{PASSWORD}@@/",
-            f"mongodb://u:{PASSWORD}@h:99999/",
-            f"mongodb://a:{PASSWORD}@h/?w=x&w=7&ssl=maybe",
-        ],
-    )
-    @pytest.mark.filterwarnings("ignore::UserWarning:pymongo")
-    def test_bad_address(self, away: None, connect: Connect, host: str) -> None:
-        """An address that cannot be read is an error of its own; it is not quoted."""
-        connect(host)
-        assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
-        [found] = checks.check_settings(app_configs=None)
-        assert ids([found]) == ["E019"]
-        assert PASSWORD not in f"{found.msg} {found.hint}"
 
     @pytest.mark.long
     def test_a_majority_without_journals(self, connect: Connect) -> None:
@@ -373,40 +322,3 @@ class TestServer:
     def test_versions_of_the_server(self, version: str, expected: list[str]) -> None:
         found = server_rules(ServerFacts(version=version), "locks")
         assert [message.id for message in found] == expected
-
-
-@WITH_MONGO
-class TestRights:
-    @pytest.fixture
-    def login(self, guarded: Mongod, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-        def login(user: str, password: str = PASSWORD) -> None:
-            monkeypatch.setitem(connections["mongo"].settings_dict, "NAME", "guarded")
-            connect(guarded.uri, username=user, password=password, authSource="guarded")
-
-        return login
-
-    @pytest.mark.parametrize(("user", "missing"), [("least", "insert, update"), ("nothing", "find, insert, update")])
-    def test_too_few(self, login: Callable[..., None], user: str, missing: str) -> None:
-        """What is missing is named, before the first lock fails."""
-        login(user)
-        found = ask()
-        assert ids(found) == ["E102", "W101", "W104"]
-        assert found[0].msg.endswith(f": {missing}.")
-        lacks = missing.removesuffix(", update").replace(", ", " and ")
-        assert f"lacks {lacks} on the collection mongolock_locks_bells_0" in found[2].msg
-
-    @pytest.mark.parametrize(("user", "password"), [("full", "wrong"), ("stranger", PASSWORD)])
-    def test_not_let_in(self, login: Callable[..., None], user: str, password: str) -> None:
-        """A wrong password is reported, not shown."""
-        login(user, password)
-        [found] = ask()
-        assert ids([found]) == ["E101"]
-        assert "wrong" not in found.msg
-        assert PASSWORD not in found.msg
-
-    def test_nobody(self, guarded: Mongod, connect: Connect) -> None:
-        """Without a login there are no rights at all: not a server without access control."""
-        connect(guarded.uri)
-        [found] = ask()
-        assert ids([found]) == ["E101"]
-        assert "the user of this connection may not do this" in found.msg

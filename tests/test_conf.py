@@ -19,7 +19,7 @@ from django_mongolock.backends import close_backends, get_backend, mongo_store
 from django_mongolock.conf import LockSettings, get_settings
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.history.models import LockEvent
-from django_mongolock.management.migrate import make_indexes_after_migrate
+from django_mongolock.management import make_indexes_after_migrate
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from tests.support.failpoints import failpoint

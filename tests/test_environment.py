@@ -16,8 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
 from django_mongolock import checks
-from django_mongolock.conf import get_settings
-from django_mongolock.environment import database_from_url
+from django_mongolock.conf import database_from_url, get_settings
 from testproject.servers import Access, ReplicaSet
 from tests.test_checks import ids
 
@@ -100,8 +99,8 @@ def test_a_project_from_the_environment(shop: Path) -> None:
         (f"mongodb://u:{SECRET}@h/a/b", "E021", "has '/' in its NAME"),
         (f"mongodb://u:{SECRET}@/db", "E019", "cannot be read"),
         (f"mongodb://u:{SECRET}@h:x/db", "E019", "cannot be read"),
-        (f"mongodb://u:a?{SECRET}@h/db", "E019", "percent-encoded"),
-        (f"mongodb://u:a@{SECRET}/b@h:x/db", "E019", "percent-encoded"),
+        (f"mongodb://u:a?{SECRET}@h/db", "E019", "percent-encode"),
+        (f"mongodb://u:a@{SECRET}/b@h:x/db", "E019", "percent-encode"),
         (f"mongodb://u:{SECRET}@h/db?beat=30", "E019", "option 'beat' is unknown to MongoDB, or has a wrong value."),
         (f"mongodb://h/db?tlsCAFile=/{SECRET}", "E019", "option 'tlsCAFile'"),
         (f"mongodb://h/db?tls={SECRET}", "E019", "option 'tls' is unknown to MongoDB, or has a wrong value"),
@@ -122,14 +121,24 @@ def test_wrong_addresses(url: str, code: str, words: str, settings: Settings, mo
 
 @pytest.mark.parametrize(
     ("host", "name", "code"),
-    [("mongodb://h/db", "", None), ("mongodb://h/?w=1", "", "E021"), ("h", "", "E021"), ("mongodb://h", "d b", "E021")],
+    [
+        ("mongodb://h/db", "", None),
+        ("mongodb://h/?w=1", "", "E021"),
+        ("h", "", "E021"),
+        ("mongodb://h", "d b", "E021"),
+        (f"mongodb://user:{SECRET}@@/", "db", "E019"),
+        (f"mongodb://u:{SECRET}@h:99999/", "db", "E019"),
+        (f"mongodb://a:{SECRET}@h/?w=x&w=7&ssl=maybe", "db", "E019"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
-def test_the_name_may_be_in_the_address(host: str, name: str, code: str | None, settings: Settings) -> None:
-    """As django-mongodb-backend reads it from there."""
+def test_a_host_that_is_an_address(host: str, name: str, code: str | None, settings: Settings) -> None:
+    """Its name may be in it, as django-mongodb-backend reads it from there. No text quotes it."""
     entry = {"ENGINE": "django_mongodb_backend", "HOST": host, "NAME": name}
     settings.DATABASES = {**settings.DATABASES, "mongo": entry}
-    assert ids(checks.check_settings(app_configs=None)) == ([code] if code else [])
+    found = checks.check_settings(app_configs=None)
+    assert ids(found) == ([code] if code else [])
+    assert SECRET not in repr(found)
 
 
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable
@@ -78,9 +79,10 @@ class TestWhatIsWritten:
     def test_a_request(self, history: Any) -> None:
         with mongo_lock("k"):
             Lock.objects.get(key="k").ask_to_release("anna: a deployment")
-        assert eventually(lambda: "asked" in words("k"))
-        (asked,) = [event for event in told("k") if event.event == "asked"]
-        assert asked.by == "anna: a deployment"
+            call_command("release_lock", "k", "--ask", "--by", "ben", "--reason", "a test", stdout=io.StringIO())
+        assert eventually(lambda: words("k").count("asked") == 2)
+        asked = [(event.by, event.reason or "") for event in told("k") if event.event == "asked"]
+        assert asked == [("anna: a deployment", ""), ("ben", "a test")]
 
     @pytest.mark.long
     def test_a_deadlock(self, history: Any) -> None:

@@ -159,6 +159,12 @@ class TestEscape:
         assert escape(value) == text
 
 
+def table(name: str, base: type[models.Model] = models.Model, *, proxy: bool = False, **columns: Any) -> Any:
+    """Return a new model."""
+    meta = type("Meta", (), {"app_label": "tests", "proxy": proxy})
+    return type(name, (base,), {"Meta": meta, "__module__": __name__, **columns})
+
+
 class TestModelKey:
     @pytest.mark.parametrize(
         ("instance", "key"),
@@ -176,74 +182,38 @@ class TestModelKey:
 
     def test_other_primary_keys(self) -> None:
         """UUIDs and composite keys too; a part of a composite key cannot pass for two."""
-
-        class Parcel(models.Model):  # noqa: DJ008 - never shown
-            id = models.UUIDField(primary_key=True, default=uuid.uuid4)
-
-            class Meta:
-                app_label = "tests"
-
-        class Line(models.Model):  # noqa: DJ008 - never shown
-            pk = models.CompositePrimaryKey("order", "number")
-            order = models.CharField(max_length=9)
-            number = models.CharField(max_length=9, null=True)
-
-            class Meta:
-                app_label = "tests"
-
-        assert model_key(Parcel(pk=uuid.UUID(int=5))) == f"tests.parcel:{uuid.UUID(int=5)}"
-        assert model_key(Line(order="a", number="b,c")) == "tests.line:a,b%2Cc"
-        assert model_key(Line(order="a,b", number="c")) == "tests.line:a%2Cb,c"
+        parcel = table("Parcel", id=models.UUIDField(primary_key=True))
+        line = table(
+            "Line",
+            pk=models.CompositePrimaryKey("order", "number"),
+            order=models.CharField(max_length=9),
+            number=models.CharField(max_length=9, null=True),
+        )
+        assert model_key(parcel(pk=uuid.UUID(int=5))) == f"tests.parcel:{uuid.UUID(int=5)}"
+        assert model_key(line(order="a", number="b,c")) == "tests.line:a,b%2Cc"
+        assert model_key(line(order="a,b", number="c")) == "tests.line:a%2Cb,c"
         with pytest.raises(ValueError, match="Line has no primary key yet"):
-            model_key(Line(order="a"))
+            model_key(line(order="a"))
 
     def test_proxy_is_its_model(self) -> None:
         """A row is the same lock through a proxy model, and another through another model."""
-
-        class Invoice(Order):
-            class Meta:
-                app_label = "tests"
-                proxy = True
-
-        assert model_key(Invoice(pk=5)) == model_key(Order(pk=5))
+        assert model_key(table("Invoice", Order, proxy=True)(pk=5)) == model_key(Order(pk=5))
         assert model_key(User(pk=5)) != model_key(Order(pk=5))
 
     def test_inherited_tables(self) -> None:
         """A row of multi-table inheritance is one lock, whichever of its models it is looked at as."""
-
-        class Shop(Seller):
-            class Meta:
-                app_label = "tests"
-
-        class Market(Shop):
-            class Meta:
-                app_label = "tests"
-
-        class Stall(Market):
-            class Meta:
-                app_label = "tests"
-                proxy = True
-
-        assert {model_key(model(pk="a:b")) for model in (Seller, Shop, Market, Stall)} == {"shop.seller:a%3Ab"}
+        shop = table("Shop", Seller)
+        market = table("Market", shop)
+        stall = table("Stall", market, proxy=True)
+        assert {model_key(model(pk="a:b")) for model in (Seller, shop, market, stall)} == {"shop.seller:a%3Ab"}
 
     def test_a_table_with_a_key_of_its_own(self) -> None:
         """A child that does not share the primary key of its parent is a row of its own."""
-
-        class Depot(Order):
-            number = models.UUIDField(primary_key=True)
-            order = models.OneToOneField(Order, on_delete=models.CASCADE, parent_link=True)
-
-            class Meta:
-                app_label = "tests"
-
-        class Receipt(models.Model):  # noqa: DJ008 - never shown
-            order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)
-
-            class Meta:
-                app_label = "tests"
-
-        assert model_key(Depot(number=uuid.UUID(int=5))) == f"tests.depot:{uuid.UUID(int=5)}"
-        assert model_key(Receipt(order_id=5)) == "tests.receipt:5"
+        parent = models.OneToOneField(Order, on_delete=models.CASCADE, parent_link=True)
+        depot = table("Depot", Order, number=models.UUIDField(primary_key=True), order=parent)
+        order = models.OneToOneField(Order, on_delete=models.CASCADE, primary_key=True)
+        assert model_key(depot(number=uuid.UUID(int=5))) == f"tests.depot:{uuid.UUID(int=5)}"
+        assert model_key(table("Receipt", order=order)(order_id=5)) == "tests.receipt:5"
 
     @pytest.mark.parametrize("make", [Order, Ad, Seller])
     def test_unsaved(self, make: Callable[[], models.Model]) -> None:

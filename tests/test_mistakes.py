@@ -32,12 +32,11 @@ from pytest_django import Settings
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked, mongo_semaphore, once_per
 from django_mongolock.backends import close_backends
 from django_mongolock.checks import check_settings, check_shared_locks
-from django_mongolock.conf import LockSettings, get_settings
+from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.decorator.locked_command import LockedCommand
 from django_mongolock.documents.admin import DocumentLockAdminMixin
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.store.errors import whereabouts
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
@@ -99,10 +98,6 @@ def test_options_check_themselves(wrong: dict[str, Any], error: str) -> None:
     for make in (LockOptions, functools.partial(replace, LockOptions())):
         with pytest.raises((TypeError, ValueError), match=error):
             make(**wrong)
-
-
-def test_the_default_of_the_lease_is_one() -> None:
-    assert Terms().lease == LockSettings().LEASE
 
 
 # Arguments that were meant otherwise

@@ -159,5 +159,5 @@ def test_asked_to_end(start: Start, tmp_path: Path, then: str) -> None:
 
 
 def test_no_program_for_a_term_that_is_over() -> None:
-    term = SimpleNamespace(key="k", fencing_token=5, held=False)
+    term: Any = SimpleNamespace(key="k", fencing_token=5, held=False)
     assert Child(["/no/such/program"], lambda: 10).run(term, threading.Event()) == 1

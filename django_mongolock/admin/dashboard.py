@@ -13,10 +13,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from ..inspection import display
-from ..inspection.past import pasts
 from ..inspection.pictures import draw_graph, draw_lanes
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
-from ..inspection.verdict import Verdict
+from ..inspection.verdict import Verdict, pasts
 from ..models.lock_model import LockDashboard
 from .lock_actions import LockActions
 from .pages import Pages, unless_away

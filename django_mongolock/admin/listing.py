@@ -27,7 +27,7 @@ from ..engine.text_checks import check_text
 from ..inspection import display
 from ..inspection.kinds import KeyMatch, glob, starting
 from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
-from ..inspection.verdict import Verdict, judge_all, verdict_badge
+from ..inspection.verdict import Verdict, judge_all
 from ..models import Lock, LockQuerySet
 from ..models.reading import Condition
 
@@ -256,7 +256,7 @@ class LockChangeList(BoundedChangeList):
         bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
         judged = judge_all(mongo_store(queryset.db), found, timeout)
-        return [Lock.from_snapshot(each.lock, queryset.db, each) for each in judged]
+        return [Lock.from_judged(each, queryset.db) for each in judged]
 
 
 _NOTHING = "–"
@@ -269,7 +269,7 @@ class Columns:
     def state(self, lock: Lock) -> SafeString:
         """The verdict; in words too, unless all is well."""
         judged = lock.row.judged
-        shown = verdict_badge(judged.verdict) or display.state_badge(lock.row.state)
+        shown = display.state_badge(judged.verdict or lock.row.state)
         text = "" if judged.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", judged.text)
         return format_html('<span title="{}">{}</span>{}', judged.text, shown, text)
 

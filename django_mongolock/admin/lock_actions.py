@@ -24,6 +24,7 @@ from ..inspection.display import lock_address
 from ..inspection.kinds import LockKind, Row
 from ..inspection.named_locks import LockRow, NamedLocks, row_of
 from ..inspection.snapshot import LockSnapshot, ShownState
+from ..inspection.verdict import judge
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
 from .confirmation import (
@@ -237,4 +238,4 @@ class LockActions(Pages):
 
 
 def _rows(locks: Iterable[LockSnapshot]) -> Rows:
-    return [(NAMED, row_of(lock)) for lock in locks]
+    return [(NAMED, row_of(judge(lock))) for lock in locks]

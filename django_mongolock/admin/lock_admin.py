@@ -23,11 +23,10 @@ from ..backends import mongo_store
 from ..conf import get_settings
 from ..inspection import display
 from ..inspection.kinds import other_kinds, starting
-from ..inspection.past import pasts
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot, ShownState
 from ..inspection.status import lock_status
-from ..inspection.verdict import judge_all
+from ..inspection.verdict import judge_all, pasts
 from ..models import Lock
 from .dashboard import Dashboard
 from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all

@@ -12,7 +12,7 @@ class HistoryConfig(AppConfig):
 
     def ready(self) -> None:
         from ..backends import observers
-        from ..inspection.past import pasts
+        from ..inspection.verdict import pasts
         from ..router import LABELS
         from .past import HistoryPast
         from .writer import observe

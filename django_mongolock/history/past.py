@@ -19,10 +19,9 @@ from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.overview import RECENT
-from ..inspection.past import NOTHING, Past, Stretch, Told
 from ..inspection.pictures import Picture, lane, stretches, ticks, with_unknown
 from ..inspection.snapshot import LockSnapshot
-from ..inspection.verdict import kind_of
+from ..inspection.verdict import NOTHING, Past, Stretch, Told, kind_of
 from .models import Happened, LockEvent, bounded_events
 
 #: How many of the latest events `usual_holds` looks at, and of how many holds of a kind it needs to know.

@@ -18,23 +18,28 @@ from ..context import BROWSER, CLAIMED
 from ..engine.rule.document import UNLIMITED
 from .snapshot import LockSnapshot, Party, ShownState
 
-#: A state is shown by word and by shape; colour only comes on top.
-STATES: Final = {
-    ShownState.HELD: ("●", gettext_lazy("held")),
-    ShownState.KEPT: ("◇", gettext_lazy("kept")),
-    ShownState.STALE: ("◐", gettext_lazy("stale")),
-    ShownState.FREE: ("○", gettext_lazy("free")),
-    ShownState.DAMAGED: ("▲", gettext_lazy("damaged")),
+#: A state or a verdict is shown by shape and by word; colour only comes on top.
+SHOWN: Final = {
+    "held": ("●", gettext_lazy("held")),
+    "kept": ("◇", gettext_lazy("kept")),
+    "stale": ("◐", gettext_lazy("stale")),
+    "free": ("○", gettext_lazy("free")),
+    "damaged": ("▲", gettext_lazy("damaged")),
+    "works": ("●", gettext_lazy("works")),
+    "slow": ("◑", gettext_lazy("slow")),
+    "asked": ("?", gettext_lazy("asked")),
+    "hangs": ("▲", gettext_lazy("hangs")),
+    "silent": ("◌", gettext_lazy("silent")),
+    "dead": ("◐", gettext_lazy("dead")),
 }
 
 #: A browser takes a path of dots for another path. Django's `quote` never makes these out of a key.
 _DOTS: Final = {".": "_2E", "..": "_2E_2E"}
 
 
-def state_badge(state: ShownState) -> SafeString:
-    """The state of a lock, as HTML."""
-    shape, word = STATES[state]
-    return badge(f"mongolock-state mongolock-{state.value}", shape, word)
+def state_badge(state: str | None) -> SafeString | str:
+    """The state of a lock, or its verdict, as HTML."""
+    return badge(f"mongolock-state mongolock-{state}", *SHOWN[state]) if state else ""
 
 
 def badge(css: str, shape: str, word: object) -> SafeString:

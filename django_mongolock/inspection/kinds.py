@@ -57,7 +57,7 @@ class Row:
         """Its line in the table of a command, by the titles of the columns."""
         return {
             "KEY": self.key,
-            "STATE": display.STATES[self.state][1],
+            "STATE": display.SHOWN[self.state][1],
             "HOLDER": self.damage or ", ".join(filter(None, (self.holder, self.where))) or "-",
             "HELD FOR": display.duration(self.seconds) if self.since else "-",
             "LEFT": "-" if self.left is None else display.seconds_left(self.left),
@@ -127,16 +127,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many are held, stale or damaged under the lock *lock*. longest: seconds for which one of them has been held.
+    """How many of a kind are held, stale or damaged. longest_held_seconds: for how long one of them has been held.
 
     more: there are more than were counted. error: why they could not be read; empty otherwise.
     """
 
-    lock: str
+    kind: str
     held: int = 0
     stale: int = 0
     damaged: int = 0
-    longest: float = 0.0
+    longest_held_seconds: float = 0.0
     more: bool = False
     error: str = ""
 
@@ -213,7 +213,7 @@ def count_all(found: Iterable[LockKind]) -> tuple[Counts, ...]:
 
 def _count(kind: LockKind) -> Counts:
     try:
-        return replace(kind.counts(), lock=kind.name)
+        return replace(kind.counts(), kind=kind.name)
     except LockError as error:
         return Counts(kind.name, error=str(error))
 
@@ -246,7 +246,9 @@ def glob(pattern: str, prefix: str = "") -> KeyMatch:
     A pattern that does not start with the *prefix* of the project's keys gets it. Raises ValueError for a pattern that
     no key can match.
     """
-    text = _check(pattern)
+    text = check_text("a key pattern", pattern)
+    if not text or len(text.encode()) > MAX_KEY_BYTES:
+        raise ValueError(f"a key pattern has 1 to {MAX_KEY_BYTES} bytes")
     text = text if text.startswith(prefix) else prefix + text
     literal = re.split(r"[*?]", text, maxsplit=1)[0]
     first, *middle = (_piece(piece) for piece in re.split(r"\*+", text))
@@ -255,13 +257,6 @@ def glob(pattern: str, prefix: str = "") -> KeyMatch:
     *middle, last = middle
     regex = f"(?s)^{first}" + "".join(f"(?>.*?{piece})" for piece in middle)
     return KeyMatch(literal, _end(literal), rf"{regex}.*{last}\z" if last else regex)
-
-
-def _check(text: str) -> str:
-    text = check_text("a key pattern", text)
-    if not text or len(text.encode()) > MAX_KEY_BYTES:
-        raise ValueError(f"a key pattern has 1 to {MAX_KEY_BYTES} bytes")
-    return text
 
 
 def _piece(piece: str) -> str:

@@ -22,7 +22,7 @@ from .overview import Overview, overview
 from .queries import chosen
 from .server import inspect_server, server_rules
 from .snapshot import LockSnapshot, Party, ShownState
-from .verdict import WORDS, Judged, judge, judge_all
+from .verdict import Judged, judge, judge_all
 
 #: How many holders of a lock a row has; how many of those that are taken from their holders.
 HOLDERS: Final = 10
@@ -34,8 +34,11 @@ _FACTS: Final = ("label", "place", "user", "owner", "host", "pid", "thread", "mo
 class LockRow(Row):
     """A named lock as a row, with all that was read of it, and its verdict."""
 
-    lock: LockSnapshot
     judged: Judged
+
+    @property
+    def lock(self) -> LockSnapshot:
+        return self.judged.lock
 
     @property
     def seal(self) -> list[int]:
@@ -51,8 +54,10 @@ class LockRow(Row):
     @property
     def note(self) -> str:
         """See Row.note."""
-        verdict = self.judged.verdict
-        return f"{self.key}: {WORDS[verdict][1]}. {self.judged.text}" if verdict and self.judged.needs_a_look else ""
+        judged = self.judged
+        if not judged.verdict or not judged.needs_a_look:
+            return ""
+        return f"{self.key}: {display.SHOWN[judged.verdict][1]}. {judged.text}"
 
     def facts(self) -> dict[str, Any]:
         """See Row.facts()."""
@@ -68,11 +73,9 @@ class LockRow(Row):
         }
 
 
-def row_of(lock: LockSnapshot, judged: Judged | None = None) -> LockRow:
-    """Return the row of a lock. One that is only kept is not held.
-
-    judged: the lock with its verdict, if it was judged with what is usual.
-    """
+def row_of(judged: Judged) -> LockRow:
+    """Return the row of a lock. One that is only kept is not held."""
+    lock = judged.lock
     first = min(lock.holders, key=lambda holder: bool(holder.released), default=None)
     since = None if lock.state is ShownState.KEPT else lock.since
     return LockRow(
@@ -81,11 +84,10 @@ def row_of(lock: LockSnapshot, judged: Judged | None = None) -> LockRow:
         holder=display.who(first) + display.others(lock) if first else None,
         where=display.details(first) if first else "",
         since=since,
-        seconds=(lock.now - since).total_seconds() if since else 0.0,
+        seconds=lock.age(since) if since else 0.0,
         left=lock.left,
         damage=lock.damage or "",
-        lock=lock,
-        judged=judged or judge(lock),
+        judged=judged,
     )
 
 
@@ -127,7 +129,7 @@ class NamedLocks:
         holders = HOLDERS if choice.owner is None else MOST_HOLDERS
         query = chosen(self._ours(choice))
         found = queries.snapshots(self.store, query, {order: 1}, limit=limit, holders=holders, owner=choice.owner)
-        return (row_of(each.lock, each) for each in judge_all(self.store, found))
+        return map(row_of, judge_all(self.store, found))
 
     def again(self, shown: Sequence[tuple[Any, Any]]) -> list[LockRow]:
         settings, wanted = get_settings(), dict[str, set[int]]()
@@ -141,7 +143,7 @@ class NamedLocks:
         rows = []
         for lock in found:
             known = tuple(holder for holder in lock.holders if holder.token in wanted[lock.key])
-            rows += [row_of(replace(lock, holders=known, holding=len(known)))] if known else []
+            rows += [row_of(judge(replace(lock, holders=known, holding=len(known))))] if known else []
         return rows
 
     def ids(self, text: str) -> list[str]:
@@ -154,8 +156,8 @@ class NamedLocks:
 
     def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = 1_000) -> Iterator[Swept]:
         store, choice = self.store, self._ours(replace(choice, state="stale"))
-        found = map(row_of, queries.snapshots(store, chosen(choice), {"expires_at": 1}, holders=HOLDERS))
-        while rows := list(islice(found, batch)):
+        found = map(judge, queries.snapshots(store, chosen(choice), {"expires_at": 1}, holders=HOLDERS))
+        while rows := [row_of(each) for each in islice(found, batch)]:
             stale = [row for row in rows if row.state is not ShownState.DAMAGED]
             part = Swept(stale, found=len(stale), damaged=[row for row in rows if row.state is ShownState.DAMAGED])
             if stale and not dry_run:
@@ -201,5 +203,5 @@ def named_locks(using: str | None = None) -> list[NamedLocks]:
 
 def counts_of(found: Overview) -> Counts:
     """Return the counts of an overview."""
-    longest = max((row_of(lock).seconds for lock in found.longest_held), default=0.0)
+    longest = max((row_of(judge(lock)).seconds for lock in found.longest_held), default=0.0)
     return Counts(NamedLocks.name, found.held, found.stale, len(found.damaged), longest, more=found.capped)

@@ -14,7 +14,7 @@ from ..engine.rule.deadlock import EARLIEST_END, Cycle
 from ..engine.rule.expressions import IS_WHOLE
 from ..engine.store.mongo import MongoStore
 from .kinds import EVERY_KEY, KeyMatch
-from .queries import QUEUE, WAS_RELEASED, array, find_deadlocks, first, projection, waiting
+from .queries import QUEUE, WAS_RELEASED, find_deadlocks, first, projection, waiting
 from .snapshot import Document, LockSnapshot, ShownState, read_snapshot
 
 
@@ -73,7 +73,8 @@ class Overview:
 
 def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.0) -> Overview:
     """Look at the locks whose keys match. Raises LockBackendFailed."""
-    found = _ask(store, overview_pipeline(store.collection.name, match), timeout)
+    with store.bounded(timeout):
+        found = list(store.latest.aggregate(overview_pipeline(store.collection.name, match)))
     parts: dict[str, Document] = {part["part"]: part for part in found}
     held, waits, stale = parts["held"], parts["waits"], parts["stale"]
     lists = {
@@ -94,7 +95,7 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
         waited=_sum(waits, "waited"),
         waiting=_sum(waits, "waiting"),
         stale=_sum(stale, "n"),
-        deadlocks=tuple(find_deadlocks(store, match, timeout)) if waits["entangled"] else (),
+        deadlocks=tuple(find_deadlocks(store, match, timeout)) if waits["sums"] else (),
         # A key that is no text belongs to no lock.
         **{
             name: tuple(read_snapshot(each) for each in locks if type(each["_id"]) is str)
@@ -106,11 +107,6 @@ def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.
 def _sum(found: Document, name: str) -> int:
     sums: Document = next(iter(found["sums"]), {})
     return int(sums.get(name, 0))
-
-
-def _ask(store: MongoStore, pipeline: list[Document], timeout: float) -> list[Document]:
-    with store.bounded(timeout):
-        return list(store.latest.aggregate(pipeline))
 
 
 #: Locks are counted up to this number.
@@ -153,15 +149,9 @@ def _held(match: KeyMatch) -> list[Document]:
         {"$addFields": {"kept": WAS_RELEASED}},
         {
             "$facet": {
-                "longest": [
-                    at_work,
-                    since,
-                    *_first({"since": 1}),
-                ],
+                "longest": [at_work, since, *_first({"since": 1})],
                 "damaged": [{"$limit": MAX_HELD_EXAMINED}, few, {"$match": damaged}, {"$project": {"_id": 1}}],
-                "sums": [
-                    {"$group": {"_id": None, "n": {"$sum": 1}, "kept": {"$sum": {"$cond": ["$kept", 1, 0]}}}},
-                ],
+                "sums": [{"$group": {"_id": None, "n": {"$sum": 1}, "kept": {"$sum": {"$cond": ["$kept", 1, 0]}}}}],
             }
         },
     ]
@@ -175,12 +165,7 @@ def _stale(match: KeyMatch) -> list[Document]:
         {"$sort": {"expires_at": -1}},
         {"$limit": MAX_COUNTED},
         {"$match": {"$expr": {"$not": [WAS_RELEASED]}}},
-        {
-            "$facet": {
-                "latest": _first({"expires_at": -1}),
-                "sums": [{"$count": "n"}],
-            }
-        },
+        {"$facet": {"latest": _first({"expires_at": -1}), "sums": [{"$count": "n"}]}},
     ]
 
 
@@ -193,7 +178,6 @@ def _waits(match: KeyMatch) -> list[Document]:
         {
             "$facet": {
                 "longest": [{"$addFields": {"asked": {"$min": "$live.since"}}}, *_first({"asked": 1})],
-                "entangled": _ENTANGLED,
                 "sums": [{"$group": _QUEUES}],
             }
         },
@@ -228,21 +212,3 @@ def _first(order: Document) -> list[Document]:
 
 _GATHER: Final[Document] = {"$group": {"_id": None, "locks": {"$push": "$$ROOT"}}}
 _QUEUES: Final[Document] = {"_id": None, "waited": {"$sum": 1}, "waiting": {"$sum": waiting("$live")}}
-#: A thread or task that waits, and holds a lock with waiters: without one there is no deadlock.
-_ENTANGLED: Final[list[Document]] = [
-    {
-        "$project": {
-            "entry": {
-                "$concatArrays": [
-                    {"$map": {"input": array("holders"), "in": {"worker": "$$this.worker", "holds": True}}},
-                    {"$map": {"input": "$live", "in": {"worker": "$$this.worker", "holds": False}}},
-                ]
-            }
-        }
-    },
-    {"$unwind": "$entry"},
-    {"$group": {"_id": "$entry.worker", "does": {"$addToSet": "$entry.holds"}}},
-    {"$match": {"_id": {"$type": "string", "$ne": ""}, "does": {"$size": 2}}},
-    {"$limit": 1},
-    {"$project": {"_id": 1}},
-]

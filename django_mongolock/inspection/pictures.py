@@ -12,8 +12,8 @@ from django.utils.translation import ngettext
 
 from . import display
 from .overview import RECENT
-from .past import NOTHING, Stretch, Told
 from .snapshot import LockSnapshot, Party, ShownState
+from .verdict import NOTHING, Stretch, Told
 
 # The lanes. They are drawn from the lock documents, which have the present holders and waiters, and the previous
 # holder; and from what an app knows of the past.

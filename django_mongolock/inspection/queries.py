@@ -1,4 +1,4 @@
-"""Reading many locks without touching them: snapshots, counts, deadlocks; judged by the server's own clock."""
+"""Reading locks without touching them: snapshots, counts, deadlocks; judged by the server's own clock."""
 
 from __future__ import annotations
 
@@ -8,16 +8,24 @@ from itertools import islice
 from typing import Any, Final, TypedDict, Unpack
 
 import pymongo
+from asgiref.sync import sync_to_async
+from django.db.models import Model
 from pymongo.errors import PyMongoError
 
+from ..backends import get_backend, mongo_store
+from ..conf import get_settings
 from ..engine import clock
 from ..engine.rule.deadlock import EARLIEST_END, Cycle, cycles
-from ..engine.rule.document import DOCUMENT_FIELDS
+from ..engine.rule.document import DOCUMENT_FIELDS, weight
 from ..engine.rule.expressions import IS_WHOLE
 from ..engine.store.errors import bare, is_out_of_reach, translate
 from ..engine.store.mongo import MongoStore
+from ..engine.text_checks import check_key
+from ..keys import as_key
 from .kinds import EVERY_KEY, Choice, KeyMatch
 from .snapshot import LockSnapshot, read_snapshot
+
+__all__ = ["alock_info", "lock_info"]
 
 Document = dict[str, Any]
 
@@ -177,13 +185,8 @@ def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float 
     """
     query = {"expires_at": {"$gt": EARLIEST_END}, "waiters.0": {"$exists": True}, **key.query()}
     with store.bounded(timeout):
-        names: list[Document] = [
-            {"$match": query},
-            {"$limit": MAX_LOCKS_FOR_DEADLOCKS},
-            {"$project": {"holders.worker": 1, "waiters.worker": 1}},
-            bounded_entries(WORKER_BYTES),
-        ]
-        entangled = _entangled(list(store.latest.aggregate(names)))
+        names: list[Document] = [{"$match": query}, {"$limit": MAX_LOCKS_FOR_DEADLOCKS}, *_ENTANGLED]
+        entangled = [each["_id"] for each in store.latest.aggregate(names)]
         if not entangled:
             return []
         fields = {"holders": 1, "waiters": 1, "now": "$$NOW"}
@@ -192,23 +195,30 @@ def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float 
     return cycles(found, found[0]["now"]) if found else []
 
 
-def _entangled(documents: list[Document]) -> list[Any]:
-    """The keys of the locks for which a worker waits that holds another of them: the only ones in a deadlock. Thousands
-    of waiters are read by their names only."""
-    held = {name for document in documents for name in _workers(document, "holders")}
-    return [document["_id"] for document in documents if held & _workers(document, "waiters")]
-
-
 def bounded_entries(size: int = ENTRY_BYTES) -> Document:
     """A stage that leaves out documents whose entries are larger than *size*, on average."""
     entries: Document = {"$add": [{"$size": array("holders")}, {"$size": array("waiters")}, 1]}
     return {"$match": {"$expr": {"$lte": [{"$bsonSize": "$$ROOT"}, {"$multiply": [entries, size]}]}}}
 
 
-def _workers(document: Document, field: str) -> set[str]:
-    entries = document.get(field)
-    found = [entry.get("worker") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    return {name for name in found if type(name) is str and name}
+def _workers(field: str, waits_for: str | None) -> Document:
+    return {"$map": {"input": array(field), "in": {"worker": "$$this.worker", "waits_for": waits_for}}}
+
+
+#: The keys of the locks for which a worker waits that holds another of them: the only ones in a deadlock. Thousands of
+#: waiters stay on the server. A holder waits for nothing (null).
+_ENTANGLED: Final[list[Document]] = [
+    {"$project": {"holders.worker": 1, "waiters.worker": 1}},
+    bounded_entries(WORKER_BYTES),
+    {"$project": {"entry": {"$concatArrays": [_workers("holders", None), _workers("waiters", "$_id")]}}},
+    {"$unwind": "$entry"},
+    {"$match": {"entry.worker": {"$type": "string", "$ne": ""}}},
+    {"$group": {"_id": "$entry.worker", "waits_for": {"$addToSet": "$entry.waits_for"}}},
+    {"$match": {"waits_for": None}},
+    {"$unwind": "$waits_for"},
+    {"$match": {"waits_for": {"$ne": None}}},
+    {"$group": {"_id": "$waits_for"}},
+]
 
 
 def ping(store: MongoStore, timeout: float = 5.0) -> None:
@@ -265,3 +275,52 @@ def first(field: str, count: int, owner: str | None = None) -> Document:
     theirs = {"$eq": ["$$this.owner", {"$literal": owner}]}
     entries = f"${field}" if owner is None else {"$filter": {"input": f"${field}", "as": "this", "cond": theirs}}
     return {"$cond": [{"$isArray": f"${field}"}, {"$slice": [entries, count]}, f"${field}"]}
+
+
+#: How many holders and waiters `lock_info` reads.
+MOST_SHOWN: Final = 100
+
+
+def lock_info(key: str | Model, *, using: str | None = None) -> LockSnapshot:
+    """Return what is known of the lock on *key* at this moment: its state, who holds it, and who waits.
+
+    Nothing is locked, and the answer may be out of date when it arrives: to find out whether a lock can be had, try to
+    acquire it. A key that nothing has used is free. using: the DATABASES alias, if not MONGOLOCK["DATABASE"]. Raises
+    LockBackendFailed.
+    """
+    name: Any = as_key(key)
+    settings = get_settings()
+    stored = check_key(name, settings.KEY_PREFIX)
+    if (here := get_backend(using).read_here(stored)) is not None:
+        return _in_memory(stored, *here)
+    found = snapshots(
+        mongo_store(using), {"_id": {"$eq": stored}}, limit=1, holders=MOST_SHOWN, waiters=MOST_SHOWN,
+        timeout=settings.COMMAND_TIMEOUT,
+    )  # fmt: skip
+    return next(found, None) or _in_memory(stored, None, datetime.now(UTC))
+
+
+async def alock_info(key: str | Model, *, using: str | None = None) -> LockSnapshot:
+    """See lock_info()."""
+    return await sync_to_async(lock_info, thread_sensitive=False)(key, using=using)
+
+
+def _in_memory(key: str, document: Mapping[str, Any] | None, now: datetime) -> LockSnapshot:
+    """The snapshot of a document in memory, as `projection` has it of one in MongoDB."""
+    document = document or {}
+    holders = document.get("holders", [])
+    queue = [waiter for waiter in document.get("waiters", []) if waiter["until"] > now]
+    since = min((waiter["since"] for waiter in queue), default=None)
+    return read_snapshot(
+        {
+            **document,
+            "_id": key,
+            "now": now,
+            "whole": True,
+            "released": bool(holders) and all("released" in holder for holder in holders),
+            "waiters": queue[:MOST_SHOWN],
+            "holding": len(holders),
+            "more_permits": sum(map(weight, holders)) - len(holders),
+            "queue": {"waiting": sum(1 + waiter.get("behind", 0) for waiter in queue), "since": since},
+        }
+    )

@@ -6,11 +6,11 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 from importlib.metadata import version
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import pymongo
@@ -26,6 +26,9 @@ from ..engine.store.layout import PURGE, missing_indexes, purged
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from .queries import ping
+from .snapshot import Document
+
+T = TypeVar("T")
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
@@ -88,7 +91,8 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
             sharded = hello.get("msg") == "isdbgrid"
             rights = _missing_rights(status, store.collection, RIGHTS)
-            config = _config(store)
+            # There may be no replica set, too. Then it is what is usual by default.
+            config: Document = _if_allowed(lambda: admin.command("replSetGetConfig")["config"], {})
             election = config.get("settings", {}).get("electionTimeoutMillis", 10_000) / 1000
             if not status["authenticatedUsers"]:
                 store.collection.find_one({}, {"_id": 1})  # is there no access control, or is there no login?
@@ -102,8 +106,9 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 sharded=sharded,
                 failover=election + _ELECTION_OVERHEAD if len(hello.get("hosts", ())) > 1 else None,
                 missing_rights=rights,
-                missing_indexes=() if "find" in rights else tuple(_missing_indexes(store)),
-                new="find" not in rights and _is_new(store),
+                missing_indexes=() if "find" in rights else tuple(_if_allowed(lambda: _missing_indexes(store), [])),
+                # Any collection that exists has at least the index of its ids.
+                new="find" not in rights and _if_allowed(lambda: not store.collection.index_information(), False),
                 bells=_bells(store, status),
                 journaled=bool(config.get("writeConcernMajorityJournalDefault", True)),
             )
@@ -119,20 +124,17 @@ def _ahead(there: float, asked: float, answered: float) -> float:
 
 
 def _missing_indexes(store: MongoStore) -> list[str]:
-    try:
-        others = [find(store.collection) for find in purged]
-        missing = {each.name: missing_indexes(each, [PURGE]) for each in others if layout.exists(each)}
-        return missing_indexes(store.collection) + [f"{name} of {home}" for home in missing for name in missing[home]]
-    except OperationFailure:  # this user may not list them
-        return []
+    others = [find(store.collection) for find in purged]
+    missing = {each.name: missing_indexes(each, [PURGE]) for each in others if layout.exists(each)}
+    return missing_indexes(store.collection) + [f"{name} of {home}" for home in missing for name in missing[home]]
 
 
-def _is_new(store: MongoStore) -> bool:
-    """Whether the collection does not exist: any that does has at least the index of its ids."""
+def _if_allowed(ask: Callable[[], T], otherwise: T) -> T:
+    """What the server says, or *otherwise* if it refuses to tell this user."""
     try:
-        return not store.collection.index_information()
+        return ask()
     except OperationFailure:
-        return False
+        return otherwise
 
 
 def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
@@ -143,15 +145,6 @@ def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
         if not layout.stays_open(collection):
             return f"there is no capped collection {collection.name}"
     return ""
-
-
-def _config(store: MongoStore) -> Mapping[str, Any]:
-    """The configuration of the replica set; {} if the server refuses to say: then it is what is usual by default."""
-    try:
-        config: Mapping[str, Any] = store.client.admin.command("replSetGetConfig")["config"]
-    except OperationFailure:  # no replica set, or a right that a plain user lacks
-        return {}
-    return config
 
 
 def missing_rights(collection: Collection[Any], wanted: Sequence[str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ damaged document is reported as damaged, and stops nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -96,10 +96,14 @@ class LockSnapshot:
     damage: str | None
     last: Party | None = None
 
+    def age(self, moment: datetime) -> float:
+        """Return how many seconds ago *moment* was."""
+        return (self.now - moment).total_seconds()
+
     @property
     def left(self) -> float | None:
         """Seconds until the last lease ends, negative after its end; None without a lease."""
-        return None if self.expires_at is None else (self.expires_at - self.now).total_seconds()
+        return None if self.expires_at is None else -self.age(self.expires_at)
 
     @property
     def since(self) -> datetime | None:
@@ -121,7 +125,7 @@ class LockSnapshot:
     @property
     def longest_wait(self) -> float | None:
         """Seconds that the first in the queue has waited; None without waiters."""
-        return None if self.waiting_since is None else (self.now - self.waiting_since).total_seconds()
+        return None if self.waiting_since is None else self.age(self.waiting_since)
 
 
 def read_snapshot(document: Document) -> LockSnapshot:
@@ -156,7 +160,7 @@ def read_snapshot(document: Document) -> LockSnapshot:
 
 def read_parties(value: object) -> tuple[Party, ...]:
     """Read a list of holders or waiters; () for anything else."""
-    return tuple(map(read_party, filter(_is_document, value))) if isinstance(value, list) else ()
+    return tuple(read_party(each) for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
 
 
 def read_party(entry: Document) -> Party:
@@ -183,30 +187,15 @@ def _count(value: object) -> int:
     return max(0, read_number(value) or 0)
 
 
-def _is_document(value: object) -> bool:
-    return isinstance(value, dict)
-
-
 COUNTERS: Final = ("acquisitions", "contended", "expired", "waited_ms", "held_ms", "longest_wait_ms", "longest_hold_ms")
-_TEXTS: Final = (
-    "grant",
-    "session",
-    "mode",
-    "owner",
-    "label",
-    "place",
-    "user",
-    "host",
-    "thread",
-    "worker",
-    "release_requested_by",
-)
-_READERS: Final[dict[str, Callable[[object], Any]]] = {
-    **dict.fromkeys(_TEXTS, read_text),
-    **dict.fromkeys(("capacity", "pid", "lease", "server_lease", "token"), read_number),
-    **dict.fromkeys(("since", "acquired_at", "released", "until", "release_requested_at"), read_date),
-    **dict.fromkeys(("behind", "more_permits"), _count),
+_OF_TYPE: Final[dict[str, Callable[[object], Any]]] = {
+    "str | None": read_text,
+    "int | None": read_number,
+    "datetime | None": read_date,
+    "int": _count,
 }
+#: For each field of a `Party` what reads it, by the type that it is declared with.
+_READERS: Final = {field.name: _OF_TYPE[str(field.type)] for field in fields(Party)}
 
 
 def _damage(document: Document) -> str | None:

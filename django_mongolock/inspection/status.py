@@ -6,8 +6,7 @@ Moments are in ISO 8601, according to the server's clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final
@@ -23,8 +22,10 @@ from .kinds import Counts, count_all, other_kinds, starting
 from .named_locks import counts_of, party_as_json, row_of
 from .overview import Overview, overview
 from .server import ServerFacts, known_server
-from .snapshot import COUNTERS, LockSnapshot
+from .snapshot import COUNTERS, LockSnapshot, Party
 from .verdict import Judged, Verdict, judge_all
+
+Json = dict[str, Any]
 
 #: A wait of more than so many seconds is a problem.
 LONG_WAIT: Final = 60.0
@@ -54,6 +55,10 @@ class Problem:
     alarm: Alarm
     amount: float
     about: str = ""
+
+    def as_json(self) -> Json:
+        """For programs."""
+        return {"alarm": self.alarm, "amount": round(self.amount, 3), "about": self.about}
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,8 @@ def _of_locks(locks: Overview, judged: Sequence[Judged]) -> Iterator[Problem]:
     if hanging := [each.lock.key for each in judged if each.verdict is Verdict.HANGS]:
         yield Problem(Alarm.HANGS, len(hanging), hanging[0])
     if locks.longest_wait > LONG_WAIT:
-        # The order may have changed since the locks were chosen.
-        longest = max(locks.waited_for, key=lambda lock: lock.longest_wait or 0.0)
-        yield Problem(Alarm.LONG_WAIT, locks.longest_wait, longest.key)
+        longest = next(lock.key for lock in locks.waited_for if lock.longest_wait == locks.longest_wait)
+        yield Problem(Alarm.LONG_WAIT, locks.longest_wait, longest)
     if locks.stale:
         yield Problem(Alarm.STALE, locks.stale)
 
@@ -98,11 +102,11 @@ def _of_locks(locks: Overview, judged: Sequence[Judged]) -> Iterator[Problem]:
 def _of_documents(found: Iterable[Counts]) -> Iterator[Problem]:
     for counts in found:
         if counts.stale:
-            yield Problem(Alarm.STALE_DOCUMENTS, counts.stale, counts.lock)
+            yield Problem(Alarm.STALE_DOCUMENTS, counts.stale, counts.kind)
         if counts.damaged:
-            yield Problem(Alarm.DAMAGED_DOCUMENTS, counts.damaged, counts.lock)
+            yield Problem(Alarm.DAMAGED_DOCUMENTS, counts.damaged, counts.kind)
         if counts.error:
-            yield Problem(Alarm.DOCUMENTS_AWAY, 1, f"{counts.lock}: {counts.error}")
+            yield Problem(Alarm.DOCUMENTS_AWAY, 1, f"{counts.kind}: {counts.error}")
 
 
 def _of_server(facts: ServerFacts) -> Iterator[Problem]:
@@ -117,28 +121,18 @@ def _of_server(facts: ServerFacts) -> Iterator[Problem]:
         yield Problem(Alarm.POLLING, 1)
 
 
-Json = dict[str, Any]
-
-
 def status_as_json(status: Status) -> Json:
     """The locks, their server, and the problems."""
-    problems = [problem_as_json(each.alarm, each.amount, each.about) for each in status.problems]
-    kinds = [_counts(counts) for counts in (counts_of(status.locks), *status.documents)]
     return {
-        "problems": problems,
+        "problems": [problem.as_json() for problem in status.problems],
         **_overview(status.locks, status.judged),
-        "kinds": kinds,
+        "kinds": [_counts(counts) for counts in (counts_of(status.locks), *status.documents)],
         "server": _server(status.server),
     }
 
 
-def problem_as_json(alarm: str, amount: float, about: str) -> Json:
-    """A problem."""
-    return {"alarm": alarm, "amount": round(amount, 3), "about": about}
-
-
 def _overview(found: Overview, judged: Iterable[Judged]) -> Json:
-    rows = {each.lock.key: row_of(each.lock, each).as_json() for each in judged}
+    rows = {each.lock.key: row_of(each).as_json() for each in judged}
     return {
         "now": found.now.isoformat(),
         "counts": {
@@ -172,10 +166,11 @@ def _server(found: ServerFacts) -> Json:
 
 
 def _queue(lock: LockSnapshot) -> list[Json]:
-    return [
-        party_as_json(waiter, waiter.since) | {"waited_seconds": _ago(waiter.since, lock.now), "behind": waiter.behind}
-        for waiter in lock.queue
-    ]
+    def one(waiter: Party) -> Json:
+        waited = round(lock.age(waiter.since), 3) if waiter.since else None
+        return party_as_json(waiter, waiter.since) | {"waited_seconds": waited, "behind": waiter.behind}
+
+    return [one(waiter) for waiter in lock.queue]
 
 
 def _contended(lock: LockSnapshot) -> Json:
@@ -183,23 +178,8 @@ def _contended(lock: LockSnapshot) -> Json:
 
 
 def _counts(counts: Counts) -> Json:
-    return {
-        "kind": counts.lock,
-        "held": counts.held,
-        "stale": counts.stale,
-        "damaged": counts.damaged,
-        "longest_held_seconds": _rounded(counts.longest),
-        "more": counts.more,
-        "error": counts.error or None,
-    }
-
-
-def _ago(value: datetime | None, now: datetime) -> float | None:
-    return None if value is None else _rounded((now - value).total_seconds())
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 3)
+    rounded = round(counts.longest_held_seconds, 3)
+    return asdict(counts) | {"longest_held_seconds": rounded, "error": counts.error or None}
 
 
 PERMISSION: Final = "django_mongolock.view_lock_status"
@@ -220,5 +200,5 @@ def lock_status(request: HttpRequest) -> HttpResponse:
     try:
         return JsonResponse(status_as_json(current_status()))
     except LockBackendFailed as error:
-        problems = [problem_as_json(Alarm.SERVER, 1, error.problem)]
+        problems = [Problem(Alarm.SERVER, 1, error.problem).as_json()]
         return JsonResponse({"error": error.problem, "problems": problems}, status=503)

@@ -1,22 +1,66 @@
-"""One verdict for each lock: how it is, and what happens if nobody does anything. All pages and commands say it."""
+"""One verdict for each lock: how it is, and what happens if nobody does anything. All pages and commands say it.
+
+What is usual comes from what is known of the past of locks: nothing, unless an app keeps it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..context import CLAIMED
 from ..engine.store.mongo import MongoStore
-from .display import ago, badge, duration, time_left
-from .past import pasts
+from .display import ago, duration, time_left
 from .snapshot import LockSnapshot, Party, ShownState
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """An activity from one moment to another. kind: "hold", "stale", "lost", "wait", "unknown"; or "grant", without a
+    length."""
+
+    kind: str
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Earlier activities by key, and since when they are complete: None where there are none. deadlocks: who gave up of
+    late, since it was in one."""
+
+    stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
+    since: datetime | None = None
+    deadlocks: Sequence[Any] = ()
+
+
+NOTHING: Final = Told()
+
+
+class Past:
+    """Knows nothing. An app that keeps a history adds one that does."""
+
+    def usual_holds(self, store: MongoStore, timeout: float) -> Mapping[str, float]:
+        """Return for how many seconds locks are usually held, by the kind of their keys: see `kind_of`."""
+        return {}
+
+    def told(self, locks: Iterable[LockSnapshot]) -> Told:
+        """Return what is known of these locks, apart from their present holders."""
+        return NOTHING
+
+    def panel(self, request: Any, lock: LockSnapshot) -> str:
+        """Return HTML for the page of a lock."""
+        return ""
+
+
+#: The last one is asked.
+pasts: Final = [Past()]
 
 #: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
 SILENT_AFTER: Final = 0.4
@@ -39,16 +83,6 @@ class Verdict(StrEnum):
     KEPT = "kept"
 
 
-#: A verdict is shown by word and by shape; colour only comes on top.
-WORDS: Final = {
-    Verdict.WORKS: ("●", _("works")),
-    Verdict.SLOW: ("◑", _("slow")),
-    Verdict.ASKED: ("?", _("asked")),
-    Verdict.HANGS: ("▲", _("hangs")),
-    Verdict.SILENT: ("◌", _("silent")),
-    Verdict.DEAD: ("◐", _("dead")),
-    Verdict.KEPT: ("◇", _("kept")),
-}
 _TEXTS: Final = {
     "works": _("Renewed %(heard)s. The holder keeps it until its work is done."),
     "works, waited for": _(
@@ -125,7 +159,7 @@ class Judged:
         return {
             "verdict": self.verdict,
             "verdict_text": self.text,
-            "renewed_seconds_ago": round(_seconds(self.lock, self.heard), 3) if self.heard else None,
+            "renewed_seconds_ago": round(self.lock.age(self.heard), 3) if self.heard else None,
             "usual_seconds": self.usual,
         }
 
@@ -137,11 +171,6 @@ class Judged:
         if self.verdict is Verdict.WORKS and _is_claimed(lock):
             return "claimed"
         return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name
-
-
-def verdict_badge(verdict: Verdict | None) -> SafeString | str:
-    """The verdict, as HTML."""
-    return badge(f"mongolock-state mongolock-{verdict}", *WORDS[verdict]) if verdict else ""
 
 
 def judge_all(store: MongoStore, locks: Iterable[LockSnapshot], timeout: float = 5.0) -> Iterator[Judged]:
@@ -177,13 +206,13 @@ def _verdict(lock: LockSnapshot, usual: float | None, heard: datetime | None) ->
     if lock.state is not ShownState.HELD:
         return {ShownState.STALE: Verdict.DEAD, ShownState.KEPT: Verdict.KEPT}.get(lock.state)
     lease = max((each.lease or 0 for each in lock.holders), default=0) / 1_000
-    if not _is_claimed(lock) and heard and _seconds(lock, heard) > lease * SILENT_AFTER:
+    if not _is_claimed(lock) and heard and lock.age(heard) > lease * SILENT_AFTER:
         return Verdict.SILENT
     asked = _asked(lock)
     if asked is not None:
         since = asked.release_requested_at
-        return Verdict.HANGS if since and _seconds(lock, since) > lease else Verdict.ASKED
-    held = _seconds(lock, lock.since or lock.now)
+        return Verdict.HANGS if since and lock.age(since) > lease else Verdict.ASKED
+    held = lock.age(lock.since or lock.now)
     for verdict, (times, least) in ((Verdict.HANGS, HANGS), (Verdict.SLOW, SLOW)):
         if usual is not None and held > max(times * usual, least):
             return verdict
@@ -197,7 +226,3 @@ def _is_claimed(lock: LockSnapshot) -> bool:
 
 def _asked(lock: LockSnapshot) -> Party | None:
     return next((holder for holder in lock.holders if holder.release_requested_by), None)
-
-
-def _seconds(lock: LockSnapshot, since: datetime) -> float:
-    return (lock.now - since).total_seconds()

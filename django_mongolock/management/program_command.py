@@ -11,11 +11,13 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
+from ..engine.lock.lock import MongoLock
+from ..leaders import Term
 from .lock_command import PlainCommand, seconds
 
 
@@ -83,17 +85,6 @@ if os.getppid() == int(sys.argv[1]):
 """
 
 
-class Held(Protocol):
-    """What a program needs of a lock, or of a leader's term."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def fencing_token(self) -> int: ...
-    @property
-    def held(self) -> bool: ...
-
-
 class Child:
     """The program. It has its own process group, so that its child processes are stopped with it; except at a terminal,
     which sends its signals to one group only.
@@ -114,7 +105,7 @@ class Child:
         self._changing = threading.Lock()
         self._early: list[int] = []
 
-    def run(self, lock: Held, ended: threading.Event) -> int:
+    def run(self, lock: MongoLock | Term, ended: threading.Event) -> int:
         """Run the program until it ends, and return its exit code as a shell would.
 
         The program is stopped when *ended* is set. If the lock is not held any more, it does not begin.
@@ -186,10 +177,9 @@ class Child:
                 self._send(number)
 
         known = [getattr(signal, name) for name in _FORWARDED if hasattr(signal, name)]
-        numbers = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
         if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+            known = []
+        numbers = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, forward) for number in numbers}
         try:
             yield

@@ -134,7 +134,7 @@ class Lock(ReadOnlyModel):
 
     objects = ReadOnlyManager.from_queryset(LockQuerySet)()
 
-    #: How the server saw the lock, for objects that come from `from_snapshot`.
+    #: How the server saw the lock, for objects that come from `from_judged`.
     row: LockRow
 
     class Meta(ReadOnlyModel.Meta):
@@ -164,10 +164,10 @@ class Lock(ReadOnlyModel):
         return sum(1 + waiter.behind for waiter in self.waiters)
 
     @classmethod
-    def from_snapshot(cls, snapshot: LockSnapshot, using: str, judged: Judged | None = None) -> Lock:
-        """The lock of *snapshot*, with its key and no other field."""
-        lock: Lock = cls.from_db(using, ["key"], [snapshot.key])
-        lock.row = row_of(snapshot, judged)
+    def from_judged(cls, judged: Judged, using: str) -> Lock:
+        """The lock that was judged, with its key and no other field."""
+        lock: Lock = cls.from_db(using, ["key"], [judged.lock.key])
+        lock.row = row_of(judged)
         return lock
 
     def force_release(

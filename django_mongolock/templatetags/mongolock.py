@@ -9,7 +9,7 @@ from django import template
 from ..inspection import display
 from ..inspection.named_locks import row_of
 from ..inspection.snapshot import LockSnapshot, Party
-from ..inspection.verdict import verdict_badge
+from ..inspection.verdict import judge
 
 register = template.Library()
 for function in (
@@ -25,7 +25,6 @@ for function in (
     display.time_ago,
     display.time_since,
     display.time_left,
-    verdict_badge,
 ):
     register.filter(function.__name__, function)
 
@@ -33,7 +32,7 @@ for function in (
 @register.filter
 def holders(lock: LockSnapshot) -> str:
     """Show who has the lock, and where."""
-    row = row_of(lock)
+    row = row_of(judge(lock))
     return display.holder(row.holder, row.where, row.damage)
 
 

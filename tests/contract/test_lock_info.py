@@ -12,9 +12,10 @@ from pytest_django import Settings
 
 from django_mongolock import LockBackendFailed, lock_info, mongo_lock
 from django_mongolock.backends import mongo_store
-from django_mongolock.info import alock_info
 from django_mongolock.inspection.named_locks import row_of
 from django_mongolock.inspection.overview import overview
+from django_mongolock.inspection.queries import alock_info
+from django_mongolock.inspection.verdict import judge
 from django_mongolock.models import Lock, LockSnapshot
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
@@ -69,7 +70,7 @@ def test_those_behind_a_waiter_of_their_process_are_counted(locks: Locks) -> Non
     """F69, P5: in a snapshot, in JSON, in the model, in the dashboard's overview, and in the list of the command."""
     locks.add("k", [entry(1)], [waiter(2, behind=7)])
     (found,) = Lock.objects.filter(pk="k").snapshots()
-    shown = found.waiting, row_of(found).as_json()["waiting"], Lock.objects.get(pk="k").waiting
+    shown = found.waiting, row_of(judge(found)).as_json()["waiting"], Lock.objects.get(pk="k").waiting
     assert (*shown, overview(mongo_store()).waiting) == (8, 8, 8, 8)
     call_command("list_locks", "--waiting", "--wide", stdout=(out := StringIO()))
     (line,) = [line.split() for line in out.getvalue().splitlines() if line.startswith("k ")]

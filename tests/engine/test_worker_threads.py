@@ -115,6 +115,18 @@ def test_closing_ends_the_threads_after_their_work(new_threads: Callable[..., Wo
 # Lanes
 
 
+def test_calls_are_begun_by_priority(new_threads: Callable[..., WorkerThreads]) -> None:
+    """Rule 3: renewals and releases are begun before what was asked for earlier; each priority keeps its order."""
+    threads = new_threads(1, shares=(1, 1))
+    hold, order = Hold(threads, 1), list[str]()
+    for number in range(6):
+        name = f"{'later' if number < 3 else 'sooner'} {number % 3}"
+        threads.submit(lambda name=name: order.append(name), priority=int(number < 3))  # type: ignore[misc]
+    hold.let_go()
+    assert eventually(lambda: len(order) == 6)
+    assert order == ["sooner 0", "sooner 1", "sooner 2", "later 0", "later 1", "later 2"]
+
+
 def test_a_share_of_the_threads_is_for_what_comes_first(new_threads: Callable[..., WorkerThreads]) -> None:
     """F67, F110: however many others are stuck, a release is begun at once; and the others get no more than theirs."""
     threads = new_threads(4, shares=(1, 0.75))

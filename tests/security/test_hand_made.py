@@ -18,11 +18,11 @@ from django.views.debug import SafeExceptionReporterFilter
 from pymongo import MongoClient
 from pytest_django import Settings
 
+from django_mongolock.conf import database_from_url
 from django_mongolock.context import own_address
 from django_mongolock.contrib.celery.once_keys import call_key
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.document_lock import undeclare
-from django_mongolock.environment import database_from_url
 from django_mongolock.exceptions import DocumentRefused
 from django_mongolock.versions.seal import digest
 from testproject.shop.models import Order

@@ -107,7 +107,7 @@ class TestForms:
                 app_label = "tests_forms"
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("django_mongolock.keys.templates.apps.get_model", lambda label: Row)
+            patch.setattr("django_mongolock.keys.apps.get_model", lambda label: Row)
             with pytest.raises(ValueError, match="composite primary key: give each part a field of its own"):
                 KeyTemplate("x:{a:shop.Row}")
 

@@ -14,7 +14,7 @@ from pymongo.client_session import ClientSession
 from django_mongolock import SKIPPED, lock_info, mongo_lock, mongo_locked, mongo_semaphore
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.fencing import afenced_update, fenced_update
-from django_mongolock.info import alock_info
+from django_mongolock.inspection.queries import alock_info
 from django_mongolock.inspection.snapshot import LockSnapshot, ShownState
 from django_mongolock.leaders import AsyncTerm, Term, leader
 from django_mongolock.models import Lock, LockQuerySet

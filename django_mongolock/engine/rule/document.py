@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from ...exceptions import NEWER, printable
+from ...exceptions import LockDocumentDamaged, printable
 from ..text_checks import tidy_fact
 
 Mode = Literal["exclusive", "shared", "semaphore"]
@@ -257,7 +257,7 @@ def find_damage(document: Mapping[str, Any]) -> str | None:
     """Say what makes a stored document unusable, or None if it can be used."""
     version = document.get("v")
     if isinstance(version, int) and version > SCHEMA:  # first: its other fields may have another shape
-        return f"{NEWER} (version {version}, and this one knows version {SCHEMA})"
+        return f"{LockDocumentDamaged.NEWER} (version {version}, and this one knows version {SCHEMA})"
     # A standalone server has no cluster time.
     types = DOCUMENT_FIELDS if document.get("cluster_time") is None else {**DOCUMENT_FIELDS, "cluster_time": Timestamp}
     if problem := _wrong_field(document, types):

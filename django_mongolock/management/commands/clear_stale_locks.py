@@ -20,7 +20,11 @@ from ..lock_command import LockCommand, seconds, whole_number, write_table
 SHOWN = 10
 FOUND = 3
 
-HELP = """\
+
+class Command(LockCommand):
+    """Clears stale locks, in batches."""
+
+    help = """\
 Clears stale locks: those whose lease has ended without a release, because their process died or hung.
 
 Stale locks do no harm, since the next process that asks gets them; but they fill the list and hide new failures. The
@@ -31,21 +35,13 @@ is not cleared the first time: its lease gets its whole length again.
 Stale document locks are cleared too: a document that was held for longer than its lock allows is set to the failed
 state of that work, for a retry job. With --key only named locks are cleared, with --kind only that kind.
 """
-
-CODES = """\
+    codes = """\
 exit codes:
   0  the stale locks were cleared, or there was nothing to clear
   1  error: MongoDB cannot be reached, a setting is wrong, or there is no terminal (see --no-input)
   2  the command line is wrong
   3  --dry-run found stale locks
 """
-
-
-class Command(LockCommand):
-    """Clears stale locks, in batches."""
-
-    help = HELP
-    codes = CODES
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--dry-run", action="store_true", help="only show what would be cleared")

@@ -106,7 +106,7 @@ class Command(LockCommand):
         for _kind, rows in found:
             for row in rows:
                 try:
-                    count = locks.ask(row, requested_by)
+                    count = locks.ask(row, requested_by, by=self.by, reason=self.reason)
                 except ValueError as error:
                     raise CommandError(f"--by and --reason: {error}", returncode=2) from error
                 text = f"{row.key!r}: {count} asked. A holder learns of the request at its next renewal."

@@ -11,7 +11,11 @@ from ...exceptions import LockBackendFailed
 from ...leaders import Term, leader
 from ..program_command import Child, ProgramCommand
 
-HELP = """\
+
+class Command(ProgramCommand):
+    """Runs a program on the one process that leads."""
+
+    help = """\
 Runs a program on one of many servers: manage.py run_leader scheduler -- celery -A shop beat
 
 It waits to be elected, and runs the program for as long as it leads. If the lock is in danger, because it was not
@@ -21,12 +25,6 @@ another process leads. On Linux the program is killed when this command is. It f
 MONGOLOCK_FENCING_TOKEN in its environment. On stderr it says when it waits, leads, and leads no more (not with
 --verbosity 0).
 """
-
-
-class Command(ProgramCommand):
-    """Runs a program on the one process that leads."""
-
-    help = HELP
     codes = """\
 exit codes:
   the program's own; 128 plus the number of the signal, if a signal ended it

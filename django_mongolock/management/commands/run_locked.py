@@ -15,15 +15,18 @@ from ...locks import mongo_lock
 from ..lock_command import seconds
 from ..program_command import Child, ProgramCommand
 
-HELP = """\
+
+class Command(ProgramCommand):
+    """Runs a program under a lock."""
+
+    help = """\
 Runs a program under a lock, for cron jobs and scripts: manage.py run_locked nightly --wait 0 -- ./import.sh -v
 
 The lock is renewed while the program runs, and released when it ends. If the lock is lost, because MongoDB did not
 answer for a whole lease or the release was forced, the program is stopped: SIGTERM, and SIGKILL after the grace period.
 The program finds MONGOLOCK_KEY and MONGOLOCK_FENCING_TOKEN in its environment.
 """
-
-CODES = """\
+    codes = """\
 exit codes:
   the program's own; 128 plus the number of the signal, if a signal ended it
     1  a setting is wrong
@@ -34,13 +37,6 @@ exit codes:
   126  the program cannot be run
   127  the program does not exist
 """
-
-
-class Command(ProgramCommand):
-    """Runs a program under a lock."""
-
-    help = HELP
-    codes = CODES
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
