@@ -126,7 +126,8 @@ class Atomic(Generic[S_co]):
         return self._session
 
     def _end(self, error: BaseException | None, confirm: Callable[[], object]) -> Calls[None]:
-        """Commit, or abort if the block has raised *error*. *confirm* asks the server if the lock is held."""
+        """Commit, or abort if the block has raised *error*. *confirm*: extends the lock, which raises LockLost if it is
+        not held any more."""
         try:
             if error is not None:
                 return
@@ -220,8 +221,8 @@ def _call(call: Any) -> Any:
 
 
 def pauses(limit: float) -> Iterator[float]:
-    """How many seconds to wait before each further attempt, for *limit* seconds: nothing at first, then longer and
-    longer, spread by full jitter."""
+    """How many seconds to wait before each further attempt, for *limit* seconds: a random time, at most 10 ms
+    at first, then up to twice as long each time, and at most 200 ms."""
     give_up = clock.now() + limit
     for attempts in itertools.count(1):
         if clock.now() >= give_up:

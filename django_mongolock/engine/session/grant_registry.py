@@ -26,7 +26,7 @@ class GrantRegistry:
     """Finds grants. May be called from any thread.
 
     grants: those that stand in a document, or may soon, by id: they are renewed. by_line: those that are held
-    exclusively, by the line that waits for them.
+    exclusively, by their lines. A waiter whose line is in there waits for this process to hand its key over.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:

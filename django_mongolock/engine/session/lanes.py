@@ -95,7 +95,7 @@ class Lanes(Generic[E]):
         """A call of *key* has ended: the next one that waits for it comes first in its lane. Return whether there is
         one.
 
-        It takes none of the two places of its key before it is made: its lane may be shut for a while.
+        It does not take the free place of its key yet, but when it is made: calls of its priority may have to wait.
         """
         if key is None:
             return False
@@ -104,7 +104,8 @@ class Lanes(Generic[E]):
             del self.under_way[key]
         for lane in self.parked.get(key, ()):
             if (entry := first(lane)) is not None:
-                # It cannot leave the lane by being taken back: whoever takes it out there lets the next one follow.
+                # Taken back, it leaves `entry.lane`, which is an empty one here. So it stays in `waiting`, until a
+                # thread takes it out, finds that it was taken back, and calls `end`: then the next of its key follows.
                 entry.lane = OrderedDict()
                 self.waiting[entry.priority][entry] = None
                 self.waiting[entry.priority].move_to_end(entry, last=False)

@@ -1,8 +1,8 @@
 """What this process has released: which releases an election may undo, and which keys are probably free.
 
-A release does not wait for the majority, which would double what it costs. So a failover may undo it: on the next
-primary the lock is held by a grant that is renewed no more, for a whole lease. So the process that released it
-remembers that for a while, and releases it again at the next primary.
+A release without a waiter (`ReleaseUncontended`) does not wait for the majority, which would double what it costs. So a
+failover may undo it: on the next primary the lock is held by a grant that is renewed no more, for a whole lease. So the
+process that released it remembers that for a while, and releases it again at the next primary.
 
 Where a primary has no name (`store.primary`: behind mongos or a load balancer, on a standalone server) nothing is
 remembered.

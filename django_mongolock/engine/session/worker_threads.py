@@ -188,10 +188,14 @@ class WorkerThreads:
         #: One for each call that entered a lane. A thread which gets one makes what calls there are: there may be too
         #: many of these. False ends a thread.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
+        #: How many more threads may be started, and how many wait for a ticket: lists that count. `append` and `pop`
+        #: are single operations of the interpreter, which `+= 1` is not.
         self._unstarted: list[None] = [None] * self._most
         self._idle: list[None] = []
         self._closed = False
-        #: Whether a thread sleeps until a call becomes slow, or until the alarm can be locked.
+        #: Whether a thread watches the calls that are being made: it sleeps until the next one becomes slow, since then
+        #: another may begin. It waits for the alarm to be unlocked, rather than for a ticket: `_wake_one` does that
+        #: if no thread is idle.
         self._watched = False
         self._alarm = _thread.allocate_lock()
         self._alarm.acquire()

@@ -1,6 +1,8 @@
 """Where the engine meets PyMongo: send one step, read one lock, renew many. Blocking; knows no lock object.
 
-Every command is bounded, goes to the primary, and is acknowledged by the majority, whatever the client's URI says.
+Whatever the client's URI says, every command goes to the primary, and all that a caller waits for has a time limit.
+What is written or read has been confirmed by the majority, except a release without a waiter (`UNNOTICED`), a look at
+what is there just now (`latest`), and the bells.
 """
 
 from __future__ import annotations
@@ -206,7 +208,12 @@ class MongoStore:
         return found
 
     def _is_puzzling(self, step: Step, reply: Reply) -> bool:
-        """Whether only a document that the step left as it was explains the answer."""
+        """Whether only a document that the step left as it was explains the answer.
+
+        The rule leaves a damaged document alone, which is no error to the server. So an answer that the rule itself
+        never gives is a reason to look at the document: a holder that was to be renewed has the number of another
+        command; or a grant is refused although no other holder has any time left, or not queued although there is room.
+        """
         if not reply.found:
             return False
         if step.renew:
@@ -241,7 +248,8 @@ class MongoStore:
         return read_reply(key, answer)
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        """See Store.renew(). One update, then one read."""
+        """See Store.renew(). One update, then one read. Where documents are gone, another update makes them again, and
+        those that were there after all are read again."""
         where = {
             "_id": {"$in": list(keys)},
             "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
