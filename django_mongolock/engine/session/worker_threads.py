@@ -241,7 +241,7 @@ class WorkerThreads:
         While other calls wait for the key, it waits behind them.
         """
         with self._lanes.mutex:
-            return key not in self._lanes.parked and self._lanes.is_admitted(key)
+            return key not in self._lanes.waiting_for_key and self._lanes.is_admitted(key)
 
     def end_own(self, key: str | None) -> None:
         """Note that the call has ended."""

@@ -28,7 +28,7 @@ from ..rule.document import LAST_TOKEN, Limits, Step, find_damage
 from ..rule.expressions import IS_WHOLE
 from ..rule.pipeline import pipeline
 from ..rule.replies import (
-    GRANTED,
+    BELL_MESSAGES,
     REPLY,
     REPLY_TAKEN,
     REPLY_TO_OWNER,
@@ -57,7 +57,7 @@ MAJORITY: Final = WriteConcern(w="majority", j=True)
 #: Each command that waits for a connection delays the renewals. So however few connections the project allows its own
 #: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`core.MOST_THREADS`) may need
 #: one each, and so may threads of the program.
-MIN_POOL_LIMIT: Final = 160
+LEAST_MAX_POOL_SIZE: Final = 160
 #: What a renewal finds where there was no document: no later grant either.
 GONE: Final = Found(LAST_TOKEN, {}, {})
 #: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
@@ -114,7 +114,7 @@ class MongoStore:
         # idempotent, and which the driver does not send again, since they are plain commands.
         options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
         if most := options.get("maxPoolSize", MAX_POOL_SIZE):  # 0 or None: as many as may be needed
-            options["maxPoolSize"] = max(MIN_POOL_LIMIT, most)
+            options["maxPoolSize"] = max(LEAST_MAX_POOL_SIZE, most)
         return options
 
     @cached_property
@@ -169,7 +169,7 @@ class MongoStore:
                 key, step, query=where, update=pipeline(step), fields=fields, upsert=step.upserts
             )
         reply = read_reply(key, found)
-        self.ring(reply.granted)
+        self.ring(reply.bells)
         if self._is_puzzling(step, reply):
             self.diagnose(key, timeout)
         return reply
@@ -256,7 +256,7 @@ class MongoStore:
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
-        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": GRANTED}
+        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": BELL_MESSAGES}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
