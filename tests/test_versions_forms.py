@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django import forms
@@ -11,19 +12,22 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.widgets import AdminSplitDateTime, RelatedFieldWidgetWrapper
 from django.contrib.auth.models import User
+from django.db import models
 from django.http import HttpResponse
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
+from django_mongodb_backend.fields import ArrayField, EmbeddedModelArrayField, EmbeddedModelField, ObjectIdAutoField
+from django_mongodb_backend.models import EmbeddedModel
 
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
-from django_mongolock.versions.forms import VersionedModelForm
-from django_mongolock.versions.seal import sent_back
+from django_mongolock.versions.forms import SealedModelForm, VersionedModelForm
+from django_mongolock.versions.seal import changed, name_of, pages_of, sent_back
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.editing.staff import Tab
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.versioned.databases import db, home, postgres
-from tests.versioned.shapes import Thing, Topic
+from tests.versioned.shapes import Shape, Thing, Topic
 
 __all__ = ["db", "home", "postgres"]
 
@@ -251,6 +255,73 @@ WRAPPED: Any = RelatedFieldWidgetWrapper(forms.TextInput(), None, None, can_add_
 def test_what_a_browser_sends_back(field: forms.Field, value: Any, comes_back: Any) -> None:
     """Of a field that is left alone, by widget."""
     assert sent_back(field, value) == comes_back
+
+
+class City(EmbeddedModel):
+    name = models.CharField(max_length=20)
+    since = models.DateTimeField(null=True, blank=True)
+
+    class Meta(Shape.Meta):
+        abstract = False
+
+
+class Customer(models.Model):  # noqa: DJ008 - never shown
+    id = ObjectIdAutoField(primary_key=True)
+    note = models.CharField(max_length=20, blank=True)
+    city = EmbeddedModelField(City)
+    others = EmbeddedModelArrayField(City, null=True, blank=True)
+    tags = ArrayField(models.CharField(max_length=9), default=list)
+    picture = models.BinaryField(default=b"")
+
+    class Meta(Shape.Meta):
+        abstract = False
+
+
+class CustomerForm(SealedModelForm):
+    class Meta:
+        model = Customer
+        fields = ("note", "city", "others")
+
+
+class TestEmbedded:
+    """Documents in documents: what they hold counts, each value of it."""
+
+    def customer(self, city: str = "Bern", others: tuple[str, ...] = ("Bern",), **values: Any) -> Customer:
+        """As it is read."""
+        pk = "6" * 24
+        found = Customer(pk=pk, city=City(name=city), others=[City(name=each) for each in others], **values)
+        found._state.adding = False
+        return found
+
+    def form(self, stored: Customer, city: str, others: tuple[str, ...] = ("Bern",), note: str = "new") -> Any:
+        """What is sent of the page of a customer in Bern, when another one may be stored."""
+        rows = {f"others-{number}-name": name for number, name in enumerate(others)}
+        count = {"others-TOTAL_FORMS": len(others), "others-INITIAL_FORMS": 0}
+        seal = CustomerForm(instance=self.customer())["version_read"].value()
+        return CustomerForm({"note": note, "city-name": city, "version_read": seal, **rows, **count}, instance=stored)
+
+    @pytest.mark.parametrize(
+        ("now", "name"), [({"city": "Basel"}, "City"), ({"others": ("Basel",)}, "Others"), ({"others": ()}, "Others")]
+    )
+    def test_changed_meanwhile(self, now: dict[str, Any], name: str) -> None:
+        """A change inside an embedded document is not written over unsaid."""
+        form = self.form(self.customer(**now), "Bern")
+        assert form.errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
+        assert form["city"].value().name == now.get("city", "Bern")
+
+    def test_what_is_saved(self) -> None:
+        """What nobody has changed is no conflict; what is typed is taken, an emptied list too."""
+        form = self.form(self.customer(), "Zurich", ())
+        assert form.is_valid(), form.errors
+        assert (form.instance.city.name, form.instance.others, form.instance.note) == ("Zurich", [], "new")
+
+    def test_values_that_are_equal(self) -> None:
+        """Two that hold the same have one digest, in whatever zone a time is and however bytes are read."""
+        there = datetime(2026, 7, 1, 12, tzinfo=ZoneInfo("Europe/Zurich"))
+        one, other = self.customer(picture=memoryview(b"x")), self.customer(picture=memoryview(b"x"), tags=["a"])
+        one.city.since, other.city.since = there, there.astimezone(UTC)
+        page = pages_of([(one, dict.fromkeys(("city", "others", "picture", "tags")))])
+        assert [field.name for field in changed(page[name_of(one)], other, page[name_of(one)]["fields"])] == ["tags"]
 
 
 LIST = "/admin/rates/rate/"
