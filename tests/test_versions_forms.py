@@ -13,12 +13,14 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.widgets import AdminSplitDateTime, RelatedFieldWidgetWrapper
 from django.contrib.auth.models import User
 from django.db import models
+from django.db.models.signals import post_delete
 from django.http import HttpResponse
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 from django_mongodb_backend.fields import ArrayField, EmbeddedModelArrayField, EmbeddedModelField, ObjectIdAutoField
 from django_mongodb_backend.models import EmbeddedModel
 
+from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import SealedModelForm, VersionedModelForm
 from django_mongolock.versions.seal import changed, name_of, pages_of, sent_back
@@ -26,7 +28,7 @@ from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.editing.staff import Tab
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.versioned.databases import db, home, postgres
+from tests.versioned.databases import db, failing_hook, home, on_sql, postgres
 from tests.versioned.shapes import Shape, Thing, Topic
 
 __all__ = ["db", "home", "postgres"]
@@ -116,6 +118,16 @@ class TestForm:
         form = ThingForm({**sent, "count": 7}, instance=again(thing), initial={**suggested, "count": 7})
         assert not form.has_changed()
         assert form.errors == {"__all__": [SAID % "Changed meanwhile: Title, Count. "]}
+
+    @on_sql
+    def test_an_error_after_the_commit(self, thing: Thing, db: str) -> None:
+        """Then it is saved, and no page says otherwise."""
+        form = form_of(thing, {**page_of(thing), "title": "mine"})
+        assert form.is_valid(), form.errors
+        with failing_hook(Thing, db):
+            form.try_save()
+        assert again(thing).title == "mine"
+        assert not form.conflict
 
     def test_save_as_new(self, thing: Thing) -> None:
         """The page of one object, sent as a new one."""
@@ -401,6 +413,45 @@ class TestAdmin:
         Rate.objects.filter(pk="USD").update(note="new")
         assert tab.send({"form-0-value": "10"}, _save="Save").status_code == 302
         assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
+
+    @pytest.mark.parametrize(
+        ("address", "typed"), [(PAGE, {"value": "5"}), (LIST, {"form-0-value": "5"}), (f"{LIST}add/", {"name": "USD"})]
+    )
+    def test_an_error_after_the_commit(self, person: Client, address: str, typed: dict[str, str]) -> None:
+        """It is raised: the page is not sent again, which would make a second object or say that nothing was saved."""
+        tab = Tab(person, address)
+        with failing_hook(Rate, "mongo"):  # where Django runs such a function at once
+            tab.send({"value": "1"} | typed, _save="Save")
+
+    def test_an_error_after_deleting(self, person: Client) -> None:
+        """It is raised as well: the page does not say that nothing was deleted."""
+        address = person.get(DELETE, follow=True).redirect_chain[0][0]
+        with failing_hook(Rate, "mongo", post_delete):
+            person.post(address, {"post": "yes"})
+
+    def test_an_action_is_run_once(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its conflict is its own: what it did before is not done twice."""
+        runs: list[str] = []
+
+        def twice(admin: Any, request: Any, queryset: Any) -> None:
+            runs.append("run")
+            first, second = queryset.get(), queryset.get()
+            first.save()
+            second.save()
+
+        monkeypatch.setattr(RateAdmin, "actions", [twice])
+        with pytest.raises(VersionConflict):
+            person.post(LIST, {"action": "twice", "_selected_action": "EUR"})
+        assert runs == ["run"]
+
+    def test_an_action_with_a_page_of_its_own(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A template without a context is none of our business."""
+
+        def shows(admin: Any, request: Any, queryset: Any) -> TemplateResponse:
+            return TemplateResponse(request, "admin/404.html")
+
+        monkeypatch.setattr(RateAdmin, "actions", [shows])
+        assert person.post(LIST, {"action": "shows", "_selected_action": "EUR"}).status_code == 200
 
     def test_deleting(self, person: Client) -> None:
         """The question carries the version; a change meanwhile, or an address by hand, asks again."""

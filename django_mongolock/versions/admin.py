@@ -17,6 +17,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..context import own_address
+from ..engine.lock.transaction import out_of_commit_hook
 from ..exceptions import VersionConflict
 from ..inspection import display
 from .checking import all_or_nothing, counted, version_field
@@ -42,9 +43,12 @@ class SealedPages(ModelAdmin):
         """With list_editable, put the seals of the rows into the page, and conflicts into their rows."""
         try:
             response = super().changelist_view(request, extra_context)
-        except VersionConflict:
+        except VersionConflict as error:
+            if "_save" not in request.POST or out_of_commit_hook(error):  # an action is not run twice
+                raise
             response = super().changelist_view(request, extra_context)
-        formset = getattr(getattr(response, "context_data", {}).get("cl"), "formset", None)
+        context = getattr(response, "context_data", None) or {}
+        formset = getattr(context.get("cl"), "formset", None)
         if formset is not None:
             for form in formset.initial_forms:
                 if FIELD in form.fields:
@@ -86,7 +90,9 @@ class SealedPages(ModelAdmin):
                     if found is None or unseal(request.GET.get(FIELD), TREE) != _tree(found):
                         raise counted(VersionConflict(obj._meta.label, obj.pk, None))
                 return super().delete_view(request, object_id, extra_context)
-        except VersionConflict:
+        except VersionConflict as error:
+            if out_of_commit_hook(error):
+                raise
             self.message_user(
                 request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR
             )
@@ -141,7 +147,9 @@ class VersionedAdmin(SealedPages, VersionedForms, ModelAdmin):
         try:
             with all_or_nothing(router.db_for_write(self.model)):
                 return super().changeform_view(request, *args, **kwargs)
-        except VersionConflict:
+        except VersionConflict as error:
+            if out_of_commit_hook(error):
+                raise
             return super().changeform_view(request, *args, **kwargs)
 
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:

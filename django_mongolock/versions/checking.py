@@ -20,6 +20,7 @@ from django.db.models.functions import Coalesce
 from django.utils import timezone
 
 from .. import signals
+from ..engine.lock.transaction import out_of_commit_hook
 from ..exceptions import VersionConflict
 from .retry import is_overtaken
 
@@ -67,13 +68,17 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
     for instance in instances:
         if instance._state.adding:
             raise conflict(instance, None, using, problem="it was not read before")
+    done = False
     try:
         with all_or_nothing(using):
             _raise_versions(read, field, using)
             for instance, version in read:
                 setattr(instance, field.attname, (version or 0) + 1)
             yield
+            done = True
     except BaseException as error:
+        if done and out_of_commit_hook(error):
+            raise
         for instance, version in read:
             setattr(instance, field.attname, version)
         if isinstance(error, _VersionsDiffer):

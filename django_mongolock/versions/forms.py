@@ -9,6 +9,7 @@ from django.core.exceptions import ValidationError
 from django.db import models, router
 from django.utils.translation import gettext as _
 
+from ..engine.lock.transaction import out_of_commit_hook
 from ..exceptions import VersionConflict
 from .checking import all_or_nothing, version_field
 from .seal import (
@@ -89,7 +90,9 @@ class SealedModelForm(ModelForm):
         try:
             with all_or_nothing(using):
                 self.save()
-        except VersionConflict:
+        except VersionConflict as error:
+            if out_of_commit_hook(error):
+                raise
             stored = self._meta.model._base_manager.using(using).filter(pk=self.instance.pk).first()
             if stored is None:
                 self.instance._state.adding = True
