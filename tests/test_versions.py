@@ -464,10 +464,11 @@ class TestTransactions:
     @on_sql
     def test_an_error_after_the_commit(self, db: str) -> None:
         """What is committed is the version that the instance has."""
-        soft = SoftThing.objects.using(db).create()
+        soft = SoftThing(pk=uuid.uuid4())
+        soft.save(using=db)
         with failing_hook(SoftThing, db):
             soft.delete()
-        assert soft.version == stored(soft, db).version == 3
+        assert (soft.version, stored(soft, db).version) == (3, 3)
         soft.save()
 
     @pytest.mark.long

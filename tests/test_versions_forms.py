@@ -19,6 +19,7 @@ from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
 from django_mongodb_backend.fields import ArrayField, EmbeddedModelArrayField, EmbeddedModelField, ObjectIdAutoField
 from django_mongodb_backend.models import EmbeddedModel
+from pytest_django import Settings
 
 from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
@@ -269,7 +270,7 @@ def test_what_a_browser_sends_back(field: forms.Field, value: Any, comes_back: A
     assert sent_back(field, value) == comes_back
 
 
-class City(EmbeddedModel):
+class City(EmbeddedModel):  # type: ignore[misc]
     name = models.CharField(max_length=20)
     since = models.DateTimeField(null=True, blank=True)
 
@@ -348,6 +349,16 @@ def person(client: Client) -> Client:
     return client
 
 
+class ReplicaRouter:
+    """Reads from one database what is written to another."""
+
+    def db_for_read(self, *args: Any, **hints: Any) -> str:
+        return "replica"
+
+    def db_for_write(self, *args: Any, **hints: Any) -> str:
+        return "primary"
+
+
 @WITH_MONGO
 class TestAdmin:
     """VersionedAdmin: the change page, the list, deleting."""
@@ -413,6 +424,23 @@ class TestAdmin:
         Rate.objects.filter(pk="USD").update(note="new")
         assert tab.send({"form-0-value": "10"}, _save="Save").status_code == 302
         assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
+
+    def test_what_a_user_sees_no_more(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is not deleted: no second one is made of what was typed, but Django's own answer given."""
+        tab, queryset = Tab(person, PAGE), RateAdmin.get_queryset
+        monkeypatch.setattr(RateAdmin, "get_queryset", lambda *args: queryset(*args).exclude(note="closed"))
+        Rate.objects.update(note="closed")
+        assert tab.send({"name": "USD"})["Location"] == "/admin/"
+        assert [rate.pk for rate in Rate.objects.all()] == ["EUR"]
+        assert person.post(f"{PAGE}?_to_field=value", tab.fields).status_code == 400, "Django's own answer"
+
+    def test_a_replica_that_is_behind(self, settings: Settings) -> None:
+        """What a page is compared with comes from where it is saved, rows of inlines too."""
+        settings.DATABASE_ROUTERS = [ReplicaRouter()]
+        for request, alias in ((RequestFactory().get("/"), "replica"), (RequestFactory().post("/"), "primary")):
+            request.user = User(is_superuser=True, is_active=True)
+            for kind in (RateAdmin(Rate, admin.site), ThingInline(Topic, admin.site)):
+                assert kind.get_queryset(request).db == alias
 
     @pytest.mark.parametrize(
         ("address", "typed"), [(PAGE, {"value": "5"}), (LIST, {"form-0-value": "5"}), (f"{LIST}add/", {"name": "USD"})]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
@@ -12,7 +13,8 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import TO_FIELD_VAR, get_content_type_for_model
 from django.contrib.admin.utils import NestedObjects, flatten_fieldsets, unquote
 from django.core import checks, signing
-from django.db import router
+from django.core.exceptions import ValidationError
+from django.db import models, router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
@@ -76,6 +78,17 @@ class SealedPages(ModelAdmin):
         known = by is None or self.to_field_allowed(request, by)
         return self.get_object(request, unquote(object_id), by) if known else None
 
+    def _is_stored(self, request: HttpRequest, object_id: str) -> bool:
+        """Return whether the object of an address is there, if only for others: get_queryset() may hide it by now."""
+        by = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+        if by is not None and not self.to_field_allowed(request, by):
+            return True
+        field: Any = self.opts.pk if by is None else self.opts.get_field(by)
+        rows: models.QuerySet[Any] = self.model._base_manager.using(router.db_for_write(self.model))
+        with suppress(ValidationError, ValueError):
+            return rows.filter(**{field.name: field.to_python(unquote(object_id))}).exists()
+        return False
+
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Ask for confirmation about what is stored now: the address of the page carries its seal."""
         obj, using = self._get(request, object_id), router.db_for_write(self.model)
@@ -117,6 +130,11 @@ class VersionedForms(BaseModelAdmin):
 
     form = VersionedModelForm
 
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """When saving, read from the primary: a replica may be behind."""
+        queryset = super().get_queryset(request)
+        return queryset.using(router.db_for_write(queryset.model)) if request.method == "POST" else queryset
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Add the hidden field, also if the fields are listed explicitly."""
         fieldsets = super().get_fieldsets(request, obj)
@@ -154,7 +172,8 @@ class VersionedAdmin(SealedPages, VersionedForms, ModelAdmin):
 
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:
         """Show what was typed if the object was deleted while it was being edited, so that it can be created again."""
-        if request.method == "POST" and FIELD in request.POST and self.has_add_permission(request):
+        edited = request.method == "POST" and FIELD in request.POST and self.has_add_permission(request)
+        if edited and not self._is_stored(request, object_id):
             return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
         return super()._get_obj_does_not_exist_redirect(request, opts, object_id)  # type: ignore[misc]
 
