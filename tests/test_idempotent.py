@@ -659,7 +659,7 @@ class TestTransactions:
         """Of two databases with ATOMIC_REQUESTS, that which has a transaction counts: its commit fails, and the next
         request runs."""
         monkeypatch.setitem(connections.settings["mongo"], "ATOMIC_REQUESTS", True)
-        file = connections["file"]
+        file: Any = connections["file"]
         commits: Iterator[Any] = iter([IntegrityError])
         commit = file._commit
 

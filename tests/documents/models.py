@@ -52,3 +52,18 @@ class CodedAdvert(Locked):
     """Its primary key is another column than `_id`."""
 
     code = models.CharField(max_length=10, primary_key=True)
+
+
+class Proxied(Locked):
+    """Only its proxy has a lock."""
+
+    id = ObjectIdAutoField(primary_key=True)
+
+
+class ProxyAdvert(Proxied):
+    """The proxy."""
+
+    class Meta:
+        proxy = True
+        app_label = "documents"
+        apps = registry
