@@ -16,7 +16,7 @@ from django.forms import modelform_factory
 from django_mongolock.documents import DocumentLock
 from django_mongolock.exceptions import DocumentChanged, DocumentLockLost, VersionConflict
 from tests.documents.conftest import FINAL, PENDING, Ground
-from tests.documents.models import Advert, CodedAdvert, Locked, LongAdvert, Proxied, ProxyAdvert
+from tests.documents.models import Advert, CodedAdvert, EmbeddingAdvert, Locked, LongAdvert, Proxied, ProxyAdvert
 from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
@@ -46,6 +46,29 @@ class TestTheDocumentAsItWillBe:
         assert held.pending == "withdrawing"
         assert self.work_on(read) == "exporting"
         held.finish()
+
+    @pytest.mark.parametrize(
+        ("change", "look"),
+        [
+            ({"settings.in": False}, lambda ad: ad.settings.opted_in),
+            ({"several.0.in": False}, lambda ad: ad.several[0].opted_in),
+            ({"empty.in": False}, lambda ad: ad.empty.opted_in),
+        ],
+        ids=["embedded", "in an array", "missing"],
+    )
+    def test_inside_of_embedded_models(self, make: Callable[..., Ground], change: Any, look: Any) -> None:
+        """By the names that the fields have in the documents; what was read stays as read."""
+        ground = make(EmbeddingAdvert)
+        ground.add(1, settings={"in": True}, several=[{"in": True}])
+        read, seen = rows(EmbeddingAdvert).get(), list[Any]()
+
+        def work_on(ad: Any) -> str:
+            seen.append(look(ad))
+            return "exporting"
+
+        held = ground.lock.acquire(read, work_on, changes=change)
+        assert (seen, look(held.instance), read.settings.opted_in) == ([False], False, True)
+        held.fail()
 
     def test_final(self, ground: Ground) -> None:
         """Also with the changes of `finish`; and inside of arrays."""
