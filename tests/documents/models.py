@@ -55,7 +55,7 @@ class CodedAdvert(Locked):
     code = models.CharField(max_length=10, primary_key=True)
 
 
-class Settings(EmbeddedModel):
+class Settings(EmbeddedModel):  # type: ignore[misc]
     """What an advert embeds."""
 
     opted_in = models.BooleanField(default=True, db_column="in")
