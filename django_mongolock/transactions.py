@@ -177,7 +177,7 @@ class DjangoAtomic(Atomic[ClientSession]):
             )
         self._lock = lock
         self._alias = alias
-        self._session = None
+        self._client_session = None
         self._grants = ()
 
     def __enter__(self) -> ClientSession:

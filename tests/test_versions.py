@@ -24,7 +24,7 @@ from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions import VersionField
 from testproject.servers import Mongod
 from tests.support.programs import python
-from tests.versioned.databases import added, db, home, mariadb, on_sql, postgres
+from tests.versioned.databases import added, db, failing_hook, home, mariadb, on_sql, postgres
 from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Renamed, SoftThing, Thing, ThingProxy, Topic
 
 __all__ = ["db", "home", "mariadb", "postgres"]
@@ -460,6 +460,16 @@ class TestTransactions:
                     fail()
             assert Thing.objects.using(db).count() == 2
         assert Thing.objects.using(db).count() == 2
+
+    @on_sql
+    def test_an_error_after_the_commit(self, db: str) -> None:
+        """What is committed is the version that the instance has."""
+        soft = SoftThing(pk=uuid.uuid4())
+        soft.save(using=db)
+        with failing_hook(SoftThing, db):
+            soft.delete()
+        assert (soft.version, stored(soft, db).version) == (3, 3)
+        soft.save()
 
     @pytest.mark.long
     def test_a_standalone_server(self, django_db_blocker: DjangoDbBlocker) -> None:

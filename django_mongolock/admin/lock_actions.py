@@ -131,7 +131,7 @@ class LockActions(Pages):
             return lock_address(back, self.admin_site.name)
         site = self.admin_site.name
         if any(not isinstance(kind, NamedLocks) for kind, _row in rows):
-            return reverse("admin:django_mongolock_lock_documents", current_app=site)
+            return reverse("admin:django_mongolock_lock_others", current_app=site)
         address = reverse("admin:django_mongolock_lock_changelist", current_app=site)
         filters = request.POST["filters"] if "filters" in request.POST else request.GET.urlencode()
         return f"{address}?{filters}" if filters else address
@@ -160,7 +160,7 @@ class LockActions(Pages):
             "way_back": self.way_back(request, held),
             "form": form or ReasonForm(action),
         }
-        return self.page(request, "confirmation" if named else "documents_confirmation", context)
+        return self.page(request, "confirmation" if named else "others_confirmation", context)
 
     def _answer(self, request: HttpRequest, action: Action, may: bool) -> HttpResponse:
         """Do what was confirmed, to the holders that were shown; ask again if a required reason is missing."""

@@ -18,10 +18,10 @@ from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TO
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.rule.replies import Found, Reply, read_found
-from django_mongolock.engine.session.core import REQUEST, SENDING_THREADS, SHARES
+from django_mongolock.engine.session.core import COMMAND_THREADS, REQUEST, SHARES
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
 from django_mongolock.engine.session.grant import Grant
-from django_mongolock.engine.session.releases import LOOK_EVERY
+from django_mongolock.engine.session.releases import FAILOVER_LOOK_EVERY
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
 from django_mongolock.testing.memory_server import MemorySession, MemoryStore
@@ -76,7 +76,7 @@ def test_a_last_try_takes_its_entry_out_of_the_queue(memory: Memory) -> None:
     """P6, F110: it is a command of its own, and shares no answer with others that try the same key."""
 
     def asks_the_same(grant: Grant) -> bool:
-        return memory.session.commands._terms_of(grant.acquisition.enter(trial=True))["same"] is not None
+        return memory.session.commands._how_to_call(grant.acquisition.enter(trial=True))["same"] is not None
 
     with memory.other(terms=CALM):
         waiter = memory.waiter(terms=CALM)
@@ -515,7 +515,7 @@ def undo_a_release(memory: Memory) -> Elected:
 def test_a_release_that_an_election_has_undone_is_made_again(memory: Memory) -> None:
     """F7: so nobody waits for the end of the lease."""
     undo_a_release(memory)
-    memory.server.advance(LOOK_EVERY)
+    memory.server.advance(FAILOVER_LOOK_EVERY)
     assert eventually(lambda: memory.holders() == [])
 
 
@@ -596,7 +596,7 @@ async def test_what_was_sent_once_stays_sent(memory: Memory, monkeypatch: pytest
     grant = new_grant(memory.session, memory.lock(), object())
     memory.session.registry.add(grant)
     await memory.session.commands.acall(grant.acquisition.enter(trial=False))
-    gate, submitted = threading.Event(), SENDING_THREADS
+    gate, submitted = threading.Event(), COMMAND_THREADS
     for _ in range(submitted):
         memory.session.threads.submit(lambda: gate.wait(20))
     taken_back = asyncio.ensure_future(memory.session.commands.acall(grant.acquisition.enter(trial=False)))
@@ -623,13 +623,13 @@ async def test_a_release_goes_before_what_asks_for_a_lock(
 
     mine = await memory.lock().aacquire()
     before = memory.holders()
-    locks = [memory.lock(f"busy{number}") for number in range(SENDING_THREADS)]
+    locks = [memory.lock(f"busy{number}") for number in range(COMMAND_THREADS)]
     if way == "hand-over":
         locks.insert(0, memory.lock())
     for door in ("apply", "take_free"):
         monkeypatch.setattr(memory.session.store, door, held_up)
     asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
-    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS * SHARES[REQUEST])
+    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= COMMAND_THREADS * SHARES[REQUEST])
     await mine.arelease()
     assert len(memory.holders()) == (way == "hand-over")
     assert memory.holders() != before

@@ -71,17 +71,17 @@ class LockGrants:
         called = began = session.now()
         deadline = FOREVER if wait is None else began + wait
         grants: list[Grant] = []
-        tokens: list[OwnerToken] = []
+        owner_tokens: list[OwnerToken] = []
         try:
             for key in self.keys:
-                grant = yield from self._acquire_key(session, key, (began, deadline), tokens, trial=wait == 0)
+                grant = yield from self._acquire_key(session, key, (began, deadline), owner_tokens, trial=wait == 0)
                 grants.append(grant)
                 began = session.now()
             where = calling_line()
             for grant in grants:
                 grant.acquired_from = grant.acquired_from or where
             self._refuse_lost(grants)
-            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
+            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(owner_tokens)
             self.last = self.grants
         except LockNotAcquired:
             try:
@@ -130,7 +130,7 @@ class LockGrants:
         session: Session,
         key: str,
         times: tuple[float, float],
-        tokens: list[OwnerToken],
+        owner_tokens: list[OwnerToken],
         *,
         trial: bool,
     ) -> Protocol[Grant]:
@@ -138,10 +138,10 @@ class LockGrants:
         worker = current_worker()
         held = session.registry.held_by(worker)
         if (mine := held.get(key)) is not None and (token := (yield from self._enter_again(session, mine))) is not None:
-            tokens.append(token)
+            owner_tokens.append(token)
             return mine
         grant = self.new_grant(session, key, worker, held, self.terms)
-        tokens.append(grant.new_owner_token(session.heartbeat.inbox.put))
+        owner_tokens.append(grant.new_owner_token(session.heartbeat.inbox.put))
         began, deadline = times
         grant.waiting.began, grant.waiting.back_by = began, deadline + session.commands.timeout
         answer = None
@@ -237,8 +237,8 @@ class LockGrants:
 
     def release_all(self, early: bool = False) -> Protocol[bool]:
         """Release all keys; return whether all were held until then. early: also end their minimum hold."""
-        # The tokens, too: another thread may clear them, and the heartbeat would release what is being released.
-        session, grants, tokens = self.session, self.grants, self._owner_tokens
+        # The owner tokens, too: another thread may clear them, and the heartbeat would release what is being released.
+        session, grants, owner_tokens = self.session, self.grants, self._owner_tokens
         if session is None or not self.is_ours:
             return False
         ours = bool(grants)
@@ -250,7 +250,7 @@ class LockGrants:
             raise
         finally:
             self.clear(grants)
-            del tokens
+            del owner_tokens
         return ours
 
     def clear(self, grants: tuple[Grant, ...]) -> None:
@@ -268,13 +268,13 @@ class LockGrants:
             return False
         grant.releaser = releaser
         stays = grant.terms.min_hold > 0 and not early
-        heir = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
+        next_waiter = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
         answer = None
         try:
             was_there, answer = yield from procedures.release(
                 grant.key,
                 grant.id,
-                None if heir is None else heir.acquisition,
+                None if next_waiter is None else next_waiter.acquisition,
                 uncontended=grant.lease.uncontended,
                 stays=stays,
                 leave_tombstone=grant.needs_tombstone(),
@@ -284,8 +284,8 @@ class LockGrants:
             session.ending.end(grant, How.ABANDONED, stays=stays)
             was_there = True
         finally:
-            if heir is not None:
-                session.queue.finish_handover(heir, answer)
+            if next_waiter is not None:
+                session.queue.finish_handover(next_waiter, answer)
         if was_there:
             session.ending.end(grant, How.RELEASED)
         else:

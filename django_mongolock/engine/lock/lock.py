@@ -269,4 +269,5 @@ class MongoLock(LockState):
         if unknown:
             refuse_options(unknown)
         chosen = self.options.wait if isinstance(wait, Unset) else check_wait(wait)
+        # The project's WAIT is in the options already; a lock that was made without a project waits without end.
         return None if isinstance(chosen, Unset) else chosen

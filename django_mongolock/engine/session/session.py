@@ -29,8 +29,9 @@ T = TypeVar("T")
 class Session(SessionCore):
     """The parts that keep the locks of one process, each with one job, and the life of a grant from one to the next.
 
-    A daemon thread, started with the first grant, renews all grants in bulk, removes what may have been left, and
-    reports losses. A forked child does not use its parent's session: see `PerProcess`.
+    A daemon thread, the heartbeat, started with the first grant, finds what is due: renewals in bulk, the removal of
+    what may have been left, losses to be reported. Other threads send those commands (`threads`), and call the program
+    (`notifications.threads`). A forked child does not use its parent's session: see `PerProcess`.
 
     now: the clock that deadlines are counted by, in seconds. Code that moves it calls `wake`.
     """
