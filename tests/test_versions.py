@@ -523,7 +523,7 @@ class TestField:
             VersionedQuerySet(Topic, using=db).update(name="x")
 
     def test_checks(self) -> None:
-        """Each rule has its id: two versions, an order of Django's, managers that raise none, a version below a parent."""
+        """Each rule has its id: two versions, an order of Django's, managers that raise none, one below a parent."""
         from django.apps.registry import Apps
 
         from django_mongolock.versions import VersionedManager, VersionedModel

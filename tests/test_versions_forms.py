@@ -309,7 +309,7 @@ class TestEmbedded:
     def form(self, stored: Customer, city: str, others: tuple[str, ...] = ("Bern",), note: str = "new") -> Any:
         """What is sent of the page of a customer in Bern, when another one may be stored."""
         rows = {f"others-{number}-name": name for number, name in enumerate(others)}
-        count = {"others-TOTAL_FORMS": len(others), "others-INITIAL_FORMS": 0}
+        count = {"others-TOTAL_FORMS": len(others), "others-INITIAL_FORMS": len(others)}
         seal = CustomerForm(instance=self.customer())["version_read"].value()
         return CustomerForm({"note": note, "city-name": city, "version_read": seal, **rows, **count}, instance=stored)
 
@@ -321,6 +321,8 @@ class TestEmbedded:
         form = self.form(self.customer(**now), "Bern")
         assert form.errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
         assert form["city"].value().name == now.get("city", "Bern")
+        rows = form["others"].formset.initial_forms
+        assert tuple(row["name"].value() for row in rows) == now.get("others", ("Bern",)), "what is stored"
 
     def test_what_is_saved(self) -> None:
         """What nobody has changed is no conflict; what is typed is taken, an emptied list too."""

@@ -100,8 +100,17 @@ def show_stored(form: Any, page: Page, stored: models.Model) -> list[str]:
     for field in fields:
         typed = digest(field, form.cleaned_data[field.name]) if field.name in form.cleaned_data else ""
         if typed in (page["fields"].get(field.name), page["alone"].get(field.name)):
-            show(form.fields[field.name], field.value_from_object(stored))
+            _show_again(form, field.name, field.value_from_object(stored))
     return [str(form[field.name].label) for field in fields]
+
+
+def _show_again(form: Any, name: str, value: Any) -> None:
+    """Let a field show *value*, also one of embedded documents, which asks the data of its form."""
+    field = form.fields[name]
+    show(field, value)
+    if type(field).get_bound_field is not forms.Field.get_bound_field:
+        unbound = forms.Form(initial={name: value}, prefix=form.prefix, auto_id=form.auto_id)
+        form._bound_fields_cache[name] = field.get_bound_field(unbound, name)
 
 
 def say_changed(names: Iterable[str]) -> str:
