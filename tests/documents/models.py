@@ -35,6 +35,7 @@ class Locked(models.Model):
         abstract = True
         app_label = "documents"
         apps = registry
+        base_manager_name = "objects"
 
 
 class Advert(Locked):
