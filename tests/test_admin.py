@@ -576,7 +576,7 @@ WITHOUT_ADMIN = """
 import django
 from django.conf import settings
 settings.configure(
-    INSTALLED_APPS=["django_mongolock", "django_mongolock.history"],
+    INSTALLED_APPS=["django_mongolock", *(f"django_mongolock.{app}" for app in ("editing", "history", "versions"))],
     DATABASES={"default": {"ENGINE": "django_mongodb_backend", "NAME": "x"}},
     MONGOLOCK={"DATABASE": "default", "HISTORY": 1},
     TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
@@ -591,5 +591,5 @@ call_command("check")
 
 @pytest.mark.long
 def test_projects_without_the_admin() -> None:
-    """Nobody needs the admin to use locks, nor templates, nor to keep their history."""
+    """Nobody needs the admin to use locks, also edit locks, nor templates, nor to keep their history."""
     python("-c", WITHOUT_ADMIN)

@@ -635,6 +635,7 @@ class TestClearing:
         answer = browser("view_ad", "change_ad", *MAY_CLEAR).post("/admin/shop/ad/", change, follow=True)
         assert "1 stale lock of “ad exports” was released." in answer.content.decode()
         assert [shop.read(ad.pk, "state") for ad in ads] == ["failed", "exporting", "exporting"]
+        assert [entry_.object_repr for entry_ in LogEntry.objects.all()] == ["x"]
 
 
 class TestDashboard:

@@ -242,11 +242,18 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group, as a TaskGroup raises it, or the one error."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in leaves(each)]
+
+
 def out_of_commit_hook(error: BaseException) -> bool:
     """Return whether *error*, or an error of its group, was raised by a function given to ``transaction.on_commit``.
 
-    The work before it must not be done again. Only what was called since the error is looked at: work that is itself
-    called by such a function is not meant.
+    The work before it must not be done again: it is committed, or may have been written where there was no transaction.
+    Only what was called since the error is looked at: work that is itself called by such a function is not meant.
     """
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return any(map(out_of_commit_hook, inner)) or any(
