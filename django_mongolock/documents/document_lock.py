@@ -342,10 +342,11 @@ def _as_free(do_insert: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _free(instance: Model, lock: DocumentLock[Any]) -> None:
-    """Have a copy of a held document begin as a new one does."""
+    """Have a copy of a held document begin as a new one does. A copy has the version in which it was read; a new
+    instance has none, and is saved as it was made."""
     names = lock.rules.fields.names()
-    found: dict[str, Any] = {role: lock._source.field(name) for role, name in names.items() if role != "version"}
-    if not getattr(instance, found["holder"].attname):
+    found: dict[str, Any] = {role: lock._source.field(name) for role, name in names.items()}
+    if not (vars(instance).get(found.pop("version").attname) and getattr(instance, found["holder"].attname)):
         return
     if getattr(instance, found["state"].attname) not in lock.rules.pending:
         del found["state"]

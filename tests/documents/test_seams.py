@@ -194,6 +194,9 @@ class TestSaving:
 
     def test_insert_and_fixture(self, adverts: Ground, tmp_path: Any) -> None:
         """A new document has the state that it is given; `QuerySet.update` writes what it is told to."""
+        made = Advert(state="exporting", holder="a test")
+        made.save(using="mongo")
+        assert adverts.read(made.pk, "state", "holder") == ("exporting", "a test")
         ad = Advert(state="imported")
         ad.save(using="mongo")
         assert adverts.read(ad.pk, "state", "version") == ("imported", 1)

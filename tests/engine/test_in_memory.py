@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.protocol.actions import Apply
+from django_mongolock.engine.protocol.actions import Apply, Pause
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
@@ -423,6 +423,79 @@ def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool)
     assert eventually(lambda: not (session.known or memory.server.documents["k"]["waiters"]))
     session.close()
     theirs.release()
+
+
+def test_a_cancelled_wait_asks_for_no_further_key(memory: Memory) -> None:
+    """F36: it is cancelled while its first key is asked for, and ends before it waits for the second."""
+    lock = memory.lock("a", "b", wait=None)
+    theirs = memory.other("b").acquire()
+    apply = memory.session.store.apply
+
+    def cancelled(key: str, step: Step, timeout: float) -> Reply:
+        if key == "a":
+            lock.cancel()
+        return apply(key, step, timeout)
+
+    memory.session.store.apply = memory.session.store.take_free = cancelled  # type: ignore[method-assign]
+    with pytest.raises(LockCancelled):
+        lock.acquire()
+    assert not memory.entries("a")
+    theirs.release()
+
+
+def test_a_cancelled_wait_sleeps_no_more(memory: Memory) -> None:
+    """F36: its wake-up was taken for something else that happened at the same time."""
+    theirs = memory.other().acquire()
+    waiter = memory.waiter()
+    assert eventually(lambda: memory.server.documents["k"]["waiters"])
+    (grant,) = memory.session.queue.waiting.values()
+    grant.waiting.cancelled = True
+    assert memory.session.waits._seconds(Pause(grant.id, LONG.lease, LONG.lease), grant) == 0.0
+    waiter.lock.cancel()
+    assert isinstance(waiter.end().error, LockCancelled)
+    theirs.release()
+
+
+def test_a_heartbeat_that_was_closed_starts_no_thread(memory: Memory) -> None:
+    """F108: in the main thread, the close of its session would wait until one of the threads is free."""
+    heartbeat, started = memory.new_session().heartbeat, list[Callable[[], None]]()
+    heartbeat.close()
+    heartbeat.elsewhere = started.append  # type: ignore[method-assign,assignment]
+    heartbeat.see_to(0.0)
+    assert not started
+
+
+def test_an_extension_that_is_answered_late_brings_no_end_nearer(memory: Memory) -> None:
+    """P7: renewals that were sent after it have given more."""
+    mine = memory.lock(terms=CALM).acquire()
+    apply = memory.session.store.apply
+
+    def late(key: str, step: Step, timeout: float) -> Reply:
+        reply = apply(key, step, timeout)
+        memory.server.advance(CALM.lease / 2)  # renews
+        return reply
+
+    memory.session.store.apply = late  # type: ignore[method-assign]
+    until = grant_of(mine).lease.until
+    mine.extend()
+    assert mine.held
+    assert grant_of(mine).lease.until >= until + CALM.lease / 3 - 1
+    memory.session.store.apply = apply  # type: ignore[method-assign]
+    mine.release()
+
+
+def test_a_release_of_many_keys_waits_for_one_answer(memory: Memory) -> None:
+    """P6: where the first has none, the others are released in the background."""
+    session = memory.new_session(Elected)
+    store: Any = session.store
+    mine = make_lock(session, "a", "b", "c", terms=LONG, wait=None)
+    mine.acquire()
+    for grant in mine._own.grants:
+        grant.lease.uncontended = False
+    store.down = True
+    mine.release()
+    assert store.tries == 1
+    store.down = False
 
 
 @pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])

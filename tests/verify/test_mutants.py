@@ -175,7 +175,8 @@ def test_what_was_removed_for_good_does_not_come_back() -> None:
 
 def test_an_election_ends_nobodys_place() -> None:
     """F21: whoever waits has a whole place by the new clock, unless it leaves."""
-    waits, free = {"clock": "a", "holders": [], "waiters": [{"grant": "g"}]}, {"holders": [], "waiters": []}
+    waits: dict[str, Any] = {"clock": "a", "holders": [], "waiters": [{"grant": "g"}]}
+    free: dict[str, Any] = {"holders": [], "waiters": []}
     assert len(list(elections(waits, {**free, "clock": "b"}, Step()))) == 1
     for own in (Step(remove=("g",)), Step(ask="g", trial=True)):
         assert list(elections(waits, {**free, "clock": "b"}, own)) == []

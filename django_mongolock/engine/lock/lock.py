@@ -104,6 +104,7 @@ class MongoLock(LockState):
 
         Does nothing if there is no such wait.
         """
+        self._own.is_cancelled = True
         if (grant := self._own.wanted) is not None:
             self._session_now().waits.cancel(grant)
 

@@ -233,7 +233,9 @@ def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, de
             failures += 1
             if not error.passing or (failures > 1 and now >= deadline):
                 raise
-            result: WaitResult = yield Pause(acquisition.grant, backoff(failures + 1))
+            # No longer than was left before it, which may have taken all of that.
+            pause = min(backoff(failures + 1), max(0.1, deadline - now))
+            result: WaitResult = yield Pause(acquisition.grant, pause)
             began, now = now, result.now
             if result.answer is not None:  # to the command of another grant of its line
                 return result.answer

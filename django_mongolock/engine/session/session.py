@@ -115,13 +115,13 @@ class Session(SessionCore):
         self.commands.close(timeout)
         # What is being asked for, and what is being released, too: those commands may never be sent.
         ended = list(self.registry.grants.values())
-        held = [grant for grant in ended if grant.state is not State.WAITING and not grant.in_doubt]
+        held = {grant: None for grant in ended if grant.state is not State.WAITING and not grant.in_doubt}
         for grant in ended:
             if not grant.mark_lost(CLOSED) and grant.state is State.RELEASED:
                 grant.reason = CLOSED  # its own release may find nothing
             if grant not in held:
                 self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
-        self.cleanup.finish(held, end)
+        self.cleanup.finish(list(held), end)
         for grant in ended:
             self.ending.end(grant, How.RELEASED)
         self.waits.look()
