@@ -86,7 +86,10 @@ class Atomic(Generic[S_co]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False]:
-        self._run(self._end(error, self._lock.extend))
+        try:
+            self._run(self._end(error, self._lock.extend))
+        finally:  # by steps of their own: a signal may have struck between two of the others
+            self._run(self._abort())
         return False
 
     async def __aenter__(self) -> S_co:
@@ -96,7 +99,10 @@ class Atomic(Generic[S_co]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False]:
-        await self._arun(self._end(error, self._lock.aextend))
+        try:
+            await self._arun(self._end(error, self._lock.aextend))
+        finally:
+            await self._arun(self._abort())
         return False
 
     # The bodies
@@ -118,6 +124,8 @@ class Atomic(Generic[S_co]):
                 read_preference=ReadPreference.PRIMARY,
                 max_commit_time_ms=round(session.commands.timeout * 1000),
             )
+        except GeneratorExit:
+            raise  # a signal has struck between two steps: nothing was sent yet that would have to be aborted
         except BaseException:
             yield from self._abort()
             raise
@@ -155,7 +163,6 @@ class Atomic(Generic[S_co]):
             for grant in self._grants:  # not before: a renewal would conflict with the commit
                 grant.resume_renewals()
                 self._registry.see_to(grant)
-            yield from self._abort()
 
     def _match(self) -> Calls[bool]:
         """Write to the document of every key; return whether all were there and held by our grants."""
