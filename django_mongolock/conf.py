@@ -45,15 +45,15 @@ class LockSettings:
     - BACKEND: dotted path of the class that stores the locks.
     - KEY_PREFIX: the start of every key, so that several sites can share a database. It ends with one of
       `: / | , ; # =`, which it contains only once.
-    - LEASE: how long a lock lives after its process has died. A live process renews it. At least 20, to outlast a
-      failover.
+    - LEASE: how long a lock lives after its process has died. A live process renews it. From 20 on, it outlasts
+      a failover.
     - WAIT: how long to wait for a lock. `0`: a single attempt. `None`: no limit.
     - CLOCK_MARGIN: how much longer the server keeps a lease than its holder relies on it: a part of the lease, from
       0 to 1. It is at least one second.
     - WAITER_LEASE: how long a place in the queue is valid without renewal.
     - MAX_WAITERS: how many threads and tasks may wait for one key, from 1 to 5000. More get `LockQueueFull`.
     - RETENTION: how long the document of an unused lock is kept if someone ever waited for it, at least an hour. Other
-      documents are kept for two hours.
+      documents are kept for one to two hours.
     - COMMAND_TIMEOUT: how long one command to MongoDB may take.
     - CONTENTION_STATUS: the HTTP status of `on_contention="respond"`, from 400 to 599.
     - SHORT_WAIT: how long `mongo_locked` waits in a view. At most `WAIT`.

@@ -120,9 +120,12 @@ def _update_rows(rows: Rows, token: int, values: dict[str, Any], field: str, giv
     if field in values:
         raise TypeError(f"{field} is set by fenced_update() itself: pass the token as the second argument")
     rows.model._meta.get_field(field)  # raises FieldDoesNotExist
-    older = rows.filter(Q(**{f"{field}__lte": token}) | Q(**{f"{field}__isnull": True}))
+    chosen: Any = rows.all()
+    chosen._for_write = True
+    chosen = chosen.using(chosen.db)  # newer tokens are looked for there, too: a replica may not have them yet
+    older = chosen.filter(Q(**{f"{field}__lte": token}) | Q(**{f"{field}__isnull": True}))
     updated: int = older.update(**values, **{field: token})
-    newer = rows.filter(**{f"{field}__gt": token}).order_by().values_list("pk", field)
+    newer = chosen.filter(**{f"{field}__gt": token}).order_by().values_list("pk", field)
     if (found := newer.first()) is not None:
         raise StaleToken(token, found[1], field, f"{rows.model._meta.label} {found[0]!r}")
     return updated

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any, Final, Literal, Never, TypeVar
 from asgiref.sync import iscoroutinefunction
 
 from .engine.lock.lock import MongoLock
+from .engine.lock.transaction import leaves
 from .engine.rule.options import Seconds
 from .exceptions import LockLost, LockMisused
 from .locks import Key, chosen, make_lock
@@ -122,6 +124,15 @@ async def _outlast(task: asyncio.Future[Any]) -> None:
         raise cancelled
 
 
+def _finished(result: T) -> T:
+    """Return *result*; raise TypeError if it is work that would only begin after the term."""
+    if inspect.isawaitable(result) or isinstance(result, (Generator, AsyncGenerator)):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(f"run() got a {type(result).__name__}, which would run without the lock; there is arun()")
+    return result
+
+
 class Leader:
     """Stands for election: see `leader`. One term at a time; make one for each thread or task."""
 
@@ -134,13 +145,13 @@ class Leader:
         """Call *work* with the term whenever elected, until it returns in its term; return its result.
 
         If the term ends before, *work* has to return, and this process stands for election again. What *work* raises
-        is raised, unless it is the loss of this lock.
+        is raised, unless it is the loss of this lock, or a group of nothing else.
         """
         if iscoroutinefunction(work) or not callable(work):
             raise TypeError("run() calls a function with the term; for a coroutine function there is arun()")
         while True:
             with self._standing(), self as term:
-                result = work(term)
+                result = _finished(work(term))
                 if term.held:
                     return result
 
@@ -199,8 +210,8 @@ class Leader:
         """Swallow the loss of the lock in the block, which stands for election again."""
         try:
             yield
-        except LockLost as error:
-            if error.key != self.key:
+        except (LockLost, BaseExceptionGroup) as error:
+            if not all(isinstance(leaf, LockLost) and leaf.key == self.key for leaf in leaves(error)):
                 raise
 
     def _new_term(self, kind: type[AnyTerm]) -> AnyTerm:

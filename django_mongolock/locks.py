@@ -39,11 +39,21 @@ class DjangoLock(MongoLock):
 
     def release(self, *, early: bool = False) -> bool:
         """See MongoLock.release(). With ``release="on_commit"``, an open transaction ends first."""
-        return True if self._stays(early) else super().release(early=early)
+        if self._stays(early):
+            return True
+        warn = self._warning()
+        released = super().release(early=early)
+        warn()
+        return released
 
     async def arelease(self, *, early: bool = False) -> bool:
         """See release()."""
-        return True if self._stays(early) else await super().arelease(early=early)
+        if self._stays(early):
+            return True
+        warn = self._warning()
+        released = await super().arelease(early=early)
+        warn()
+        return released
 
     def _stays(self, early: bool) -> bool:
         return (self.released_later and self.held) or self._waits_for_commit(early)
@@ -53,13 +63,16 @@ class DjangoLock(MongoLock):
 
         The transaction is not committed if the lock is known to be lost by then.
         """
-        if self.options.release == "now" or not ((opened := open_transactions()) and self.held):
-            return False
-        if self.options.release is None:
-            warn_of_open(opened, self.keys[0], self._acquired()[0].acquired_from)
+        if self.options.release != "on_commit" or not ((opened := open_transactions()) and self.held):
             return False
         PendingRelease(partial(super().release, early=early), self.ensure_held).wait(opened)
         return True
+
+    def _warning(self) -> Callable[[], object]:
+        """What to call after a release now, to warn of an open transaction that nobody has thought of."""
+        if self.options.release is not None or not ((opened := open_transactions()) and self.held):
+            return bool
+        return partial(warn_of_open, opened, self.keys[0], self._acquired()[0].acquired_from)
 
     @overload
     def atomic(self, client: AsyncMongoClient[Any]) -> Atomic[AsyncClientSession]: ...

@@ -566,7 +566,7 @@ def test_another_site(locks: Locks, history: Any) -> None:
     client = browser(is_superuser=True)
     start = "/ops/django_mongolock/lock"
     assert client.get(f"{start}dashboard/")["Location"] == f"{start}/dashboard/"
-    for page in ("", "dashboard/", "k/change/", "k/waiters/", "force-release/?key=k", "documents/"):
+    for page in ("", "dashboard/", "k/change/", "k/waiters/", "force-release/?key=k", "others/"):
         content = client.get(f"{start}/{page}").content.decode()
         assert f'"{start}/' in content
         assert not re.search('(href|action)="/admin/', content), page
@@ -576,7 +576,7 @@ WITHOUT_ADMIN = """
 import django
 from django.conf import settings
 settings.configure(
-    INSTALLED_APPS=["django_mongolock", "django_mongolock.history"],
+    INSTALLED_APPS=["django_mongolock", *(f"django_mongolock.{app}" for app in ("editing", "history", "versions"))],
     DATABASES={"default": {"ENGINE": "django_mongodb_backend", "NAME": "x"}},
     MONGOLOCK={"DATABASE": "default", "HISTORY": 1},
     TEMPLATES=[{"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True}],
@@ -591,5 +591,5 @@ call_command("check")
 
 @pytest.mark.long
 def test_projects_without_the_admin() -> None:
-    """Nobody needs the admin to use locks, nor templates, nor to keep their history."""
+    """Nobody needs the admin to use locks, also edit locks, nor templates, nor to keep their history."""
     python("-c", WITHOUT_ADMIN)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db import connections
+from django.db import connections, router
 from django.db.models import F
 from django_mongodb_backend import transaction as mongo_transaction
 
@@ -240,6 +240,15 @@ class TestFencedUpdate:
         assert await afenced_update(one, 7, field=field) == 1
         with pytest.raises(StaleToken):
             await afenced_update(one, 5, field=field)
+
+    def test_newer_on_a_replica(self, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where reads go to a replica, newer tokens are looked for where it was written."""
+        queryset, field, _ = rows
+        one = queryset.model.objects.filter(pk=queryset[0].pk)
+        fenced_update(one, 7, field=field)
+        monkeypatch.setattr(router, "db_for_read", lambda *_, **hints: pytest.fail("a replica was asked"))
+        with pytest.raises(StaleToken):
+            fenced_update(one, 5, field=field)
 
     def test_several_rows(self, rows: Any) -> None:
         """Of several rows, those with an older token are written; the others make it an error."""

@@ -265,7 +265,7 @@ class TestEverybody:
             found = {}
             for path in (PAGE, LIST, f"{LIST}?state=all", f"{LIST}?state=waited", f"{LIST}?state=free", order, waiters,
                          f"{LIST}?state=stale", f"{LIST}left_3Abehind/change/", f"{LIST}bad/change/",
-                         f"{LIST}documents/", f"{LIST}order_3A5/history/",
+                         f"{LIST}others/", f"{LIST}order_3A5/history/",
                          "/admin/django_mongolock/"):  # fmt: skip
                 answer = page.goto(path)
                 assert answer.ok, path

@@ -19,7 +19,7 @@ from asgiref.sync import sync_to_async
 from celery import Celery
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.management import call_command
-from django.db import transaction
+from django.db import IntegrityError, connections, transaction
 from django.http import FileResponse, Http404, HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.template import engines
 from django.template.response import TemplateResponse
@@ -654,6 +654,27 @@ class TestTransactions:
         for _ in range(2):
             assert client.post("/write/", key, content_type="text/plain").content == b"written"
         assert (rows(), seen) == ([key], [[key]])
+
+    def test_mongodb_is_named_first(self, rows: Rows, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of two databases with ATOMIC_REQUESTS, that which has a transaction counts: its commit fails, and the next
+        request runs."""
+        monkeypatch.setitem(connections.settings["mongo"], "ATOMIC_REQUESTS", True)
+        file: Any = connections["file"]
+        commits: Iterator[Any] = iter([IntegrityError])
+        commit = file._commit
+
+        def fail_once() -> None:
+            for error in commits:
+                raise error
+            commit()
+
+        monkeypatch.setattr(file, "_commit", fail_once)
+        client = Client(headers={"Idempotency-Key": key})
+        with pytest.raises(IntegrityError):
+            client.post("/write/", key, content_type="text/plain")
+        assert rows() == []
+        again = client.post("/write/", key, content_type="text/plain")
+        assert ("Idempotent-Replayed" in again, rows()) == (False, [key])
 
     def test_an_error_after_the_commit(self, rows: Rows, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """F123: the response is kept before any function of `on_commit` is called; it is not done again."""

@@ -135,9 +135,9 @@ class TestAdmin:
     def test_page(self, rooms: Rooms) -> None:
         """Its list, for people and programs; the dashboard counts it."""
         client = browser("view_lock", "view_lock_status")
-        page = client.get(f"{ADMIN}documents/").content.decode()
+        page = client.get(f"{ADMIN}others/").content.decode()
         assert all(word in page for word in ("<bdi>rooms</bdi>", "blue", "anna", "◐</span> stale"))
-        said = client.get(f"{ADMIN}documents/", HTTP_ACCEPT="application/json").content.decode()
+        said = client.get(f"{ADMIN}others/", HTTP_ACCEPT="application/json").content.decode()
         assert [row["key"] for row in of_rooms(said)["locks"]] == ["blue", "green"]
         counts = of_rooms(client.get(f"{ADMIN}status/").content.decode())
         assert (counts["held"], counts["stale"]) == (1, 1)
@@ -158,8 +158,8 @@ class TestAdmin:
         locks.stale("stale")
         client = browser("clear_document_lock", "force_release_lock")
         named = json.dumps(["locks", "k", [TOKEN + 1]])
-        assert client.post(f"{ADMIN}documents/", {"kind": "locks"}).status_code == 400
-        assert client.post(f"{ADMIN}documents/", {"force": "selected", "lock": named}).status_code == 403
+        assert client.post(f"{ADMIN}others/", {"kind": "locks"}).status_code == 400
+        assert client.post(f"{ADMIN}others/", {"force": "selected", "lock": named}).status_code == 403
         assert client.post(f"{ADMIN}force-release/", {"lock": named, "reason": "x"}).status_code == 403
         assert locks.read("stale")["holders"]
         assert locks.read("k")["holders"]
@@ -170,7 +170,7 @@ class TestAdmin:
 
 
 def page_of(client: Any, form: dict[str, Any] | None = None) -> str:
-    response = client.get(f"{ADMIN}documents/") if form is None else client.post(f"{ADMIN}documents/", form)
+    response = client.get(f"{ADMIN}others/") if form is None else client.post(f"{ADMIN}others/", form)
     return str(response.content.decode())
 
 

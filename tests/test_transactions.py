@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import IntegrityError, connections, transaction
@@ -16,7 +17,7 @@ from django.test import TestCase
 from django_mongodb_backend import transaction as mongo_transaction
 from pytest_django import DjangoDbBlocker
 
-from django_mongolock import LockLost, mongo_lock, mongo_locked
+from django_mongolock import LockLost, locks, mongo_lock, mongo_locked
 from django_mongolock import transactions as module
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockReentry
@@ -287,6 +288,31 @@ class TestWarning:
         assert warning.filename == __file__
         for cure in ('release="on_commit"', "open the transaction inside the lock", 'release="now"'):
             assert cure in str(warning.message)
+
+    @pytest.mark.parametrize("error", [None, KeyError])
+    def test_warnings_that_are_errors(self, rows: Rows, error: type[KeyError] | None) -> None:
+        """The lock is released all the same, and the error of the block is what is raised."""
+        module._reported.clear()
+        lock = mongo_lock(new_key())
+        with warnings.catch_warnings(), transaction.atomic(using="file"), pytest.raises(error or RuntimeWarning):
+            warnings.simplefilter("error")
+            with lock:
+                if error:
+                    raise error
+        assert (lock.held, holders(lock.key)) == (False, [])
+
+    async def test_awaited_warnings_that_are_errors(self) -> None:
+        """See test_warnings_that_are_errors()."""
+        for error in (RuntimeWarning, KeyError):
+            lock = mongo_lock(new_key())
+            with warnings.catch_warnings(), pytest.raises(error):
+                warnings.simplefilter("error")
+                with patch.object(locks, "open_transactions", lambda: [connections["default"]]):
+                    module._reported.clear()
+                    async with lock:
+                        if error is KeyError:
+                            raise error
+            assert not lock.held
 
     @pytest.mark.parametrize("release", ["now", "on_commit"])
     def test_not_warned(self, rows: Rows, release: Any) -> None:

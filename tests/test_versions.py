@@ -24,7 +24,7 @@ from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions import VersionField
 from testproject.servers import Mongod
 from tests.support.programs import python
-from tests.versioned.databases import added, db, home, mariadb, on_sql, postgres
+from tests.versioned.databases import added, db, failing_hook, home, mariadb, on_sql, postgres
 from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Renamed, SoftThing, Thing, ThingProxy, Topic
 
 __all__ = ["db", "home", "mariadb", "postgres"]
@@ -383,6 +383,14 @@ class TestQuerySet:
             Thing.objects.using(db).bulk_update([*things, Thing(pk=None)], ["count"])
         assert Thing.objects.using(db).bulk_update([], ["count"]) == 0
 
+    def test_bulk_update_by_a_manager_that_hides_some(self, db: str) -> None:
+        """All that is given is written, as by save()."""
+        hidden = Bare(title="hidden")
+        hidden.save(using=db)
+        hidden.title = "seen"
+        assert Bare.objects.using(db).bulk_update([hidden], ["title"]) == 1
+        assert (stored(hidden, db).title, stored(hidden, db).revision) == ("seen", 2)
+
     def test_bulk_update_of_two_copies(self, db: str) -> None:
         """Of two copies of one row, one would be lost without a word; the same instance twice is harmless."""
         one, other = two(db)
@@ -461,6 +469,16 @@ class TestTransactions:
             assert Thing.objects.using(db).count() == 2
         assert Thing.objects.using(db).count() == 2
 
+    @on_sql
+    def test_an_error_after_the_commit(self, db: str) -> None:
+        """What is committed is the version that the instance has."""
+        soft = SoftThing(pk=uuid.uuid4())
+        soft.save(using=db)
+        with failing_hook(SoftThing, db):
+            soft.delete()
+        assert (soft.version, stored(soft, db).version) == (3, 3)
+        soft.save()
+
     @pytest.mark.long
     def test_a_standalone_server(self, django_db_blocker: DjangoDbBlocker) -> None:
         """A MongoDB without transactions: checked as well, though not in one transaction with what follows."""
@@ -505,10 +523,10 @@ class TestField:
             VersionedQuerySet(Topic, using=db).update(name="x")
 
     def test_checks(self) -> None:
-        """Each rule has its id: two versions, a manager that raises none, a version below a parent's table."""
+        """Each rule has its id: two versions, an order of Django's, managers that raise none, one below a parent."""
         from django.apps.registry import Apps
 
-        from django_mongolock.versions import VersionedModel
+        from django_mongolock.versions import VersionedManager, VersionedModel
 
         class Here:
             apps = Apps(["tests.versioned"])
@@ -529,7 +547,21 @@ class TestField:
             return {found.id for field in model._meta.local_fields for found in field.check() if found.obj is field}
 
         assert ids(Thing) == ids(Bare) == ids(Renamed) == ids(Child) == ids(Base) == set()
+
+        class Alone(models.Model):  # noqa: DJ008 - never shown
+            version = VersionField()
+            objects = VersionedManager()
+            Meta = Here
+
+        class Ordered(VersionedModel):
+            parent = models.ForeignKey(Parent, models.CASCADE)
+
+            class Meta(VersionedModel.Meta, Here):
+                order_with_respect_to = "parent"
+
+        assert ids(Ordered) == {"mongolock.E074"}
         assert ids(Lower) == {"mongolock.W071", "mongolock.W072"}
+        assert ids(Alone) == {"mongolock.W071"}, "Django's own base manager writes SET_NULL"
         assert ids(Twice) == {"mongolock.E071"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django import forms
@@ -11,19 +12,25 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.widgets import AdminSplitDateTime, RelatedFieldWidgetWrapper
 from django.contrib.auth.models import User
+from django.db import models
+from django.db.models.signals import post_delete
 from django.http import HttpResponse
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
+from django_mongodb_backend.fields import ArrayField, EmbeddedModelArrayField, EmbeddedModelField, ObjectIdAutoField
+from django_mongodb_backend.models import EmbeddedModel
+from pytest_django import Settings
 
+from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
-from django_mongolock.versions.forms import VersionedModelForm
-from django_mongolock.versions.seal import sent_back
+from django_mongolock.versions.forms import SealedModelForm, VersionedModelForm
+from django_mongolock.versions.seal import changed, name_of, pages_of, sent_back
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.editing.staff import Tab
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.versioned.databases import db, home, postgres
-from tests.versioned.shapes import Thing, Topic
+from tests.versioned.databases import db, failing_hook, home, on_sql, postgres
+from tests.versioned.shapes import Shape, Thing, Topic
 
 __all__ = ["db", "home", "postgres"]
 
@@ -112,6 +119,16 @@ class TestForm:
         form = ThingForm({**sent, "count": 7}, instance=again(thing), initial={**suggested, "count": 7})
         assert not form.has_changed()
         assert form.errors == {"__all__": [SAID % "Changed meanwhile: Title, Count. "]}
+
+    @on_sql
+    def test_an_error_after_the_commit(self, thing: Thing, db: str) -> None:
+        """Then it is saved, and no page says otherwise."""
+        form = form_of(thing, {**page_of(thing), "title": "mine"})
+        assert form.is_valid(), form.errors
+        with failing_hook(Thing, db):
+            form.try_save()
+        assert again(thing).title == "mine"
+        assert not form.conflict
 
     def test_save_as_new(self, thing: Thing) -> None:
         """The page of one object, sent as a new one."""
@@ -253,6 +270,75 @@ def test_what_a_browser_sends_back(field: forms.Field, value: Any, comes_back: A
     assert sent_back(field, value) == comes_back
 
 
+class City(EmbeddedModel):  # type: ignore[misc]
+    name = models.CharField(max_length=20)
+    since = models.DateTimeField(null=True, blank=True)
+
+    class Meta(Shape.Meta):
+        abstract = False
+
+
+class Customer(models.Model):  # noqa: DJ008 - never shown
+    id = ObjectIdAutoField(primary_key=True)
+    note = models.CharField(max_length=20, blank=True)
+    city = EmbeddedModelField(City)
+    others = EmbeddedModelArrayField(City, null=True, blank=True)
+    tags = ArrayField(models.CharField(max_length=9), default=list)
+    picture = models.BinaryField(default=b"")
+
+    class Meta(Shape.Meta):
+        abstract = False
+
+
+class CustomerForm(SealedModelForm):
+    class Meta:
+        model = Customer
+        fields = ("note", "city", "others")
+
+
+class TestEmbedded:
+    """Documents in documents: what they hold counts, each value of it."""
+
+    def customer(self, city: str = "Bern", others: tuple[str, ...] = ("Bern",), **values: Any) -> Customer:
+        """As it is read."""
+        pk = "6" * 24
+        found = Customer(pk=pk, city=City(name=city), others=[City(name=each) for each in others], **values)
+        found._state.adding = False
+        return found
+
+    def form(self, stored: Customer, city: str, others: tuple[str, ...] = ("Bern",), note: str = "new") -> Any:
+        """What is sent of the page of a customer in Bern, when another one may be stored."""
+        rows = {f"others-{number}-name": name for number, name in enumerate(others)}
+        count = {"others-TOTAL_FORMS": len(others), "others-INITIAL_FORMS": len(others)}
+        seal = CustomerForm(instance=self.customer())["version_read"].value()
+        return CustomerForm({"note": note, "city-name": city, "version_read": seal, **rows, **count}, instance=stored)
+
+    @pytest.mark.parametrize(
+        ("now", "name"), [({"city": "Basel"}, "City"), ({"others": ("Basel",)}, "Others"), ({"others": ()}, "Others")]
+    )
+    def test_changed_meanwhile(self, now: dict[str, Any], name: str) -> None:
+        """A change inside an embedded document is not written over unsaid."""
+        form = self.form(self.customer(**now), "Bern")
+        assert form.errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
+        assert form["city"].value().name == now.get("city", "Bern")
+        rows = form["others"].formset.initial_forms
+        assert tuple(row["name"].value() for row in rows) == now.get("others", ("Bern",)), "what is stored"
+
+    def test_what_is_saved(self) -> None:
+        """What nobody has changed is no conflict; what is typed is taken, an emptied list too."""
+        form = self.form(self.customer(), "Zurich", ())
+        assert form.is_valid(), form.errors
+        assert (form.instance.city.name, form.instance.others, form.instance.note) == ("Zurich", [], "new")
+
+    def test_values_that_are_equal(self) -> None:
+        """Two that hold the same have one digest, in whatever zone a time is and however bytes are read."""
+        there = datetime(2026, 7, 1, 12, tzinfo=ZoneInfo("Europe/Zurich"))
+        one, other = self.customer(picture=memoryview(b"x")), self.customer(picture=memoryview(b"x"), tags=["a"])
+        one.city.since, other.city.since = there, there.astimezone(UTC)
+        page = pages_of([(one, dict.fromkeys(("city", "others", "picture", "tags")))])
+        assert [field.name for field in changed(page[name_of(one)], other, page[name_of(one)]["fields"])] == ["tags"]
+
+
 LIST = "/admin/rates/rate/"
 PAGE = f"{LIST}EUR/change/"
 DELETE = f"{LIST}EUR/delete/"
@@ -263,6 +349,16 @@ def person(client: Client) -> Client:
     client.force_login(User.objects.create_superuser("root"))
     Rate.objects.create(name="EUR", value=1, note="n")
     return client
+
+
+class ReplicaRouter:
+    """Reads from one database what is written to another."""
+
+    def db_for_read(self, *args: Any, **hints: Any) -> str:
+        return "replica"
+
+    def db_for_write(self, *args: Any, **hints: Any) -> str:
+        return "primary"
 
 
 @WITH_MONGO
@@ -330,6 +426,62 @@ class TestAdmin:
         Rate.objects.filter(pk="USD").update(note="new")
         assert tab.send({"form-0-value": "10"}, _save="Save").status_code == 302
         assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
+
+    def test_what_a_user_sees_no_more(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is not deleted: no second one is made of what was typed, but Django's own answer given."""
+        tab, queryset = Tab(person, PAGE), RateAdmin.get_queryset
+        monkeypatch.setattr(RateAdmin, "get_queryset", lambda *args: queryset(*args).exclude(note="closed"))
+        Rate.objects.update(note="closed")
+        assert tab.send({"name": "USD"})["Location"] == "/admin/"
+        assert [rate.pk for rate in Rate.objects.all()] == ["EUR"]
+        assert person.post(f"{PAGE}?_to_field=value", tab.fields).status_code == 400, "Django's own answer"
+
+    def test_a_replica_that_is_behind(self, settings: Settings) -> None:
+        """What a page is compared with comes from where it is saved, rows of inlines too."""
+        settings.DATABASE_ROUTERS = [ReplicaRouter()]
+        for request, alias in ((RequestFactory().get("/"), "replica"), (RequestFactory().post("/"), "primary")):
+            request.user = User(is_superuser=True, is_active=True)
+            for kind in (RateAdmin(Rate, admin.site), ThingInline(Topic, admin.site)):
+                assert kind.get_queryset(request).db == alias
+
+    @pytest.mark.parametrize(
+        ("address", "typed"), [(PAGE, {"value": "5"}), (LIST, {"form-0-value": "5"}), (f"{LIST}add/", {"name": "USD"})]
+    )
+    def test_an_error_after_the_commit(self, person: Client, address: str, typed: dict[str, str]) -> None:
+        """It is raised: the page is not sent again, which would make a second object or say that nothing was saved."""
+        tab = Tab(person, address)
+        with failing_hook(Rate, "mongo"):  # where Django runs such a function at once
+            tab.send({"value": "1"} | typed, _save="Save")
+
+    def test_an_error_after_deleting(self, person: Client) -> None:
+        """It is raised as well: the page does not say that nothing was deleted."""
+        address = person.get(DELETE, follow=True).redirect_chain[0][0]
+        with failing_hook(Rate, "mongo", post_delete):
+            person.post(address, {"post": "yes"})
+
+    def test_an_action_is_run_once(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its conflict is its own: what it did before is not done twice."""
+        runs: list[str] = []
+
+        def twice(admin: Any, request: Any, queryset: Any) -> None:
+            runs.append("run")
+            first, second = queryset.get(), queryset.get()
+            first.save()
+            second.save()
+
+        monkeypatch.setattr(RateAdmin, "actions", [twice])
+        with pytest.raises(VersionConflict):
+            person.post(LIST, {"action": "twice", "_selected_action": "EUR"})
+        assert runs == ["run"]
+
+    def test_an_action_with_a_page_of_its_own(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A template without a context is none of our business."""
+
+        def shows(admin: Any, request: Any, queryset: Any) -> TemplateResponse:
+            return TemplateResponse(request, "admin/404.html")
+
+        monkeypatch.setattr(RateAdmin, "actions", [shows])
+        assert person.post(LIST, {"action": "shows", "_selected_action": "EUR"}).status_code == 200
 
     def test_deleting(self, person: Client) -> None:
         """The question carries the version; a change meanwhile, or an address by hand, asks again."""

@@ -80,7 +80,7 @@ def facts(status: Status) -> dict[str, Any]:
             for lock in locks.contended
             if lock.contended > 0
         ],
-        "documents": [each for each in status.documents if each.held or each.stale or each.damaged or each.error],
+        "others": [each for each in status.others if each.held or each.stale or each.damaged or each.error],
     }
 
 
@@ -106,17 +106,17 @@ TEXTS: Final = {
         "count",
     ),
     Alarm.LONG_WAIT: gettext_lazy("A waiter has been waiting for “%(about)s” for %(time)s."),
-    Alarm.STALE_DOCUMENTS: ngettext_lazy(
-        "%(count)d document of “%(about)s” is stale: the flow that held it has died or hangs.",
-        "%(count)d documents of “%(about)s” are stale: the flows that held them have died or hang.",
+    Alarm.STALE_OTHERS: ngettext_lazy(
+        "%(count)d lock of “%(about)s” is stale: the flow that held it has died or hangs.",
+        "%(count)d locks of “%(about)s” are stale: the flows that held them have died or hang.",
         "count",
     ),
-    Alarm.DAMAGED_DOCUMENTS: ngettext_lazy(
-        "%(count)d document of “%(about)s” is damaged: it cannot be acquired until it is repaired.",
-        "%(count)d documents of “%(about)s” are damaged: they cannot be acquired until they are repaired.",
+    Alarm.DAMAGED_OTHERS: ngettext_lazy(
+        "%(count)d lock of “%(about)s” is damaged: it cannot be acquired until it is repaired.",
+        "%(count)d locks of “%(about)s” are damaged: they cannot be acquired until they are repaired.",
         "count",
     ),
-    Alarm.DOCUMENTS_AWAY: gettext_lazy("Documents cannot be read: %(about)s"),
+    Alarm.OTHERS_AWAY: gettext_lazy("Locks of another kind cannot be read: %(about)s"),
     Alarm.INDEXES: gettext_lazy("Indexes are missing: %(about)s. Run manage.py migrate."),
     Alarm.STANDALONE: gettext_lazy("MongoDB is not a replica set: a lock may not survive a crash of the server."),
     Alarm.POLLING: gettext_lazy(

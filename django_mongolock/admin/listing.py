@@ -1,4 +1,5 @@
-"""The list of locks: its columns, its filters, its search, its order, and how it is read.
+"""The list of locks: what its columns show, its filters, its search, and how it is read. (Which columns it has, and in
+which order the locks come, is in `lock_admin`.)
 
 Made for a million documents: one command reads a page, and a second one counts if there is more than one page. Each
 uses an index, reads no more than what is held at the moment, and counts no further than `CAP`.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -131,7 +131,7 @@ class LockActions(Pages):
             return lock_address(back, self.admin_site.name)
         site = self.admin_site.name
         if any(not isinstance(kind, NamedLocks) for kind, _row in rows):
-            return reverse("admin:django_mongolock_lock_documents", current_app=site)
+            return reverse("admin:django_mongolock_lock_others", current_app=site)
         address = reverse("admin:django_mongolock_lock_changelist", current_app=site)
         filters = request.POST["filters"] if "filters" in request.POST else request.GET.urlencode()
         return f"{address}?{filters}" if filters else address
@@ -160,7 +160,7 @@ class LockActions(Pages):
             "way_back": self.way_back(request, held),
             "form": form or ReasonForm(action),
         }
-        return self.page(request, "confirmation" if named else "documents_confirmation", context)
+        return self.page(request, "confirmation" if named else "others_confirmation", context)
 
     def _answer(self, request: HttpRequest, action: Action, may: bool) -> HttpResponse:
         """Do what was confirmed, to the holders that were shown; ask again if a required reason is missing."""
@@ -231,10 +231,13 @@ class LockActions(Pages):
 
     def _log(self, request: HttpRequest, kind: LockKind, key: Any, text: str) -> None:
         """Write into the log of the admin who did what to an instance; what has no model has no such log."""
-        if kind.model is not None:  # one by one: a document may have megabytes
-            instance = kind.model._base_manager.using(kind.alias).filter(pk=key).first()
-            if instance is not None:
-                self.log_change(request, instance, text)
+        if kind.model is not None and (instance := read_whole(kind.model, kind.alias, key)) is not None:
+            self.log_change(request, instance, text)
+
+
+def read_whole(model: type[Model], alias: str | None, key: Any) -> Model | None:
+    """Read an instance for the log of the admin, which notes its text. One by one: a document may have megabytes."""
+    return model._base_manager.using(alias).filter(pk=key).first()
 
 
 def _rows(locks: Iterable[LockSnapshot]) -> Rows:

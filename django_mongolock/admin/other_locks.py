@@ -77,7 +77,7 @@ class OtherLocks(LockActions):
 
     @csrf
     @unless_away
-    def documents_view(self, request: HttpRequest) -> HttpResponse:
+    def others_view(self, request: HttpRequest) -> HttpResponse:
         """The locks of other kinds: GET shows them, POST releases the stale ones of a kind, or asks before a forced
         release.
 
@@ -101,7 +101,7 @@ class OtherLocks(LockActions):
             raise errors[0]
         context = {"title": _("Locks of other kinds"), "sections": sections, "choice": choice}
         rights = {"may_force": may_force(request), "may_clear": may_clear(request)}
-        return self.page(request, "documents", {**context, "declared": bool(declared), **rights})
+        return self.page(request, "others", {**context, "declared": bool(declared), **rights})
 
     def _section(self, request: HttpRequest, choice: Filters, kind: LockKind) -> Section:
         """Read the first rows of a kind."""

@@ -238,8 +238,10 @@ def atomic(aliases: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def first_after_commit(alias: str, function: Callable[[], object]) -> None:
-    """Have *function* called after the commit on *alias*, before whatever was given to ``transaction.on_commit``."""
+def first_after_commit(aliases: Sequence[str], function: Callable[[], object]) -> None:
+    """Have *function* called after the last of the commits on *aliases*, which is that of the outermost transaction,
+    before whatever was given to ``transaction.on_commit``. On MongoDB, Django's own transactions are none."""
+    alias = next((each for each in aliases if connections[each].vendor != "mongodb"), aliases[0])
     connection = connections[alias]
     transaction.on_commit(function, using=alias)
     waiting = connection.run_on_commit

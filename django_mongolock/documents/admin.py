@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..admin.confirmation import FORCE, MAX_SELECTED
-from ..admin.lock_actions import LockActions, may_clear, may_force
+from ..admin.lock_actions import LockActions, may_clear, may_force, read_whole
 from ..admin.other_locks import report_cleared
 from ..exceptions import LockError, printable
 from ..models import Lock
@@ -98,8 +98,9 @@ class DocumentLockAdminMixin(ModelAdmin):
             self.message_user(request, str(error), messages.ERROR)
             return
         for document in swept.cleared:
-            instance = queryset.model(pk=document.id)
-            self.log_change(request, instance, _("Released: %s held it for too long.") % printable(document.holder))
+            text = _("Released: %s held it for too long.") % printable(document.holder)
+            if (instance := read_whole(queryset.model, self.document_lock.alias, document.id)) is not None:
+                self.log_change(request, instance, text)
         report_cleared(request, self.document_lock.name, swept)
         if len(keys) > MAX_CLEARED_AT_ONCE:
             text = _("Only the first %d of the selected documents were processed. Repeat the action for the others.")

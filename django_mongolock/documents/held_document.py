@@ -284,13 +284,19 @@ class HeldDocument(Block, Generic[D]):
         answered."""
         if self.ended is not None:
             return True
-        if opened := open_transactions():
-            warn_once(
-                self._place,
-                f"the document {self._context.name} {self.id!r} was released inside the transaction that is open on "
-                f"{opened[0].alias!r}: the next flow does not yet see what was written under the lock. Open the "
-                "transaction inside the block",
-            )
+        opened = open_transactions()
+        try:
+            return (yield from self._end(error))
+        finally:
+            if opened:
+                warn_once(
+                    self._place,
+                    f"the document {self._context.name} {self.id!r} was released inside the transaction that is open "
+                    f"on {opened[0].alias!r}: the next flow does not yet see what was written under the lock. Open the "
+                    "transaction inside the block",
+                )
+
+    def _end(self, error: BaseException | None) -> Steps[bool]:
         if error is not None:
             return (yield from self._fail_quietly())
         try:

@@ -87,7 +87,7 @@ class EditLockMixin(SealedPages, ModelAdmin):
         if obj is None or not self.has_change_permission(request, obj):
             if is_message:
                 return self._gone(request, object_id) if self.has_change_permission(request) else gone()
-            again = obj is None and self._was_deleted(request)
+            again = obj is None and self._was_deleted(request, object_id)
             return super().changeform_view(request, None if again else object_id, *args, **kwargs)
         editing = Editing.open(request, obj, respond=False)
         if is_message:
@@ -118,9 +118,11 @@ class EditLockMixin(SealedPages, ModelAdmin):
 
         return editing.save(self.model, router.db_for_write(self.model), attempt)
 
-    def _was_deleted(self, request: HttpRequest) -> bool:
+    def _was_deleted(self, request: HttpRequest, object_id: str) -> bool:
         """Return whether to show a page for adding, with what was typed into the page of an object that was deleted."""
         if request.method != "POST" or SEAL not in request.POST or not self.has_add_permission(request):
+            return False
+        if self._is_stored(request, object_id):
             return False
         editing = Editing(request, f"{self.opts.label_lower}:new")
         editing.deleted = True
@@ -302,13 +304,9 @@ def _keeping(form: Any, editing: Editing | None, *, row: bool = False) -> Any:
     """Return the same form, which keeps what is stored where nothing was typed; never valid with refusals."""
 
     class Keeping(form):  # type: ignore[misc]
-        def clean(self) -> Any:
-            cleaned = super().clean()
-            if editing is not None:
-                (editing.show_stored if row else editing.refuse)(self, self.instance)
-            return cleaned
-
         def _post_clean(self) -> None:
+            if editing is not None:  # not in clean(), which may raise
+                (editing.show_stored if row else editing.refuse)(self, self.instance)
             keep_what_no_page_shows(self)
             super()._post_clean()
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
-from django.contrib.admin import sites
 from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.checks import CheckMessage, register
 from django.utils.module_loading import import_string
 
 from ..checks import has_wrong_settings
 from ..conf import NAME, LockSettings, error, get_settings, warning
-from .admin import EditLockMixin
 
 #: Browsers let a tab in the background beat only once a minute. In seconds, with a reserve.
 _THROTTLED: Final = 75.0
@@ -41,6 +39,12 @@ def _check_edit_locks(values: LockSettings) -> Iterator[CheckMessage]:
 
 def _has_edit_locks() -> bool:
     """Return whether the admin has an EditLockMixin."""
+    if not apps.is_installed("django.contrib.admin"):
+        return False
+    from django.contrib.admin import sites  # its modules cannot be imported without it
+
+    from .admin import EditLockMixin
+
     registered = (model_admin for site in sites.all_sites for model_admin in site._registry.values())
     return any(isinstance(model_admin, EditLockMixin) for model_admin in registered)
 

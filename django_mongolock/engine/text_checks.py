@@ -18,15 +18,15 @@ MAX_TEXT_LENGTH: Final = 4 * MAX_KEY_BYTES
 MAX_FACT_LENGTH: Final = 256
 
 
-def check_text(name: str, value: object) -> str:
+def check_text(name: str, value: object, limit: str = f"{MAX_KEY_BYTES} bytes") -> str:
     """Return *value* if it is a plain string that can be stored and shown, composed (NFC).
 
     Raises TypeError for anything but `str` itself, and ValueError for control characters, line separators, lone
-    surrogates, and texts that are far too long.
+    surrogates, and texts that are far too long; *limit* is what that error says is allowed.
     """
     if type(value) is not str:
         raise TypeError(f"{name} must be a str, not {type(value).__name__}: pass plain text")
-    check_length(name, value)
+    check_length(name, value, limit)
     if is_plain(value):
         return value
     for character in value:
@@ -40,10 +40,10 @@ def is_plain(text: str) -> bool:
     return text.isascii() and text.isprintable()
 
 
-def check_length(name: str, text: str | bytes | bytearray) -> None:
-    """Raise ValueError for a text that is too long, whatever is in it."""
+def check_length(name: str, text: str | bytes | bytearray, limit: str = f"{MAX_KEY_BYTES} bytes") -> None:
+    """Raise ValueError for a text that is too long, whatever is in it. limit: see `check_text`."""
     if len(text) > MAX_TEXT_LENGTH:
-        raise ValueError(f"{name} has at most {MAX_KEY_BYTES} bytes: this one has {len(text)} characters")
+        raise ValueError(f"{name} has at most {limit}: this one has {len(text)} characters")
 
 
 def check_key(key: object, prefix: str = "") -> str:
@@ -66,7 +66,7 @@ def check_fact(name: str, value: object) -> str | None:
     """Return *value* as it may be stored beside a holder, or None if there is none. Raises TypeError, ValueError."""
     if value is None:
         return None
-    text = check_text(name, value)
+    text = check_text(name, value, f"{MAX_FACT_LENGTH} characters")
     if not text or len(text) > MAX_FACT_LENGTH:
         raise ValueError(f"{name} has 1 to {MAX_FACT_LENGTH} characters: this one has {len(text)}")
     return text

@@ -272,7 +272,7 @@ class IdempotentCall(LockedCall):
             http.check_response(self.function.name, result, candidates(self.args, self.kwargs))
         if aliases := deferred_aliases(self.request, self.function.plan):
             keep = self._keep(self._kept(result))
-            first_after_commit(aliases[0], lambda: actions.run(keep, self._send))
+            first_after_commit(aliases, lambda: actions.run(keep, self._send))
         return result
 
     def _kept(self, result: Any) -> Document | None:

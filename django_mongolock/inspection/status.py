@@ -32,7 +32,7 @@ LONG_WAIT: Final = 60.0
 
 
 class Alarm(StrEnum):
-    """The kinds of problems, the most urgent first."""
+    """The kinds of problems, the most urgent first. OTHERS: the locks of other kinds, such as document locks."""
 
     SERVER = "server"
     DEADLOCK = "deadlock"
@@ -40,9 +40,9 @@ class Alarm(StrEnum):
     HANGS = "hangs"
     LONG_WAIT = "long_wait"
     STALE = "stale"
-    STALE_DOCUMENTS = "stale_documents"
-    DAMAGED_DOCUMENTS = "damaged_documents"
-    DOCUMENTS_AWAY = "documents_away"
+    STALE_OTHERS = "stale_others"
+    DAMAGED_OTHERS = "damaged_others"
+    OTHERS_AWAY = "others_away"
     INDEXES = "indexes"
     STANDALONE = "standalone"
     POLLING = "polling"
@@ -63,17 +63,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Status:
-    """The locks, their server, and the documents that have locks of their own. judged: the present locks."""
+    """The locks, their server, and how many locks of each other kind there are. judged: the present locks."""
 
     locks: Overview
     server: ServerFacts
-    documents: tuple[Counts, ...] = ()
+    others: tuple[Counts, ...] = ()
     judged: Sequence[Judged] = ()
 
     @cached_property
     def problems(self) -> list[Problem]:
         """The problems, the most urgent first."""
-        return [*_of_locks(self.locks, self.judged), *_of_documents(self.documents), *_of_server(self.server)]
+        return [*_of_locks(self.locks, self.judged), *_of_others(self.others), *_of_server(self.server)]
 
 
 def current_status() -> Status:
@@ -99,14 +99,14 @@ def _of_locks(locks: Overview, judged: Sequence[Judged]) -> Iterator[Problem]:
         yield Problem(Alarm.STALE, locks.stale)
 
 
-def _of_documents(found: Iterable[Counts]) -> Iterator[Problem]:
+def _of_others(found: Iterable[Counts]) -> Iterator[Problem]:
     for counts in found:
         if counts.stale:
-            yield Problem(Alarm.STALE_DOCUMENTS, counts.stale, counts.kind)
+            yield Problem(Alarm.STALE_OTHERS, counts.stale, counts.kind)
         if counts.damaged:
-            yield Problem(Alarm.DAMAGED_DOCUMENTS, counts.damaged, counts.kind)
+            yield Problem(Alarm.DAMAGED_OTHERS, counts.damaged, counts.kind)
         if counts.error:
-            yield Problem(Alarm.DOCUMENTS_AWAY, 1, f"{counts.kind}: {counts.error}")
+            yield Problem(Alarm.OTHERS_AWAY, 1, f"{counts.kind}: {counts.error}")
 
 
 def _of_server(facts: ServerFacts) -> Iterator[Problem]:
@@ -126,7 +126,7 @@ def status_as_json(status: Status) -> Json:
     return {
         "problems": [problem.as_json() for problem in status.problems],
         **_overview(status.locks, status.judged),
-        "kinds": [_counts(counts) for counts in (counts_of(status.locks), *status.documents)],
+        "kinds": [_counts(counts) for counts in (counts_of(status.locks), *status.others)],
         "server": _server(status.server),
     }
 

@@ -211,12 +211,13 @@ class ModelSource(Source):
         vars(changed).update(vars(document))
         changed._state = copy.copy(document._state)
         changed._state.fields_cache = dict(document._state.fields_cache)
+        connection = connections[self.alias]
         for field, rest, value in self._plain(changes):
-            if rest:
-                inside = copy.deepcopy(getattr(changed, field.attname))
-                if isinstance(inside, (dict, list)):
-                    set_path(inside, rest, value)
-                setattr(changed, field.attname, inside)
+            if rest:  # in the value as it is stored: an embedded model is a document there
+                inside = copy.deepcopy(field.get_db_prep_save(getattr(changed, field.attname), connection))
+                stored = {"inside": {} if inside is None else inside}
+                set_path(stored, f"inside.{rest}", value)
+                setattr(changed, field.attname, _convert(field, stored["inside"], connection))
             else:
                 setattr(changed, field.attname, field.to_python(value))
         return changed

@@ -188,7 +188,7 @@ class MemoryStore:
         given = partial(is_held, grants=(step.given,)) if step.given else None
         document, now = self.server.apply(key, step, self.limits, given)
         reply = reply_of(key, document, step.ask, now, step.owner)
-        self.ring(reply.granted)
+        self.ring(reply.bells)
         return reply
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
@@ -216,7 +216,7 @@ class MemoryStore:
             self.server.apply(key, step, self.limits, partial(is_there, grants=step.renew))
             if (document := self.server.documents.get(key)) is not None:
                 found[key] = read_found(document)
-                self.ring(reply_of(key, document, "", self.server.time).granted)
+                self.ring(reply_of(key, document, "", self.server.time).bells)
         return found
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:

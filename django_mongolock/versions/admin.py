@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
@@ -12,11 +13,13 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import TO_FIELD_VAR, get_content_type_for_model
 from django.contrib.admin.utils import NestedObjects, flatten_fieldsets, unquote
 from django.core import checks, signing
-from django.db import router
+from django.core.exceptions import ValidationError
+from django.db import models, router
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..context import own_address
+from ..engine.lock.transaction import out_of_commit_hook
 from ..exceptions import VersionConflict
 from ..inspection import display
 from .checking import all_or_nothing, counted, version_field
@@ -42,9 +45,12 @@ class SealedPages(ModelAdmin):
         """With list_editable, put the seals of the rows into the page, and conflicts into their rows."""
         try:
             response = super().changelist_view(request, extra_context)
-        except VersionConflict:
+        except VersionConflict as error:
+            if "_save" not in request.POST or out_of_commit_hook(error):  # an action is not run twice
+                raise
             response = super().changelist_view(request, extra_context)
-        formset = getattr(getattr(response, "context_data", {}).get("cl"), "formset", None)
+        context = getattr(response, "context_data", None) or {}
+        formset = getattr(context.get("cl"), "formset", None)
         if formset is not None:
             for form in formset.initial_forms:
                 if FIELD in form.fields:
@@ -72,6 +78,17 @@ class SealedPages(ModelAdmin):
         known = by is None or self.to_field_allowed(request, by)
         return self.get_object(request, unquote(object_id), by) if known else None
 
+    def _is_stored(self, request: HttpRequest, object_id: str) -> bool:
+        """Return whether the object of an address is there, if only for others: get_queryset() may hide it by now."""
+        by = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
+        if by is not None and not self.to_field_allowed(request, by):
+            return True
+        field: Any = self.opts.pk if by is None else self.opts.get_field(by)
+        rows: models.QuerySet[Any] = self.model._base_manager.using(router.db_for_write(self.model))
+        with suppress(ValidationError, ValueError):
+            return rows.filter(**{field.name: field.to_python(unquote(object_id))}).exists()
+        return False
+
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Ask for confirmation about what is stored now: the address of the page carries its seal."""
         obj, using = self._get(request, object_id), router.db_for_write(self.model)
@@ -86,7 +103,9 @@ class SealedPages(ModelAdmin):
                     if found is None or unseal(request.GET.get(FIELD), TREE) != _tree(found):
                         raise counted(VersionConflict(obj._meta.label, obj.pk, None))
                 return super().delete_view(request, object_id, extra_context)
-        except VersionConflict:
+        except VersionConflict as error:
+            if out_of_commit_hook(error):
+                raise
             self.message_user(
                 request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR
             )
@@ -110,6 +129,11 @@ class VersionedForms(BaseModelAdmin):
     """
 
     form = VersionedModelForm
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """When saving, read from the primary: a replica may be behind."""
+        queryset = super().get_queryset(request)
+        return queryset.using(router.db_for_write(queryset.model)) if request.method == "POST" else queryset
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Add the hidden field, also if the fields are listed explicitly."""
@@ -141,12 +165,15 @@ class VersionedAdmin(SealedPages, VersionedForms, ModelAdmin):
         try:
             with all_or_nothing(router.db_for_write(self.model)):
                 return super().changeform_view(request, *args, **kwargs)
-        except VersionConflict:
+        except VersionConflict as error:
+            if out_of_commit_hook(error):
+                raise
             return super().changeform_view(request, *args, **kwargs)
 
     def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:
         """Show what was typed if the object was deleted while it was being edited, so that it can be created again."""
-        if request.method == "POST" and FIELD in request.POST and self.has_add_permission(request):
+        edited = request.method == "POST" and FIELD in request.POST and self.has_add_permission(request)
+        if edited and not self._is_stored(request, object_id):
             return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
         return super()._get_obj_does_not_exist_redirect(request, opts, object_id)  # type: ignore[misc]
 

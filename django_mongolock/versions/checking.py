@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Final
 
@@ -16,8 +17,10 @@ from django.db import DatabaseError, connections, router, transaction
 from django.db.models import F, Field, Model, Q, QuerySet
 from django.db.models.expressions import CombinedExpression
 from django.db.models.functions import Coalesce
+from django.utils import timezone
 
 from .. import signals
+from ..engine.lock.transaction import out_of_commit_hook
 from ..exceptions import VersionConflict
 from .retry import is_overtaken
 
@@ -65,13 +68,17 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
     for instance in instances:
         if instance._state.adding:
             raise conflict(instance, None, using, problem="it was not read before")
+    done = False
     try:
         with all_or_nothing(using):
             _raise_versions(read, field, using)
             for instance, version in read:
                 setattr(instance, field.attname, (version or 0) + 1)
             yield
+            done = True
     except BaseException as error:
+        if done and out_of_commit_hook(error):
+            raise
         for instance, version in read:
             setattr(instance, field.attname, version)
         if isinstance(error, _VersionsDiffer):
@@ -181,7 +188,20 @@ def conflict(
 def _plain(field: Field[Any, Any], instance: Model) -> Any:
     """The value as it is stored: what errors carry must survive pickling."""
     value = field.value_from_object(instance)
-    return repr(value) if hasattr(value, "resolve_expression") else field.get_prep_value(value)
+    return repr(value) if hasattr(value, "resolve_expression") else plain(field, value)
+
+
+def plain(field: Field[Any, Any], value: Any) -> Any:
+    """Return the value as it is stored, in a form that can be compared: an embedded document as a dict."""
+    value = field.get_prep_value(value)
+    if isinstance(value, Model):
+        parts = {each.attname: plain(each, each.value_from_object(value)) for each in value._meta.concrete_fields}
+        return {"": value._meta.label, **parts}
+    if isinstance(value, (list, tuple)) and isinstance(base := getattr(field, "base_field", None), Field):
+        return [plain(base, each) for each in value]
+    if isinstance(value, datetime) and timezone.is_aware(value):
+        return value.astimezone(UTC)
+    return bytes(value) if isinstance(value, memoryview) else value
 
 
 class FromSave(int):

@@ -9,6 +9,7 @@ from django.core.exceptions import ValidationError
 from django.db import models, router
 from django.utils.translation import gettext as _
 
+from ..engine.lock.transaction import out_of_commit_hook
 from ..exceptions import VersionConflict
 from .checking import all_or_nothing, version_field
 from .seal import (
@@ -76,8 +77,9 @@ class SealedModelForm(ModelForm):
         pages = self._pages()
         keep_what_no_page_shows(self)
         if self.instance._state.adding:
-            keys = keys_of(pages or {}, self._meta.model)
-            if keys and not self._meta.model._base_manager.filter(pk__in=keys).exists():
+            model = self._meta.model
+            keys = keys_of(pages or {}, model)
+            if keys and not model._base_manager.using(router.db_for_write(model)).filter(pk__in=keys).exists():
                 self._show_deleted()  # where it is still there, this is "save as new"
         elif not is_unchanged(pages, [(self.instance, self._shown(pages))]) and self._writes_anything():
             self._show_conflict(self.instance)
@@ -89,7 +91,9 @@ class SealedModelForm(ModelForm):
         try:
             with all_or_nothing(using):
                 self.save()
-        except VersionConflict:
+        except VersionConflict as error:
+            if out_of_commit_hook(error):
+                raise
             stored = self._meta.model._base_manager.using(using).filter(pk=self.instance.pk).first()
             if stored is None:
                 self.instance._state.adding = True

@@ -17,7 +17,7 @@ from pymongo.errors import PyMongoError
 
 from .. import signals
 from ..engine import clock
-from ..engine.lock.transaction import TRANSIENT, out_of_commit_hook
+from ..engine.lock.transaction import TRANSIENT, leaves, out_of_commit_hook
 from ..engine.rule.options import Seconds, check_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
 
@@ -49,13 +49,6 @@ def is_conflict(error: BaseException) -> bool:
     if out_of_commit_hook(error):
         return False
     return isinstance(error, (VersionConflict, DocumentChanged, DocumentHeld)) or is_passing(error)
-
-
-def leaves(error: BaseException) -> list[BaseException]:
-    """Return the errors in a group, as a TaskGroup raises it, or the one error."""
-    if not isinstance(error, BaseExceptionGroup):
-        return [error]
-    return [leaf for each in error.exceptions for leaf in leaves(each)]
 
 
 class Retrying:

@@ -5,10 +5,10 @@ It is the version of a model that has one, and a digest of each value. It reveal
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypedDict
 
 from django import forms
@@ -17,11 +17,10 @@ from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import UploadedFile
 from django.db import models
 from django.http import QueryDict
-from django.utils import timezone
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
-from .checking import version_field, version_read
+from .checking import plain, version_field, version_read
 
 SALT = "django_mongolock.versions"
 #: Fields whose value is a key or a file, which come back as they are; to clean them, the database would be asked.
@@ -101,8 +100,17 @@ def show_stored(form: Any, page: Page, stored: models.Model) -> list[str]:
     for field in fields:
         typed = digest(field, form.cleaned_data[field.name]) if field.name in form.cleaned_data else ""
         if typed in (page["fields"].get(field.name), page["alone"].get(field.name)):
-            show(form.fields[field.name], field.value_from_object(stored))
+            _show_again(form, field.name, field.value_from_object(stored))
     return [str(form[field.name].label) for field in fields]
+
+
+def _show_again(form: Any, name: str, value: Any) -> None:
+    """Let a field show *value*, also one of embedded documents, which asks the data of its form."""
+    field = form.fields[name]
+    show(field, value)
+    if type(field).get_bound_field is not forms.Field.get_bound_field:
+        unbound = forms.Form(initial={name: value}, prefix=form.prefix, auto_id=form.auto_id)
+        form._bound_fields_cache[name] = field.get_bound_field(unbound, name)
 
 
 def say_changed(names: Iterable[str]) -> str:
@@ -135,10 +143,10 @@ def digest(field: models.Field[Any, Any], value: Any) -> str:
     elif field.many_to_many:
         text = ",".join(sorted(str(getattr(one, "pk", one)) for one in value or ()))
     else:
-        if isinstance(value, models.Model):
+        if isinstance(value, models.Model) and (field.is_relation or field.primary_key):
             value = getattr(value, getattr(field, "target_field", value._meta.pk).attname)
-        value = field.get_prep_value(value if value is not None or field.null else "")
-        text = str(value.astimezone(UTC) if isinstance(value, datetime) and timezone.is_aware(value) else value)
+        value = plain(field, value if value is not None or field.null else "")
+        text = json.dumps(value, default=str) if isinstance(value, (dict, list)) else str(value)
     return salted_hmac(f"{SALT}.{field}", text.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()[:12]
 
 
@@ -178,8 +186,10 @@ def sent_back(field: forms.Field, value: Any) -> Any:
     It is not always what is stored: a text area gets other line ends, a text field loses them, a date its microseconds;
     and the form strips what it gets.
     """
-    if isinstance(field, _UNCHANGED):
-        return value
+    if isinstance(field, _UNCHANGED) or (
+        isinstance(value, list) and any(isinstance(each, models.Model) for each in value)
+    ):
+        return value  # embedded documents in a list are forms of their own, which the widget does not show
     widget: Any = getattr(field.widget, "widget", field.widget)  # the admin wraps some
     try:
         shown = widget.get_context(_NAME, field.prepare_value(value), {})["widget"]

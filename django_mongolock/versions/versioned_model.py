@@ -86,11 +86,18 @@ class VersionField(BigIntegerField):
         if len(versions) > 1:
             message = f"{options.label} has more than one version: {', '.join(versions)}."
             yield checks.Error(message, hint="Keep one.", obj=self, id="mongolock.E071")
-        manager = options.default_manager
-        if manager is not None and not isinstance(manager.get_queryset(), VersionedQuerySet):
-            message = f"{manager} does not raise versions: what update() changes, a later save may write over unseen."
-            hint = "Use VersionedManager, or derive the queryset of your manager from VersionedQuerySet."
-            yield checks.Warning(message, hint=hint, obj=self, id="mongolock.W071")
+        if options.order_with_respect_to:
+            message = f"{options.label} has order_with_respect_to, whose set_..._order() writes what was not read."
+            hint = "Take it out, and order by a field of your own."
+            yield checks.Error(message, hint=hint, obj=self, id="mongolock.E074")
+        for manager in dict.fromkeys((options.default_manager, options.base_manager)):
+            if manager is not None and not isinstance(manager.get_queryset(), VersionedQuerySet):
+                message = f"{manager} does not raise versions: what it changes, a later save may write over unseen."
+                hint = (
+                    "Use VersionedManager, or derive the queryset of your manager from VersionedQuerySet; and name one "
+                    "in Meta.base_manager_name, by which Django writes SET_NULL and related add()."
+                )
+                yield checks.Warning(message, hint=hint, obj=self, id="mongolock.W071")
         if options.parents:
             message = f"{options.label} shares a table with its parents, which do not know its version."
             hint = "Give the version to the topmost parent: derive that from VersionedModel."
@@ -131,7 +138,7 @@ class VersionedQuerySet(models.QuerySet[M, M]):
         kept = {field.name for field in self.model._meta.concrete_fields if field.column in columns}
         objs, names = tuple(objs), [name for name in fields if name not in {self._version.name, *kept}]
         self._for_write = True
-        plain = models.QuerySet[M](self.model, self.query.chain(), self.db)
+        plain = models.QuerySet[M](self.model, using=self.db)  # of a filter too: what is left out would go unwritten
         if not objs or not all(obj.pk is not None for obj in objs):
             return plain.bulk_update(objs, names, batch_size)
         with raising_versions(objs, self._version, self.db):
@@ -177,7 +184,8 @@ class VersionedManager(_Manager[M]):
 class VersionedModel(models.Model):
     """A model that is saved and deleted only in the version in which it was read; see `VersionField`.
 
-    For a version with another name or column: a VersionField in a model of any kind, and a VersionedManager.
+    For a version with another name or column: a VersionField in a model of any kind, a VersionedManager, and its name
+    as `base_manager_name`.
     """
 
     version = VersionField("version")

@@ -122,6 +122,7 @@ class Ad(MongoModel):
     objects = AdQuerySet.as_manager()
 
     class Meta:
+        base_manager_name = "objects"
         ordering = ("-updated_at",)
         indexes = (
             models.Index(fields=["user_id"], name="ad_user"),

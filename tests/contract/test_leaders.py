@@ -243,6 +243,27 @@ def test_errors(key: str) -> None:
     assert lock_info(key).state == "free"
 
 
+@pytest.mark.parametrize("more", [[], [KeyError()]], ids=["nothing else", "another error"])
+async def test_a_loss_in_a_group_of_tasks(key: str, more: list[Exception]) -> None:
+    """As the loss itself: it stands again. Unless there is another error."""
+    terms: list[AsyncTerm] = []
+
+    async def lose(error: Exception) -> None:
+        raise error
+
+    async def work(term: AsyncTerm) -> str:
+        terms.append(term)
+        if len(terms) == 1:
+            async with asyncio.TaskGroup() as group:
+                for error in (LockLost(term.key), *more):
+                    group.create_task(lose(error))
+        return "done"
+
+    with pytest.raises(ExceptionGroup) if more else contextlib.nullcontext():
+        assert await leader(key).arun(work) == "done"
+    assert len(terms) == (1 if more else 2)
+
+
 def test_mistakes(key: str) -> None:
     """Each names its cure, and nothing is asked for."""
 
@@ -252,6 +273,9 @@ def test_mistakes(key: str) -> None:
         leader(key).run(cast("Any", work))
     with pytest.raises(TypeError, match="coroutine function"):
         asyncio.run(leader(key).arun(None))  # type: ignore[arg-type]
+    for unfinished in (lambda term: work(term), lambda term: (step for step in "12")):  # noqa: PLW0108
+        with pytest.raises(TypeError, match="would run without the lock"):
+            leader(new_key()).run(cast("Any", unfinished))
     with pytest.raises(TypeError, match="mode"):
         leader(key, mode="shared")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="which nothing fills"):

@@ -8,7 +8,8 @@ from typing import Any
 
 from django.apps.registry import Apps
 from django.db import models
-from django_mongodb_backend.fields import ArrayField, ObjectIdAutoField
+from django_mongodb_backend.fields import ArrayField, EmbeddedModelArrayField, EmbeddedModelField, ObjectIdAutoField
+from django_mongodb_backend.models import EmbeddedModel
 
 from django_mongolock.versions import VersionedManager, VersionField
 
@@ -34,6 +35,7 @@ class Locked(models.Model):
         abstract = True
         app_label = "documents"
         apps = registry
+        base_manager_name = "objects"
 
 
 class Advert(Locked):
@@ -52,3 +54,37 @@ class CodedAdvert(Locked):
     """Its primary key is another column than `_id`."""
 
     code = models.CharField(max_length=10, primary_key=True)
+
+
+class Settings(EmbeddedModel):  # type: ignore[misc]
+    """What an advert embeds."""
+
+    opted_in = models.BooleanField(default=True, db_column="in")
+
+    class Meta:
+        app_label = "documents"
+        apps = registry
+
+
+class EmbeddingAdvert(Locked):
+    """It embeds a model, and several."""
+
+    id = ObjectIdAutoField(primary_key=True)
+    settings: Any = EmbeddedModelField(Settings, null=True)
+    empty: Any = EmbeddedModelField(Settings, null=True)
+    several: Any = EmbeddedModelArrayField(Settings, default=list)
+
+
+class Proxied(Locked):
+    """Only its proxy has a lock."""
+
+    id = ObjectIdAutoField(primary_key=True)
+
+
+class ProxyAdvert(Proxied):
+    """The proxy."""
+
+    class Meta:
+        proxy = True
+        app_label = "documents"
+        apps = registry

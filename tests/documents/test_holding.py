@@ -250,6 +250,18 @@ class TestBlock:
         assert transactions.open_transactions() == [], "the test's own transaction counts nowhere"
         assert [str(each.message)[:12] for each in caught if each.category is RuntimeWarning] == ["the document"]
 
+    @pytest.mark.parametrize("error", [None, KeyError])
+    def test_warnings_that_are_errors(self, plain: Ground, error: type[KeyError] | None) -> None:
+        """The document is released all the same, and the error of the block is what is raised."""
+        transactions._reported.clear()
+        held = plain.lock.acquire((plain.add(1), 1), "exporting", final="exported")
+        with transaction.atomic(), warnings.catch_warnings(), pytest.raises(error or RuntimeWarning):  # noqa: PT012
+            warnings.simplefilter("error")
+            with held:
+                if error:
+                    raise error
+        assert plain.read(held.id, "state", "holder") == ("failed" if error else "exported", None)
+
     def test_forgotten(self, ground: Ground) -> None:
         """An object that is gone, of a batch, too: a warning that says where, and it is released."""
         place = "test_holding.py"

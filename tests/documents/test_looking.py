@@ -32,7 +32,7 @@ from tests.support.lock_fixtures import NOBODY, WITH_MONGO
 from tests.test_admin import browser
 
 pytestmark = WITH_MONGO
-ADDRESS = "/admin/django_mongolock/lock/documents/"
+ADDRESS = "/admin/django_mongolock/lock/others/"
 FORCE = "/admin/django_mongolock/lock/force-release/"
 DASHBOARD = "/admin/django_mongolock/lock/dashboard/"
 MAY_CLEAR = ("clear_document_lock", "view_lock")
@@ -635,6 +635,7 @@ class TestClearing:
         answer = browser("view_ad", "change_ad", *MAY_CLEAR).post("/admin/shop/ad/", change, follow=True)
         assert "1 stale lock of “ad exports” was released." in answer.content.decode()
         assert [shop.read(ad.pk, "state") for ad in ads] == ["failed", "exporting", "exporting"]
+        assert [entry_.object_repr for entry_ in LogEntry.objects.all()] == ["x"]
 
 
 class TestDashboard:
@@ -650,9 +651,9 @@ class TestDashboard:
         assert 300 <= found.pop("longest_held_seconds") < 400
         assert found == {"kind": "test", "held": 2, "stale": 1, "damaged": 1, "more": False, "error": None}
         problems = [(each["alarm"], each["amount"], each["about"]) for each in status["problems"]]
-        assert problems == [("stale_documents", 1, "test"), ("damaged_documents", 1, "test")]
+        assert problems == [("stale_others", 1, "test"), ("damaged_others", 1, "test")]
         page = client.get(DASHBOARD).content.decode()
-        assert "1 document of “test” is stale: the flow that held it has died or hangs." in page
+        assert "1 lock of “test” is stale: the flow that held it has died or hangs." in page
         assert f'href="{ADDRESS}?state=stale&amp;kind=test"' in page
 
     def test_away(self, plain: Ground, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -660,7 +661,7 @@ class TestDashboard:
         monkeypatch.setattr(plain.lock, "context", fail)
         client = browser(is_superuser=True)
         page = client.get(DASHBOARD).content.decode()
-        assert "Documents cannot be read: test: " in page
+        assert "Locks of another kind cannot be read: test: " in page
 
     def test_one_command(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each lock is counted by one command, up to a bound."""

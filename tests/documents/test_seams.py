@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
+from django.db import DatabaseError
 from django.forms import modelform_factory
 
 from django_mongolock.documents import DocumentLock
 from django_mongolock.exceptions import DocumentChanged, DocumentLockLost, VersionConflict
 from tests.documents.conftest import FINAL, PENDING, Ground
-from tests.documents.models import Advert, CodedAdvert, Locked, LongAdvert
+from tests.documents.models import Advert, CodedAdvert, EmbeddingAdvert, Locked, LongAdvert, Proxied, ProxyAdvert
 from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = WITH_MONGO
@@ -45,6 +46,29 @@ class TestTheDocumentAsItWillBe:
         assert held.pending == "withdrawing"
         assert self.work_on(read) == "exporting"
         held.finish()
+
+    @pytest.mark.parametrize(
+        ("change", "look"),
+        [
+            ({"settings.in": False}, lambda ad: ad.settings.opted_in),
+            ({"several.0.in": False}, lambda ad: ad.several[0].opted_in),
+            ({"empty.in": False}, lambda ad: ad.empty.opted_in),
+        ],
+        ids=["embedded", "in an array", "missing"],
+    )
+    def test_inside_of_embedded_models(self, make: Callable[..., Ground], change: Any, look: Any) -> None:
+        """By the names that the fields have in the documents; what was read stays as read."""
+        ground = make(EmbeddingAdvert)
+        ground.add(1, settings={"in": True}, several=[{"in": True}])
+        read, seen = rows(EmbeddingAdvert).get(), list[Any]()
+
+        def work_on(ad: Any) -> str:
+            seen.append(look(ad))
+            return "exporting"
+
+        held = ground.lock.acquire(read, work_on, changes=change)
+        assert (seen, look(held.instance), read.settings.opted_in) == ([False], False, True)
+        held.fail()
 
     def test_final(self, ground: Ground) -> None:
         """Also with the changes of `finish`; and inside of arrays."""
@@ -170,6 +194,9 @@ class TestSaving:
 
     def test_insert_and_fixture(self, adverts: Ground, tmp_path: Any) -> None:
         """A new document has the state that it is given; `QuerySet.update` writes what it is told to."""
+        made = Advert(state="exporting", holder="a test")
+        made.save(using="mongo")
+        assert adverts.read(made.pk, "state", "holder") == ("exporting", "a test")
         ad = Advert(state="imported")
         ad.save(using="mongo")
         assert adverts.read(ad.pk, "state", "version") == ("imported", 1)
@@ -201,6 +228,50 @@ class TestSaving:
             held.instance.price = 9
             held.instance.save()
         assert adverts.raw(held.id)["price"] == 5
+
+    def test_a_copy_of_what_is_held(self, adverts: Ground) -> None:
+        """A copy with a key of its own is another document, which no one holds, and its saves leave the held one
+        alone."""
+        id_ = adverts.add(1, title="original", body="", tags=[], opted_in=True)
+        with adverts.lock.hold((id_, 1), "exporting", final="exported") as held:
+            copied = held.instance
+            copied.pk = None
+            copied.save()
+            copied.title = "copy"
+            copied.save()
+            assert (adverts.raw(held.id)["title"], adverts.raw(copied.pk)["title"]) == ("original", "copy")
+            assert adverts.read(copied.pk, "holder", "state", "time") == (None, "new", None)
+            adverts.lock.acquire(rows().get(pk=copied.pk), "exporting").fail()
+        assert adverts.read(held.id, "state") == "exported"
+
+    def test_a_held_instance_under_another_key(self, adverts: Ground) -> None:
+        """It is saved there, if at all: the held document stays as it is."""
+        other = adverts.add(1, title="other")
+        with adverts.lock.hold((adverts.add(1, title="original"), 1), "exporting", final="exported") as held:
+            ad = held.instance
+            ad.pk, ad.title = other, "changed"
+            with pytest.raises(VersionConflict):  # it was read in another version
+                ad.save()
+        assert adverts.read(held.id, "title", "state") == ("original", "exported")
+
+    def test_a_held_instance_in_another_database(self, adverts: Ground) -> None:
+        """It is saved there: the held document stays as it is."""
+        with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
+            ad = held.instance
+            ad.price = 9
+            with pytest.raises(DatabaseError):  # which has no such table
+                ad.save(using="default")
+        assert adverts.read(held.id, "price", "state") == (5, "exported")
+
+    def test_through_the_model_of_a_proxy(self, make: Callable[..., Ground]) -> None:
+        """A lock that is declared on a proxy protects the documents, whichever model saves them."""
+        ground = make(ProxyAdvert)
+        held = ground.lock.acquire((ground.add(1), 1), "exporting", owner="flow")
+        ad = rows(Proxied).get()
+        ad.state, ad.holder, ad.price = "new", None, 9
+        ad.save()
+        assert ground.read(held.id, "holder", "state", "price") == ("flow", "exporting", 9)
+        held.fail()
 
     def test_copies(self, adverts: Ground) -> None:
         """An instance survives pickling; elsewhere it holds nothing."""

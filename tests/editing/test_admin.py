@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
+from django.core.exceptions import ValidationError
 from django.db import connections
+from django.forms import ModelForm
 from django.test import Client
 from django.urls import reverse
 from pytest_django import Settings
@@ -19,6 +21,7 @@ from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
 from tests.editing.conftest import set_locks
+from tests.editing.site import OrderAdmin
 from tests.editing.staff import TAKES, Tab, fields_of, holders, page_of, staff, state_of, tell, text_of, token_of
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO, Commands
@@ -326,6 +329,32 @@ class TestSave:
         assert Order.objects.count() == 0
         assert anna.send().status_code == 302
         assert Order.objects.get().item == "car"
+
+    def test_what_a_user_sees_no_more(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is not deleted: no second one is made of what was typed, but Django's own answer given."""
+        anna, queryset = Tab("anna", order), OrderAdmin.get_queryset
+        monkeypatch.setattr(OrderAdmin, "get_queryset", lambda *args: queryset(*args).exclude(state="closed"))
+        Order.objects.update(state="closed")
+        assert anna.send(item="car")["Location"] == "/admin/"
+        assert [each.item for each in Order.objects.all()] == ["bike"]
+
+    def test_a_form_whose_clean_raises(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What was left alone takes what is stored, whatever else is wrong with the form."""
+
+        def clean(self: Any) -> Any:
+            if self.cleaned_data["item"] == "bad":
+                raise ValidationError("There is no such item.")
+
+        monkeypatch.setattr(OrderAdmin, "form", type("Strict", (ModelForm,), {"clean": clean}))
+        anna = Tab("anna", order)
+        Order.objects.update(price=7)
+        anna.send(item="bad")
+        assert "There is no such item." in anna.text
+        assert "Changed meanwhile: Price." in anna.text
+        assert anna.fields["price"] == "7.00"
+        assert anna.send(item="car").status_code == 302
+        order.refresh_from_db()
+        assert (order.item, int(order.price)) == ("car", 7)
 
     @pytest.mark.long
     def test_a_race_in_the_moment_of_the_save(self, mongo: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from django_mongolock.engine.rule.document import (
     is_waiter,
 )
 from django_mongolock.engine.rule.replies import read_reply
-from django_mongolock.engine.text_checks import MAX_FACT_LENGTH, check_fact, tidy_fact
+from django_mongolock.engine.text_checks import MAX_FACT_LENGTH, MAX_TEXT_LENGTH, check_fact, tidy_fact
 from django_mongolock.exceptions import LockDocumentDamaged
 from tests.support import lock_documents as made
 
@@ -47,6 +47,12 @@ def test_a_fact_that_we_look_up_is_made_to_fit(value: object) -> None:
     text = tidy_fact(value)
     assert len(text) <= MAX_FACT_LENGTH
     assert not text or check_fact("user", text) == text
+
+
+@pytest.mark.parametrize("length", [MAX_FACT_LENGTH + 1, MAX_TEXT_LENGTH + 1])
+def test_a_fact_that_is_too_long_is_told_the_limit_of_facts(length: int) -> None:
+    with pytest.raises(ValueError, match=f"^owner has .*{MAX_FACT_LENGTH} characters: this one has {length}"):
+        check_fact("owner", "x" * length)
 
 
 def test_a_whole_document_has_no_damage() -> None:

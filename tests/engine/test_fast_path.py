@@ -9,7 +9,7 @@ from django_mongolock.engine.protocol.actions import Apply
 from django_mongolock.engine.rule import short_forms
 from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.session.releases import (
-    LOOK_EVERY,
+    FAILOVER_LOOK_EVERY,
     MAX_KEYS,
     NO_GUESS_FOR,
     REMEMBERED_FOR,
@@ -176,6 +176,6 @@ def test_they_are_forgotten_in_time(releases: Releases) -> None:
 
 def test_it_is_looked_soon_and_only_while_there_is_a_reason(releases: Releases) -> None:
     assert Releases().look_at == float("inf")
-    assert releases.look_at == 1 + LOOK_EVERY
+    assert releases.look_at == 1 + FAILOVER_LOOK_EVERY
     releases.undone("", 4 + REMEMBERED_FOR)
-    assert releases.look_at == 4 + REMEMBERED_FOR + LOOK_EVERY
+    assert releases.look_at == 4 + REMEMBERED_FOR + FAILOVER_LOOK_EVERY

@@ -15,6 +15,7 @@ from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine.lock import transaction
 from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol import actions
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
@@ -123,6 +124,27 @@ def test_released_and_kept_for_its_minimum_hold(
     assert released == [True]
     assert ["released" in holder for holder in stored()["holders"]] == [True]
     assert data.count_documents({}) == 0
+
+
+def test_a_signal_between_two_steps_of_its_end(hold: LockMaker, mongo: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F66: the transaction has written to the lock's document, and is aborted. The signal's error is what is raised."""
+    run = actions.run
+
+    def struck(steps: Any, perform: Any) -> Any:
+        if steps.__name__ != "_end":
+            return run(steps, perform)
+        perform(next(steps))
+        steps.close()
+        raise KeyboardInterrupt
+
+    lock = hold().acquire()
+    atomic = lock.atomic(mongo)
+    session: Any = atomic.__enter__()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(actions, "run", struck)
+        atomic.__exit__(None, None, None)
+    assert not session.in_transaction
+    lock.release()
 
 
 def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Client) -> None:

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.protocol.actions import Apply
+from django_mongolock.engine.protocol.actions import Apply, Pause
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.rule.replies import Found, Reply, read_found
-from django_mongolock.engine.session.core import REQUEST, SENDING_THREADS, SHARES
+from django_mongolock.engine.session.core import COMMAND_THREADS, REQUEST, SHARES
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
 from django_mongolock.engine.session.grant import Grant
-from django_mongolock.engine.session.releases import LOOK_EVERY
+from django_mongolock.engine.session.releases import FAILOVER_LOOK_EVERY
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
 from django_mongolock.testing.memory_server import MemorySession, MemoryStore
@@ -76,7 +76,7 @@ def test_a_last_try_takes_its_entry_out_of_the_queue(memory: Memory) -> None:
     """P6, F110: it is a command of its own, and shares no answer with others that try the same key."""
 
     def asks_the_same(grant: Grant) -> bool:
-        return memory.session.commands._terms_of(grant.acquisition.enter(trial=True))["same"] is not None
+        return memory.session.commands._how_to_call(grant.acquisition.enter(trial=True))["same"] is not None
 
     with memory.other(terms=CALM):
         waiter = memory.waiter(terms=CALM)
@@ -425,6 +425,79 @@ def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool)
     theirs.release()
 
 
+def test_a_cancelled_wait_asks_for_no_further_key(memory: Memory) -> None:
+    """F36: it is cancelled while its first key is asked for, and ends before it waits for the second."""
+    lock = memory.lock("a", "b", wait=None)
+    theirs = memory.other("b").acquire()
+    apply = memory.session.store.apply
+
+    def cancelled(key: str, step: Step, timeout: float) -> Reply:
+        if key == "a":
+            lock.cancel()
+        return apply(key, step, timeout)
+
+    memory.session.store.apply = memory.session.store.take_free = cancelled  # type: ignore[method-assign]
+    with pytest.raises(LockCancelled):
+        lock.acquire()
+    assert not memory.entries("a")
+    theirs.release()
+
+
+def test_a_cancelled_wait_sleeps_no_more(memory: Memory) -> None:
+    """F36: its wake-up was taken for something else that happened at the same time."""
+    theirs = memory.other().acquire()
+    waiter = memory.waiter()
+    assert eventually(lambda: memory.server.documents["k"]["waiters"])
+    (grant,) = memory.session.queue.waiting.values()
+    grant.waiting.cancelled = True
+    assert memory.session.waits._seconds(Pause(grant.id, LONG.lease, LONG.lease), grant) == 0.0
+    waiter.lock.cancel()
+    assert isinstance(waiter.end().error, LockCancelled)
+    theirs.release()
+
+
+def test_a_heartbeat_that_was_closed_starts_no_thread(memory: Memory) -> None:
+    """F108: in the main thread, the close of its session would wait until one of the threads is free."""
+    heartbeat, started = memory.new_session().heartbeat, list[Callable[[], None]]()
+    heartbeat.close()
+    heartbeat.elsewhere = started.append  # type: ignore[method-assign,assignment]
+    heartbeat.see_to(0.0)
+    assert not started
+
+
+def test_an_extension_that_is_answered_late_brings_no_end_nearer(memory: Memory) -> None:
+    """P7: renewals that were sent after it have given more."""
+    mine = memory.lock(terms=CALM).acquire()
+    apply = memory.session.store.apply
+
+    def late(key: str, step: Step, timeout: float) -> Reply:
+        reply = apply(key, step, timeout)
+        memory.server.advance(CALM.lease / 2)  # renews
+        return reply
+
+    memory.session.store.apply = late  # type: ignore[method-assign]
+    until = grant_of(mine).lease.until
+    mine.extend()
+    assert mine.held
+    assert grant_of(mine).lease.until >= until + CALM.lease / 3 - 1
+    memory.session.store.apply = apply  # type: ignore[method-assign]
+    mine.release()
+
+
+def test_a_release_of_many_keys_waits_for_one_answer(memory: Memory) -> None:
+    """P6: where the first has none, the others are released in the background."""
+    session = memory.new_session(Elected)
+    store: Any = session.store
+    mine = make_lock(session, "a", "b", "c", terms=LONG, wait=None)
+    mine.acquire()
+    for grant in mine._own.grants:
+        grant.lease.uncontended = False
+    store.down = True
+    mine.release()
+    assert store.tries == 1
+    store.down = False
+
+
 @pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])
 def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: Memory, looks: bool) -> None:
     """F175, F27: one who came before it is put back before it, and dies: as a holder, whose lease ends sooner than the
@@ -515,7 +588,7 @@ def undo_a_release(memory: Memory) -> Elected:
 def test_a_release_that_an_election_has_undone_is_made_again(memory: Memory) -> None:
     """F7: so nobody waits for the end of the lease."""
     undo_a_release(memory)
-    memory.server.advance(LOOK_EVERY)
+    memory.server.advance(FAILOVER_LOOK_EVERY)
     assert eventually(lambda: memory.holders() == [])
 
 
@@ -596,7 +669,7 @@ async def test_what_was_sent_once_stays_sent(memory: Memory, monkeypatch: pytest
     grant = new_grant(memory.session, memory.lock(), object())
     memory.session.registry.add(grant)
     await memory.session.commands.acall(grant.acquisition.enter(trial=False))
-    gate, submitted = threading.Event(), SENDING_THREADS
+    gate, submitted = threading.Event(), COMMAND_THREADS
     for _ in range(submitted):
         memory.session.threads.submit(lambda: gate.wait(20))
     taken_back = asyncio.ensure_future(memory.session.commands.acall(grant.acquisition.enter(trial=False)))
@@ -623,13 +696,13 @@ async def test_a_release_goes_before_what_asks_for_a_lock(
 
     mine = await memory.lock().aacquire()
     before = memory.holders()
-    locks = [memory.lock(f"busy{number}") for number in range(SENDING_THREADS)]
+    locks = [memory.lock(f"busy{number}") for number in range(COMMAND_THREADS)]
     if way == "hand-over":
         locks.insert(0, memory.lock())
     for door in ("apply", "take_free"):
         monkeypatch.setattr(memory.session.store, door, held_up)
     asking = [asyncio.create_task(lock.aacquire()) for lock in locks]
-    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= SENDING_THREADS * SHARES[REQUEST])
+    assert await asyncio.to_thread(eventually, lambda: len(waiting) >= COMMAND_THREADS * SHARES[REQUEST])
     await mine.arelease()
     assert len(memory.holders()) == (way == "hand-over")
     assert memory.holders() != before

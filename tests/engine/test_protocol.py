@@ -230,6 +230,17 @@ def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
         play.pause()
 
 
+def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F9: after many failures a pause is long; the last one is no longer than was left when the command was sent."""
+    monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.0)
+    play = Play(wait=5.2)
+    assert play.fail(took=4.0).timer == 1
+    play.pause()
+    assert play.fail(took=4.0).timer == pytest.approx(0.2)
+    with pytest.raises(LockBackendFailed):
+        play.pause()
+
+
 def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
     """F9: without a limit, through any number of failures, with a pause of a second at most between two commands."""
     play = Play(wait=None)

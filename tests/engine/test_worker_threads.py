@@ -192,7 +192,7 @@ def test_two_calls_of_a_key_are_made_at_a_time(new_threads: Callable[..., Worker
     hold.let_go()
     assert eventually(lambda: len(order) == 3 and not threads._lanes.under_way)
     assert order[0] == "first"
-    assert not threads._lanes.parked
+    assert not threads._lanes.waiting_for_key
 
 
 def test_what_waits_for_threads_keeps_no_place_of_its_key(new_threads: Callable[..., WorkerThreads]) -> None:
@@ -202,14 +202,16 @@ def test_what_waits_for_threads_keeps_no_place_of_its_key(new_threads: Callable[
     hold = Hold(threads, 2, priority=1, key="k")
     for number in range(2):
         threads.submit(lambda number=number: made.append(number), priority=2, key="k")  # type: ignore[misc]
-    assert eventually(lambda: "k" in threads._lanes.parked)
+    assert eventually(lambda: "k" in threads._lanes.waiting_for_key)
     others = Hold(threads, 4, priority=1)
     hold.let_go()
     assert eventually(lambda: len(threads._lanes.running) == 4)
     assert [threads.call(lambda left: "release", 5.0, priority=0, key="k") for _ in range(3)] == ["release"] * 3
     assert made == []
     others.let_go()
-    assert eventually(lambda: sorted(made) == [0, 1] and not threads._lanes.under_way and not threads._lanes.parked)
+    assert eventually(
+        lambda: sorted(made) == [0, 1] and not threads._lanes.under_way and not threads._lanes.waiting_for_key
+    )
 
 
 async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Callable[..., WorkerThreads]) -> None:
@@ -222,7 +224,7 @@ async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Cal
     await asyncio.sleep(0.05)
     task.cancel()
     await asyncio.wait([task])
-    assert not any(threads._lanes.parked["k"])
+    assert not any(threads._lanes.waiting_for_key["k"])
     hold.let_go()
     assert await threads.acall(lambda left: "next", LONG, key="k") == "next"
     assert eventually(lambda: not threads._lanes.under_way)

@@ -16,7 +16,7 @@ import pytest
 from django_mongolock import LockNotAcquired, mongo_lock, mongo_semaphore
 from django_mongolock.backends import get_backend
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.session.core import SENDING_THREADS
+from django_mongolock.engine.session.core import COMMAND_THREADS
 from django_mongolock.exceptions import LockReentry
 from tests.support.looking import new_key
 
@@ -145,7 +145,7 @@ def prepare(monkeypatch: pytest.MonkeyPatch, *, exempt: bool) -> None:
         mine.acquire()
     another.close()
     session = get_backend().session()
-    all_at_work = threading.Barrier(SENDING_THREADS + 1, timeout=10)
-    for _ in range(SENDING_THREADS):
+    all_at_work = threading.Barrier(COMMAND_THREADS + 1, timeout=10)
+    for _ in range(COMMAND_THREADS):
         session.threads.submit(all_at_work.wait)
     all_at_work.wait()

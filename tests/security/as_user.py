@@ -50,7 +50,7 @@ def admin() -> str:
     client = Client(raise_request_exception=False)
     client.login(username="root", password="root")
     start = "/admin/django_mongolock/lock/"
-    pages = ("", "?state=all", "?state=waited", "dashboard/", "status/", "documents/", "shop:shown/change/")
+    pages = ("", "?state=all", "?state=waited", "dashboard/", "status/", "others/", "shop:shown/change/")
     with mongo_lock("shown"):
         statuses = [client.get(start + page).status_code for page in pages]
         history = client.get("/admin/mongolock_history/lockevent/")

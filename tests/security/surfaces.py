@@ -32,7 +32,7 @@ PAGES: Final[dict[str, list[str]]] = {
     "lock_history": [f"{LIST}{{key}}/history/"],
     "lock_force_release": [f"{LIST}force-release/"],
     "lock_ask_to_release": [f"{LIST}ask-to-release/"],
-    "lock_documents": [f"{LIST}documents/"],
+    "lock_others": [f"{LIST}others/"],
     "lock_dashboard": [f"{LIST}dashboard/", f"{LIST}dashboard/?part=live"],
     "lock_status": [f"{LIST}status/"],
     "lockevent_changelist": [EVENTS, f"{EVENTS}?q=k"],

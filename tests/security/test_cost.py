@@ -143,7 +143,7 @@ def test_giants_with_a_lock_in_them(locks: Locks, ads: tuple[Collection[Document
     client = operator()
     client.get("/admin/")
     shown = [json.dumps(["giants", json_util.dumps(id_), "h"]) for id_ in ("0-3", "0-5", "small")]
-    documents = f"{LIST}documents/"
+    documents = f"{LIST}others/"
     looks: dict[str, Any] = {
         path: (lambda path=path: client.get(path))
         for path in (documents, f"{documents}?kind=giants", f"{documents}?kind=giants&state=damaged",

@@ -66,7 +66,7 @@ def document_locks(mongo: MongoClient[Document]) -> Iterator[list[str]]:
 
 @pytest.mark.long
 @WITH_MONGO
-@pytest.mark.parametrize(("path", "more"), [("documents/", {"force": "x"}), ("force-release/", {"reason": "x"})])
+@pytest.mark.parametrize(("path", "more"), [("others/", {"force": "x"}), ("force-release/", {"reason": "x"})])
 def test_ids_of_documents(locks: Locks, document_locks: list[str], path: str, more: dict[str, str]) -> None:
     """F75: what can be no document gets 400, and what is none here is not found; an expression finds none."""
     client = operator()

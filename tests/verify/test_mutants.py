@@ -14,7 +14,7 @@ from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.session.grant_registry import LocalQueue
 from verify.simulation import hunt, mutants, mutation
 from verify.simulation.defects import DEFECTS, ROWS, NothingToBreak, Patches, broken, named
-from verify.simulation.invariants import minimum_holds, places
+from verify.simulation.invariants import elections, minimum_holds, places, tombstones
 from verify.simulation.mutants import Book, Result, totals
 
 MUTATED = "session.grant_registry"
@@ -162,3 +162,23 @@ def test_a_minimum_hold_is_not_ended_by_a_release() -> None:
     assert list(minimum_holds(held(30), free, Step(remove=("g",), force=True))) == []
     assert list(minimum_holds(held(1), free, Step(remove=("g",)))) == []
     assert list(minimum_holds(held(30, min_hold=0), free, Step(remove=("g",)))) == []
+
+
+def test_what_was_removed_for_good_does_not_come_back() -> None:
+    """F17: a late command queues nothing; a lock that stays for its minimum hold has not come back."""
+    gone = {"holders": [], "waiters": [], "tombstones": [{"grant": "g"}]}
+    back = {"holders": [], "waiters": [{"grant": "g"}]}
+    assert len(list(tombstones(gone, back))) == 1
+    assert list(tombstones({**gone, **back}, back)) == []
+    assert list(tombstones({**gone, "tombstones": []}, back)) == []
+
+
+def test_an_election_ends_nobodys_place() -> None:
+    """F21: whoever waits has a whole place by the new clock, unless it leaves."""
+    waits: dict[str, Any] = {"clock": "a", "holders": [], "waiters": [{"grant": "g"}]}
+    free: dict[str, Any] = {"holders": [], "waiters": []}
+    assert len(list(elections(waits, {**free, "clock": "b"}, Step()))) == 1
+    for own in (Step(remove=("g",)), Step(ask="g", trial=True)):
+        assert list(elections(waits, {**free, "clock": "b"}, own)) == []
+    assert list(elections(waits, {**free, "clock": "a"}, Step())) == []
+    assert list(elections(waits, {**waits, "clock": "b"}, Step())) == []

@@ -11,11 +11,13 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.conf import settings
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import Model
+from django.db.models.signals import post_save
 from django.test import override_settings
 from pytest_django import DjangoDbBlocker
 
+from django_mongolock.exceptions import VersionConflict
 from testproject.servers import MariaDB, Postgres
 from tests import parts
 from tests.versioned import shapes
@@ -107,6 +109,25 @@ def home(
         where = str(tmp_path_factory.mktemp("versions") / "db.sqlite3")
     with django_db_blocker.unblock(), added(request.param, where) as alias:
         yield alias
+
+
+@contextlib.contextmanager
+def failing_hook(model: type[Model], alias: str, signal: Any = post_save) -> Iterator[None]:
+    """What is to run after the first commit meets a conflict of its own."""
+
+    def fail() -> None:
+        raise VersionConflict("mails.Mail", 1, 1)
+
+    def later(**_: Any) -> None:
+        signal.disconnect(later, sender=model)
+        transaction.on_commit(fail, using=alias)
+
+    signal.connect(later, sender=model)
+    try:
+        with pytest.raises(VersionConflict, match=r"mails\.Mail"):
+            yield
+    finally:
+        signal.disconnect(later, sender=model)
 
 
 class ShapesRouter:

@@ -98,9 +98,11 @@ class Bare(Shape):
     revision = VersionField(db_column="documentVersion", null=True)  # type: ignore[misc]
 
     objects = BareManager()
+    everything = VersionedManager()
 
     class Meta(Shape.Meta):
         abstract = False
+        base_manager_name = "everything"
 
 
 class Renamed(VersionedModel, Shape):
@@ -148,6 +150,7 @@ class SoftThing(Soft):
 
     class Meta(Shape.Meta):
         abstract = False
+        base_manager_name = "objects"
 
 
 ALL = (Topic, Thing, Part, Guard, Base, Child, Bare, Renamed, Named, SoftThing)

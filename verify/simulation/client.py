@@ -72,7 +72,7 @@ class SimStore:
         work = partial(self._write, key, step, given, reply=True)
         # What hands a lock over is sent once: of a copy that came first, the answer would say that it was lost.
         reply: Reply = self._send(work, timeout, key, once=bool(step.given))
-        self.ring(reply.granted)
+        self.ring(reply.bells)
         return reply
 
     def take_free(self, key: str, step: Step, timeout: float) -> Reply | None:
@@ -153,7 +153,7 @@ class SimStore:
         """Ring for those whom the last write of their document has granted."""
         for key, document in documents.items():
             if any(e["acquired_at"] >= document["written_at"] for e in document["holders"]):
-                self.ring(reply_of(key, document, "", ORIGIN).granted)
+                self.ring(reply_of(key, document, "", ORIGIN).bells)
 
     def _ring_for_committed(self, keys: Sequence[str]) -> None:
         committed = self._servers.committed

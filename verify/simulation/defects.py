@@ -205,7 +205,7 @@ def bell_before_majority(
         except StopIteration as end:
             return end.value
         if parsed.has_written and not isinstance(pause, float):
-            self.ring(reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).granted)
+            self.ring(reply_of(key, self._servers.documents.get(key), step.ask, parsed.moment.now).bells)
         yield pause
 
 

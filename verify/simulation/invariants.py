@@ -14,6 +14,8 @@ def broken_by(before: Document, after: Document, step: Step, now: float) -> Iter
     is one of several of which not all were acquired."""
     yield from (Violation("minimum-hold", now, text) for text in minimum_holds(before, after, step))
     yield from (Violation("place", now, text) for text in places(before, after, step))
+    yield from (Violation("tombstone", now, text) for text in tombstones(before, after))
+    yield from (Violation("election", now, text) for text in elections(before, after, step))
 
 
 def minimum_holds(before: Document, after: Document, step: Step) -> Iterator[str]:
@@ -37,3 +39,22 @@ def places(before: Document, after: Document, step: Step) -> Iterator[str]:
             most = max(known[e["grant"]], after["written_at"] + timedelta(milliseconds=e["waiter_lease"]))
             if e["until"] > most:
                 yield f"{e['grant']} was granted by the command of another until {e['until']}, later than {most}"
+
+
+def tombstones(before: Document, after: Document) -> Iterator[str]:
+    """An id that was removed for good does not come back."""
+    there = {e["grant"] for e in (*before["holders"], *before["waiters"])}
+    gone = {e["grant"] for e in before["tombstones"]} - there
+    for e in (*after["holders"], *after["waiters"]):
+        if e["grant"] in gone:
+            yield f"{e['grant']} was removed for good, and is back"
+
+
+def elections(before: Document, after: Document, step: Step) -> Iterator[str]:
+    """The first write by the clock of another primary ends nobody's place, but for that of its own last trial: the
+    clock may be ahead."""
+    stay = {e["grant"] for e in (*after["holders"], *after["waiters"])} | {*step.remove}
+    if before["clock"] != after["clock"]:
+        for e in before["waiters"]:
+            if e["grant"] not in stay and not (step.trial and e["grant"] == step.ask):
+                yield f"{e['grant']} lost its place by an election"

@@ -1,7 +1,7 @@
 """Locks that no process keeps alive: they are held for an owner, who takes them up later, perhaps elsewhere.
 
-There is one of these, with three faces: the lock of a task whose message is in the queue (`Parked`), the claims of
-`claims`, and edit locks.
+Three kinds of locks are such: that of a task whose message is in the queue (`Parked`), the claims of `claims`, and edit
+locks. `Detached` is what they have in common.
 
 A parked lock is an entry like any other whose process is `processes.NO_PROCESS`, so that the next who asks in the name
 of its owner resumes it. It is not renewed: it lasts for as long as its lease says.
@@ -111,6 +111,7 @@ class Parked(Detached):
 
     def keep(self, lease: float) -> bool:
         """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendFailed."""
+        # beat: another number than that of `taking`, which is 0: an entry that still has that was not renewed.
         return self.send(self.keeping(self.grant, replace(self.terms, lease=lease), beat=1)).held
 
     def give_up(self) -> None:
@@ -118,7 +119,7 @@ class Parked(Detached):
         self.send(self.leaving(self.grant, TOMBSTONE_TTL))
 
     def send(self, steps: Protocol[Reply]) -> Reply:
-        """Run steps without a session, which would count the command as a beat."""
+        """Run steps without a session, which would believe in what its command has renewed."""
         return actions.run(steps, self._perform)
 
     def _perform(self, action: Any) -> Answer:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from ...exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
+from ...exceptions import LockBackendFailed, LockCancelled, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..logs import WARNING, log
 from ..protocol import procedures
 from ..protocol.actions import FOREVER, Acquisition, Apply, Protocol, ReleaseUncontended
@@ -31,12 +31,13 @@ class LockGrants:
     """The grants of one lock object, one for each of its keys. The generators are run by a session.
 
     session: the one that has acquired them. grants: what is held; none while nothing is. last: what was acquired last,
-    also when it is released: that it was granted stays a fact. wanted: what is waited for now.
+    also when it is released: that it was granted stays a fact. wanted: what is waited for now. is_cancelled: the waits
+    of this `acquire` are to end, that for the next key, too.
     """
 
     __slots__ = (
         *("_busy", "_facts", "_lock", "_owner_tokens", "_user"),
-        *("grants", "keys", "last", "options", "session", "terms", "wanted"),
+        *("grants", "is_cancelled", "keys", "last", "options", "session", "terms", "wanted"),
     )
 
     def __init__(self, lock: object, keys: tuple[str, ...], terms: Terms, options: LockOptions, facts: Facts) -> None:
@@ -45,6 +46,7 @@ class LockGrants:
         self.grants: tuple[Grant, ...] = ()
         self.last: tuple[Grant, ...] = ()
         self.wanted: Grant | None = None
+        self.is_cancelled = False
         self._facts = facts
         self._owner_tokens: tuple[OwnerToken, ...] = ()
         self._busy = threading.Lock()
@@ -71,17 +73,17 @@ class LockGrants:
         called = began = session.now()
         deadline = FOREVER if wait is None else began + wait
         grants: list[Grant] = []
-        tokens: list[OwnerToken] = []
+        owner_tokens: list[OwnerToken] = []
         try:
             for key in self.keys:
-                grant = yield from self._acquire_key(session, key, (began, deadline), tokens, trial=wait == 0)
+                grant = yield from self._acquire_key(session, key, (began, deadline), owner_tokens, trial=wait == 0)
                 grants.append(grant)
                 began = session.now()
             where = calling_line()
             for grant in grants:
                 grant.acquired_from = grant.acquired_from or where
             self._refuse_lost(grants)
-            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(tokens)
+            self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(owner_tokens)
             self.last = self.grants
         except LockNotAcquired:
             try:
@@ -104,6 +106,11 @@ class LockGrants:
             if not grant.held:
                 raise LockLost(grant.key, grant.token, grant.reason)
 
+    def _refuse_cancelled(self, key: str) -> None:
+        """Raise LockCancelled if that was asked for while another key was acquired."""
+        if self.is_cancelled:
+            raise LockCancelled(key, 0.0)
+
     def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
         """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
         alone = [grant for grant in grants if not grant.in_doubt and grant.drop_user(self._lock)]
@@ -123,6 +130,7 @@ class LockGrants:
             self._busy.release()
             raise LockMisused("this lock object is in use: release it first, or make a new one for every use")
         self.grants = self.last = self._owner_tokens = ()
+        self.is_cancelled = False
         self._user = self._new_user()
 
     def _acquire_key(
@@ -130,7 +138,7 @@ class LockGrants:
         session: Session,
         key: str,
         times: tuple[float, float],
-        tokens: list[OwnerToken],
+        owner_tokens: list[OwnerToken],
         *,
         trial: bool,
     ) -> Protocol[Grant]:
@@ -138,16 +146,17 @@ class LockGrants:
         worker = current_worker()
         held = session.registry.held_by(worker)
         if (mine := held.get(key)) is not None and (token := (yield from self._enter_again(session, mine))) is not None:
-            tokens.append(token)
+            owner_tokens.append(token)
             return mine
         grant = self.new_grant(session, key, worker, held, self.terms)
-        tokens.append(grant.new_owner_token(session.heartbeat.inbox.put))
+        owner_tokens.append(grant.new_owner_token(session.heartbeat.inbox.put))
         began, deadline = times
         grant.waiting.began, grant.waiting.back_by = began, deadline + session.commands.timeout
         answer = None
         try:
             self.wanted = grant
             now, turn = began, session.queue.join(grant, trial=trial)
+            self._refuse_cancelled(key)
             if turn != "now":
                 result = yield from procedures.wait_in_line(grant.acquisition, turn, deadline, now)
                 answer, now = result.answer, result.now
@@ -237,20 +246,25 @@ class LockGrants:
 
     def release_all(self, early: bool = False) -> Protocol[bool]:
         """Release all keys; return whether all were held until then. early: also end their minimum hold."""
-        # The tokens, too: another thread may clear them, and the heartbeat would release what is being released.
-        session, grants, tokens = self.session, self.grants, self._owner_tokens
+        # The owner tokens, too: another thread may clear them, and the heartbeat would release what is being released.
+        session, grants, owner_tokens = self.session, self.grants, self._owner_tokens
         if session is None or not self.is_ours:
             return False
         ours = bool(grants)
         try:
-            for grant in grants:
-                ours &= yield from self._release_key(session, grant, early)
+            for place, grant in enumerate(grants, start=1):
+                was_held = yield from self._release_key(session, grant, early)
+                if was_held is None:  # no answer: the others are not to wait for one that does not come either
+                    ours &= all(other.held for other in grants[place:])
+                    self._drop(session, grants[place:], stays=not early)
+                    break
+                ours &= was_held
         except BaseException:
             self._drop(session, grants, stays=not early)
             raise
         finally:
             self.clear(grants)
-            del tokens
+            del owner_tokens
         return ours
 
     def clear(self, grants: tuple[Grant, ...]) -> None:
@@ -258,8 +272,9 @@ class LockGrants:
         if self.grants is grants:
             self.grants = self._owner_tokens = ()
 
-    def _release_key(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool]:
-        """Release one grant, unless another lock object of its worker shares it; return whether it was held."""
+    def _release_key(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool | None]:
+        """Release one grant, unless another lock object of its worker shares it; return whether it was held, or None if
+        there was no answer."""
         releaser = current_worker()
         if (was_held := grant.drop_user(self._lock)) is None:
             return grant.held
@@ -268,13 +283,13 @@ class LockGrants:
             return False
         grant.releaser = releaser
         stays = grant.terms.min_hold > 0 and not early
-        heir = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
+        next_waiter = session.queue.reserve_handover(grant) if grant.line in session.queue.lines else None
         answer = None
         try:
             was_there, answer = yield from procedures.release(
                 grant.key,
                 grant.id,
-                None if heir is None else heir.acquisition,
+                None if next_waiter is None else next_waiter.acquisition,
                 uncontended=grant.lease.uncontended,
                 stays=stays,
                 leave_tombstone=grant.needs_tombstone(),
@@ -282,10 +297,10 @@ class LockGrants:
         except LockBackendFailed as error:
             log(WARNING, "release postponed", key=grant.key, error=error)
             session.ending.end(grant, How.ABANDONED, stays=stays)
-            was_there = True
+            return None
         finally:
-            if heir is not None:
-                session.queue.finish_handover(heir, answer)
+            if next_waiter is not None:
+                session.queue.finish_handover(next_waiter, answer)
         if was_there:
             session.ending.end(grant, How.RELEASED)
         else:
@@ -297,8 +312,10 @@ class LockGrants:
         release. stays: minimum holds are to last."""
         grants = [grant for grant in self.grants if grant.worker is current_worker()]
         if grants and self.session is not None:
-            self.grants, self._owner_tokens = (), ()
+            owner_tokens = self._owner_tokens  # while they live, the heartbeat does not release what is dropped here
+            self.grants = self._owner_tokens = ()
             self._drop(self.session, grants, stays=stays)
+            del owner_tokens
 
     def _drop(self, session: Session, grants: Iterable[Grant], *, stays: bool = False) -> None:
         """Have grants removed in the background. May be called again for the same ones. stays: see `abandon`."""
@@ -323,7 +340,8 @@ class LockGrants:
             if answer.reply.token != grant.token:
                 session.ending.not_found(grant)
                 break
-            if answer.whole:
+            # Not of an answer that has come after those of later renewals: what they have given stands.
+            if answer.whole and answer.sent + length >= grant.lease.until:
                 grant.renewed(answer.sent + length, answer.now, length)
         if self.all_held(grants):
             return True

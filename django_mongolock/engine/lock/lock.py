@@ -104,6 +104,7 @@ class MongoLock(LockState):
 
         Does nothing if there is no such wait.
         """
+        self._own.is_cancelled = True
         if (grant := self._own.wanted) is not None:
             self._session_now().waits.cancel(grant)
 
@@ -269,4 +270,5 @@ class MongoLock(LockState):
         if unknown:
             refuse_options(unknown)
         chosen = self.options.wait if isinstance(wait, Unset) else check_wait(wait)
+        # The project's WAIT is in the options already; a lock that was made without a project waits without end.
         return None if isinstance(chosen, Unset) else chosen

@@ -28,7 +28,8 @@ class LockState:
 
     @property
     def held(self) -> bool:
-        """Whether every key is held by this object, by a clock that ends no later than the server's."""
+        """Whether every key is held by this object. By the clock of this process, the lease is over no later than by
+        the server's."""
         return self._own.all_held(self._own.grants)
 
     @property

@@ -74,7 +74,7 @@ class Atomic(Generic[S_co]):
             )
         self._lock = lock
         self._client = client
-        self._session: Any = None
+        self._client_session: Any = None
         self._grants: tuple[Grant, ...] = ()
 
     def __enter__(self) -> S_co:
@@ -86,7 +86,10 @@ class Atomic(Generic[S_co]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False]:
-        self._run(self._end(error, self._lock.extend))
+        try:
+            self._run(self._end(error, self._lock.extend))
+        finally:  # by steps of their own: a signal may have struck between two of the others
+            self._run(self._abort())
         return False
 
     async def __aenter__(self) -> S_co:
@@ -96,37 +99,43 @@ class Atomic(Generic[S_co]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False]:
-        await self._arun(self._end(error, self._lock.aextend))
+        try:
+            await self._arun(self._end(error, self._lock.aextend))
+        finally:
+            await self._arun(self._abort())
         return False
 
     # The bodies
 
     def _begin(self) -> Calls[Any]:
-        if self._session is not None:
+        if self._client_session is not None:
             raise LockMisused("this transaction was entered before: call atomic() again for another one")
         self._lock.ensure_held()
         self._store = _transactional_store(self._lock)
         self._grants = self._lock._acquired()
-        owner = self._lock._session()
-        self._registry = owner.registry
-        self._session = yield self._client.start_session
+        session = self._lock._session()
+        self._registry = session.registry
+        self._client_session = yield self._client.start_session
         try:
             yield partial(
-                self._session.start_transaction,
+                self._client_session.start_transaction,
                 read_concern=ReadConcern("snapshot"),
                 write_concern=WriteConcern("majority"),
                 read_preference=ReadPreference.PRIMARY,
-                max_commit_time_ms=round(owner.commands.timeout * 1000),
+                max_commit_time_ms=round(session.commands.timeout * 1000),
             )
+        except GeneratorExit:
+            raise  # a signal has struck between two steps: nothing was sent yet that would have to be aborted
         except BaseException:
             yield from self._abort()
             raise
         for grant in self._grants:
             grant.defer_renewals()
-        return self._session
+        return self._client_session
 
     def _end(self, error: BaseException | None, confirm: Callable[[], object]) -> Calls[None]:
-        """Commit, or abort if the block has raised *error*. *confirm* asks the server if the lock is held."""
+        """Commit, or abort if the block has raised *error*. *confirm*: extends the lock, which raises LockLost if it is
+        not held any more."""
         try:
             if error is not None:
                 return
@@ -142,7 +151,7 @@ class Atomic(Generic[S_co]):
             if failure.has_error_label(UNKNOWN):
                 # It may be open on the server still, and with it the lock's document be closed to everybody.
                 with contextlib.suppress(PyMongoError):
-                    yield partial(self._client.admin.command, "killSessions", [self._session.session_id])
+                    yield partial(self._client.admin.command, "killSessions", [self._client_session.session_id])
                 raise LockBackendFailed("it is unknown whether the transaction was committed", self._key) from failure
             if not failure.has_error_label(TRANSIENT):
                 raise
@@ -154,7 +163,6 @@ class Atomic(Generic[S_co]):
             for grant in self._grants:  # not before: a renewal would conflict with the commit
                 grant.resume_renewals()
                 self._registry.see_to(grant)
-            yield from self._abort()
 
     def _match(self) -> Calls[bool]:
         """Write to the document of every key; return whether all were there and held by our grants."""
@@ -164,7 +172,7 @@ class Atomic(Generic[S_co]):
             mine = {"grant": {"$eq": grant.id}, "token": Int64(grant.token), "released": {"$exists": False}}
             where = {"_id": {"$eq": grant.key}, "holders": {"$elemMatch": mine}}
             change = {"$inc": {"changes": Int64(1)}}
-            result = yield partial(collection.update_one, where, change, session=self._session)
+            result = yield partial(collection.update_one, where, change, session=self._client_session)
             if result.matched_count != 1:
                 return False
         return True
@@ -174,7 +182,7 @@ class Atomic(Generic[S_co]):
         give_up = clock.now() + COMMIT_LIMIT
         while True:
             try:
-                yield self._session.commit_transaction
+                yield self._client_session.commit_transaction
             except PyMongoError as error:
                 if not error.has_error_label(UNKNOWN) or clock.now() >= give_up:
                     raise
@@ -183,7 +191,7 @@ class Atomic(Generic[S_co]):
 
     def _abort(self) -> Calls[None]:
         """End the session, and the transaction unless it was committed."""
-        session = self._session
+        session = self._client_session
         with contextlib.suppress(PyMongoError):
             if session.in_transaction:
                 yield session.abort_transaction
@@ -220,8 +228,8 @@ def _call(call: Any) -> Any:
 
 
 def pauses(limit: float) -> Iterator[float]:
-    """How many seconds to wait before each further attempt, for *limit* seconds: nothing at first, then longer and
-    longer, spread by full jitter."""
+    """How many seconds to wait before each further attempt, for *limit* seconds: a random time, at most 10 ms
+    at first, then up to twice as long each time, and at most 200 ms."""
     give_up = clock.now() + limit
     for attempts in itertools.count(1):
         if clock.now() >= give_up:
@@ -241,11 +249,18 @@ def is_transient(error: BaseException) -> bool:
     )
 
 
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group, as a TaskGroup raises it, or the one error."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [leaf for each in error.exceptions for leaf in leaves(each)]
+
+
 def out_of_commit_hook(error: BaseException) -> bool:
     """Return whether *error*, or an error of its group, was raised by a function given to ``transaction.on_commit``.
 
-    The work before it must not be done again. Only what was called since the error is looked at: work that is itself
-    called by such a function is not meant.
+    The work before it must not be done again: it is committed, or may have been written where there was no transaction.
+    Only what was called since the error is looked at: work that is itself called by such a function is not meant.
     """
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return any(map(out_of_commit_hook, inner)) or any(

@@ -133,8 +133,9 @@ class WaitResult:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lock is held with this token, at least until this time of the local clock. uncontended: no other grant held
-    it then, or waited for it."""
+    """The lock is held with this token, at least until this time of the local clock. uncontended: it is exclusive,
+    without a minimum hold, and nobody waited for it then, so that `ReleaseUncontended` may release it. False where that
+    is not known."""
 
     token: int
     acquired_at: datetime

@@ -104,7 +104,10 @@ def acquire(
     schedule = PollSchedule(
         now if since is None else since, now + DEADLOCK_CHECK_AFTER if acquisition.nested else FOREVER
     )
-    single = now - schedule.started if trial else None  # the time that the one command takes is not waited
+    # What the error of a single try says was waited: not the time that its one command takes.
+    single = now - schedule.started if trial else None
+    # In the loop, *trial* is whether this is the last try, and *answer* what came without a command of our own: at
+    # first the caller's, later what another grant's command brought during a pause.
     action: Apply | Read = acquisition.enter(trial)
     last_token = 0  # in any answer: one to a command of another grant may be older than its own
     while True:
@@ -230,7 +233,9 @@ def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, de
             failures += 1
             if not error.passing or (failures > 1 and now >= deadline):
                 raise
-            result: WaitResult = yield Pause(acquisition.grant, backoff(failures + 1))
+            # No longer than was left before it, which may have taken all of that.
+            pause = min(backoff(failures + 1), max(0.1, deadline - now))
+            result: WaitResult = yield Pause(acquisition.grant, pause)
             began, now = now, result.now
             if result.answer is not None:  # to the command of another grant of its line
                 return result.answer

@@ -46,7 +46,7 @@ LONGEST_CLAIM: Final = 600_000
 SAME_TIME: Final = 20_000
 #: How long the document of a free lock is kept for which there was never a queue, in milliseconds: enough for its
 #: fencing tokens to go on growing, as tokens are at least the time. So keys that strangers make up are not kept for
-#: long.
+#: long. It is this long at least, and up to an hour longer: see `PURGE_STEP`.
 BRIEF_RETENTION: Final = 3_600_000
 
 
@@ -56,7 +56,8 @@ def milliseconds(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a lock is asked for. Times are in seconds.
+    """On what terms a lock is asked for: of what was chosen (`LockOptions`, with the project's settings for the rest),
+    that which the rule needs to know. Times are in seconds.
 
     lease: how long a grant lives without renewal. margin: the least time by which the server lets it live longer than
     its holder believes; clock_margin: the same as a part of the lease. waiter_lease: how long an entry in the queue

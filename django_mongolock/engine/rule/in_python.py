@@ -1,4 +1,4 @@
-"""The rule of `rule` in plain Python, on the same documents: its executable specification, and for locks in memory.
+"""The rule of `pipeline` in plain Python, on the same documents: its executable specification, and for locks in memory.
 
 A test has MongoDB's primary and these lines do the same things in any order, and compares every field of the two
 documents.

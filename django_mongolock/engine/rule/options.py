@@ -34,7 +34,8 @@ Release = Literal["now", "on_commit"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockOptions:
-    """What is chosen about a lock: see `mongo_lock`, and `mongo_semaphore` for permits, weight and resize.
+    """What a caller chooses about a lock: see `mongo_lock`, and `mongo_semaphore` for permits, weight and resize. From
+    this and the project's settings its `Terms` are made.
 
     Times are in seconds. Raises TypeError and ValueError for values that are wrong. *wait*: UNSET: the project's
     (MONGOLOCK["WAIT"]). *permits*: None: it is no semaphore. *whole*: it begins with a whole lease, rather than with

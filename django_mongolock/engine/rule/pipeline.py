@@ -1,4 +1,5 @@
-"""The one update that every operation on a lock is: prune, remove, renew, add, grant.
+"""The one update that every operation on a lock is: prune, remove, renew, add, grant. (For the two most frequent
+operations there are also shorter updates, which do the same: see `short_forms`.)
 
 To understand it, read `in_python` first: the same rule, which runs without a server.
 
@@ -56,11 +57,18 @@ from .expressions import (
     size,
 )
 
-#: Whether the document was written by the clock of another primary, or by this one before it was set back. Two commands
-#: with one cluster time were parsed with no write in between, in an unknown order: if this one shows a much later time,
-#: the clock may have been set back after it. Every election writes. So two such commands were parsed by one primary,
-#: and a late command before the last writer, whichever elections they name. (A command that is held up, or whose sender
-#: has not heard of an election yet, names an earlier one than the primary that writes it.)
+#: Whether the document was written by the clock of another primary, or by this one's before it was set back.
+#:
+#: `clock` names an election: the last one that the sender of a command knew of. The primary that writes the command may
+#: be of a later one, if the command was held up, or its sender has not heard of that yet. So the names are compared
+#: only where the cluster times leave it open:
+#:
+#: - The cluster times are equal: the command and the last writer were parsed with no write in between. Every election
+#:   writes, so one primary parsed both, but it is not known in which order. If the command shows a much later time, it
+#:   may have been first, and the clock been set back after it.
+#: - The command is late: it was parsed before the last writer, and is judged by the time of that.
+#: - Else it was parsed after the last writer. The clock is another one if the names differ; or it was set back, if it
+#:   shows a much earlier time.
 _IS_OTHER_PRIMARY: Expression = {
     "$cond": [
         {"$and": ["$$op", {"$eq": ["$$op", "$$doc.cluster_time"]}]},
@@ -171,8 +179,9 @@ def _new_entry(arrived: bool) -> Expression:
 def _with_new(resumes: bool, arrived: bool) -> Expression:
     """The queue with the new entry, unless it is there already, has a tombstone, or finds no room.
 
-    arrived: its waiter has waited before. If the entry is there, but as one that came later, it moves: the command that
-    brought it was held up on its way.
+    It is put at the end; or, where *arrived* (its waiter has waited before), behind those that came before it, and
+    before the others. If the entry is there, but as one that came later, it moves to that place: the command that
+    brought it was held up on its way. resumes: it is put at the head, if the command removes a holder that was there.
     """
     entry = _new_entry(arrived)
     before: Expression = "$$queue"

@@ -18,7 +18,7 @@ from .expressions import IS_ASKED, Expression, encoded, for_each, only, size
 Document = Mapping[str, Any]
 
 #: To whom the last command has granted the key, also if the holders are damaged: the messages of bells.
-GRANTED: Final[Expression] = for_each(
+BELL_MESSAGES: Final[Expression] = for_each(
     only(
         {"$cond": [{"$isArray": "$holders"}, "$holders", []]},
         {"$gte": ["$$e.acquired_at", "$written_at"]},
@@ -35,7 +35,7 @@ _REPLY: dict[str, Expression] = {
     "place": {"$indexOfArray": ["$waiters.grant", "$$c.ask"]},
     "queued": {"$first": only("$waiters", IS_ASKED)},
     "waiting": {"$add": [size("$waiters"), {"$sum": "$waiters.behind"}]},
-    "granted": only(GRANTED, {"$not": [IS_ASKED]}),
+    "granted": only(BELL_MESSAGES, {"$not": [IS_ASKED]}),
     "first_end": {"$min": "$holders.until"},
     "holder": {"$first": "$holders"},
 }
@@ -116,7 +116,7 @@ class Reply:
     waiting: how long the queue is, with those of each process who stand behind its entry. first_end: until the first of
     the holders would end (None: the key is free). holder: one of them, in words, unless it is the grant itself. found:
     whether there was a document that the command matched. last_token: the last token of the key. former: another grant
-    of the asking owner. granted: to whom the last command has granted the key besides. now: the server's time. mine,
+    of the asking owner. bells: for others, to whom the last command has granted the key. now: the server's time. mine,
     theirs: the grant's own entry among the holders, and the first of them all, as they stand in the document.
     """
 
@@ -131,7 +131,7 @@ class Reply:
     found: bool = True
     last_token: int = 0
     former: Former | None = None
-    granted: tuple[Bell, ...] = ()
+    bells: tuple[Bell, ...] = ()
     now: datetime | None = field(default=None, compare=False)
     mine: Document | None = field(default=None, compare=False, repr=False)
     theirs: Document | None = field(default=None, compare=False, repr=False)
@@ -173,7 +173,7 @@ def read_reply(key: str, raw: Document | None) -> Reply:
         holder=None if holder is None or holder == mine else describe(holder, now),
         last_token=_read_int(raw, "token"),
         former=_read_former(raw.get("former")),
-        granted=read_bells(raw),
+        bells=read_bells(raw),
         now=now,
         mine=mine,
         theirs=holder,

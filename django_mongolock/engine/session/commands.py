@@ -67,15 +67,15 @@ class Commands:
         """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
         if isinstance(action, Pause):
             return self._waits.pause(action)
-        return self._session.threads.call(functools.partial(self.send, action), **self._terms_of(action))
+        return self._session.threads.call(functools.partial(self.send, action), **self._how_to_call(action))
 
     def acall(self, action: Action) -> Awaitable[Any]:
         """See call(). A coroutine holds a thread only while its command is on its way."""
         if isinstance(action, Pause):
             return self._waits.apause(action)
-        return self._session.threads.acall(functools.partial(self.send, action), **self._terms_of(action))
+        return self._session.threads.acall(functools.partial(self.send, action), **self._how_to_call(action))
 
-    def _terms_of(self, action: Command) -> dict[str, Any]:
+    def _how_to_call(self, action: Command) -> dict[str, Any]:
         """How a thread is to make the call that sends *action*.
 
         Only a first command shares the answer of another one: a later one may have to take its grant out of the queue.

@@ -19,7 +19,7 @@ from .worker_threads import WorkerThreads
 RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
 SHARES: Final = (1.0, 0.75, 0.5, 0.25)
 #: How many commands the threads of a session send at a time, and how many with those that have taken half a second.
-SENDING_THREADS, MOST_THREADS = 24, 80
+COMMAND_THREADS, MOST_THREADS = 24, 80
 
 
 class SessionCore:
@@ -30,7 +30,7 @@ class SessionCore:
         self.pid = os.getpid()
         self.store = store
         self.now = now
-        self.threads = WorkerThreads(SENDING_THREADS, MOST_THREADS, shares=SHARES)
+        self.threads = WorkerThreads(COMMAND_THREADS, MOST_THREADS, shares=SHARES)
         self.heartbeat = Heartbeat(self.threads, now)
         self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(store.limits.waiters, self.registry)

@@ -7,8 +7,9 @@ How a grant ends, who says so, and what may be left of it in the document then:
 - REPLACED: its caller, whose command has put another grant in its place: a downgrade, a parked lock.
 - ABANDONED: its caller, or the heartbeat where no caller is left, and it is not known how it stands. It may be there,
   or a command that adds it on its way: `Cleanup` sees to it in the background that it is gone.
-- LOST: the heartbeat, whose clock is past its deadline, or a command that should have found it. Where it was taken
-  away, only a copy of its own command may be left; else the grant. `Cleanup` removes either.
+- LOST: whoever first reads `Grant.held` when the deadline is over, the heartbeat at the latest; or a command that
+  should have found it. Where it was taken away, only a copy of its own command may be left; else the grant. `Cleanup`
+  removes either.
 
 Each may come again, also after another one: the end is reported once. When the process ends, `Session.close` releases
 in bulk what is left, and what had no answer in time stays until its lease ends.
@@ -76,7 +77,7 @@ class Cleanup:
         self._commands = commands
         #: Until when everything has to be removed: the session is being closed.
         self._end = FOREVER
-        #: One for each command of `finish` that has not ended.
+        #: One for each command of `finish` that has not ended: a list that counts, as in `worker_threads`.
         self._unfinished: list[None] = []
         self._mutex = threading.Lock()
 
@@ -198,9 +199,9 @@ class Ending:
             return  # another thread has just released it, and sees to it
         if how is How.ABANDONED:
             grant.mark_released()
-        is_news = self.forget(grant)
+        was_known = self.forget(grant)
         # Of a lost grant that was taken away, only a copy of its command can be left: that must not bring it back.
-        if how is How.ABANDONED or (how is How.LOST and is_news and (grant.reason != NOT_FOUND or grant.in_doubt)):
+        if how is How.ABANDONED or (how is How.LOST and was_known and (grant.reason != NOT_FOUND or grant.in_doubt)):
             if self._session.pid != os.getpid():
                 return
             self._cleanup.ensure_removed(grant, stays=stays)

@@ -25,7 +25,11 @@ LineKey = tuple[str, str, int, int, str | None, int]
 
 
 class State(Enum):
-    """The life of a grant: asked for, held, then released or lost. It never goes back."""
+    """The life of a grant: asked for, held, then released or lost. It never goes back.
+
+    RELEASED: it was held, and is to be released; its command may not have been sent yet. If the command finds that it
+    was not there any more, it is LOST after all (`by_release` of `mark_lost`).
+    """
 
     WAITING = "waiting"
     HELD = "held"
@@ -69,8 +73,8 @@ class Lease:
     which its entry lives, even if it was granted since; 0 if unknown. since: when it was granted. last: when it has
     been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. renewing:
     one is under way. once_more: there was news since that began, so it is renewed again. deferred: it is renewed as
-    late as is safe, and not before that along with others. uncontended: when last heard of, it was the only grant of
-    its key, and none waited.
+    late as is safe, and not before that along with others. uncontended: as that of `Granted`, and when last heard of,
+    none waited.
     """
 
     length: float
@@ -194,7 +198,8 @@ class Grant:
     def needs_tombstone(self) -> bool:
         """Return whether the command that takes it out of its document is to leave a tombstone; ask before it is sent.
 
-        A hand-over that ends meanwhile does not change that: also if the grant is found lost, a copy may be left.
+        The answer is kept, as `outcome_unknown`: a hand-over that ends meanwhile does not change it, and also if the
+        grant is found lost, a copy may be left.
         """
         if self.in_doubt:
             self.outcome_unknown = True
@@ -212,7 +217,7 @@ class Grant:
 
     @property
     def ends_at(self) -> float:
-        """When the heartbeat must look at it: at its deadline if it is held, at once if it was found lost."""
+        """When the heartbeat must look at it: at its deadline, which is over for one that `held` has found lost."""
         return self.lease.until if self.state in (State.HELD, State.LOST) else FOREVER
 
     @property

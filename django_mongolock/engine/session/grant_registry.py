@@ -26,7 +26,7 @@ class GrantRegistry:
     """Finds grants. May be called from any thread.
 
     grants: those that stand in a document, or may soon, by id: they are renewed. by_line: those that are held
-    exclusively, by the line that waits for them.
+    exclusively, by their lines. A waiter whose line is in there waits for this process to hand its key over.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -144,13 +144,13 @@ class LocalQueue:
         """
         with self._mutex:
             if not trial:
-                line = self.lines.setdefault(grant.line, OrderedDict())
-                if len(line) >= self._limit:
+                standing = self.lines.setdefault(grant.line, OrderedDict())
+                if len(standing) >= self._limit:
                     raise LockQueueFull(grant.key)
-                if line:
-                    grant.line = next(iter(line.values())).line  # one for all of them: there may be thousands
-                line[grant.id] = grant
-                self._count(line)
+                if standing:
+                    grant.line = next(iter(standing.values())).line  # one for all of them: there may be thousands
+                standing[grant.id] = grant
+                self._count(standing)
             self.waiting[grant.id] = grant
             turn = "now" if trial else self._turn(grant)[0]
         grant.reporting.busy = turn != "now"
@@ -171,23 +171,23 @@ class LocalQueue:
         """Stand in line no more: it is held, or is waited for no longer."""
         with self._mutex:
             self.waiting.pop(grant.id, None)
-            line = self.lines.get(grant.line)
-            if line is None:
+            standing = self.lines.get(grant.line)
+            if standing is None:
                 return
-            was_first = next(iter(line), None) == grant.id
-            line.pop(grant.id, None)
+            was_first = next(iter(standing), None) == grant.id
+            standing.pop(grant.id, None)
             grant.waiting.behind = 0
-            if line:
-                self._count(line)
+            if standing:
+                self._count(standing)
             else:
                 self.lines.pop(grant.line, None)
-        if was_first and line:
+        if was_first and standing:
             self.wake_first(grant.line)
 
-    def wake_first(self, key: LineKey) -> None:
+    def wake_first(self, line: LineKey) -> None:
         """Wake the first in that line."""
         with self._mutex:
-            first = self._first(key)
+            first = self._first(line)
         if first is not None:
             first.waiting.wake()
 
@@ -201,14 +201,14 @@ class LocalQueue:
         """Reserve the hand-over of *grant*'s key to the next in line, and return that grant; `finish_handover` ends
         it."""
         with self._mutex:
-            line = iter(self.lines.get(grant.line, {}).values())
-            next_waiter = next(line, None)
+            following = iter(self.lines.get(grant.line, {}).values())
+            next_waiter = next(following, None)
             if grant.id in self.waiting:  # it stands in line itself
                 while next_waiter is not None and next_waiter is not grant:
-                    next_waiter = next(line, None)
-                next_waiter = next(line, None)
+                    next_waiter = next(following, None)
+                next_waiter = next(following, None)
             while next_waiter is not None and self._is_served(next_waiter):
-                next_waiter = next(line, None)
+                next_waiter = next(following, None)
             if next_waiter is None or next_waiter.waiting.cancelled:
                 return None
             next_waiter.waiting.handover_reserved = True
@@ -234,11 +234,11 @@ class LocalQueue:
         next_waiter.waiting.handover_reserved = False
         next_waiter.waiting.wake()
 
-    def _count(self, line: OrderedDict[str, Grant]) -> None:
+    def _count(self, standing: OrderedDict[str, Grant]) -> None:
         """Note at the first of a line how many stand behind it."""
-        next(iter(line.values())).waiting.behind = len(line) - 1
+        next(iter(standing.values())).waiting.behind = len(standing) - 1
 
-    def _first(self, key: LineKey) -> Grant | None:
+    def _first(self, line: LineKey) -> Grant | None:
         """The first in that line. Call it with the mutex held."""
-        line = self.lines.get(key)
-        return next(iter(line.values())) if line else None
+        standing = self.lines.get(line)
+        return next(iter(standing.values())) if standing else None

@@ -50,7 +50,9 @@ class Heartbeat:
         self._chores, self.adopt = chores, adopt
 
     def see_to(self, due: float) -> None:
-        """See to it that the thread runs, and wakes when something is *due*."""
+        """See to it that the thread runs, and wakes when something is *due*, unless it was closed."""
+        if self._closed:
+            return
         if self.thread is None or not self.thread.is_alive():
             self.elsewhere(self.start)
         if due < self.wakes_at:

@@ -47,7 +47,7 @@ class Lanes(Generic[E]):
         self.slow = 0
         #: How many calls of a key are being made, and those that wait for it, by priority.
         self.under_way: dict[str, int] = {}
-        self.parked: dict[str, list[Lane[E]]] = {}
+        self.waiting_for_key: dict[str, list[Lane[E]]] = {}
 
     def begin_next(self, now: float) -> tuple[E | None, float | None]:
         """Take out the call whose turn it is. If there is none: None, and how long there is none at least."""
@@ -64,8 +64,8 @@ class Lanes(Generic[E]):
     def _first_of(self, lane: Lane[E]) -> E | None:
         """Take out the first call that may be made. Those before it wait for their keys from now on."""
         while (entry := first(lane)) is not None and not self.is_admitted(entry.key):
-            parked = self.parked.setdefault(str(entry.key), [OrderedDict() for _ in self.waiting])
-            entry.lane = parked[entry.priority]
+            lanes = self.waiting_for_key.setdefault(str(entry.key), [OrderedDict() for _ in self.waiting])
+            entry.lane = lanes[entry.priority]
             entry.lane[entry] = None
             if entry.decided.locked():  # taken back meanwhile, perhaps from the lane before
                 entry.lane.pop(entry, None)
@@ -84,7 +84,7 @@ class Lanes(Generic[E]):
         began = self.running.pop(entry)
         shared: list[E] = []
         if entry.same is not None and isinstance(result, Answer) and not result.reply.held:
-            waiting = [other for lane in self.parked.get(entry.key or "", ()) for other in list(lane)]
+            waiting = [other for lane in self.waiting_for_key.get(entry.key or "", ()) for other in list(lane)]
             shared = [other for other in waiting if other.same == entry.same and other.since <= began]
             for other in shared:
                 other.lane.pop(other, None)
@@ -95,21 +95,22 @@ class Lanes(Generic[E]):
         """A call of *key* has ended: the next one that waits for it comes first in its lane. Return whether there is
         one.
 
-        It takes none of the two places of its key before it is made: its lane may be shut for a while.
+        It does not take the free place of its key yet, but when it is made: calls of its priority may have to wait.
         """
         if key is None:
             return False
         self.under_way[key] -= 1
         if not self.under_way[key]:
             del self.under_way[key]
-        for lane in self.parked.get(key, ()):
+        for lane in self.waiting_for_key.get(key, ()):
             if (entry := first(lane)) is not None:
-                # It cannot leave the lane by being taken back: whoever takes it out there lets the next one follow.
+                # Taken back, it leaves `entry.lane`, which is an empty one here. So it stays in `waiting`, until a
+                # thread takes it out, finds that it was taken back, and calls `end`: then the next of its key follows.
                 entry.lane = OrderedDict()
                 self.waiting[entry.priority][entry] = None
                 self.waiting[entry.priority].move_to_end(entry, last=False)
                 return True
-        self.parked.pop(key, None)
+        self.waiting_for_key.pop(key, None)
         return False
 
 

@@ -82,7 +82,8 @@ class Notifications:
                 observe()
 
     def _call(self, name: str, grant: Grant, *, last: bool = False) -> None:
-        """Have the program called, in other threads. Its locks may be about to go: from here on they stay.
+        """Have the program called, in other threads. The lock objects may be about to be collected: the calls that are
+        made of them here keep them until they are over.
 
         last: not again for the same acquisition, which may be one of several keys.
         """

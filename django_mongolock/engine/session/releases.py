@@ -1,8 +1,8 @@
 """What this process has released: which releases an election may undo, and which keys are probably free.
 
-A release does not wait for the majority, which would double what it costs. So a failover may undo it: on the next
-primary the lock is held by a grant that is renewed no more, for a whole lease. So the process that released it
-remembers that for a while, and releases it again at the next primary.
+A release without a waiter (`ReleaseUncontended`) does not wait for the majority, which would double what it costs. So a
+failover may undo it: on the next primary the lock is held by a grant that is renewed no more, for a whole lease. So the
+process that released it remembers that for a while, and releases it again at the next primary.
 
 Where a primary has no name (`store.primary`: behind mongos or a load balancer, on a standalone server) nothing is
 remembered.
@@ -26,7 +26,7 @@ from typing import Final
 from ..protocol.actions import Apply
 
 #: How long after a release to look whether there has been a failover, and then again, in seconds.
-LOOK_EVERY: Final = 2.0
+FAILOVER_LOOK_EVERY: Final = 2.0
 #: How long a release is remembered at most while the primary stays the same, in seconds: usually, a primary that the
 #: majority has left behind knows it sooner.
 REMEMBERED_FOR: Final = 60.0
@@ -65,7 +65,7 @@ class Releases:
             return False
         with self._mutex:
             self._made.append(release)
-            before, self.look_at = self.look_at, min(self.look_at, release.at + LOOK_EVERY)
+            before, self.look_at = self.look_at, min(self.look_at, release.at + FAILOVER_LOOK_EVERY)
             return self.look_at < before
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Releases:
             ]
             self._made.clear()
             self._made.extend(left)
-            self.look_at = now + LOOK_EVERY if left else float("inf")
+            self.look_at = now + FAILOVER_LOOK_EVERY if left else float("inf")
         return before
 
 

@@ -82,7 +82,11 @@ class Renewals:
             self.renew(grants)
 
     def _limit(self, grants: list[Grant]) -> float:
-        """How many seconds the renewal of *grants* may take: so many that enough are left for the next ones."""
+        """How many seconds the renewal of *grants* may take: so many that enough are left for the next ones.
+
+        It begins when two thirds of the time of a grant are left. The first try, in bulk, gets a sixth of that time;
+        the second, for each key, `SECOND_RENEWAL`; each later one a third.
+        """
         # What was queued for has the time of a place until it is renewed, however long its lease is.
         failures, now = grants[0].lease.failures, self._session.now()
         length = min(min(grant.length, grant.lease.span(now)) for grant in grants)
@@ -124,10 +128,11 @@ class Renewals:
         beat, held = beats.get(grant.id), grant.state is State.HELD
         if held and beat is not None and beat.token != grant.token:
             beat = None  # taken away, and queued again by a command of before that was held up on its way
-        if beat is not None and beat.number == number:
-            grant.lease.uncontended = grant.lease.uncontended and found is not None and not found.waiters
-            # Before the end is noted: see `Waits.result`.
-            token = beat.token - 1 if beat.token else found.token if found else 0
+        if found is not None and beat is not None and beat.number == number:
+            grant.lease.uncontended = grant.lease.uncontended and not found.waiters
+            # Up to which token all is older than this answer: of one that was granted, all before its own, so that the
+            # bell which tells of it still counts. Before the end is noted: see `Waits.result`.
+            token = beat.token - 1 if beat.token else found.token
             grant.waiting.last_token = max(grant.waiting.last_token, token)
             # Rule: a belief is made of local time only, of the length that this command has given.
             if length == grant.length and sent + length >= grant.lease.until:

@@ -29,8 +29,9 @@ T = TypeVar("T")
 class Session(SessionCore):
     """The parts that keep the locks of one process, each with one job, and the life of a grant from one to the next.
 
-    A daemon thread, started with the first grant, renews all grants in bulk, removes what may have been left, and
-    reports losses. A forked child does not use its parent's session: see `PerProcess`.
+    A daemon thread, the heartbeat, started with the first grant, finds what is due: renewals in bulk, the removal of
+    what may have been left, losses to be reported. Other threads send those commands (`threads`), and call the program
+    (`notifications.threads`). A forked child does not use its parent's session: see `PerProcess`.
 
     now: the clock that deadlines are counted by, in seconds. Code that moves it calls `wake`.
     """
@@ -114,13 +115,13 @@ class Session(SessionCore):
         self.commands.close(timeout)
         # What is being asked for, and what is being released, too: those commands may never be sent.
         ended = list(self.registry.grants.values())
-        held = [grant for grant in ended if grant.state is not State.WAITING and not grant.in_doubt]
+        held = {grant: None for grant in ended if grant.state is not State.WAITING and not grant.in_doubt}
         for grant in ended:
             if not grant.mark_lost(CLOSED) and grant.state is State.RELEASED:
                 grant.reason = CLOSED  # its own release may find nothing
             if grant not in held:
                 self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
-        self.cleanup.finish(held, end)
+        self.cleanup.finish(list(held), end)
         for grant in ended:
             self.ending.end(grant, How.RELEASED)
         self.waits.look()

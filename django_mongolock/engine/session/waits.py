@@ -186,6 +186,8 @@ class Waits:
     def _seconds(self, pause: Pause, grant: Grant) -> float:
         if pause.poll == FOREVER:
             return pause.timer
+        if grant.waiting.cancelled:
+            return 0.0  # its wake-up may have been taken for an answer that came at the same time
         self.listen()
         timer = min(pause.timer, LONGEST_HANDOVER) if grant.waiting.handover_reserved else pause.timer
         return timer if self.listener.listening else min(timer, pause.poll)

@@ -188,10 +188,14 @@ class WorkerThreads:
         #: One for each call that entered a lane. A thread which gets one makes what calls there are: there may be too
         #: many of these. False ends a thread.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
+        #: How many more threads may be started, and how many wait for a ticket: lists that count. `append` and `pop`
+        #: are single operations of the interpreter, which `+= 1` is not.
         self._unstarted: list[None] = [None] * self._most
         self._idle: list[None] = []
         self._closed = False
-        #: Whether a thread sleeps until a call becomes slow, or until the alarm can be locked.
+        #: Whether a thread watches the calls that are being made: it sleeps until the next one becomes slow, since then
+        #: another may begin. It waits for the alarm to be unlocked, rather than for a ticket: `_wake_one` does that
+        #: if no thread is idle.
         self._watched = False
         self._alarm = _thread.allocate_lock()
         self._alarm.acquire()
@@ -237,7 +241,7 @@ class WorkerThreads:
         While other calls wait for the key, it waits behind them.
         """
         with self._lanes.mutex:
-            return key not in self._lanes.parked and self._lanes.is_admitted(key)
+            return key not in self._lanes.waiting_for_key and self._lanes.is_admitted(key)
 
     def end_own(self, key: str | None) -> None:
         """Note that the call has ended."""

@@ -1,7 +1,7 @@
 """By whose clock a command is judged: which primary it goes to, and that primary's cluster time.
 
-Both are known only when a command is encoded for the server that was selected for it. So `arguments` puts placeholders
-into the command, and the encoders here replace them.
+Both are known only when a command is encoded for the server that was selected for it. So `MongoStore` gives
+placeholders to `Step.arguments`, and the encoders here replace them.
 """
 
 from __future__ import annotations

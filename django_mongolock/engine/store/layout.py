@@ -32,9 +32,10 @@ INDEXES: Final = {
 }
 
 
-#: That of other collections whose documents have a `purge_at`.
+#: One of these. Other collections whose documents have a `purge_at` get it too, under the same name.
 PURGE: Final = "mongolock_purge_at"
-#: These collections: each is found for that of the locks.
+#: Those collections, such as that of kept results. Each app that has one adds a function here, which takes the
+#: collection of the locks, and returns its own beside it.
 purged: Final[list[Callable[[Collection[Any]], Collection[Any]]]] = []
 #: Error codes of MongoDB.
 _EXISTS, _UNAUTHORIZED = 48, 13
@@ -99,8 +100,8 @@ def exists(collection: Collection[Document]) -> bool:
 
 
 def stays_open(collection: Collection[Document]) -> bool | None:
-    """Return whether a cursor stays open at the end of the collection: not if it is empty, or not there; None if it is
-    not capped. Needs no right but find."""
+    """Return whether a cursor stays open at the end of the collection: not if it is empty, or not there; None if the
+    server refuses it: the collection is not capped, or may not be read. Needs no right but find."""
     try:
         with collection.find({"_id": None}, cursor_type=CursorType.TAILABLE) as cursor:
             next(cursor, None)

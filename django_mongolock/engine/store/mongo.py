@@ -1,6 +1,8 @@
 """Where the engine meets PyMongo: send one step, read one lock, renew many. Blocking; knows no lock object.
 
-Every command is bounded, goes to the primary, and is acknowledged by the majority, whatever the client's URI says.
+Whatever the client's URI says, every command goes to the primary, and all that a caller waits for has a time limit.
+What is written or read has been confirmed by the majority, except a release without a waiter (`UNNOTICED`), a look at
+what is there just now (`latest`), and the bells.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from ..rule.document import LAST_TOKEN, Limits, Step, find_damage
 from ..rule.expressions import IS_WHOLE
 from ..rule.pipeline import pipeline
 from ..rule.replies import (
-    GRANTED,
+    BELL_MESSAGES,
     REPLY,
     REPLY_TAKEN,
     REPLY_TO_OWNER,
@@ -55,7 +57,7 @@ MAJORITY: Final = WriteConcern(w="majority", j=True)
 #: Each command that waits for a connection delays the renewals. So however few connections the project allows its own
 #: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`core.MOST_THREADS`) may need
 #: one each, and so may threads of the program.
-MIN_POOL_LIMIT: Final = 160
+LEAST_MAX_POOL_SIZE: Final = 160
 #: What a renewal finds where there was no document: no later grant either.
 GONE: Final = Found(LAST_TOKEN, {}, {})
 #: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
@@ -112,7 +114,7 @@ class MongoStore:
         # idempotent, and which the driver does not send again, since they are plain commands.
         options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
         if most := options.get("maxPoolSize", MAX_POOL_SIZE):  # 0 or None: as many as may be needed
-            options["maxPoolSize"] = max(MIN_POOL_LIMIT, most)
+            options["maxPoolSize"] = max(LEAST_MAX_POOL_SIZE, most)
         return options
 
     @cached_property
@@ -167,7 +169,7 @@ class MongoStore:
                 key, step, query=where, update=pipeline(step), fields=fields, upsert=step.upserts
             )
         reply = read_reply(key, found)
-        self.ring(reply.granted)
+        self.ring(reply.bells)
         if self._is_puzzling(step, reply):
             self.diagnose(key, timeout)
         return reply
@@ -206,7 +208,12 @@ class MongoStore:
         return found
 
     def _is_puzzling(self, step: Step, reply: Reply) -> bool:
-        """Whether only a document that the step left as it was explains the answer."""
+        """Whether only a document that the step left as it was explains the answer.
+
+        The rule leaves a damaged document alone, which is no error to the server. So an answer that the rule itself
+        never gives is a reason to look at the document: a holder that was to be renewed has the number of another
+        command; or a grant is refused although no other holder has any time left, or not queued although there is room.
+        """
         if not reply.found:
             return False
         if step.renew:
@@ -241,14 +248,15 @@ class MongoStore:
         return read_reply(key, answer)
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        """See Store.renew(). One update, then one read."""
+        """See Store.renew(). One update, then one read. Where documents are gone, another update makes them again, and
+        those that were there after all are read again."""
         where = {
             "_id": {"$in": list(keys)},
             "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
-        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": GRANTED}
+        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": BELL_MESSAGES}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)

@@ -82,6 +82,7 @@ class Migration(migrations.Migration):
                 ("updated_at", models.DateTimeField(auto_now=True, db_column="updatedAt", verbose_name="changed")),
             ],
             options={
+                "base_manager_name": "objects",
                 "ordering": ("-updated_at",),
                 "indexes": [
                     models.Index(fields=["user_id"], name="ad_user"),
