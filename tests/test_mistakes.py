@@ -85,9 +85,11 @@ def test_a_wait_that_cannot_be_meant_names_what_can(wait: float) -> None:
     ("wrong", "error"),
     [
         ({"lease": -1}, "lease must be more than 0"),
+        ({"min_hold": -1}, "min_hold must be more than 0"),
         ({"wait": "1"}, "wait is a number"),
         ({"mode": "both"}, "mode is"),
         ({"permits": 0}, "permits must be at least 1"),
+        ({"permits": 3, "weight": 4}, "weight must be at least 1 and at most 3"),
         ({"weight": 2}, "which is missing"),
         ({"release": "later"}, "release is"),
         ({"on_lost": 5}, "on_lost must be a function"),

@@ -5,7 +5,7 @@
     python -m verify.simulation.mutants --defects                # the named defects
     python -m verify.simulation.mutants --list session.grant             # all mutants of a module
     python -m verify.simulation.mutants --find-again             # the known ones, after the engine has changed
-    python -m verify.simulation.mutants --fresh 60 --seed 29     # a new sample of the whole engine, short tests only
+    python -m verify.simulation.mutants --fresh 60 --seed 1128   # a new sample of the whole engine, short tests only
 
 The results are kept in mutants.json next to this file. The tests need a MongoDB, which they start.
 """
