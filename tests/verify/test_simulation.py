@@ -67,7 +67,7 @@ def test_every_fault_is_chosen_by_some_seed() -> None:
 def test_every_fault_is_injected() -> None:
     """Each is begun and healed, and so is what the processes do to themselves."""
     events = [Event(name, 1.0 + place / 2, place) for place, name in enumerate(FAULTS)]
-    outcome = simulate(10, 20.0, sorted([*events, *schedule(10, 20.0)], key=lambda event: event.at))
+    outcome = simulate(13, 20.0, sorted([*events, *schedule(13, 20.0)], key=lambda event: event.at))
     seen = {record["name"] for record in outcome.records if record["what"] == "fault"}
     assert seen >= {*FAULTS, "cancel", "strike"}
     assert outcome.is_good

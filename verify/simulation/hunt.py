@@ -24,8 +24,6 @@ from verify.simulation import mutation
 #: How many virtual seconds a run has, and after how many real ones it hangs; a run takes half a second.
 VIRTUAL: Final = 60.0
 HANGS_AFTER: Final = 20
-#: In how many runs a line that is not reached is taken for one that never is.
-SEEDS_REACHED: Final = 4
 #: Endless loops must not take the memory of the machine, in bytes.
 MEMORY: Final = 4 * 2**30
 
@@ -62,21 +60,6 @@ def hunt(defect: str | None, seconds: float, first: int = 1) -> None:
                 return
 
 
-def reached() -> None:
-    """Print which lines of the engine run in a few simulations, by module."""
-    from coverage import Coverage
-
-    watch = Coverage(data_file=None, config_file=False, concurrency=["greenlet"], include=[f"{mutation.SOURCE}/*"])
-    with watch.collect():
-        from verify.simulation.run import simulate
-
-        for seed in range(1, SEEDS_REACHED + 1):
-            simulate(seed, VIRTUAL)
-    data = watch.get_data()
-    lines = {module: data.lines(str(mutation.file(module))) or [] for module in mutation.MODULES}
-    sys.stdout.write(json.dumps(lines) + "\n")
-
-
 @contextlib.contextmanager
 def _alarm() -> Iterator[Callable[[int], None]]:
     """A function that gives a seed its time from now on; when that is over, the process ends."""
@@ -100,11 +83,7 @@ def main() -> None:
     parser.add_argument("--defect")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1, help="the first one")
-    parser.add_argument("--reached", action="store_true", help="print which lines run, and end")
     options = parser.parse_args()
-    if options.reached:
-        reached()
-        return
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     mutation.from_environment()
     try:

@@ -61,6 +61,8 @@ PYTEST: Final = (
     *("-x", "-q", "--assert=plain", "--timeout", "60", "-m", "not long and not program"),
     *("-p", "no:cacheprovider", "-p", "verify.simulation.put_back"),
 )
+#: What pytest says of a test that does not exist any more.
+MISSING: Final = re.compile(r"^ERROR: .*not found: ", re.MULTILINE)
 #: Run by every Python that starts while it is on the path: so the processes that tests start are mutants too.
 STARTUP: Final = "from verify.simulation.mutation import from_environment\nfrom_environment()\n"
 
@@ -68,10 +70,10 @@ STARTUP: Final = "from verify.simulation.mutation import from_environment\nfrom_
 @dataclass
 class Result:
     """What found a mutant. found: "violation", "crash" or "hang", by the simulation at *seed*; None if it did not find
-    it. seconds: how long it looked, in seconds of the processor, the start of the process included; none if it never
-    comes to that line. test: the test that found it instead. note: what people make of one that nothing finds; it
-    begins with "equivalent" if that breaks no promise. A named defect has no line, and is its own description.
-    sample: the seed by which the mutant was drawn; 0 if it was named.
+    it. seconds: how long it looked, in seconds of the processor, the start of the process included. test: the test that
+    found it instead. note: what people make of one that nothing finds; it begins with "equivalent" if that breaks no
+    promise. A named defect has no line, and is its own description. sample: the seed by which the mutant was drawn; 0
+    if it was named.
     """
 
     name: str
@@ -135,12 +137,6 @@ def simulated(environment: dict[str, str], arguments: Sequence[str], seconds: fl
     return {"found": "crash", "what": run.stderr.strip()[-300:]}
 
 
-def reached() -> dict[str, set[int]]:
-    """The lines that simulations come to, by module."""
-    run = _run([sys.executable, "-m", "verify.simulation.hunt", "--reached"], {}, OVERTIME)
-    return {module: set(lines) for module, lines in json.loads(run.stdout).items()}
-
-
 def tested(name: str) -> str | None:
     """Return the short test that finds a mutant or a named defect; None if none does.
 
@@ -191,7 +187,9 @@ def _failing(name: str, what: list[str]) -> str | None:
         except subprocess.TimeoutExpired:
             return None
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", run.stdout, re.MULTILINE)
-    return failed[1] if failed else what[0] if run.returncode not in (0, 5) else None
+    if failed or run.returncode in (0, 5) or MISSING.search(run.stdout + run.stderr):
+        return failed[1] if failed else None
+    return what[0]
 
 
 def _run(command: Sequence[str], environment: dict[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -237,15 +235,12 @@ class Search:
         self.book = book
         self.seconds = seconds
         self.seed = seed
-        self._lines: dict[str, set[int]] = {}
 
     def simulate(self, name: str) -> None:
         """Have the simulation look, from where it stopped."""
         mutant = mutation.find(name)
         result = self.book.results.get(name) or Result(name, mutant.line, mutant.before, mutant.after, sample=self.seed)
-        self._lines = self._lines or reached()
-        is_reached = self._lines[mutant.module].intersection(range(mutant.lines[0], mutant.lines[1] + 1))
-        if is_reached and not result.found and result.seconds < self.seconds:
+        if not result.found and result.seconds < self.seconds:
             left = self.seconds - result.seconds
             found = simulated({VARIABLE: name}, ["--seed", str(result.seed + 1)], left)
             found["seconds"] = round(result.seconds + found.get("seconds", 0.0), 1)
