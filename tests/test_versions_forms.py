@@ -320,7 +320,8 @@ class TestEmbedded:
         """A change inside an embedded document is not written over unsaid."""
         form = self.form(self.customer(**now), "Bern")
         assert form.errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
-        assert form["city"].value().name == now.get("city", "Bern")
+        city = form["city"].value()  # since django-mongodb-backend 6.1, what was sent
+        assert (city["city-name"] if isinstance(city, dict) else city.name) == now.get("city", "Bern")
         rows = form["others"].formset.initial_forms
         assert tuple(row["name"].value() for row in rows) == now.get("others", ("Bern",)), "what is stored"
 
