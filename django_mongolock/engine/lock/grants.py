@@ -340,8 +340,7 @@ class LockGrants:
             if answer.reply.token != grant.token:
                 session.ending.not_found(grant)
                 break
-            # Not of an answer that has come after those of later renewals: what they have given stands.
-            if answer.whole and answer.sent + length >= grant.lease.until:
+            if answer.whole:
                 grant.renewed(answer.sent + length, answer.now, length)
         if self.all_held(grants):
             return True

@@ -281,9 +281,14 @@ class Grant:
             return True
 
     def renewed(self, until: float, now: float, length: float = 0.0) -> None:
-        """Believe in the last command: it lives until then. A loss that was reported already stays reported."""
+        """Believe in the last command: it lives until then. A loss that was reported already stays reported.
+
+        What a command has given that was sent later, and answered before, stands: no end comes nearer.
+        """
         lease = self.lease
         with self._mutex:
+            if until < lease.until:
+                return
             lease.length = max(lease.length, length)
             lease.failures = 0
             if self.state in (State.WAITING, State.HELD):

@@ -121,8 +121,8 @@ class Renewals:
     def judge(self, grant: Grant, found: Found | None, number: int, sent: float, length: float) -> None:
         """Note how renewal *number* found the grant. If it got through, it has given *length* from when it was *sent*.
 
-        If its length is another one now, or its deadline rests on a command that was sent later, that has been answered
-        before: of a waiter which holds the lock now, or an extension. What that has given stands.
+        If its length is another one now, a command that was sent later has been answered before: of a waiter which
+        holds the lock now, or an extension. What that has given stands.
         """
         beats = {} if found is None else {**found.waiters, **found.holders}
         beat, held = beats.get(grant.id), grant.state is State.HELD
@@ -135,7 +135,7 @@ class Renewals:
             token = beat.token - 1 if beat.token else found.token
             grant.waiting.last_token = max(grant.waiting.last_token, token)
             # Rule: a belief is made of local time only, of the length that this command has given.
-            if length == grant.length and sent + length >= grant.lease.until:
+            if length == grant.length:
                 grant.renewed(sent + length, self._session.now())
             if beat.release_requested_by is not None:
                 self._session.notifications.report_release_request(grant, beat.release_requested_by)
