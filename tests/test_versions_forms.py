@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -21,6 +22,7 @@ from django_mongodb_backend.fields import ArrayField, EmbeddedModelArrayField, E
 from django_mongodb_backend.models import EmbeddedModel
 from pytest_django import Settings
 
+from django_mongolock.editing.admin import _keeping
 from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import SealedModelForm, VersionedModelForm
@@ -330,6 +332,14 @@ class TestEmbedded:
         form = self.form(self.customer(), "Zurich", ())
         assert form.is_valid(), form.errors
         assert (form.instance.city.name, form.instance.others, form.instance.note) == ("Zurich", [], "new")
+
+    def test_an_edit_lock_is_shown_what_is_stored(self) -> None:
+        """What is typed is not in the stored document yet, when the form of an edit lock compares."""
+        seen: list[str] = []
+        editing: Any = SimpleNamespace(refuse=lambda _form, stored: seen.append(stored.city.name))
+        form = _keeping(forms.modelform_factory(Customer, fields=("note", "city")), editing)
+        assert form({"note": "new", "city-name": "Zurich"}, instance=self.customer()).is_valid()
+        assert seen == ["Bern"]
 
     def test_values_that_are_equal(self) -> None:
         """Two that hold the same have one digest, in whatever zone a time is and however bytes are read."""

@@ -28,7 +28,7 @@ from ..exceptions import LockBackendFailed, printable
 from ..inspection import display, queries
 from ..inspection.snapshot import LockSnapshot, ShownState
 from ..versions.admin import SealedPages
-from ..versions.seal import Fields, keep_what_no_page_shows
+from ..versions.seal import Fields, begin_apart, keep_what_no_page_shows
 from . import texts
 from .edit_lock import EditLockStatus, edit_key
 from .page import Editing, gone
@@ -304,6 +304,10 @@ def _keeping(form: Any, editing: Editing | None, *, row: bool = False) -> Any:
     """Return the same form, which keeps what is stored where nothing was typed; never valid with refusals."""
 
     class Keeping(form):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            begin_apart(self)
+
         def _post_clean(self) -> None:
             if editing is not None:  # not in clean(), which may raise
                 (editing.show_stored if row else editing.refuse)(self, self.instance)

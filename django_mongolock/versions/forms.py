@@ -15,6 +15,7 @@ from .checking import all_or_nothing, version_field
 from .seal import (
     Fields,
     Pages,
+    begin_apart,
     columns,
     digest,
     is_unchanged,
@@ -51,15 +52,6 @@ class SealField(forms.CharField):
         return False
 
 
-def _apart(value: Any) -> Any:
-    """Return the value with copies of the embedded documents in it."""
-    if isinstance(value, models.Model) and value.pk is None:
-        return type(value)(
-            **{each.attname: _apart(each.value_from_object(value)) for each in value._meta.concrete_fields}
-        )
-    return [_apart(each) for each in value] if isinstance(value, list) else value
-
-
 class SealedModelForm(ModelForm):
     """A ModelForm whose page carries what it showed, in the hidden field `version_read`: the version of a model that
     has one, and a digest of each field.
@@ -76,8 +68,7 @@ class SealedModelForm(ModelForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # django-mongodb-backend 6.1 puts what is typed into the embedded documents that it is to begin with.
-        self.initial = {name: _apart(value) for name, value in self.initial.items()}
+        begin_apart(self)
         if not self.instance._state.adding:
             self.initial[FIELD] = seal([(self.instance, self.fields)])
         #: Whether the object was changed or deleted since the page was made.

@@ -121,6 +121,19 @@ def say_changed(names: Iterable[str]) -> str:
     return " ".join((*said, _("What you typed is still here: save again to replace what is stored.")))
 
 
+def begin_apart(form: Any) -> None:
+    """Have a form begin with copies of embedded documents. django-mongodb-backend 6.1 puts what is typed into those
+    that it begins with, and they are what is stored."""
+    form.initial = {name: _copy(value) for name, value in form.initial.items()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, models.Model) and value.pk is None:
+        fields = value._meta.concrete_fields
+        return type(value)(**{field.attname: _copy(field.value_from_object(value)) for field in fields})
+    return [_copy(each) for each in value] if isinstance(value, list) else value
+
+
 def keep_what_no_page_shows(form: Any) -> None:
     """Keep what is stored, with its microseconds and line ends, if the form has what a browser sends back of it."""
     for field in () if form.instance._state.adding else columns(form.instance, form.cleaned_data):
