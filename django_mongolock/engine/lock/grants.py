@@ -82,7 +82,8 @@ class LockGrants:
             where = calling_line()
             for grant in grants:
                 grant.acquired_from = grant.acquired_from or where
-            self._refuse_lost(grants)
+                if not grant.held:  # lost while the next one was waited for
+                    raise LockLost(grant.key, grant.token, grant.reason)
             self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(owner_tokens)
             self.last = self.grants
         except LockNotAcquired:
@@ -99,17 +100,6 @@ class LockGrants:
             raise
         finally:
             self._busy.release()
-
-    def _refuse_lost(self, grants: list[Grant]) -> None:
-        """Raise LockLost if one of *grants* was lost while the next one was waited for."""
-        for grant in grants:
-            if not grant.held:
-                raise LockLost(grant.key, grant.token, grant.reason)
-
-    def _refuse_cancelled(self, key: str) -> None:
-        """Raise LockCancelled if that was asked for while another key was acquired."""
-        if self.is_cancelled:
-            raise LockCancelled(key, 0.0)
 
     def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
         """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
@@ -134,13 +124,7 @@ class LockGrants:
         self._user = self._new_user()
 
     def _acquire_key(
-        self,
-        session: Session,
-        key: str,
-        times: tuple[float, float],
-        owner_tokens: list[OwnerToken],
-        *,
-        trial: bool,
+        self, session: Session, key: str, times: tuple[float, float], owner_tokens: list[OwnerToken], *, trial: bool
     ) -> Protocol[Grant]:
         """Acquire one key. times: when the wait for it began, and until when it may last."""
         worker = current_worker()
@@ -156,7 +140,8 @@ class LockGrants:
         try:
             self.wanted = grant
             now, turn = began, session.queue.join(grant, trial=trial)
-            self._refuse_cancelled(key)
+            if self.is_cancelled:  # while another key was acquired
+                raise LockCancelled(key, 0.0)
             if turn != "now":
                 result = yield from procedures.wait_in_line(grant.acquisition, turn, deadline, now)
                 answer, now = result.answer, result.now

@@ -38,8 +38,7 @@ from .processes import NO_PROCESS
 TOMBSTONE_TTL: Final = 600_000
 #: How long the head of the queue waits after the end of a dead holder's lease before it asks for the lock, in seconds.
 SLACK: Final = 0.005
-#: How long the holder of a lock waits for another before it looks for a deadlock, in seconds; then twice as long each
-#: time.
+#: How long a holder waits for another lock before it looks for a deadlock, in seconds; then twice as long each time.
 DEADLOCK_CHECK_AFTER: Final = 1.0
 #: A failure within this many seconds may be a connection that broke; a later one, a server that does not answer.
 PROMPT: Final = 2.0

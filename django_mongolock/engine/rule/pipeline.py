@@ -170,12 +170,6 @@ def _renewed(entries: Expression, length: str, counts: bool = False) -> Expressi
 _CAME_AT: Expression = {"$subtract": ["$$now", {"$min": ["$$c.waited", LONGEST_CLAIM]}]}
 
 
-def _new_entry(arrived: bool) -> Expression:
-    """The new entry. arrived: its waiter has waited before."""
-    since = _CAME_AT if arrived else "$$now"
-    return merge("$$c.add", {"since": since, "until": from_now("$$c.add.waiter_lease"), "beat": "$$c.beat"})
-
-
 def _with_new(resumes: bool, arrived: bool) -> Expression:
     """The queue with the new entry, unless it is there already, has a tombstone, or finds no room.
 
@@ -183,7 +177,8 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
     before the others. If the entry is there, but as one that came later, it moves to that place: the command that
     brought it was held up on its way. resumes: it is put at the head, if the command removes a holder that was there.
     """
-    entry = _new_entry(arrived)
+    since = _CAME_AT if arrived else "$$now"
+    entry = merge("$$c.add", {"since": since, "until": from_now("$$c.add.waiter_lease"), "beat": "$$c.beat"})
     before: Expression = "$$queue"
     parts = [before, [entry]]
     if arrived:

@@ -56,10 +56,7 @@ class OwnerRef(weakref.ref[OwnerToken]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class User:
-    """A lock object that has a grant, through one acquisition, and what is to be called for it, by names of options.
-
-    It does not keep the lock object from being collected.
-    """
+    """A lock object that has a grant, through one acquisition; it may be collected. calls: by names of options."""
 
     lock: weakref.ref[object]
     calls: dict[str, Callable[[Any], object]]
@@ -249,10 +246,6 @@ class Grant:
                 self.users = (*self._users_but(user.lock), user)
             return self.state is State.HELD
 
-    def _is_only(self, lock: weakref.ref[object]) -> bool:
-        """Whether no other lock object has it. Makes nothing: it is asked under the mutex."""
-        return len(self.users) == 1 and self.users[0].lock is lock
-
     def _users_but(self, lock: weakref.ref[object] | None) -> tuple[User, ...]:
         return tuple(user for user in self.users if user.lock is not lock and user.lock() is not None)
 
@@ -344,14 +337,14 @@ class Grant:
 
     def _end(self, state: State, reason: str, *, by_release: bool = False, leaving: Any = None) -> bool | None:
         with self._mutex:
-            if leaving is not None and not self._is_only(leaving) and (others := self._users_but(leaving)):
+            only = len(self.users) == 1 and self.users[0].lock is leaving  # makes nothing, under the mutex
+            if leaving is not None and not only and (others := self._users_but(leaving)):
                 self.users = others
                 return None
             if self.state not in (State.WAITING, State.HELD):
                 if not (by_release and self.state is State.RELEASED and self.reason != CLOSED):
                     return False
-                self.state, self.reason = state, reason
-                return True  # how long it was held was noted before
+            else:  # of a released one, how long it was held was noted before
+                self.reporting.held_for = self.held_for
             self.state, self.reason = state, reason
-            self.reporting.held_for = 0.0 if self.token == 0 else self.held_for
             return True
