@@ -11,12 +11,14 @@ class MongoLockConfig(AppConfig):
     default_auto_field = "django_mongodb_backend.fields.ObjectIdAutoField"
 
     def ready(self) -> None:
-        from . import checks  # noqa: F401 - they register themselves
         from .backends import load_backends
         from .contrib import register
         from .inspection.kinds import sources
         from .inspection.named_locks import named_locks
-        from .management import make_indexes_after_migrate
+        from .management import (
+            checks,  # noqa: F401 - they register themselves
+            make_indexes_after_migrate,
+        )
         from .owners import watch_sessions
         from .router import add_router
 

@@ -97,7 +97,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     # After authentication: it writes the view and the user on each lock taken in a request.
-    "django_mongolock.middleware.LockContextMiddleware",
+    "django_mongolock.context.LockContextMiddleware",
 ]
 TEMPLATES = [
     {

@@ -17,11 +17,12 @@ from django.core.management.base import SystemCheckError
 from pymongo.database import Database
 from pytest_django import Settings
 
-from django_mongolock import checks, mongo_lock
+from django_mongolock import mongo_lock
 from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.inspection import server
 from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.inspection.server import ServerFacts, server_rules
+from django_mongolock.management import checks
 from testproject.servers import ReplicaSet
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO

@@ -16,8 +16,7 @@ from django.urls import include, path
 from django.utils.functional import SimpleLazyObject
 
 from django_mongolock import mongo_lock, mongo_locked
-from django_mongolock.context import current_request, holder_facts, serving
-from django_mongolock.middleware import LockContextMiddleware
+from django_mongolock.context import LockContextMiddleware, current_request, holder_facts, serving
 from tests.support.looking import holder, new_key
 
 pytestmark = pytest.mark.urls(__name__)

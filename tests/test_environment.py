@@ -15,8 +15,8 @@ import trustme
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
-from django_mongolock import checks
 from django_mongolock.conf import database_from_url, get_settings
+from django_mongolock.management import checks
 from testproject.servers import Access, ReplicaSet
 from tests.test_checks import ids
 

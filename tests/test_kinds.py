@@ -14,9 +14,9 @@ import pytest
 from django.core.checks import CheckMessage, Info
 from django.core.management import CommandError, call_command
 
-from django_mongolock.checks import check_kinds
 from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, kinds, sources
 from django_mongolock.inspection.snapshot import ShownState
+from django_mongolock.management.checks import check_kinds
 from tests.support.lock_documents import TOKEN, Locks
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_admin import browser

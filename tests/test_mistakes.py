@@ -31,7 +31,6 @@ from pytest_django import Settings
 
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked, mongo_semaphore, once_per
 from django_mongolock.backends import close_backends
-from django_mongolock.checks import check_settings, check_shared_locks
 from django_mongolock.conf import get_settings
 from django_mongolock.contrib.celery import enqueue_once
 from django_mongolock.decorator.locked_command import LockedCommand
@@ -44,6 +43,7 @@ from django_mongolock.exceptions import LockMisused
 from django_mongolock.fencing import fenced_update
 from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.queries import ping
+from django_mongolock.management.checks import check_settings, check_shared_locks
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from django_mongolock.rows import locked

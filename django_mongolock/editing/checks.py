@@ -11,8 +11,8 @@ from django.contrib.sessions.middleware import SessionMiddleware
 from django.core.checks import CheckMessage, register
 from django.utils.module_loading import import_string
 
-from ..checks import has_wrong_settings
 from ..conf import NAME, LockSettings, error, get_settings, warning
+from ..management.checks import has_wrong_settings
 
 #: Browsers let a tab in the background beat only once a minute. In seconds, with a reserve.
 _THROTTLED: Final = 75.0

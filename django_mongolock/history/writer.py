@@ -25,7 +25,6 @@ from pymongo.collection import Collection
 from pymongo.errors import BulkWriteError, OperationFailure, PyMongoError
 
 from ..backends import MongoBackend, get_backend, mongo_store
-from ..checks import has_wrong_settings
 from ..conf import LockSettings, get_settings, warning
 from ..engine import clock
 from ..engine.logs import WARNING, log, log_exception
@@ -36,6 +35,7 @@ from ..engine.store import layout
 from ..engine.store.mongo import MongoStore
 from ..inspection.operations import FACTS
 from ..inspection.server import missing_rights
+from ..management.checks import has_wrong_settings
 from .models import Happened, events_of
 
 Document = dict[str, Any]

@@ -1,4 +1,5 @@
-"""After ``migrate``, create what Django's API cannot: indexes, capped collections."""
+"""What ``manage.py`` runs: commands and checks, and after ``migrate`` what Django's API cannot create: indexes, capped
+collections."""
 
 from __future__ import annotations
 

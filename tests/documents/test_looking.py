@@ -19,11 +19,11 @@ from django.db import connections
 from pymongo import MongoClient
 
 from django_mongolock import LockBackendFailed
-from django_mongolock.checks import check_kinds
 from django_mongolock.documents import DocumentLock, declared, kind, steps
 from django_mongolock.documents.kind import DocumentKind
 from django_mongolock.exceptions import DocumentLockLost
 from django_mongolock.inspection.kinds import Choice, Swept
+from django_mongolock.management.checks import check_kinds
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground, new_ids
 from tests.documents.models import Advert

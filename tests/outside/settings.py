@@ -30,7 +30,7 @@ MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
-    "django_mongolock.middleware.LockContextMiddleware",
+    "django_mongolock.context.LockContextMiddleware",
 ]
 TEMPLATES = [
     {

@@ -25,9 +25,9 @@ from rest_framework.decorators import api_view
 from rest_framework.viewsets import ViewSet
 
 from django_mongolock import LockNotAcquired, mongo_lock, mongo_locked, once_per
-from django_mongolock.checks import check_views
 from django_mongolock.exceptions import LockKeyInvalid
 from django_mongolock.keys import KeyTemplate, lock_key
+from django_mongolock.management.checks import check_views
 from testproject.shop.models import Order
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import held_elsewhere
@@ -291,7 +291,7 @@ def warnings(*patterns: Any) -> list[CheckMessage]:
     """What the check says of these addresses."""
     with pytest.MonkeyPatch.context() as patch:
         resolver = type("Resolver", (), {"url_patterns": list(patterns)})
-        patch.setattr("django_mongolock.checks.get_resolver", resolver)
+        patch.setattr("django_mongolock.management.checks.get_resolver", resolver)
         return check_views(app_configs=None)
 
 

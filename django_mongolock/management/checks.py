@@ -18,8 +18,8 @@ from django.db import router
 from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.converters import PathConverter, StringConverter
 
-from .backends import MongoBackend, get_backend, mongo_store
-from .conf import (
+from ..backends import MongoBackend, get_backend, mongo_store
+from ..conf import (
     ENGINE,
     KNOWN,
     MEMORY,
@@ -36,12 +36,12 @@ from .conf import (
     raw_settings,
     warning,
 )
-from .decorator import TEMPLATES
-from .decorator.calls import shared_by_all
-from .inspection.kinds import kinds
-from .inspection.server import inspect_server, told
-from .keys import KeyTemplate
-from .router import ROUTER
+from ..decorator import TEMPLATES
+from ..decorator.calls import shared_by_all
+from ..inspection.kinds import kinds
+from ..inspection.server import inspect_server, told
+from ..keys import KeyTemplate
+from ..router import ROUTER
 
 #: For what leads to errors of django_mongodb_backend, whose cure is another one.
 _BELOW: Final = "Errors of mongodb below come from this."
@@ -140,7 +140,7 @@ def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
 
 
 def _check_router(alias: str) -> Iterator[CheckMessage]:
-    from .models import Lock
+    from ..models import Lock
 
     try:
         found = router.db_for_read(Lock)
