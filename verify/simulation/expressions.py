@@ -50,11 +50,6 @@ def project(fields: RawBSONDocument, document: Document, variables: Variables, n
     return shown_fields
 
 
-def evaluate(expression: Any, document: Document, now: datetime) -> Any:
-    """What an expression comes to for a document."""
-    return _compiled(expression)({"NOW": now, "ROOT": document})
-
-
 def bound(arguments: Mapping[str, Any]) -> Variables:
     """The variables of a command's `let`."""
     return {name: _compiled(value)({}) for name, value in arguments.items()}
@@ -254,7 +249,6 @@ def _to_long(value: Any) -> Any:
 
 
 _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
-    "$abs": abs,
     "$add": _add,
     "$allElementsTrue": lambda items: all(map(is_true, items)),
     "$arrayElemAt": _element,
