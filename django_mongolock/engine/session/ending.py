@@ -260,7 +260,7 @@ class Orphans:
         for grant in list(self._session.queue.waiting.values()):
             if _has_ended(grant.worker):
                 self._session.queue.leave(grant)
-                self._ending.end(grant, How.ABANDONED, noticed=True)
+                self._ending.end(grant, How.ABANDONED)
 
     def _clean_up(self, grant: Grant) -> None:
         """Do the clean-up in which a signal interrupted the caller."""

@@ -47,7 +47,7 @@ class Renewals:
         """Renew, and report losses."""
         grants = list(self._session.registry.grants.values())
         for grant in grants:
-            if grant.state is State.LOST or (grant.state is State.HELD and not grant.held):
+            if grant.lost:
                 self._ending.end(grant, How.LOST, noticed=True)
         for state in (State.HELD, State.WAITING):
             self._renew_due([grant for grant in grants if grant.state is state and grant.renewable], now)
