@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -9,10 +10,21 @@ from typing import TYPE_CHECKING, Any
 from django.db.models import Model
 
 from ..versions.checking import FromSave, conflict, is_version_field, version_read
-from .held_document import HeldDocument, Holder
 
 if TYPE_CHECKING:
     from .document_lock import DocumentLock
+    from .held_document import HeldDocument
+
+
+class Holder:
+    """How an instance knows that its document is held. It keeps nothing alive; a copy that goes elsewhere knows
+    nothing."""
+
+    def __init__(self, held: HeldDocument[Any]) -> None:
+        self.held = weakref.ref(held)
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
 
 
 def protect(model: type[Any], lock: DocumentLock[Any]) -> None:
