@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from collections.abc import Collection as SizedCollection
-from functools import wraps
 from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 
 from django.db.models import BooleanField, Func, Model
@@ -17,11 +16,11 @@ from ..inspection.kinds import Choice, Swept
 from ..other_collections.courier import Steps
 from ..other_collections.field_paths import meets
 from ..other_collections.places import make_source
-from ..versions.checking import FromSave, conflict, is_version_field, version_read
 from . import steps
-from .held_document import FinalState, HeldDocument, Holder
+from .held_document import FinalState, HeldDocument
 from .hold import Batch, BatchOptions, Hold, HoldOptions, PendingState, Plan, acquire_many
 from .rules import DocumentSnapshot, Rules, check_age
+from .saving import protect
 from .steps import BATCH, Context
 
 D = TypeVar("D")
@@ -88,7 +87,7 @@ class DocumentLock(Generic[D]):
         self.name = name or f"{source.name}.{self.rules.fields.state}"
         declare(self)
         if source.model is not None:
-            protect(source.model, self.rules)
+            protect(source.model, self)
 
     def __repr__(self) -> str:
         return f"<DocumentLock {self.name!r}>"
@@ -287,80 +286,3 @@ def declared() -> list[DocumentLock[Any]]:
 def undeclare(lock: DocumentLock[Any]) -> None:
     """Forget a lock; for tests."""
     _declared.pop(lock.name, None)
-
-
-# What a model saves
-
-
-def protect(model: type[Any], rules: Rules) -> None:
-    """Have `save()` of a model, and so its forms and its admin, leave the fields of a lock alone, and a copy be free.
-    `QuerySet.update()` writes what it is told to."""
-    model = model._meta.concrete_model  # a proxy has the documents of its model
-    own = frozenset(name for role, name in rules.fields.names().items() if role != "version")
-    if "never_saved" not in vars(model):
-        model._do_update = _leaving_locks_alone(model._do_update)
-        model._do_insert = _as_free(model._do_insert)
-    model.never_saved = getattr(model, "never_saved", frozenset()) | own
-
-
-def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model._do_update(): the update of one table by one save."""
-
-    @wraps(do_update)
-    def checked(self: Any, base_qs: Any, using: str, pk: Any, values: Any, *rest: Any) -> Any:
-        if any(is_version_field(field) and not isinstance(value, FromSave) for field, _, value in values):
-            return do_update(self, base_qs, using, pk, values, *rest)  # a fixture
-        kept = [value for value in values if value[0].column not in self.never_saved]
-        holder: Holder | None = vars(self).get("_document_held")
-        held = None if holder is None else holder.held()
-        if held is None or held.ended is not None or not _is_meant(held, pk, using):
-            return do_update(self, base_qs, using, pk, kept, *rest)
-        _save_held(self, held, {field.name: value for field, _, value in kept if not is_version_field(field)}, using)
-        return True if len(rest) < 3 else [()]
-
-    return checked
-
-
-def _is_meant(held: HeldDocument[Any], pk: object, using: str) -> bool:
-    """Whether the held document is saved, and not a copy under another key, or in another database."""
-    source = held._context.source
-    return using == source.alias and bool(source.key(pk) == held.id)
-
-
-def _as_free(do_insert: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model._do_insert(): the insert into one table by one save."""
-
-    @wraps(do_insert)
-    def free(self: Any, manager: Any, using: str, fields: Any, *rest: Any) -> Any:
-        if not rest[-1]:  # the last one is raw: a fixture
-            for lock in _declared.values():
-                if lock.model is not None and isinstance(self, lock.model._meta.concrete_model or lock.model):
-                    _free(self, lock)
-        return do_insert(self, manager, using, fields, *rest)
-
-    return free
-
-
-def _free(instance: Model, lock: DocumentLock[Any]) -> None:
-    """Have a copy of a held document begin as a new one does. A copy has the version in which it was read; a new
-    instance has none, and is saved as it was made."""
-    names = lock.rules.fields.names()
-    found: dict[str, Any] = {role: lock._source.field(name) for role, name in names.items()}
-    if not (vars(instance).get(found.pop("version").attname) and getattr(instance, found["holder"].attname)):
-        return
-    if getattr(instance, found["state"].attname) not in lock.rules.pending:
-        del found["state"]
-    for field in found.values():
-        if field is not None:  # that of the token need not be in the model
-            setattr(instance, field.attname, field.get_default())
-
-
-def _save_held(instance: Model, held: HeldDocument[Any], changes: dict[str, Any], using: str) -> None:
-    """Write what an instance has, if its document is still held, and as the instance was read. Raises VersionConflict,
-    and what `HeldDocument.update` raises."""
-    version: Any = held._context.source.field(held._context.rules.fields.version)
-    if (read := version_read(instance, version)) != held.version:
-        raise conflict(instance, read, using, changes)
-    if changes:
-        held.update(changes)
-        setattr(instance, version.attname, held.version)

@@ -28,6 +28,7 @@ from ..other_collections.courier import Steps, send
 from ..other_collections.field_paths import LAST_VERSION, Document, aware, get_path
 from ..transactions import open_transactions, warn_once
 from .rules import read_snapshot
+from .saving import Holder
 from .steps import Context, put_back
 from .updates import Own, Refusal, read_one, releasing, token_of, write_one
 
@@ -324,17 +325,6 @@ class HeldDocument(Block, Generic[D]):
                 own.ended = own.failed
                 return False
         return True
-
-
-class Holder:
-    """How an instance knows that its document is held. It keeps nothing alive; a copy that goes elsewhere knows
-    nothing."""
-
-    def __init__(self, held: HeldDocument[Any]) -> None:
-        self.held = weakref.ref(held)
-
-    def __reduce__(self) -> Any:
-        return type(None), ()
 
 
 def abandon(context: Context, several: list[Own]) -> None:

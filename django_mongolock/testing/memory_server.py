@@ -19,7 +19,7 @@ from ..engine.protocol.actions import Action, Apply, Pause, Protocol, WaitResult
 from ..engine.protocol.processes import Fate
 from ..engine.rule.deadlock import Cycle, cycle_of
 from ..engine.rule.document import Limits, Step
-from ..engine.rule.in_python import Moment, apply_rule
+from ..engine.rule.in_python import NOTHING, Moment, apply_rule, is_free, is_held, is_there, is_uncontended, reply_of
 from ..engine.rule.replies import Bell, Found, Reply, read_found
 from ..engine.session.grant import Grant
 from ..engine.session.heartbeat import Chore
@@ -27,7 +27,6 @@ from ..engine.session.notifications import Observer
 from ..engine.session.session import Session
 from ..engine.store.base import is_heard_here
 from ..exceptions import LockBackendFailed, LockMisused
-from .memory_filters import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
 
 Document = dict[str, Any]
 T = TypeVar("T")

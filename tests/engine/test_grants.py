@@ -1,246 +1,211 @@
-"""What this process knows of a grant: its life, its lease and its renewals, by a clock that the test sets."""
+"""What a lock object, and the grants behind it, promise in themselves: by a clock that the test moves."""
 
-import random
-import weakref
+import asyncio
+import gc
+import os
+import ssl
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pymongo.errors import AutoReconnect
 
-from django_mongolock.engine.protocol.actions import FOREVER, Acquisition, Granted
-from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.session.grant import CLOSED, NOT_FOUND, Grant, OwnerToken, State, User
-
-NOW = datetime.now(UTC)
-
-
-class Clock:
-    """Shows what it is set to."""
-
-    time = 100.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-@pytest.fixture
-def now() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def make(now: Clock) -> Callable[..., Grant]:
-    """Makes a grant that was asked for at 100; of a lease of 30 seconds, and 12 in the queue. until: its end, if it is
-    held. others: of the acquisition."""
-
-    def make(
-        until: float | None = None, *, auto_renew: bool = True, max_hold: float | None = None, **others: Any
-    ) -> Grant:
-        acquisition = Acquisition("k", "g", Terms(lease=30, margin=1, waiter_lease=12), "s", **others)
-        grant = Grant(acquisition, worker="w", auto_renew=auto_renew, max_hold=max_hold, now=now)
-        if until is not None:
-            assert grant.mark_held(Granted(5, NOW, until, now.time))
-        return grant
-
-    return make
+from django_mongolock.engine import clock
+from django_mongolock.engine.lock.detached import Belief, park
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.protocol.actions import ReleaseUncontended
+from django_mongolock.engine.rule.deadlock import cycles
+from django_mongolock.engine.rule.document import Step
+from django_mongolock.engine.rule.replies import Reply
+from django_mongolock.engine.session.errands import Errands
+from django_mongolock.engine.session.worker_threads import WorkerThreads
+from django_mongolock.engine.store.errors import translate
+from django_mongolock.exceptions import LockLost, LockMisused
+from tests.engine.conftest import make_lock
+from tests.engine.memory import LONG, Memory
+from tests.engine.twins import CALM
+from tests.support.grants import grant_of, new_grant
+from tests.support.lock_documents import document, entry, waiter
+from tests.support.waiting import eventually
 
 
-def seen(grant: Grant) -> tuple[object, ...]:
-    """What can be asked of it."""
-    return grant.held, grant.remaining, grant.held_for, grant.ends_at, grant.length, grant.renewable
+@pytest.mark.parametrize("downgraded", [False, True])
+def test_it_is_held_no_longer_than_max_hold(memory: Memory, downgraded: bool) -> None:
+    """P7: counted from the grant, and a downgrade begins nothing anew."""
+    mine = memory.lock(terms=CALM, max_hold=70).acquire()
+    memory.server.advance(50)
+    if downgraded:
+        mine.downgrade()
+    memory.server.advance(15)
+    assert mine.held
+    memory.server.advance(6)
+    assert mine.lost
+    with pytest.raises(LockLost, match="max_hold"):
+        mine.extend()
 
 
-def test_the_life_of_a_grant(make: Callable[..., Grant], now: Clock) -> None:
-    """P1, P7: in what it says of itself: held, remaining, held_for, ends_at, length, renewable."""
-    grant = make()
-    assert (seen(grant), grant.lease.renew_at, grant.lost) == ((False, 0, 0, FOREVER, 12, True), 104, False)
-    now.time = 103
-    assert grant.mark_held(Granted(5, NOW, 133, 103, uncontended=True))
-    assert not grant.mark_held(Granted(6, NOW, 133, 103))
-    assert (grant.token, grant.acquired_at, grant.reporting.waited, grant.lease.uncontended) == (5, NOW, 3, True)
-    assert (seen(grant), grant.lease.renew_at) == ((True, 30, 0, 133, 30, True), 113)
-    now.time = 132.5
-    assert seen(grant) == (True, 0.5, 29.5, 133, 30, True)
-    now.time = 133
-    assert (seen(grant), grant.lost) == ((False, 0, 30, 133, 30, False), True)
-    assert grant.reason == "its lease ended before it was renewed"
-    assert (grant.reporting.held_for, grant.token) == (30, 5)
-    assert (make().token, make(90).remaining) == (0, 0)
-    early = make(160)
-    now.time = 99
-    assert early.held_for == 0
-    now.time = 140
-    assert (grant.held_for, grant.ends_at, grant.mark_released(), grant.mark_lost("again")) == (30, 133, False, False)
+def test_what_is_not_held_is_not_downgraded(memory: Memory) -> None:
+    """P7: nothing is said to be held that is not, whether it was released or lost."""
+    mine = memory.lock()
+    with pytest.raises(LockMisused, match="not acquired"):
+        mine.downgrade()
+    memory.apply(remove=(grant_of(mine.acquire()).id,), force=True)
+    with pytest.raises(LockLost):
+        mine.downgrade()
 
 
-def test_a_grant_that_is_released(make: Callable[..., Grant], now: Clock) -> None:
-    """P7: once; what its command does not find then was lost after all, unless its session was closed."""
-    for reason, later in (("released", True), (CLOSED, False)):
-        grant = make(130)
-        assert (grant.mark_released(), grant.mark_released()) == (True, False)
-        assert (grant.state, grant.reason, grant.ends_at, grant.remaining) == (State.RELEASED, "released", FOREVER, 0)
-        assert (grant.renewable, grant.lost, grant.mark_lost(NOT_FOUND)) == (False, False, False)
-        grant.reason = reason
-        assert grant.mark_lost(NOT_FOUND, by_release=True) is later
-        assert grant.lost is later
-        assert not grant.mark_lost(NOT_FOUND, by_release=True)
-    assert not make().mark_released()
-    now.time = 200
-    late = make(200)
-    assert (late.lost, late.state) == (True, State.LOST)
-    over = make(130)
-    assert (over.mark_released(), over.lost, over.drop_user(weakref.ref(OwnerToken))) == (False, True, False)
+def test_an_extension_without_a_length_is_for_the_lease(memory: Memory) -> None:
+    """P7: from now on, however long the last one was."""
+    mine = memory.lock(terms=CALM, auto_renew=False).acquire()
+    for lease, expected in ((None, 60), (100, 100), (10, 100), (None, 100)):
+        memory.server.advance(5)
+        mine.extend(lease)
+        assert mine.remaining == pytest.approx(expected, abs=1)
 
 
-def test_when_it_is_renewed(make: Callable[..., Grant], now: Clock) -> None:
-    """P6: after a third of what it has; of one that was queued for, at first of the time of a place; with a longest
-    hold not beyond that; deferred, after two thirds."""
-    for until, max_hold, ends, renew_at, renewable in (
-        *((130.0, None, 130, 110, True), (112.0, None, 112, 104, True), (112.5, None, 112.5, 92.5, True)),
-        *((130.0, 20.0, 120, 100, False), (130.0, 40.0, 130, 110, True), (130.0, 30.0, 130, 110, False)),
-    ):
-        grant = make(until, max_hold=max_hold)
-        assert (grant.lease.until, grant.lease.renew_at, grant.renewable) == (ends, renew_at, renewable)
-        assert grant.lease.last == (FOREVER if max_hold is None else 100 + max_hold)
-    assert not make(130, auto_renew=False).renewable
-    assert make(auto_renew=False).renewable
-    grant = make(130)
-    grant.lease.renewing = True
-    assert not grant.renewable
-    grant.defer_renewals()
-    assert grant.lease.renew_at == 120
-    grant.resume_renewals()
-    assert grant.lease.renew_at == 110
-    grant.lease.renew_at = 125
-    grant.defer_renewals()
-    assert grant.lease.renew_at == 125
-    grant.lease.renew_at = 90
-    grant.resume_renewals()
-    assert grant.lease.renew_at == 90
-    grant.lease.put_off(7)
-    assert (grant.lease.until, grant.lease.renew_at) == (137, 97)
-    now.time = 160
-    capped = make(max_hold=40.0)
-    assert capped.mark_held(Granted(5, NOW, 190, 160))
-    now.time = 199
-    capped.renewed(229, 199)
-    assert (capped.lease.until, capped.lease.last) == (200, 200)
-    now.time = 200
-    assert (capped.held, capped.reason) == (False, "it was held longer than max_hold")
+@pytest.mark.parametrize(("min_hold", "seconds", "kept"), [(0, 0, False), (30, 0, True), (30, 31, False)])
+def test_a_release_leaves_what_is_left_of_the_minimum_hold(
+    memory: Memory, min_hold: float, seconds: float, kept: bool
+) -> None:
+    """F64: nothing where there is none, or where it is over."""
+    mine = memory.lock(terms=replace(LONG, min_hold=min_hold)).acquire()
+    memory.server.advance(seconds)
+    mine.release()
+    assert ["released" in each for each in memory.entries()] == [True] * kept
 
 
-def test_what_a_renewal_gives(make: Callable[..., Grant]) -> None:
-    """P1, P7: no end comes nearer; failures are over; a longer lease stays long; a loss stays a loss."""
-    grant = make(130)
-    for until, now, length, stands in (
-        (129, 105, 99, (130, 30, 3, 110)),
-        (130, 105, 0, (130, 30, 0, 110)),
-        (140, 110, 0, (140, 30, 0, 120)),
-        (170, 110, 60, (170, 60, 0, 130)),
-        (171, 111, 30, (171, 60, 0, 131)),
-    ):
-        grant.lease.failures = 3 if length == 99 else grant.lease.failures
-        grant.renewed(until, now, length)
-        assert (grant.lease.until, grant.lease.length, grant.lease.failures, grant.lease.renew_at) == stands
-    waiter = make()
-    waiter.renewed(112, 100)
-    assert (waiter.lease.until, waiter.lease.renew_at, waiter.state) == (112, 104, State.WAITING)
-    grant.mark_lost("taken")
-    grant.renewed(300, 112)
-    assert grant.lease.until == 171
+def test_a_dropped_lock_object_is_released_at_once(memory: Memory) -> None:
+    """F33: its end is reported by itself; nothing waits for the next look of the heartbeat."""
+    memory.session.orphans.do_due = lambda _: None  # type: ignore[method-assign,assignment]
+    mine = memory.lock().acquire()
+    with pytest.warns(ResourceWarning, match="was not released"):  # noqa: PT031
+        del mine
+        gc.collect()
+        assert eventually(lambda: memory.holders() == [])
 
 
-def test_a_renewal_that_failed_is_tried_again(make: Callable[..., Grant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F28, F44, F66: of a holder at once, or within a second; of a waiter later and later, up to a quarter of its
-    place."""
-    bounds = list[tuple[float, ...]]()
+def test_who_is_cancelled_in_line_has_nothing_removed(memory: Memory) -> None:
+    """P8: it has sent no command, so none is needed to take it back."""
+    mine = memory.lock().acquire()
 
-    def highest(*given: float) -> float:
-        bounds.append(given)
-        return given[1]
+    async def cancelled() -> None:
+        tasks = [asyncio.create_task(memory.lock(wait=None).aacquire()) for _ in range(2)]
+        assert await asyncio.to_thread(eventually, lambda: len(memory.session.queue.waiting) == 2)
+        for task in reversed(tasks):
+            task.cancel()
+            await asyncio.wait([task])
+            pending.append(len(memory.session.cleanup.pending))
 
-    monkeypatch.setattr(random, "uniform", highest)
-    holder, waiter = make(130), make()
-    holder.postpone(105, at_once=True)
-    assert (holder.lease.failures, holder.lease.renew_at) == (1, 105)
-    holder.postpone(106)
-    assert (holder.lease.failures, holder.lease.renew_at) == (2, 107)
-    found = list[float]()
-    for _ in range(3):
-        waiter.postpone(100, at_once=True)
-        found.append(waiter.lease.renew_at)
-    assert found == [101, 102, 103]
-    assert set(bounds) == {(0.5, 1.0)}
-    short = Grant(
-        Acquisition("k", "g", Terms(lease=5, waiter_lease=2), "s"), worker=None, auto_renew=True, now=lambda: 0.0
-    )
-    for stands in (0.2, 0.4, 0.5, 0.5):
-        short.postpone(0)
-        assert short.lease.renew_at == pytest.approx(stands)
-    for _ in range(2_000):
-        short.postpone(0)  # with no number that is too large
-    assert short.lease.renew_at == 0.5
+    pending: list[int] = []
+    asyncio.run(cancelled())
+    assert pending[0] == 0
+    mine.release()
 
 
-def test_who_has_a_grant(make: Callable[..., Grant]) -> None:
-    """F65: lock objects that share it; the last one stays noted. Those that are gone do not count."""
-    locks = [OwnerToken() for _ in range(3)]
-    refs: list[weakref.ref[object]] = [weakref.ref(lock) for lock in locks]
-    users = [User(ref, {}) for ref in refs]
-    grant = make()
-    assert not grant.add_user(users[0])
-    assert not grant.users
-    grant = make(130)
-    for user in (*users, users[0]):
-        assert grant.add_user(user)
-    assert list(grant.users) == [users[1], users[2], users[0]]
-    assert grant.drop_user(refs[1]) is None
-    assert list(grant.users) == [users[2], users[0]]
-    del locks[2], user
-    assert grant.drop_user(refs[0]) is True
-    assert (grant.state, list(grant.users)) == (State.RELEASED, [users[2], users[0]])
-    assert not grant.add_user(users[1])
-    assert (grant.drop_user(refs[0]), grant.mark_released()) == (False, False)
-    one = make(130)
-    one.users = (users[0],)
-    assert one.drop_user(refs[0]) is True
-    assert (two := make(130)).add_user(users[0])
-    assert two.add_user(users[1])
-    assert two.mark_released()  # of both
-    assert make().drop_user(refs[0]) is False
-    other = make(130)
-    other.users = (users[1],)
-    assert other.drop_user(refs[0]) is None
-    assert other.held
+def test_a_close_releases_free_locks_in_one_command(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F108, P8: only those that it has left are released one by one."""
+    session = memory.new_session()
+    for key in "abc":
+        make_lock(session, key, terms=LONG).acquire()
+    theirs = memory.waiter()
+    apply, alone = session.store.apply, list[str]()
+
+    def watched(key: str, step: Step, timeout: float) -> Reply:
+        alone.append(key)
+        return apply(key, step, timeout)
+
+    monkeypatch.setattr(session.store, "apply", watched)
+    session.close()
+    theirs.let_go().end()
+    assert alone == []
+    assert not any(memory.holders(key) for key in "abc")
 
 
-def test_what_may_still_arrive(make: Callable[..., Grant], now: Clock) -> None:
-    """F17, F99: a command without an answer, or that of a hand-over; once a tombstone is needed, it stays so."""
-    grant = make(130)
-    assert (grant.in_doubt, grant.needs_tombstone(), grant.outcome_unknown) == (False, False, False)
-    grant.waiting.handover_reserved = True
-    assert (grant.in_doubt, grant.needs_tombstone()) == (True, True)
-    grant.waiting.handover_reserved = False
-    assert (grant.in_doubt, grant.needs_tombstone()) == (True, True)
-    reported = list[object]()
-    assert grant.owner_token() is None
-    token = grant.new_owner_token(reported.append)
-    assert grant.owner_token() is token
-    now.time = 130
-    assert grant.owner_token() is None
-    ref = grant.owner_ref
-    assert ref is not None
-    assert ref.grant is grant
-    del token
-    assert reported == [ref]
-    for reported_as, news in (("", False), ("acquired", True), ("end", False)):
-        grant.reporting.reported = reported_as  # type: ignore[assignment]
-        assert grant.end_is_news() is news
-        assert grant.reporting.reported == ("end" if news else reported_as)
+def test_places_that_cannot_be_renewed_are_renewed_less_and_less_often(memory: Memory) -> None:
+    """F49: those who wait are many, and the server is overloaded."""
+    grant = new_grant(memory.session, memory.lock(terms=CALM), object())
+    pauses = []
+    for _ in range(6):
+        grant.postpone(100.0)
+        pauses.append(grant.lease.renew_at - 100.0)
+    assert pauses[0] <= 1.0
+    assert pauses[-1] > CALM.waiter_lease / 8
 
 
-def test_its_line(make: Callable[..., Grant]) -> None:
-    """F45, F69: a line for those who compete on the same terms; who holds another lock stands in one of its own."""
-    assert make().line == make().line
-    assert make(nested=True).line != make().line
+@pytest.mark.parametrize(("pid", "left", "believes"), [(0, 5, True), (1, 5, False), (0, -5, False)])
+def test_a_belief_is_of_one_process_and_of_some_time(pid: int, left: float, believes: bool) -> None:
+    """P1: a forked child has what its parent believes in, but holds nothing."""
+    belief = Belief(clock.now() + left, pid=os.getpid() + pid)
+    assert bool(belief) is believes
+    assert (belief.remaining > 0) is believes
+
+
+def test_a_parked_lock_has_an_owner(memory: Memory) -> None:
+    """Nobody else could take it up again."""
+    with pytest.raises(ValueError, match="needs an owner"):
+        park(memory.session.store, "k", CALM, {})
+    assert "k" not in memory.server.documents
+
+
+@pytest.mark.parametrize(("servers", "passing"), [(None, True), (["tls"], False), (["tls", "other"], True)])
+def test_trying_again_helps_unless_every_server_refuses_tls(servers: list[str] | None, passing: bool) -> None:
+    """F74: one server with an old certificate is no reason to give up."""
+    wrong = ssl.SSLError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+    errors = {"tls": AutoReconnect(str(wrong)), "other": None}
+    described = {name: SimpleNamespace(error=errors[name]) for name in servers or ()}
+    topology = SimpleNamespace(server_descriptions=lambda: described)
+    client: Any = None if servers is None else SimpleNamespace(topology_description=topology)
+    error = translate(AutoReconnect(str(wrong)), 1.0, "k", client=client)
+    assert "CERTIFICATE_VERIFY_FAILED" in str(error)
+    assert error.passing is passing
+
+
+def test_who_waits_for_a_permit_of_one_that_goes_on_is_in_no_deadlock() -> None:
+    """F45: of two holders of a semaphore one waits for it in a circle, and the other will release its permit."""
+    permit: dict[str, Any] = {"mode": "semaphore", "capacity": 2}
+    holders = [entry(1, worker="stuck", **permit), entry(2, worker="goes on", **permit)]
+    wants, other = waiter(3, worker="mine", **permit), entry(4, worker="mine")
+    documents = [document("permits", holders, [wants]), document("other", [other], [waiter(5, worker="stuck")])]
+    assert cycles(documents, datetime.now(UTC)) == []
+    holders[1]["worker"] = "stuck"
+    (cycle,) = cycles([document("permits", holders, [wants]), documents[1]], datetime.now(UTC))
+    assert sorted(cycle.keys) == ["other", "permits"]
+
+
+def test_a_flush_waits_until_each_errand_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no longer."""
+    errands, gate, tried = Errands(WorkerThreads(2)), threading.Event(), list[int]()
+
+    def call(number: int) -> Callable[[], bool]:
+        def tries() -> bool:
+            tried.append(number)
+            return True
+
+        return lambda: gate.wait(10) and tries()
+
+    for number in range(2):
+        errands.in_background(call(number), (0.0, 60.0))
+    errands.flush(0.05)
+    assert tried == []
+    gate.set()
+    began = clock.now()
+    errands.flush(20)
+    assert sorted(tried) == [0, 1]
+    assert clock.now() - began < 15
+
+
+def test_a_release_of_one_key_is_a_command_of_that_key() -> None:
+    """F110: so a stuck key does not take all threads; one of several keys is of none."""
+    assert ReleaseUncontended(("a",), ("g",)).key == "a"
+    assert ReleaseUncontended(("a", "b"), ("g", "h")).key is None
+
+
+def test_a_grant_names_the_line_that_has_acquired_it(memory: Memory) -> None:
+    """The line of the program that acquired it is told in warnings, and not one of the library."""
+    mine: MongoLock = memory.lock().acquire()
+    assert grant_of(mine).acquired_from.startswith(__file__)
+    mine.release()

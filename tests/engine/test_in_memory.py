@@ -265,6 +265,7 @@ def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(memory
     """The warning of a lock that was not released leads there."""
     with memory.lock(reentrant=True, terms=CALM) as mine:
         where = grant_of(mine).acquired_from
+        assert where.startswith(__file__)
         with memory.lock(reentrant=True, terms=CALM) as again:
             assert grant_of(again) is grant_of(mine)
         assert grant_of(mine).acquired_from == where

@@ -31,13 +31,12 @@ from django_mongolock.engine.rule.document import (
     entry,
     find_damage,
 )
-from django_mongolock.engine.rule.in_python import Moment, _Rule, apply_rule
+from django_mongolock.engine.rule.in_python import Moment, _Rule, apply_rule, reply_of
 from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import Reply
 from django_mongolock.engine.store.base import Store
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
-from django_mongolock.testing.memory_filters import reply_of
 from tests.engine.twins import CALM, TIMEOUT, Twin, in_mongodb
 from tests.support.lock_documents import document as lock_document
 from tests.support.lock_documents import entry as lock_entry

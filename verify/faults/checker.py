@@ -16,6 +16,9 @@ from typing import Final
 
 from verify.faults.history import FOREVER, Attempt, Belief, History, Window
 
+#: What the simulation, which looks at the documents all the time, notes of a waiter of whom none tells.
+OUTSIDE: Final = "nothing of a process that waits"
+
 
 @dataclass(frozen=True, slots=True)
 class Violation:
@@ -192,11 +195,14 @@ def first_come_first_served(history: History) -> Iterator[Violation]:
     So all that counts is whether it was in the queue when the other one was granted the key: whether nothing had
     interfered for some time before that.
     """
+    outside = [record for record in history.more["stood"] if record["why"] == OUTSIDE]
+    unsent = {each["id"] for each in outside if each["t"] < history.attempts[each["id"]].asked + 0.3}
     for key, attempts in history.by_key().items():
         queue = [attempt for attempt in attempts if attempt.kind == "lock" and attempt.owner is None]
         asked = [attempt.asked for attempt in queue]
         for waiter in queue:
-            if history.allow.calm_arrivals and not history.is_calm(waiter, waiter.asked, waiter.asked + 0.1, 0.0):
+            is_calm = history.is_calm(waiter, waiter.asked, waiter.asked + 0.1, 0.0) and waiter.id not in unsent
+            if history.allow.calm_arrivals and not is_calm:
                 continue
             end = _waited_until(history, waiter, key)
             later = queue[

@@ -10,8 +10,8 @@ class Tolerances:
 
     grace: how much later one must have come to be certainly behind in the queue, where nothing interferes: who is next
     in its own process stands in the document half a second later, and a command of a calm day takes no second.
-    calm_arrivals: whether only those are judged whose first command nothing held up: what is late is taken to have come
-    when it arrives, if it was sent at once (docs/evidence/simulation.md).
+    calm_arrivals: whether only those are judged whose first command nothing held up, be it that it found no thread in
+    its process: what is late is taken to have come when it arrives (docs/evidence/simulation.md).
     resumes_the_dead: whether an owner may only resume a run whose process is gone.
     clock_grace: the same where a clock was set meanwhile: the server knows the order of arrival by its times.
     headless: within how long of a grant the line of a process may have been without an entry in the document: one that

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from django_mongolock.engine.rule.deadlock import Cycle, cycle_of
 from django_mongolock.engine.rule.document import Limits, Step
+from django_mongolock.engine.rule.in_python import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
 from django_mongolock.engine.rule.replies import Bell, Found, Reply, read_found
 from django_mongolock.engine.rule.short_forms import RELEASE_UNCONTENDED, TAKE_FREE
 from django_mongolock.engine.store.base import is_heard_here
 from django_mongolock.exceptions import LockBackendFailed
-from django_mongolock.testing.memory_filters import NOTHING, is_free, is_held, is_there, is_uncontended, reply_of
 from verify.simulation.expressions import Document, Pipeline
 from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link

@@ -20,7 +20,7 @@ from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.protocol.actions import Acquisition, Answer, Apply, Granted, WaitResult
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Step, Terms
-from django_mongolock.engine.rule.in_python import Moment, _Rule
+from django_mongolock.engine.rule.in_python import Moment, _Rule, is_there, reply_of
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.session import lanes
 from django_mongolock.engine.session.commands import Commands
@@ -30,7 +30,6 @@ from django_mongolock.engine.session.grant_registry import LocalQueue
 from django_mongolock.engine.session.renewals import Renewals
 from django_mongolock.engine.session.waits import Waits
 from django_mongolock.exceptions import LockError
-from django_mongolock.testing.memory_filters import is_there, reply_of
 from verify.simulation import kernel, server
 from verify.simulation.client import SimStore, Work
 from verify.simulation.expressions import Document

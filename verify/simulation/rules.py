@@ -57,7 +57,8 @@ def holds_have_an_end(history: History) -> Iterator[Violation]:
 def extensions_last(history: History) -> Iterator[Violation]:
     """What was extended has its whole length from then on, and is renewed for that length afterwards.
 
-    A renewal that a document of its batch holds up is made again after a third of the lease."""
+    A renewal that a document of its batch holds up, after a third of the lease, takes a sixth of it. It is made again
+    alone. That may wait for a thread which another document holds up, for a sixth, and take one more."""
     for record in history.more["extended"]:
         attempt, length, since = history.attempts[record["id"]], record["lease"], record["since"]
         excused = min(history.excused(attempt, key) for key in attempt.keys)
@@ -65,7 +66,7 @@ def extensions_last(history: History) -> Iterator[Violation]:
             if look.since < record["t"] or attempt.max_hold is not None or look.since >= excused:
                 continue
             passed = look.since - since
-            least = length - passed - ROUND if passed < length / 3 or not attempt.renew else length / 4
+            least = length - passed - ROUND if passed < length / 3 or not attempt.renew else length / 6
             if look.left < least and history.is_calm(attempt, since, look.until, history.allow.idle):
                 text = f"{attempt} was extended to {length} s, and {passed:.1f} s later it had {look.left:.1f} s left"
                 yield Violation("extend", look.since, text)

@@ -17,10 +17,9 @@ from typing import Final
 from bson.timestamp import Timestamp
 
 from django_mongolock.engine.rule.document import Limits, Step
-from django_mongolock.engine.rule.in_python import Moment, apply_rule
+from django_mongolock.engine.rule.in_python import NOTHING, Moment, apply_rule
 from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import Bell
-from django_mongolock.testing.memory_filters import NOTHING
 from verify.faults.checker import Violation
 from verify.simulation.expressions import Document, Pipeline, bound, run, with_constants
 from verify.simulation.invariants import broken_by

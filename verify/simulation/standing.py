@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from verify.faults.checker import Violation, longest_calm
+from verify.faults.checker import OUTSIDE, Violation, longest_calm
 from verify.faults.history import FOREVER, History
 from verify.faults.records import Record
 from verify.simulation.expressions import Document
@@ -23,10 +23,10 @@ ALLOWED: Final = {
     "an entry of an attempt that is over": 1.0,
     "a grant of which its waiter does not know": 1.0,
     "a lease that is over, with a live waiter at the head": 0.5,
-    "nothing of a process that waits": 1.2,
+    OUTSIDE: 1.2,
     "a dead run of an owner, with a live one that waits": 1.5 + LONG_WAIT / 3,
 }
-OVER, UNKNOWN, ENDED, OUTSIDE, HEIR = ALLOWED
+OVER, UNKNOWN, ENDED, _, HEIR = ALLOWED
 #: How long a session may take to remove all of its own when it is closed, while nothing interferes with that: longer
 #: than it takes where a few of many documents are stuck.
 CLOSING: Final = 2.1
