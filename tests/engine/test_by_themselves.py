@@ -24,11 +24,20 @@ from django_mongolock.engine import clock, text_checks
 from django_mongolock.engine.lock import transaction
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.lock.transaction import TRANSIENT, UNKNOWN, Atomic
-from django_mongolock.engine.protocol.actions import Pause, ReleaseUncontended
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.protocol.actions import Apply, Pause, ReleaseUncontended
+from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.options import LockOptions, refuse_options
 from django_mongolock.engine.session import errands as errands_module
+from django_mongolock.engine.session import releases as releases_module
 from django_mongolock.engine.session.errands import MOST_TRIES, Errand, Errands
+from django_mongolock.engine.session.releases import (
+    FAILOVER_LOOK_EVERY,
+    NO_GUESS_FOR,
+    REMEMBERED_FOR,
+    FreeKeys,
+    Releases,
+    UnconfirmedRelease,
+)
 from django_mongolock.engine.session.session import PerProcess, Sessions
 from django_mongolock.engine.session.waits import LINGER, RETRY_FIRST, RETRY_LAST, SILENCE, Listener
 from django_mongolock.engine.store import errors, layout
@@ -535,6 +544,53 @@ def test_errands_of_a_process_that_ends() -> None:
     threads.calls[-1]()
     errands.flush(10)
     assert not errands._untried
+
+
+def test_releases_are_remembered_until_a_majority_has_them() -> None:
+    """F7: until then an election may undo them, and they are made again at the next primary; but not for ever."""
+
+    def release(key: str, primary: str = "one", at: float = 100.0) -> UnconfirmedRelease:
+        return UnconfirmedRelease(Apply(key, Step()), primary, at)
+
+    releases, second, third = Releases(), release("b", at=101.0), release("c", at=200.0)
+    assert (releases.look_at, releases.made(release("x", primary=""))) == (float("inf"), False)
+    assert (releases.made(release("a")), releases.made(second)) == (True, False)
+    assert releases.look_at == 100 + FAILOVER_LOOK_EVERY
+    for primary, sent, left in (("two", 200, 2), ("one", 100, 2), ("one", 100.5, 1), ("one", 101, 1)):
+        releases.confirmed(primary, sent)
+        assert len(releases) == left
+    for primary, now, undone, left in (
+        *(("", 500, [], 1), ("one", 100.9 + REMEMBERED_FOR, [], 1), ("two", 160, [second], 0), ("two", 160, [], 0)),
+    ):
+        assert releases.undone(primary, now) == undone
+        assert len(releases) == left
+        assert releases.look_at == (now + FAILOVER_LOOK_EVERY if left else float("inf"))
+    assert releases.made(third)
+    assert (releases.undone("one", 200 + REMEMBERED_FOR), len(releases)) == ([], 0)
+    releases.close()
+    assert (releases.made(third), len(releases)) == (False, 0)
+
+
+def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P8, F118: one guess for each release; for one key that is not known, while those are free; none for a while after
+    a wrong one; and no more keys are remembered than that."""
+    keys = FreeKeys()
+    assert not keys.guess("a")
+    keys.released("a")
+    keys.released("a")
+    assert [keys.guess(key) for key in "aabb"] == [True, False, True, False]
+    keys.was_wrong("b")
+    assert not keys.guess("c")
+    for _ in range(NO_GUESS_FOR):
+        keys.released("b")
+        assert not keys.guess("b")
+    keys.released("b")
+    assert keys.guess("b")
+    assert not keys.guess("c")
+    monkeypatch.setattr(releases_module, "MAX_KEYS", 3)
+    for key in "defgdh":
+        keys.released(key)
+    assert list(keys._left) == ["g", "d", "h"]
 
 
 class Hearing:

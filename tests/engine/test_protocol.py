@@ -192,6 +192,7 @@ def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest
     assert polls == sorted(polls)
     assert polls[-1] == procedures.LONGEST_POLL
     assert schedule.poll(0) > schedule.poll(1)
+    assert schedule.reads == 0
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
