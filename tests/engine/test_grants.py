@@ -5,7 +5,7 @@ import gc
 import os
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from django_mongolock.engine.rule.replies import Reply
 from django_mongolock.engine.session.errands import Errands
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.engine.store.errors import translate
-from django_mongolock.exceptions import LockLost, LockMisused
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
 from tests.engine.conftest import make_lock
 from tests.engine.memory import LONG, Memory
 from tests.engine.twins import CALM
@@ -109,9 +109,7 @@ def test_who_is_cancelled_in_line_has_nothing_removed(memory: Memory) -> None:
 def test_a_close_releases_free_locks_in_one_command(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F108, P8: only those that it has left are released one by one."""
     session = memory.new_session()
-    for key in "abc":
-        make_lock(session, key, terms=LONG).acquire()
-    theirs = memory.waiter()
+    mine = [make_lock(session, key, terms=LONG).acquire() for key in "abc"]
     apply, alone = session.store.apply, list[str]()
 
     def watched(key: str, step: Step, timeout: float) -> Reply:
@@ -120,9 +118,29 @@ def test_a_close_releases_free_locks_in_one_command(memory: Memory, monkeypatch:
 
     monkeypatch.setattr(session.store, "apply", watched)
     session.close()
-    theirs.let_go().end()
     assert alone == []
-    assert not any(memory.holders(key) for key in "abc")
+    assert not any(memory.holders(lock.keys[0]) for lock in mine)
+
+
+@pytest.mark.parametrize("keys", ["a", "ab"])
+def test_what_is_given_back_after_a_wait_has_a_moment(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, keys: str
+) -> None:
+    """P8: the first keys are released because the last one is held; where that gets no answer, in the background."""
+    theirs = memory.other("last").acquire()
+    limits: list[float] = []
+
+    def stuck(keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        limits.append(timeout)
+        raise LockBackendFailed("no answer")
+
+    monkeypatch.setattr(memory.session.store, "release_uncontended", stuck)
+    with pytest.raises(LockNotAcquired):
+        memory.lock(*keys, "last", wait=0).acquire()
+    assert len(limits) == 1
+    assert limits[0] <= 0.5
+    assert eventually(lambda: not any(memory.holders(key) for key in keys))
+    theirs.release()
 
 
 def test_places_that_cannot_be_renewed_are_renewed_less_and_less_often(memory: Memory) -> None:
