@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -19,7 +18,7 @@ from .engine.lock.lock import MongoLock
 from .engine.lock.transaction import leaves
 from .engine.rule.options import Seconds
 from .exceptions import LockLost, LockMisused
-from .locks import Key, chosen, make_lock
+from .locks import Key, chosen, finished, make_lock
 
 __all__ = ["AsyncTerm", "Leader", "Term", "leader"]
 
@@ -27,6 +26,8 @@ T = TypeVar("T")
 AnyTerm = TypeVar("AnyTerm", bound="BaseTerm")
 #: The part of a lease that is left for the work to stop when the lease was not renewed.
 PART: Final = 1 / 3
+#: What to do instead of returning work that has not begun.
+CURE: Final = "it has to be done in the term; for coroutine functions there is arun()"
 #: How often the thread of a term looks at its lock, in seconds. It shares nothing with the callbacks of other locks,
 #: which may take their time (F112).
 LOOK_EVERY: Final = 0.1
@@ -124,15 +125,6 @@ async def _outlast(task: asyncio.Future[Any]) -> None:
         raise cancelled
 
 
-def _finished(result: T) -> T:
-    """Return *result*; raise TypeError if it is work that would only begin after the term."""
-    if inspect.isawaitable(result) or isinstance(result, (Generator, AsyncGenerator)):
-        if inspect.iscoroutine(result):
-            result.close()
-        raise TypeError(f"run() got a {type(result).__name__}, which would run without the lock; there is arun()")
-    return result
-
-
 class Leader:
     """Stands for election: see `leader`. One term at a time; make one for each thread or task."""
 
@@ -151,7 +143,7 @@ class Leader:
             raise TypeError("run() calls a function with the term; for a coroutine function there is arun()")
         while True:
             with self._standing(), self as term:
-                result = _finished(work(term))
+                result = finished(work(term), "the work", CURE)
                 if term.held:
                     return result
 
@@ -168,7 +160,7 @@ class Leader:
                     try:
                         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                         if task.done() and term.held:
-                            return task.result()
+                            return finished(task.result(), "the work", CURE)
                     finally:
                         term.end()
                         ended.cancel()

@@ -20,6 +20,7 @@ from django.utils.crypto import salted_hmac
 from .backends import get_backend, mongo_store
 from .conf import get_settings
 from .engine.logs import WARNING, log
+from .engine.session.grant_registry import current_task
 from .engine.text_checks import check_fact
 from .exceptions import LockError
 from .inspection import operations
@@ -153,7 +154,9 @@ def _releasing(clear: Callable[[Any], None]) -> Callable[[Any], None]:
 
     @wraps(clear)
     def cleared(self: Any) -> None:
-        owner = getattr(self, "_session_cache", {}).get(OWNER_KEY)
+        # It may not have been read so far. An event loop cannot wait for that.
+        unread = not hasattr(self, "_session_cache") and current_task() is not None
+        owner = None if unread else self.get(OWNER_KEY)
         clear(self)
         if owner is not None:
             # Not here: it may be an event loop that flushes.

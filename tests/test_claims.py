@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from django.contrib.auth import logout
 from django.contrib.auth.models import User
+from django.contrib.sessions.backends.db import SessionStore
 from django.contrib.sessions.models import Session
 from django.core.management import call_command
 from django.http import HttpRequest, HttpResponse
@@ -160,7 +161,7 @@ def taken(made: Claim) -> bool:
 class TestSession:
     """A claim of a session ends with the session."""
 
-    @pytest.mark.parametrize("end", ["password", "deactivated", "flush", "another user", "flushed elsewhere", "logout"])
+    @pytest.mark.parametrize("end", ["password", "deactivated", "flush", "unread", "another user", "gone", "logout"])
     def test_ends(self, key: str, locks: Locks, end: str) -> None:
         """F139: a new password, a deactivated user, a flush, another login: the claims of the session are free."""
         request, anna = request_of(), User.objects.create_user("anna")
@@ -174,6 +175,9 @@ class TestSession:
             anna.save()
         elif end == "flush":
             request.session.flush()
+        elif end == "unread":  # another object, which flushes it before anything of it was read
+            request.session.save()
+            SessionStore(request.session.session_key).flush()
         elif end == "another user":
             sign_in(request, User.objects.create_user("bert"))
         elif end == "logout":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import functools
@@ -254,6 +255,12 @@ class TestRefused:
             locked: Any = mongo_locked(f"unfinished:{name}")(lambda make=make: make(name))
             with pytest.raises(TypeError, match=f"returned a {kind}, which would run without the lock"):
                 locked()
+
+            async def amake(make: Any = make) -> Any:
+                return make(name)
+
+            with pytest.raises(TypeError, match=f"returned a {kind}, which would run without the lock"):
+                asyncio.run(mongo_locked(f"unfinished:{name}")(amake)())
         assert holders(f"unfinished:{name}") == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from ..engine.lock.lock import MongoLock
 from ..engine.rule.options import LockOptions, Unset
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
-from ..locks import make_lock
+from ..locks import finished, make_lock
 from .policies import AGAIN, CallFacts, Policy, Unlocked, find_request, policy_here
 from .views import atomic, deferred_aliases, hold_while_streaming
 
@@ -228,7 +228,7 @@ class LockedCall(CallFacts):
         """See run(). Django opens no transaction around an async view."""
         self.begun = True
         try:
-            return await self.function.wrapped(*self.args, **self.kwargs)
+            return self.finished(await self.function.wrapped(*self.args, **self.kwargs))
         except BaseException as error:
             if self.policy.gives_up(error):
                 await lock.arelease(early=True)
@@ -251,15 +251,9 @@ class LockedCall(CallFacts):
 
     def finished(self, result: Any) -> Any:
         """Return *result*; raise TypeError if it is work that would only begin after the release."""
-        if inspect.isawaitable(result) or isinstance(result, _UNFINISHED):
-            if inspect.iscoroutine(result):
-                result.close()
-            raise TypeError(
-                f"{self.function.name} returned a {type(result).__name__}, which would run without the lock: "
-                f"put @{self.function.plan.name} directly on the coroutine or generator function, "
-                "or on the view class instead of its dispatch()"
-            )
-        return result
+        name = self.function.plan.name
+        here = "directly on the coroutine or generator function, or on the view class instead of its dispatch()"
+        return finished(result, self.function.name, f"put @{name} {here}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,10 +271,6 @@ class LockPlan:
     name: str = "mongo_locked"
     default_key: str = ""
     kind_of_call: Callable[[LockedFunction, Arguments, Keywords], LockedCall] = LockedCall
-
-
-#: The types of results that have not done their work yet.
-_UNFINISHED = (Generator, AsyncGenerator, _GeneratorContextManager, _AsyncGeneratorContextManager)
 
 
 def _has_arguments(signature: inspect.Signature) -> bool:

@@ -252,7 +252,7 @@ class IdempotentCall(LockedCall):
 
     async def _asend(self, command: Any) -> Any:
         if command is None:
-            return self.finished(await super().arun(self.under))
+            return await super().arun(self.under)
         results = self._results()
         return await results.arun(_command(command)) if isinstance(results, Courier) else command(results)
 

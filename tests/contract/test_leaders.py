@@ -276,6 +276,12 @@ def test_mistakes(key: str) -> None:
     for unfinished in (lambda term: work(term), lambda term: (step for step in "12")):  # noqa: PLW0108
         with pytest.raises(TypeError, match="would run without the lock"):
             leader(new_key()).run(cast("Any", unfinished))
+
+        async def awork(term: AsyncTerm, unfinished: Any = unfinished) -> Any:
+            return unfinished(term)
+
+        with pytest.raises(TypeError, match="would run without the lock"):
+            asyncio.run(leader(new_key()).arun(awork))
     with pytest.raises(TypeError, match="mode"):
         leader(key, mode="shared")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="which nothing fills"):

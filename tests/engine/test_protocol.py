@@ -465,6 +465,8 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
     play.hear(turn="next", after=procedures.LOCAL_HANDOVER_GRACE)
     assert isinstance(play.result, WaitResult)
     play = InLine("next")
+    assert isinstance(play.hear(turn="behind", after=procedures.LOCAL_HANDOVER_GRACE), Pause)  # put back meanwhile
+    play = InLine("next")
     play.hear(answer=Answer(WHOLE, 1, 2))
     assert isinstance(play.result, WaitResult)
 
