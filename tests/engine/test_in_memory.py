@@ -90,6 +90,27 @@ def test_a_last_try_takes_its_entry_out_of_the_queue(memory: Memory) -> None:
     waiter.end().let_go()
 
 
+@pytest.mark.parametrize("keys", ["a", "ab"])
+def test_what_is_given_back_after_a_wait_has_a_moment(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, keys: str
+) -> None:
+    """P8: the first keys are released because the last one is held; where that gets no answer, in the background."""
+    theirs = memory.other("last").acquire()
+    limits: list[float] = []
+
+    def stuck(keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        limits.append(timeout)
+        raise LockBackendFailed("no answer")
+
+    monkeypatch.setattr(memory.session.store, "release_uncontended", stuck)
+    with pytest.raises(LockNotAcquired):
+        memory.lock(*keys, "last", wait=0).acquire()
+    assert len(limits) == 1
+    assert limits[0] <= 0.5
+    assert eventually(lambda: not any(memory.holders(key) for key in keys))
+    theirs.release()
+
+
 # Leases
 
 
