@@ -11,8 +11,6 @@ from bench.questions.contended import contended
 from bench.questions.crowd import crowd
 from bench.questions.held import held
 from bench.questions.killed import killed
-from bench.questions.million import million
-from bench.questions.overhead import overhead
 
 Ask = Callable[[Bench], Iterator[Piece]]
 
@@ -35,6 +33,4 @@ QUESTIONS: Final[dict[str, Question]] = {
     "crowd": Question(crowd, 240),
     "held": Question(held, 60),
     "killed": Question(killed, 200),
-    "overhead": Question(overhead, 120),
-    "million": Question(million, 300),
 }
