@@ -6,7 +6,7 @@
     python3 dev.py simulate --defect NAME         with a defect put back, by its name or the row of the failure table
     python3 dev.py simulate --list                the defects
 
-The first seed that breaks a promise is made as short as it can be, and told. Ends with 1 then, with 0 otherwise.
+The first seed that breaks a promise is told. Ends with 1 then, with 0 otherwise.
 """
 
 import argparse
@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from verify.simulation.defects import ROWS, broken, named
-from verify.simulation.run import Outcome, simulate
-from verify.simulation.shrink import broken_rules, shrunk, story
+from verify.simulation.run import simulate
+from verify.simulation.schedule import schedule
+from verify.simulation.story import story
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,10 +58,9 @@ def _search(options: argparse.Namespace) -> bool:
         runs, grants = runs + 1, grants + outcome.grants
         counts.update(outcome.counts)
         if not outcome.is_good:
-            print(
-                f"seed {seed}: {', '.join(sorted(broken_rules(outcome)))}; found in {time.monotonic() - started:.1f} s"
-            )
-            _explain(seed, options.length, outcome)
+            rules = {violation.rule for violation in outcome.violations} or {"crash"}
+            print(f"seed {seed}: {', '.join(sorted(rules))}; found in {time.monotonic() - started:.1f} s")
+            print(story(outcome, schedule(seed, options.length)))
             return True
         if time.monotonic() - started > options.seconds:
             break
@@ -71,12 +71,6 @@ def _search(options: argparse.Namespace) -> bool:
     )
     print(", ".join(f"{name} {count}" for name, count in counts.items()))
     return False
-
-
-def _explain(seed: int, seconds: float, outcome: Outcome) -> None:
-    rule = min(outcome.violations, key=lambda violation: violation.at).rule if outcome.violations else "crash"
-    case = shrunk(seed, seconds, rule)
-    print(story(case, case.run()))
 
 
 if __name__ == "__main__":

@@ -51,12 +51,7 @@ class Outcome:
         return not self.violations and not self.crashes
 
 
-def simulate(
-    seed: int,
-    seconds: float,
-    events: Sequence[Event] | None = None,
-    kinds: Sequence[str] = KINDS,
-) -> Outcome:
+def simulate(seed: int, seconds: float, events: Sequence[Event] | None = None) -> Outcome:
     """Run the engine for so many virtual seconds, with these faults or those of the seed."""
     world = World(seed)
     kernel, watch = world.kernel, Watch(world)
@@ -65,7 +60,7 @@ def simulate(
         constants = lowered(seed)
         world.servers.constants = tuple((real, low) for name, real, low in constants if name in IN_PIPELINES)
         with replaced(kernel, constants):
-            for kind in kinds:
+            for kind in KINDS:
                 start(world, kind)
             watch.begin()
             for event in schedule(seed, seconds) if events is None else events:
