@@ -1,19 +1,19 @@
 """The harness itself: a short run of many faults, and proof that it finds what is wrong with a lock that is."""
 
+import re
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
 
 import bson
 import pytest
 
+from tests.support.packages import ROOT
 from tests.verify.test_checker import Story
-from verify.faults import report
 from verify.faults.aims import granted_by
 from verify.faults.history import History
 from verify.faults.injections import FAULTS
 from verify.faults.opportunities import AIMS, opportunities
-from verify.faults.run import NAMES, WORKER_FAULTS, Outcome, Run
+from verify.faults.run import WORKER_FAULTS, Outcome, Run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="stops and kills process groups")
 
@@ -82,24 +82,8 @@ def test_an_answer_that_grants_a_lock_is_told_from_others() -> None:
     assert granted_by(header + bson.encode({"value": None, "mine": 1})) is None
 
 
-def test_every_fault_is_explained() -> None:
-    assert len(set(NAMES)) == len(NAMES) > 25
-    assert all(fault.text for fault in FAULTS.values())
-    assert all(WORKER_FAULTS.values())
-
-
-class TestReport:
-    outcomes: ClassVar[list[dict[str, Any]]] = [
-        {
-            "seed": seed, "seconds": 60.0, "faults": faults, "injected": {"step-down": 3}, "attempts": 50, "grants": 40,
-            "looks": 900, "slowest": {"step-down": slowest}, "violations": [],
-        }
-        for seed, faults, slowest in [(1, ["step-down"], 1.25), (2, list(NAMES), 2.5), (3, list(NAMES), 0.5)]
-    ]  # fmt: skip
-
-    def test_table(self) -> None:
-        """A line for each fault, alone and together with the others; what was not run is not said to be fine."""
-        text = report.table(self.outcomes)
-        assert "| step-down | The primary steps down, by force or in order. | 9 | 40 | 0 | 2.5 s |" in text
-        assert "| all-down | All members are killed, and started again. | 0 | 0 | not run |  |" in text
-        assert "2 runs of 60 s (seeds 2, 3): 6 faults, 100 attempts, 80 grants" in text
+def test_every_fault_is_in_the_docs() -> None:
+    """By its name, with what the code says of it."""
+    texts = {name: fault.text.partition("\n")[0] for name, fault in FAULTS.items()} | WORKER_FAULTS
+    table = Path(ROOT, "docs/evidence/faults.md").read_text().partition("## The faults")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"(?m)^\| ([a-z-]+) \| (.*[.]) \|$", table)) == texts

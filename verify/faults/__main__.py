@@ -2,7 +2,6 @@
 
     python3 dev.py faults                                   60 s of all faults
     python3 dev.py faults --fault kill-primary --seconds 30
-    python3 dev.py faults --each --json each.json           each fault alone
 
 Ends with 1 if a promise was broken, with 2 if the servers did not come up, with 3 if a run never came to where a
 promise could have been broken.
@@ -10,14 +9,12 @@ The same seed makes the same choices. How the processes interleave is up to them
 """
 
 import argparse
-import json
 import logging
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from testproject.servers import ServerError
@@ -28,18 +25,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     logging.getLogger("django_mongolock").setLevel(logging.ERROR)
     names = options.fault or list(NAMES)
-    sets = [[name] for name in names] if options.each else [names]
     outcomes: list[Outcome] = []
     failed = 0
     for seed in range(options.seed, options.seed + options.seeds):
-        for chosen in sets:
-            outcome = _run(seed, chosen, options)
-            if outcome is None:
-                failed += 1
-                continue
+        outcome = _run(seed, names, options)
+        if outcome is None:
+            failed += 1
+        else:
             outcomes.append(outcome)
-            if options.json:
-                options.json.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     broken = sum(len(outcome.violations) for outcome in outcomes)
     idle = sum(outcome.proves_nothing for outcome in outcomes)
     grants = sum(outcome.grants for outcome in outcomes)
@@ -55,8 +48,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="that many runs, with as many seeds (1)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the faults of a run last (60)")
     parser.add_argument("--fault", action="append", choices=NAMES, metavar="NAME", help=f"only: {', '.join(NAMES)}")
-    parser.add_argument("--each", action="store_true", help="a run for each fault alone")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, for verify.faults.report")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what the processes wrote down")
     return parser.parse_args(arguments)
 

@@ -374,14 +374,7 @@ def longest_calm(history: History, attempt: Attempt, since: float, until: float)
 
 
 def work_goes_on(history: History) -> Iterator[Violation]:
-    """After a fault was healed, somebody gets a lock again soon."""
-    for fault, seconds in progress(history):
-        if seconds > history.allow.standstill:
-            yield Violation("standstill", fault.until, f"nobody got anything for {seconds:.1f} s after {fault.name}")
-
-
-def progress(history: History) -> Iterator[tuple[Window, float]]:
-    """For each fault of the servers that no other followed at once: how long until somebody got a lock again.
+    """After a fault of the servers that no other followed at once, somebody gets a lock again soon.
 
     The time in which the machine itself stood still does not count.
     """
@@ -389,8 +382,10 @@ def progress(history: History) -> Iterator[tuple[Window, float]]:
     for window in windows:
         place = bisect.bisect_left(history.grants, window.until)
         again = history.grants[place] if place < len(history.grants) else history.over
-        if not any(other.meets(window.until, again) for other in windows if other is not window):
-            yield window, again - window.until - history.stalled(window.until, again)
+        seconds = again - window.until - history.stalled(window.until, again)
+        is_last = not any(other.meets(window.until, again) for other in windows if other is not window)
+        if is_last and seconds > history.allow.standstill:
+            yield Violation("standstill", window.until, f"nobody got anything for {seconds:.1f} s after {window.name}")
 
 
 def keys_come_free(history: History) -> Iterator[Violation]:

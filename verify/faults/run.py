@@ -21,7 +21,7 @@ from testproject.servers import ServerError
 from testproject.servers.process import patience
 from verify.faults import clocks
 from verify.faults.aims import Target, contested, holder_tokens
-from verify.faults.checker import Violation, check, progress
+from verify.faults.checker import Violation, check
 from verify.faults.cluster import RECOVERY, Cluster
 from verify.faults.documents import DOCUMENTS, STALE, OurDocument, at_once, make_documents
 from verify.faults.history import History
@@ -78,7 +78,7 @@ STALL: Final = 0.5
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a run. slowest: the longest time until somebody got a lock again after a fault, by its name."""
+    """What came of a run."""
 
     seed: int
     seconds: float
@@ -87,7 +87,6 @@ class Outcome:
     attempts: int = 0
     grants: int = 0
     looks: int = 0
-    slowest: dict[str, float] = field(default_factory=dict)
     violations: list[dict[str, Any]] = field(default_factory=list)
     opportunities: dict[str, int] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -396,8 +395,6 @@ class Run:
         outcome.injected = dict(Counter(fault["name"] for fault in history.faults))
         outcome.attempts, outcome.grants = len(history.attempts), len(history.grants)
         outcome.looks = sum(len(attempt.samples) for attempt in history.attempts.values())
-        for window, seconds in progress(history):
-            outcome.slowest[window.name] = round(max(seconds, outcome.slowest.get(window.name, 0.0)), 2)
         outcome.violations = [describe(history, violation) for violation in check(history)]
         outcome.opportunities = dict(opportunities(history))
         outcome.skipped = self.skipped
