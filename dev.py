@@ -76,7 +76,7 @@ COMMANDS = {
     ),
     "demo": Command("run the shop with its traffic until Ctrl-C", "demo", "demo", [["testproject.demo"]]),
     "docs": Command(
-        "build the documentation and run its examples (--serve, --words, --write)", "docs", "test", [["tests.docs"]]
+        "build the documentation and run its examples (--build, --words, --write)", "docs", "test", [["tests.docs"]]
     ),
     "lint": Command(
         "check the code (ruff, mypy) and the workflows (zizmor)",

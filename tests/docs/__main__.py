@@ -1,7 +1,6 @@
 """Build the documentation and run its examples: `python3 dev.py docs`.
 
     python3 dev.py docs --build     only build it, into build/docs
-    python3 dev.py docs --serve     build it, and show it at an address of this machine until Ctrl-C
     python3 dev.py docs --write     write the tables that are made from docstrings and fields
     python3 dev.py docs --words     count its words, part by part
     python3 dev.py docs -k celery   further arguments go to pytest
@@ -14,8 +13,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -31,11 +28,6 @@ def build(site: Path = SITE) -> int:
     strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--fresh-env", "--quiet"]
     command = [sys.executable, "-m", "sphinx", *strict, str(ROOT / "docs"), str(site)]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
-
-
-def server(site: Path = SITE, port: int = 0) -> ThreadingHTTPServer:
-    """A web server of the site that only this machine can reach."""
-    return ThreadingHTTPServer(("127.0.0.1", port), partial(SimpleHTTPRequestHandler, directory=str(site)))
 
 
 def write_tables() -> None:
@@ -62,13 +54,6 @@ def main(arguments: list[str]) -> int:
     print(f"docs: {SITE / 'index.html'}", flush=True)
     if arguments == ["--build"]:
         return 0
-    if arguments == ["--serve"]:
-        with server() as serving:
-            print(f"docs: http://127.0.0.1:{serving.server_port}/ (Ctrl-C ends it)", flush=True)
-            try:
-                serving.serve_forever()
-            except KeyboardInterrupt:
-                return 0
     whole = ["--numprocesses", "3", "-m", "program or not program"]  # the tutorial, too, which takes its minutes
     return pytest.main([*whole, *arguments, "tests/docs", *sorted({*ELSEWHERE.values()})])
 

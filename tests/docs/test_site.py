@@ -6,8 +6,6 @@ import pkgutil
 import re
 import runpy
 from pathlib import Path
-from threading import Thread
-from urllib.request import urlopen
 
 import pytest
 from django.apps import apps
@@ -48,17 +46,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, capfd: pytest.Capture
     assert docs.build(tmp_path) == 0, capfd.readouterr().err
     for page in PAGES:
         assert (tmp_path / page.relative_to(ROOT / "docs").with_suffix(".html")).exists()
-
-
-def test_it_is_shown_to_this_machine_alone(tmp_path: Path) -> None:
-    """`dev.py docs --serve`: a page of the site, at an address that no other machine can reach."""
-    (tmp_path / "index.html").write_text("the site")
-    with docs.server(tmp_path) as serving:
-        Thread(target=serving.serve_forever, args=[0.02], daemon=True).start()
-        host, port = serving.server_address[:2]
-        with urlopen(f"http://{host!s}:{port}/") as answer:
-            assert (host, answer.read()) == ("127.0.0.1", b"the site")
-        serving.shutdown()
 
 
 def test_the_pictures_are_what_the_script_draws() -> None:
