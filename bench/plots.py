@@ -97,10 +97,6 @@ def hand_over(axes: Any, data: dict[str, Any]) -> None:
     lines(axes, data["sizes"], "hand_over", "hand-over, ms (log scale)")
 
 
-def throughput(axes: Any, data: dict[str, Any]) -> None:
-    lines(axes, data["sizes"], "per_second", "acquisitions a second (log scale)")
-
-
 def fairness(axes: Any, data: dict[str, Any]) -> None:
     found = data["sizes"]["8"]
     uneven = {
@@ -110,20 +106,11 @@ def fairness(axes: Any, data: dict[str, Any]) -> None:
     bars(axes, uneven, "longest wait / mean wait, 8 processes (log scale)")
 
 
-def killed(axes: Any, data: dict[str, Any]) -> None:
-    found = data["after the kill"]
-    times = {name: [seconds for seconds in runs if seconds is not None] for name, runs in found.items()}
-    figures = {name: median(seconds) for name, seconds in times.items() if seconds}
-    bars(axes, figures, "s from the kill until the next one has it (log scale)")
-
-
 #: By file name: the question whose figures it shows, and what draws it.
 PLOTS: Final[dict[str, tuple[str, Callable[[Any, dict[str, Any]], None]]]] = {
     "alone": ("alone", alone),
     "hand-over": ("contended", hand_over),
-    "throughput": ("contended", throughput),
     "fairness": ("contended", fairness),
-    "killed": ("killed", killed),
 }
 
 if __name__ == "__main__":

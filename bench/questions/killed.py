@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bench.bench import Bench, fresh_key
 from bench.contenders import OTHERS, OURS, QUICK, Contender
-from bench.measure import Data, Piece, Spread, Table
+from bench.measure import Piece, Spread, Table
 from bench.peers import DATABASE
 from bench.workers import State, WorkerError, workers
 from django_mongolock.engine import clock
@@ -66,7 +66,6 @@ def killed(bench: Bench) -> Iterator[Piece]:
         late = Spread.of(leases) if leases else None
         made.rows.append([name, len(takeovers), Spread.of(kills) if kills else "never", late])
     yield made
-    yield Data("after the kill", {name: [t.after_kill for t in takeovers] for name, takeovers in found.items()})
 
 
 def trial(bench: Bench, contender: Contender) -> Takeover:
