@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,12 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.rule.deadlock import cycle_of, cycles
+from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockDeadlock
+from django_mongolock.testing.memory_server import MemoryServer, MemoryStore
 from tests.engine.conftest import QUICK, Document, Entries, Here, HoldUp, LockMaker, make_lock, store_of
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
@@ -104,40 +107,52 @@ def test_processes_find_their_deadlock(collection: Collection[Document], entries
     assert outcomes == [{"error": None}, {"error": "LockDeadlock"}]
 
 
+def documents_of(*asked: tuple[str, str, Terms]) -> tuple[list[Document], datetime]:
+    """The documents, and the time, when workers have asked for keys, one after the other."""
+    server = MemoryServer()
+    for key, worker, terms in asked:
+        add = entry(f"{key} {worker}", "s", terms, {}, worker)
+        MemoryStore(server, Limits()).apply(key, Step(ask=add["grant"], add=add), 5.0)
+    return [{**document, "_id": key} for key, document in server.documents.items()], server.time
+
+
 @pytest.mark.parametrize(
-    ("free", "holder", "wanted", "is_deadlock"),
+    ("held", "owner", "found"),
     [
-        pytest.param(READER, READER, QUICK, True, id="a writer waits for every reader"),
-        pytest.param(PERMIT, PERMIT, PERMIT, False, id="one of two permits is enough", marks=pytest.mark.long),
-        pytest.param(None, PERMIT, PERMIT, True, id="both permits are in the cycle"),
-        pytest.param(OF_THREE, HEAVY, HEAVY, True, id="the one that is free is too little", marks=pytest.mark.long),
-        pytest.param(HEAVY, OF_THREE, HEAVY, False, id="the heavy one is free", marks=pytest.mark.long),
+        pytest.param([READER, READER], QUICK, True, id="a writer waits for every reader"),
+        pytest.param([PERMIT, PERMIT], PERMIT, False, id="one of two permits is enough"),
+        pytest.param([None, PERMIT, PERMIT], PERMIT, True, id="both permits are in the cycle"),
+        pytest.param([OF_THREE, HEAVY], HEAVY, True, id="the one that is free is too little"),
+        pytest.param([HEAVY, OF_THREE], HEAVY, False, id="the heavy one is free"),
+        pytest.param([None, QUICK], QUICK, True, id="two"),
     ],
 )
-def test_what_makes_a_cycle(here: Here, free: Terms | None, holder: Terms, wanted: Terms, is_deadlock: bool) -> None:
-    """F45: the owner of "data" waits for "gpu", whose holders wait for "data", but for one that is free: it is a
-    deadlock only if what that one will release is not enough."""
-    bystander = None if free is None else here.waiter(here.other("gpu", terms=free)).end()
-    users = [
-        here.waiter(here.other("data", wait=20), first=here.other("gpu", terms=holder)).ready()
-        for _ in range(2 if free is None else 1)
-    ]
-    owner = here.waiter(here.lock("gpu", terms=wanted, wait=20), first=here.lock("data")).ready()
-    for number, user in enumerate(users):
-        user.go()
-        assert eventually(partial(queue_is, here.entries, "data", 2 + number))
-    owner.go()
-    if is_deadlock:
-        assert isinstance(owner.end(5).error, LockDeadlock)
-    else:
-        assert not eventually(lambda: owner.done or users[0].done, 1.0)
-        assert bystander is not None
-        bystander.let_go()
-        assert owner.end(5).let_go().has_it
-    for user in users:
-        assert user.end(5).let_go().has_it
-    if bystander is not None:
-        bystander.let_go()
+def test_what_makes_a_cycle(held: list[Terms | None], owner: Terms, found: bool) -> None:
+    """F45: the owner of "data" waits for "gpu", whose holders wait for "data", but for the first, which is free: it is
+    a deadlock only if what that one will release is not enough."""
+    users = [(str(number), terms) for number, terms in enumerate(held) if terms is not None]
+    waits = [("data", user, QUICK) for user, _ in users if user != "0"]
+    asked = [("data", "owner", QUICK), *(("gpu", *user) for user in users), *waits, ("gpu", "owner", owner)]
+    documents, now = documents_of(*asked)
+    cycle = cycle_of(documents, "gpu owner", now)
+    assert (cycle is not None) == found == bool(cycles(documents, now))
+    for each in cycles(documents, now):
+        assert {"gpu owner"} < each.grants <= {"gpu owner", "data 1", "data 2"}
+        assert (len(each.waits), each.waits[0].key in ("gpu", "data")) == (2, True)
+    assert cycle_of(documents, "nobody", now) is None
+    assert not cycles(documents, now + timedelta(hours=1))  # whose places are over
+
+
+def test_who_goes_on_is_in_no_cycle() -> None:
+    """F45: a worker with two waits goes on when both are over; a waiter needs what those before it in the queue need;
+    what is damaged is no wait."""
+    ring = [("a", "1", QUICK), ("b", "2", QUICK), ("b", "1", QUICK), ("a", "2", QUICK)]
+    documents, now = documents_of(*ring, ("free", "3", QUICK), ("free", "1", QUICK))
+    assert len(cycles(documents, now)) == 1
+    ahead = [("gpu", "0", OF_THREE), ("gpu", "1", OF_THREE), ("gpu", "2", HEAVY), ("gpu", "owner", OF_THREE)]
+    documents, now = documents_of(("data", "owner", QUICK), *ahead, ("data", "1", QUICK))
+    assert not cycles(documents, now)
+    assert not cycles([{"_id": "k"}, {"_id": "l", "holders": 3, "waiters": [{}]}], now)
 
 
 @pytest.mark.long

@@ -90,6 +90,27 @@ def test_a_last_try_takes_its_entry_out_of_the_queue(memory: Memory) -> None:
     waiter.end().let_go()
 
 
+@pytest.mark.parametrize("keys", ["a", "ab"])
+def test_what_is_given_back_after_a_wait_has_a_moment(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, keys: str
+) -> None:
+    """P8: the first keys are released because the last one is held; where that gets no answer, in the background."""
+    theirs = memory.other("last").acquire()
+    limits: list[float] = []
+
+    def stuck(keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
+        limits.append(timeout)
+        raise LockBackendFailed("no answer")
+
+    monkeypatch.setattr(memory.session.store, "release_uncontended", stuck)
+    with pytest.raises(LockNotAcquired):
+        memory.lock(*keys, "last", wait=0).acquire()
+    assert len(limits) == 1
+    assert limits[0] <= 0.5
+    assert eventually(lambda: not any(memory.holders(key) for key in keys))
+    theirs.release()
+
+
 # Leases
 
 
@@ -586,10 +607,14 @@ def undo_a_release(memory: Memory) -> Elected:
     return session.store
 
 
-def test_a_release_that_an_election_has_undone_is_made_again(memory: Memory) -> None:
-    """F7: so nobody waits for the end of the lease."""
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_release_that_an_election_has_undone_is_made_again(memory: Memory, closes: bool) -> None:
+    """F7: so nobody waits for the end of the lease; also where the session ends before it would look."""
     undo_a_release(memory)
-    memory.server.advance(FAILOVER_LOOK_EVERY)
+    if closes:
+        memory._made[-1].close()
+    else:
+        memory.server.advance(FAILOVER_LOOK_EVERY)
     assert eventually(lambda: memory.holders() == [])
 
 

@@ -192,6 +192,7 @@ def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest
     assert polls == sorted(polls)
     assert polls[-1] == procedures.LONGEST_POLL
     assert schedule.poll(0) > schedule.poll(1)
+    assert schedule.reads == 0
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
@@ -464,6 +465,8 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
     assert action.timer == pytest.approx(procedures.LOCAL_HANDOVER_GRACE - 0.1)
     play.hear(turn="next", after=procedures.LOCAL_HANDOVER_GRACE)
     assert isinstance(play.result, WaitResult)
+    play = InLine("next")
+    assert isinstance(play.hear(turn="behind", after=procedures.LOCAL_HANDOVER_GRACE), Pause)  # put back meanwhile
     play = InLine("next")
     play.hear(answer=Answer(WHOLE, 1, 2))
     assert isinstance(play.result, WaitResult)

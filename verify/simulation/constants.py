@@ -75,7 +75,7 @@ EXEMPT: Final[dict[str, str]] = {
     "rule.document.UNLIMITED": _NAMES,
     "rule.options._LONGEST": "it bounds what a caller may ask for",
     "rule.expressions._ZERO": _NAMES,
-    "session.commands.BULK_LIMIT": _BY_DESIGN,
+    "session.commands.GIVE_BACK_LIMIT": _BY_DESIGN,
     "session.errands.MOST_TRIES": "no named lock has errands: they are of document locks and fencing",
     "session.releases.MAX_RELEASES": _BY_DESIGN,
     "session.core.BACKGROUND": _NAMES,

@@ -107,7 +107,8 @@ class LockGrants:
         if not alone:
             return
         with contextlib.suppress(LockBackendFailed):
-            left = yield ReleaseUncontended(tuple(grant.key for grant in alone), tuple(grant.id for grant in alone))
+            keys, ids = (tuple(names) for names in zip(*((grant.key, grant.id) for grant in alone), strict=True))
+            left = yield ReleaseUncontended(keys, ids, after=True)
             for grant in alone:
                 if grant.key not in left:
                     session.ending.end(grant, How.RELEASED)

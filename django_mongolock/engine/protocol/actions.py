@@ -28,10 +28,11 @@ class Apply:
 @dataclass(frozen=True, slots=True)
 class ReleaseUncontended:
     """Remove grants, one of each key, where that is the only one and has no waiter, without waiting for the disk.
-    Outcome: the keys where it did not."""
+    Outcome: the keys where it did not. after: it comes after a wait that is over, and has a moment."""
 
     keys: tuple[str, ...]
     grants: tuple[str, ...]
+    after: bool = False
 
     @property
     def key(self) -> str | None:

@@ -34,8 +34,8 @@ from .waits import Waits
 JUST_CAME: Final = 0.05
 #: However little time is left for it, a command that may still help gets so many seconds.
 SHORTEST_COMMAND: Final = 0.1
-#: The most seconds that a command gets which releases many locks: what it has left is released one by one.
-BULK_LIMIT: Final = 0.5
+#: The most seconds that a release gets after a wait: what it has left is released in the background.
+GIVE_BACK_LIMIT: Final = 0.5
 
 
 class Commands:
@@ -110,8 +110,8 @@ class Commands:
         match action:
             case Apply(_, step) if not step.given:
                 grant = self._session.queue.waiting.get(step.ask)
-            case ReleaseUncontended(keys) if len(keys) > 1:
-                return min(self.timeout, BULK_LIMIT)
+            case ReleaseUncontended(after=True):
+                return min(self.timeout, GIVE_BACK_LIMIT)
             case Read(_, grant_id) | QueueNext(_, grant_id) | FindDeadlock(_, grant_id):
                 grant = self._session.queue.waiting.get(grant_id)
             case _:

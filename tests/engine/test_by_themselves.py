@@ -1,0 +1,711 @@
+"""What modules of the engine promise by themselves: called directly, without a server, a thread or a wait."""
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pymongo import CursorType, MongoClient
+from pymongo.errors import (
+    AutoReconnect,
+    InvalidOperation,
+    NetworkTimeout,
+    OperationFailure,
+    PyMongoError,
+    WriteConcernError,
+)
+
+from django_mongolock.engine import clock, text_checks
+from django_mongolock.engine.lock import transaction
+from django_mongolock.engine.lock.lock import MongoLock
+from django_mongolock.engine.lock.transaction import TRANSIENT, UNKNOWN, Atomic
+from django_mongolock.engine.protocol.actions import Apply, Pause, ReleaseUncontended
+from django_mongolock.engine.rule.document import Step, Terms
+from django_mongolock.engine.rule.options import LockOptions, refuse_options
+from django_mongolock.engine.session import errands as errands_module
+from django_mongolock.engine.session import releases as releases_module
+from django_mongolock.engine.session.errands import MOST_TRIES, Errand, Errands
+from django_mongolock.engine.session.releases import (
+    FAILOVER_LOOK_EVERY,
+    NO_GUESS_FOR,
+    REMEMBERED_FOR,
+    FreeKeys,
+    Releases,
+    UnconfirmedRelease,
+)
+from django_mongolock.engine.session.session import PerProcess, Sessions
+from django_mongolock.engine.session.waits import LINGER, RETRY_FIRST, RETRY_LAST, SILENCE, Listener
+from django_mongolock.engine.store import errors, layout
+from django_mongolock.engine.store.election import ClockEncoder, _ClusterTimeEncoder
+from django_mongolock.exceptions import (
+    LockBackendFailed,
+    LockKeyInvalid,
+    LockLost,
+    LockMisused,
+    LockTransactionAborted,
+)
+
+# Options
+
+
+async def coroutine(_: object) -> None:
+    """What no callback can be."""
+
+
+class AsyncCall:
+    async def __call__(self, _: object) -> None:
+        """Nor can this."""
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        *(({"lease": value}, ValueError) for value in (0, -1, timedelta(0), 10**10, float("nan"))),
+        *(({"lease": value}, TypeError) for value in (True, "3")),
+        *(({"max_hold": 0}, ValueError), ({"max_hold": "1"}, TypeError)),
+        *(({"wait": value}, TypeError) for value in (True, False, "3")),
+        *(({"wait": value}, ValueError) for value in (-1, float("nan"), timedelta(days=-1), 10**10)),
+        *(({"min_hold": value}, TypeError) for value in (True, False, "3")),
+        *(({"min_hold": -1}, ValueError), ({"owner": ""}, ValueError), ({"owner": 3}, TypeError)),
+        *(
+            ({"label": "x" * (text_checks.MAX_FACT_LENGTH + 1)}, ValueError),
+            ({"label": "\n"}, ValueError),
+            ({"label": b"x"}, TypeError),
+        ),
+        *(({name: value}, TypeError) for name in ("resize", "reentrant", "auto_renew") for value in (1, "no", None)),
+        *(({name: 3}, TypeError) for name in ("on_lost", "on_release_requested")),
+        *(({"on_lost": coroutine}, TypeError), ({"on_release_requested": AsyncCall()}, TypeError)),
+        *(({"mode": "semaphore"}, ValueError), ({"release": "later"}, ValueError)),
+        *(({"permits": 2, "mode": "shared"}, TypeError), ({"permits": 0}, ValueError), ({"permits": True}, TypeError)),
+        *(({"permits": "2"}, TypeError), ({"permits": 2, "weight": 3}, ValueError), ({"permits": 10**6}, ValueError)),
+        *(({"permits": 2, "weight": 0}, ValueError), ({"weight": 2}, TypeError), ({"resize": True}, TypeError)),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_option_that_is_wrong(options: dict[str, Any], error: type[Exception]) -> None:
+    """It is refused when the lock object is made, and not when somebody waits."""
+    with pytest.raises(error):
+        LockOptions(**options)
+
+
+def test_options_that_are_right() -> None:
+    """Up to their bounds."""
+    for right in (
+        *({"lease": value} for value in (0.001, 1, timedelta(hours=1), None)),
+        *({"wait": value} for value in (0, 0.0, timedelta(0), 1, None)),
+        *({"min_hold": value} for value in (0, 0.0, 1, timedelta(1))),
+        *({"permits": 1}, {"permits": 2, "weight": 2, "resize": True}, {"weight": 1, "mode": "shared"}),
+        *(
+            {"release": "now", "label": "x" * text_checks.MAX_FACT_LENGTH, "owner": "é"},
+            {"on_lost": print, "on_release_requested": print},
+        ),
+    ):
+        LockOptions(**right)  # type: ignore[arg-type]
+    assert LockOptions(owner="e\u0301").owner == "\xe9"
+    for name, told in (
+        *(("blocking", "single try"), ("ttl", "lease="), ("max_wait", "wait="), ("timeout", "two things")),
+        ("colour", "acquire\\(\\) takes wait="),
+    ):
+        with pytest.raises(TypeError, match=told):
+            refuse_options({name: 1})
+    refuse_options({})
+
+
+def test_texts_that_are_stored() -> None:
+    """Keys, owners and labels are plain, composed and not too long; what the package finds itself is made so."""
+    assert text_checks.check_key("e\u0301", "pre:") == "pre:\xe9"
+    assert text_checks.check_key("x" * text_checks.MAX_KEY_BYTES)
+    for wrong in ("", "a\n", "\ud800", "x" * (text_checks.MAX_KEY_BYTES + 1), "\xe9" * text_checks.MAX_KEY_BYTES):
+        with pytest.raises(LockKeyInvalid):
+            text_checks.check_key(wrong)
+    for number in (3, 2.5):
+        with pytest.raises(TypeError, match="order:"):
+            text_checks.check_key(number)
+    with pytest.raises(TypeError, match="must be a str"):
+        text_checks.check_key(type("Text", (str,), {})("x"))
+    assert text_checks.check_fact("owner", None) is None
+    with pytest.raises(ValueError, match="characters"):
+        text_checks.check_text("owner", "x" * (text_checks.MAX_TEXT_LENGTH + 1))
+    text_checks.check_length("owner", "x" * text_checks.MAX_TEXT_LENGTH)
+    assert text_checks.tidy_fact("e\u0301\n\xe9") == "\xe9?\xe9"
+    assert (
+        len(text_checks.tidy_fact("\xe9" * 999)) == len(text_checks.tidy_fact("x" * 999)) == text_checks.MAX_FACT_LENGTH
+    )
+
+
+# Errors of the driver
+
+REFUSED_TLS = AutoReconnect("10.0.0.1:27017: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed (_ssl.c:1000)")
+
+
+def server(error: Exception | None = None, kind: str = "RSPrimary", address: Any = ("h", 1), known: bool = True) -> Any:
+    return SimpleNamespace(error=error, server_type_name=kind, address=address, is_server_type_known=known)
+
+
+def client(*servers: Any, writable: bool = False) -> Any:
+    topology = SimpleNamespace(
+        server_descriptions=lambda: dict(enumerate(servers)),
+        has_writable_server=lambda: writable,
+        replica_set_name="rs0",
+    )
+    return SimpleNamespace(topology_description=topology)
+
+
+def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
+    return OperationFailure("the command, secret", code, {"errorLabels": list(labels), "codeName": name})
+
+
+@pytest.mark.parametrize(
+    ("error", "at", "told", "passing"),
+    [
+        (InvalidOperation("closed"), None, "session was closed", False),
+        (REFUSED_TLS, None, "no TLS connection .CERTIFICATE_VERIFY_FAILED", True),
+        (REFUSED_TLS, client(server(REFUSED_TLS), server(REFUSED_TLS)), "no TLS", False),
+        (REFUSED_TLS, client(server(REFUSED_TLS), server(OSError("refused"))), "no TLS", True),
+        (WriteConcernError("secret", 64, {"codeName": "Late"}), None, "did not confirm in time .Late", True),
+        (NetworkTimeout("secret"), None, "did not answer within 2.0 s .NetworkTimeout.$", True),
+        (NetworkTimeout("secret"), client(), "within.*no server belongs to the replica set 'rs0'", True),
+        (failure(50, name="Late"), None, "did not answer within", True),
+        (failure(13), None, "it needs the right$", False),
+        (failure(18), None, "authentication failed: check user", False),
+        (failure(8000), None, "Atlas", False),
+        (failure(11000, name="Twice"), None, "code 11000, Twice", True),
+        (failure(2, name="Bad"), None, "code 2, Bad", False),
+        (failure(2, "RetryableWriteError"), None, "code 2", True),
+        (failure(189), None, "code 189", True),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, (str, bool)) else "",
+)
+def test_what_an_error_of_the_driver_becomes(error: PyMongoError, at: Any, told: str, passing: bool) -> None:
+    """F14, F86: whether trying again may help, and nothing of the command; in its words, the cause as well."""
+    with pytest.raises(LockBackendFailed, match=told) as caught, errors.bounded(2.0, at, "the right"):
+        raise error
+    assert caught.value.passing is passing
+    if isinstance(error, OperationFailure):
+        assert "secret" not in f"{caught.value}{caught.value.__cause__}"
+    is_final = isinstance(error, OperationFailure) and error.code in (2, 11000) and not error.has_error_label("R")
+    assert errors.is_refusal(error) == (is_final and not error.has_error_label("RetryableWriteError"))
+    assert errors.translate(error, 2.0, "k").key == "k"
+
+
+def test_where_a_server_is_said_to_be() -> None:
+    """F9: the servers that do not answer, why, and what to look at."""
+    refused = OSError("h:1: [Errno 111] Connection refused (configured timeouts: …)")
+    for servers, writable, told in (
+        ([server()], True, "h:1 (primary). Is the primary overloaded"),
+        ([server(kind="RSSecondary")], False, "h:1 (secondary). There is no primary"),
+        ([server(refused, known=False)], False, "h:1 (Connection refused). Is it running"),
+        ([server(OSError("it timed out"), known=False, address=("::1", 2))], False, "[::1]:2 (no answer)"),
+        ([server(ValueError("x"), known=False, address=("/s.sock", None))], False, "/s.sock (ValueError)"),
+        ([server()] * 4, True, "h:1 (primary) and 1 more. "),
+        ([server()] * 3, True, "h:1 (primary). "),
+    ):
+        assert told in errors.whereabouts(client(*servers, writable=writable))
+    assert "needs no server" in errors.whereabouts(client(server(refused, known=False)))
+    assert errors.is_out_of_reach(client(server(refused), server(refused)))
+    assert not errors.is_out_of_reach(client(server(refused), server()))
+
+
+# What is in the database, and which server that is
+
+
+class Capped:
+    """A collection, and its database. code: why it cannot be made. there: it exists. alive: a cursor in it stays open;
+    None: the server refuses one."""
+
+    name = "bells"
+
+    def __init__(self, code: int | None, there: bool, alive: bool | None) -> None:
+        self.code, self.there, self.alive, self.changed = code, there, alive, False
+        self.database = self
+
+    def create_collection(self, name: str, *, check_exists: bool, capped: bool, size: int) -> None:
+        assert (name, check_exists, capped, size) == ("bells", False, True, 4096)
+        if self.code:
+            raise failure(self.code)
+
+    def list_collection_names(self, *, filter: dict[str, str], authorizedCollections: bool) -> list[str]:  # noqa: A002, N803
+        assert authorizedCollections
+        return [self.name] if self.there and filter == {"name": self.name} else []
+
+    @contextmanager
+    def find(self, where: object, *, cursor_type: int) -> Iterator[Any]:
+        assert cursor_type == CursorType.TAILABLE
+        if self.alive is None:
+            raise failure(2)
+        yield SimpleNamespace(__next__=None, alive=self.alive)
+
+    def command(self, name: str, collection: str, *, cappedSize: int) -> None:  # noqa: N803
+        assert (name, collection, cappedSize) == ("collMod", "bells", 4096)
+        self.changed = True
+
+
+@pytest.mark.parametrize(
+    ("code", "there", "alive", "raises"),
+    [
+        *((None, False, False, False), (48, True, True, False), (48, True, False, False), (48, True, None, True)),
+        *((13, False, True, True), (13, True, True, False), (13, True, None, True), (99, True, True, True)),
+    ],
+)
+@pytest.mark.parametrize("resize", [False, True])
+def test_a_collection_with_a_limit(
+    code: int | None, there: bool, alive: bool | None, *, raises: bool, resize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F44: it is made, or is there and has a limit to its size, or else the error is raised."""
+    monkeypatch.setattr(layout, "next", lambda cursor, default: default, raising=False)
+    collection: Any = Capped(code, there, alive)
+    with pytest.raises(OperationFailure) if raises else nullcontext():
+        layout.make_capped(collection, 4096, resize=resize)
+    assert collection.changed is (resize and code is not None and not raises)
+    assert (layout.exists(collection), layout.stays_open(collection)) == (there, alive)
+
+
+def test_the_name_of_the_primary() -> None:
+    """P4, F21: that of the election, of the server that was selected last in this thread; a single server without one
+    has no cluster time either."""
+    encoder = ClockEncoder()
+    times: Any = _ClusterTimeEncoder(encoder)
+    one, two = (SimpleNamespace(election_id=f"e{n}", server_type_name="RSPrimary", is_writable=n == 2) for n in (1, 2))
+    alone: Any = SimpleNamespace(election_id=None, server_type_name="Standalone", is_writable=True)
+    assert (encoder.sent_to(), encoder.primary(), times.transform_python(None)) == ("", "", "$$CLUSTER_TIME")
+    for servers, selected, sent_to, primary, time_ in (
+        ([one, two], [one], "e1", "e2", "$$CLUSTER_TIME"),
+        ([one, two], [one, two], "", "e2", "$$CLUSTER_TIME"),
+        ([two], [], "e2", "e2", "$$CLUSTER_TIME"),
+        ([alone], [alone], "", "", None),
+        ([alone, one], [alone], "", "", None),
+    ):
+        encoder.client = client(*servers)
+        chosen: Any = selected
+        assert encoder.select(chosen) is selected
+        assert (encoder.sent_to(), encoder.primary(), times.transform_python(None)) == (sent_to, primary, time_)
+
+
+# Transactions
+
+
+class Held:
+    """A lock that is held, for a transaction."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        grant = SimpleNamespace(key="k", token=7, resume_renewals=lambda: self.calls.append("resume"))
+        self.grants, self.lost = (grant,), False
+
+    def ensure_held(self) -> None:
+        if self.lost:
+            raise LockLost("k", 7)
+
+    def extend(self) -> None:
+        self.calls.append("extend")
+
+
+def in_transaction(lock: Any, matches: bool = True) -> Any:
+    """A transaction that has begun, with its calls named."""
+    atomic: Any = Atomic(lock, MongoClient(connect=False))
+    atomic._grants = lock.grants
+    atomic._registry = SimpleNamespace(see_to=lambda grant: lock.calls.append("see to"))
+    named = {name: (lambda name=name: name) for name in ("commit_transaction", "abort_transaction", "end_session")}
+    atomic._client_session = SimpleNamespace(in_transaction=True, session_id="id", **named)
+
+    def match() -> Generator[Any, Any, bool]:
+        yield from ()
+        return matches
+
+    atomic._match = match
+    return atomic
+
+
+def play(calls: Generator[Any, Any, Any], **fails: BaseException | None) -> list[str]:
+    """Make the calls of a transaction; those that are named fail. Return their names, and what was raised."""
+    made, outcome = list[str](), None
+    try:
+        while True:
+            call = calls.throw(outcome) if outcome is not None else next(calls)
+            name = getattr(call, "__name__", "command")
+            made.append(str(call()) if name == "<lambda>" else name)
+            if made[-1] == "extend":
+                call()
+            outcome = fails.get(made[-1])
+    except StopIteration:
+        return made
+    except Exception as error:  # noqa: BLE001 - it is what is looked at
+        return [*made, type(error).__name__]
+
+
+def labelled(*labels: str) -> PyMongoError:
+    return failure(1, *labels)
+
+
+OVER = ["abort_transaction", "end_session"]
+ABORTED = ["commit_transaction", *OVER, "extend", "LockTransactionAborted"]
+UNCLEAR = ["commit_transaction", "command", "LockBackendFailed"]
+
+
+@pytest.mark.parametrize(
+    ("given", "fails", "made"),
+    [
+        ({}, {}, ["commit_transaction"]),
+        ({"error": ValueError()}, {}, []),
+        ({"lost": True}, {}, ["LockLost"]),
+        ({"matches": False}, {}, [*OVER, "extend", "LockMisused"]),
+        ({"matches": False}, {"extend": LockLost("k", 7)}, [*OVER, "extend", "LockLost"]),
+        ({}, {"commit_transaction": labelled(TRANSIENT)}, ABORTED),
+        (
+            {},
+            {"commit_transaction": labelled(TRANSIENT), "extend": LockBackendFailed("away", "k")},
+            ABORTED,
+        ),
+        (
+            {},
+            dict.fromkeys(("commit_transaction", *OVER), labelled(TRANSIENT)),
+            ABORTED,
+        ),
+        ({}, {"commit_transaction": labelled()}, ["commit_transaction", "OperationFailure"]),
+        (
+            {"limit": 0.0},
+            {"commit_transaction": labelled(UNKNOWN)},
+            UNCLEAR,
+        ),
+        (
+            {"limit": 0.0},
+            dict.fromkeys(("commit_transaction", "command"), labelled(UNKNOWN)),
+            UNCLEAR,
+        ),
+    ],
+)
+def test_how_a_transaction_ends(
+    given: dict[str, Any], fails: dict[str, Any], made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: with which calls, and which error; the lock is renewed as usual then, in any case."""
+    monkeypatch.setattr(transaction, "COMMIT_LIMIT", given.get("limit", 30.0))
+    lock = Held()
+    lock.lost = given.get("lost", False)
+    atomic = in_transaction(lock, given.get("matches", True))
+    assert play(atomic._end(given.get("error"), lock.extend), **fails) == made
+    assert lock.calls[-2:] == ["resume", "see to"]
+
+
+def test_a_commit_is_repeated_while_its_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P9, F7: by a commit that is safe to repeat, until the limit; and no other error is repeated."""
+    monkeypatch.setattr(clock, "now", itertools.count().__next__)
+    made = play(in_transaction(Held())._commit(), commit_transaction=labelled(UNKNOWN))
+    assert made == ["commit_transaction"] * 30 + ["OperationFailure"]
+    assert not list(transaction.pauses(0))
+    assert len(list(transaction.pauses(5))) == 4
+
+
+def test_what_begins_no_transaction() -> None:
+    """P9: another object than a client; a second entry; an error of the first command, after which nothing is left."""
+    with pytest.raises(TypeError, match='using="locks"'):
+        Atomic(Held(), "locks")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="needs a client"):
+        MongoLock(lambda: None, ("k",), Terms()).atomic()  # type: ignore[arg-type,return-value]
+    atomic = in_transaction(Held())
+    assert play(atomic._begin()) == ["LockMisused"]
+
+
+def test_which_errors_have_a_transaction_done_again() -> None:
+    """P9: those by which MongoDB has aborted it, also below one of Django's; none of a hook that ran after a commit."""
+    aborted = LockTransactionAborted("k", 1, "conflict")
+    wrapped = ValueError("Django's")
+    wrapped.__cause__ = labelled(TRANSIENT)
+    for error, again in (
+        *((labelled(TRANSIENT), True), (labelled(), False), (wrapped, True), (ValueError(), False)),
+        *((aborted, True), (LockBackendFailed("x", "k"), False)),
+    ):
+        assert transaction.is_transient(error) == again
+    source = "def on_commit(error): raise error\ndef else_where(error): raise error"
+    for module, name, is_hook in (
+        *(("django.db.models", "on_commit", True), ("django_mongodb_backend.base", "on_commit", True)),
+        *(("django.db.models", "else_where", False), ("shop.models", "on_commit", False)),
+    ):
+        space: dict[str, Any] = {"__name__": module}
+        exec(source, space)  # noqa: S102 - code of another module
+        with pytest.raises(OperationFailure) as caught:
+            space[name](labelled(TRANSIENT))
+        assert transaction.is_transient(caught.value) != is_hook
+        group = ExceptionGroup("", [ExceptionGroup("", [caught.value]), ValueError()])
+        assert transaction.out_of_commit_hook(group) == is_hook
+        assert transaction.leaves(group) == [caught.value, group.exceptions[1]]
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+async def test_work_in_a_transaction_is_done_again(  # noqa: C901
+    awaited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: while MongoDB aborts it, and not after its limit or another error."""
+
+    class Aborting(MongoLock):
+        @contextmanager
+        def atomic(self, *fails: BaseException) -> Iterator[Any]:  # type: ignore[override]
+            yield "session"
+            if len(done) <= len(fails):
+                raise fails[len(done) - 1]
+
+    class Entered:
+        def __init__(self, plain: Any) -> None:
+            self.plain = plain
+
+        async def __aenter__(self) -> Any:
+            return self.plain.__enter__()
+
+        async def __aexit__(self, *error: object) -> Any:
+            return self.plain.__exit__(*error)
+
+    lock = Aborting(lambda: None, ("k",), Terms())  # type: ignore[arg-type,return-value]
+    plain, done = lock.atomic, list[Any]()
+
+    def plain_work(session: Any) -> str:
+        done.append(session)
+        return "result"
+
+    async def work(session: Any) -> str:
+        return plain_work(session)
+
+    async def run(*fails: BaseException, **options: Any) -> Any:
+        done.clear()
+        if not awaited:
+            return lock.run_atomic(plain_work, *fails, **options)
+        monkeypatch.setattr(lock, "atomic", lambda *fails: Entered(plain(*fails)))
+        return await lock.arun_atomic(work, *fails, **options)
+
+    again = LockTransactionAborted("k", 1, "conflict")
+    assert await run(again, again) == "result"
+    assert done == ["session"] * 3
+    for fails, options, tries in (((again,) * 9, {"limit": 0}, 1), ((ValueError(),), {}, 1)):
+        with pytest.raises((LockTransactionAborted, ValueError)):
+            await run(*fails, **options)
+        assert len(done) == tries
+    assert await run(again, limit=timedelta(seconds=30)) == "result"
+    with pytest.raises(TypeError, match="mongo_locked"):
+        lock()  # type: ignore[operator]
+    with pytest.raises(LockMisused, match="several keys"):
+        MongoLock(lambda: None, ("a", "b"), Terms()).key  # type: ignore[arg-type,return-value]  # noqa: B018
+
+
+# Work in the background
+
+
+class NoThreads:
+    """Threads that make no call before they are told to. ended: they take none any more."""
+
+    def __init__(self) -> None:
+        self.calls, self.ended = list[Callable[[], object]](), False
+
+    def submit(self, call: Callable[[], object], priority: int = 0) -> bool:
+        if not self.ended:
+            self.calls.append(call)
+        return not self.ended
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "tries"),
+    [([True], 1), ([False, False, False], 3), ([None, False, True], 3), ([None] * 3 + [False], 4), ([None] * 3, 3)],
+    ids=str,
+)
+def test_how_often_an_errand_is_tried(outcomes: list[bool | None], tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once after each pause, or until it has an answer, but not for ever; each pause is its own."""
+    monkeypatch.setattr(errands_module, "MOST_TRIES", 3 if outcomes == [None] * 3 else MOST_TRIES)
+    monkeypatch.setattr(clock, "now", lambda: 100.0)
+    left, due = iter(outcomes), list[float]()
+    errands: Any = Errands(NoThreads())  # type: ignore[arg-type]
+    errand = Errand(0.0, 0, lambda: next(left), (1.0, 2.0, 4.0))
+    errands._untried.append(None)
+    errands._put = lambda again: due.append(again.due)
+    while not due or len(due) == errand.tries:
+        errands._try(errand)
+        assert not errands._untried
+        if errand.tries == tries:
+            break
+    assert errand.tries == tries
+    assert due == [102.0, 104.0, 104.0][: tries - 1]
+
+
+def test_errands_of_a_process_that_ends() -> None:
+    """P6: they are not waited for when there are no threads for them; else until each was tried, and no longer."""
+    threads = NoThreads()
+    errands: Any = Errands(threads)  # type: ignore[arg-type]
+    threads.ended = True
+    errands.in_background(lambda: True, (0.0,))
+    assert not errands._untried
+    threads.ended = False
+    errands.in_background(lambda: True, (0.0,))
+    assert errands._untried
+    errands.flush(0.03)
+    assert errands._untried
+    for call in threads.calls:
+        call()
+    threads.calls[-1]()
+    errands.flush(10)
+    assert not errands._untried
+
+
+def test_releases_are_remembered_until_a_majority_has_them() -> None:
+    """F7: until then an election may undo them, and they are made again at the next primary; but not for ever."""
+
+    def release(key: str, primary: str = "one", at: float = 100.0) -> UnconfirmedRelease:
+        return UnconfirmedRelease(Apply(key, Step()), primary, at)
+
+    releases, second, third = Releases(), release("b", at=101.0), release("c", at=200.0)
+    assert (releases.look_at, releases.made(release("x", primary=""))) == (float("inf"), False)
+    assert (releases.made(release("a")), releases.made(second)) == (True, False)
+    assert releases.look_at == 100 + FAILOVER_LOOK_EVERY
+    for primary, sent, left in (("two", 200, 2), ("one", 100, 2), ("one", 100.5, 1), ("one", 101, 1)):
+        releases.confirmed(primary, sent)
+        assert len(releases) == left
+    for primary, now, undone, left in (
+        *(("", 500, [], 1), ("one", 100.9 + REMEMBERED_FOR, [], 1), ("two", 160, [second], 0), ("two", 160, [], 0)),
+    ):
+        assert releases.undone(primary, now) == undone
+        assert len(releases) == left
+        assert releases.look_at == (now + FAILOVER_LOOK_EVERY if left else float("inf"))
+    assert releases.made(third)
+    assert (releases.undone("one", 200 + REMEMBERED_FOR), len(releases)) == ([], 0)
+    releases.close()
+    assert (releases.made(third), len(releases)) == (False, 0)
+
+
+def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P8, F118: one guess for each release; for one key that is not known, while those are free; none for a while after
+    a wrong one; and no more keys are remembered than that."""
+    keys = FreeKeys()
+    assert not keys.guess("a")
+    keys.released("a")
+    keys.released("a")
+    assert [keys.guess(key) for key in "aabb"] == [True, False, True, False]
+    keys.was_wrong("b")
+    assert not keys.guess("c")
+    for _ in range(NO_GUESS_FOR):
+        keys.released("b")
+        assert not keys.guess("b")
+    keys.released("b")
+    assert keys.guess("b")
+    assert not keys.guess("c")
+    monkeypatch.setattr(releases_module, "MAX_KEYS", 3)
+    for key in "defgdh":
+        keys.released(key)
+    assert list(keys._left) == ["g", "d", "h"]
+
+
+class Hearing:
+    """A session, and its waits, for a listener. Time goes by where it sleeps."""
+
+    id = "s"
+
+    def __init__(self, heard: list[Any]) -> None:
+        self.time, self.heard, self.looks, self.slept = 0.0, heard, 0, list[float]()
+        self.store, self.waited = self, True
+
+    def now(self) -> float:
+        return self.time
+
+    def is_waited(self) -> bool:
+        return self.waited
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def hear(self, bell: object) -> None:
+        self.slept.append(-1)
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.slept.append(seconds)
+
+    def listen(self, _: str) -> Iterator[Any]:
+        if not self.heard:
+            self.waited, self.time = False, self.time + LINGER + 1
+        for each in self.heard.pop(0) if self.heard else ():
+            if isinstance(each, Exception):
+                raise each
+            yield each
+
+
+def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """F44, F52: it tries again after a pause, each longer than the one before, and says so once; when it has heard
+    something and hears no more, it has all waiters look."""
+    away = LockBackendFailed("away", "k")
+    session: Any = Hearing([[away]] * 8 + [[None, "bell", away], [AutoReconnect("gone")], []])
+    monkeypatch.setattr(time, "sleep", session.sleep)
+    listener: Any = Listener(session, session)
+    begins = list[float]()
+    listen = session.listen
+
+    def watched(name: str) -> Any:
+        begins.append(session.time)
+        return listen(name)
+
+    session.listen = watched
+    listener._run()
+    pauses = [after - before for before, after in itertools.pairwise(begins)]
+    assert pauses == pytest.approx([1, 2, 4, 8, 16, *[RETRY_LAST] * 3, RETRY_FIRST, 1, 2], abs=0.11)
+    assert session.looks == 1
+    assert session.slept.count(-1) == 1
+    warned = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [("LockBackendFailed" in each.getMessage()) for each in warned] == [True, True]
+    assert listener._thread is None
+
+
+def test_for_how_long_it_is_listened() -> None:
+    """P8: while somebody waits, and a moment longer; a listener that hears nothing for seconds is deaf."""
+    session: Any = Hearing([[None, "bell", "bell"]])
+    listener: Any = Listener(session, session)
+    session.waited = False
+    assert not listener.listening
+    assert not listener.want()
+    assert listener._goes_on()
+    assert listener._listen() == "it ended"
+    assert listener.listening
+    session.time = LINGER
+    assert not listener._goes_on()
+    session.time = SILENCE
+    assert not listener.listening
+    session.waited = True
+    assert listener._goes_on()
+    listener.close()
+    assert not listener._goes_on()
+    assert listener.want()
+
+
+# Processes
+
+
+def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: a child makes its own, keeps that of its parent from being finalized, and closes only its own."""
+    closed, made = list[int](), itertools.count()
+
+    def make() -> Any:
+        number = next(made)
+        return SimpleNamespace(number=number, close=lambda: closed.append(number))
+
+    sessions = Sessions[Any](make)
+    first = sessions.current()
+    assert sessions.current() is first
+    monkeypatch.setattr(PerProcess, "_all", {sessions})
+    monkeypatch.setattr(PerProcess, "_inherited", [])
+    monkeypatch.setattr(PerProcess, "_mutex", PerProcess._mutex)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    sessions.close()  # not through the child's first call
+    PerProcess._after_fork_in_child()
+    assert not closed
+    second = sessions.current()
+    assert (second.number, PerProcess._inherited) == (1, [])
+    PerProcess._after_fork_in_child()
+    assert PerProcess._inherited == [second]
+    third = sessions.current()
+    Sessions.close_all()
+    assert closed == [third.number]
+    assert sessions.current() is not third
+
+
+def test_the_lane_of_a_command() -> None:
+    """F110: one for many keys has none; and what is compared with nothing is of no key."""
+    assert ReleaseUncontended(("k",), ("g",)).key == "k"
+    assert ReleaseUncontended(("a", "b"), ("g", "h")).key is None
+    assert Pause("g", 1.0).poll > 1.0

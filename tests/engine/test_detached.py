@@ -1,0 +1,312 @@
+"""Locks that no process keeps alive, and those whose grant another one replaces: in memory."""
+
+import os
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from django_mongolock.engine.lock.detached import Belief, Detached, Parked, park, park_held
+from django_mongolock.engine.lock.downgrade import downgrade
+from django_mongolock.engine.protocol.actions import Apply
+from django_mongolock.engine.protocol.processes import NO_PROCESS
+from django_mongolock.engine.rule.document import Step, entry
+from django_mongolock.engine.rule.replies import Reply
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
+from tests.engine.conftest import make_lock
+from tests.engine.memory import LONG, TIMEOUT, Memory
+from tests.engine.twins import CALM
+from tests.support.grants import grant_of, new_grant, own
+from tests.support.waiting import eventually
+
+OWNED = replace(CALM, owner="o")
+
+
+def new(name: str) -> dict[str, Any]:
+    return entry(name, name, OWNED, {}, process=NO_PROCESS)
+
+
+def tombstones(memory: Memory) -> list[str]:
+    return [each["grant"] for each in memory.server.documents["k"]["tombstones"]]
+
+
+def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: one lease from before a command of its own that has taken or renewed it; what it reads makes that no longer.
+    In a forked child it is believed in no more, and nothing is sent."""
+    run, find = memory.session.run, lambda: memory.session
+    mine, theirs = Detached("k", find), Detached("k", find)
+    assert (bool(mine._belief), mine._belief.remaining) == (False, 0)
+    assert run(mine.taking(new("g"))).held
+    assert CALM.lease - 1 < mine._belief.remaining <= CALM.lease
+    memory.server._moved += 20
+    assert run(mine.looking("g")).held
+    assert CALM.lease - 21 < mine._belief.remaining <= CALM.lease - 20
+    assert run(mine.keeping("g", OWNED)).held
+    assert CALM.lease - 1 < mine._belief.remaining
+    assert not run(theirs.taking(new("h"))).held
+    assert not run(theirs.keeping("h", OWNED)).held
+    assert not theirs._belief
+    assert not memory.server.documents["k"]["waiters"]
+    memory.server.documents["k"]["holders"][0]["min_hold"] = 60_000
+    assert run(theirs.taking(new("h"), "g", 1_000)).held
+    assert theirs._belief
+    assert (memory.holders(), tombstones(memory)) == (["h"], ["g"])
+    assert not run(theirs.leaving("x", 1_000, given="x")).found
+    assert (memory.holders(), tombstones(memory)) == (["h"], ["g"])
+    run(theirs.leaving("h", 1_000))
+    assert (memory.holders(), tombstones(memory)) == ([], ["g", "h"])
+    child = Belief(memory.session.now() + 10, memory.session.now, -1)
+    assert not child
+    memory.server._moved += CALM.lease
+    assert (bool(mine._belief), mine._belief.remaining) == (False, 0)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    for lock in (mine, Detached("k")):
+        with pytest.raises(LockBackendFailed, match="forked child") as failure:
+            lock._session()
+        assert not failure.value.passing
+
+
+def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is held for its owner, by no session, for as long as its lease says; who is struck meanwhile leaves none."""
+    store = memory.session.store
+    with pytest.raises(ValueError, match="needs an owner"):
+        park(store, "k", CALM, {})
+    parked = park(store, "k", OWNED, {"label": "x"})
+    assert isinstance(parked, Parked)
+    assert [(e["process"], e["owner"], e["label"], e["beat"]) for e in memory.entries()] == [(NO_PROCESS, "o", "x", 0)]
+    refused = park(store, "k", replace(OWNED, owner="p"), {})
+    assert isinstance(refused, Reply)
+    assert refused.holder is not None
+    assert parked.keep(200)
+    assert memory.entries()[0]["beat"] == 1
+    memory.server._moved += 190
+    assert isinstance(park(store, "k", replace(OWNED, owner="p"), {}), Reply)
+    assert memory.holders() == [parked.grant]
+    parked.give_up()
+    assert (memory.holders(), tombstones(memory)) == ([], [parked.grant])
+    assert not parked.keep(1)
+    apply = store.apply
+
+    def struck(key: str, step: Step, timeout: float) -> Reply:
+        if memory.server.away is None:
+            apply(key, step, timeout)
+        if step.add is not None:
+            raise error
+        raise LockBackendFailed("away", key)
+
+    for error, left in ((KeyboardInterrupt(), 0), (LockBackendFailed("away", "k"), 1)):
+        monkeypatch.setattr(store, "apply", struck)
+        with pytest.raises(type(error)):
+            park(store, "k", OWNED, {})
+        monkeypatch.setattr(store, "apply", apply)
+        assert len(memory.holders()) == left
+
+
+@pytest.mark.parametrize("what", ["held", "in doubt", "taken away", "found lost", "away", "not acquired", "two keys"])
+def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one command, so that nobody gets it in between; the lock object holds nothing then, whatever came of it."""
+    lock = memory.lock(*(("a", "b") if what == "two keys" else ("k",)), terms=OWNED)
+    if what != "not acquired":
+        lock.acquire()
+    if what in ("not acquired", "two keys"):
+        with pytest.raises(LockMisused, match="one key"):
+            park_held(lock, OWNED, {})
+        return
+    grant, events = grant_of(lock), memory.events
+    grant.outcome_unknown = what == "in doubt"
+    if what in ("taken away", "found lost"):
+        memory.apply(remove=(grant.id,), force=True)
+        memory.other(terms=CALM).acquire()
+    if what == "found lost":
+        grant.mark_lost("by a test")
+    if what == "away":
+        monkeypatch.setattr(memory.session.store, "answer", lambda key=None: away(key))
+        with pytest.raises(LockBackendFailed):
+            park_held(lock, OWNED, {})
+        assert memory.session.cleanup.pending
+        monkeypatch.undo()
+        memory.server.away = None
+    else:
+        parked = park_held(lock, OWNED, {})
+        assert (parked is None) == (what in ("taken away", "found lost"))
+        assert memory.holders() == [parked.grant] if parked else memory.holders() != [grant.id]
+        assert what == "found lost" or tombstones(memory) == [grant.id] * (what == "in doubt")
+        assert eventually(lambda: not memory.session.known)
+    assert (lock.held, own(lock).grants) == (False, ())
+    end = "lost" if what in ("taken away", "found lost") else "released"
+    assert eventually(lambda: (end, "k") in events)
+
+
+def away(key: str | None) -> None:
+    raise LockBackendFailed("away", key)
+
+
+# Downgrades
+
+
+def watch(session: Any, name: str, calls: list[Any]) -> None:
+    """Keep with what a method of the session's store is called."""
+    method = getattr(session.store, name)
+
+    def watched(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return method(*arguments)
+
+    setattr(session.store, name, watched)
+
+
+def steps(lock: Any) -> bool:
+    return bool(lock._session().run(downgrade(own(lock))))
+
+
+def test_what_cannot_be_downgraded(memory: Memory) -> None:
+    """It stays as it is: what is not held, is being written in a transaction, or is shared already."""
+    lock = memory.lock(terms=CALM)
+    assert not steps(lock)
+    lock.acquire()
+    grant_of(lock).defer_renewals()
+    with pytest.raises(LockMisused, match="atomic"):
+        lock.downgrade()
+    grant_of(lock).resume_renewals()
+    assert lock.held
+    lock.release()
+
+
+def test_a_downgraded_lock_goes_on(memory: Memory) -> None:
+    """With its longest hold, its length, its owner and the line that acquired it."""
+    lock = memory.lock(terms=OWNED, max_hold=100.0).acquire()
+    lock.extend(80)
+    before = grant_of(lock)
+    memory.server._moved += 40
+    assert steps(lock)
+    after = grant_of(lock)
+    assert after.lease.last == pytest.approx(before.lease.last, abs=0.2)
+    assert after.acquired_from == before.acquired_from
+    assert (after.terms.mode, after.terms.lease, after.terms.owner) == ("shared", 80, "o")
+    assert (memory.entries()[0]["mode"], memory.holders()) == ("shared", [after.id])
+    assert after.waiting.back_by == pytest.approx(before.lease.until + memory.session.commands.timeout, abs=0.1)
+    assert not tombstones(memory)
+    assert [event for event, _ in memory.events] == ["acquired", "acquired", "released"]
+    doubtful = memory.lock("d", terms=CALM).acquire()
+    grant_of(doubtful).outcome_unknown = True
+    assert steps(doubtful)
+    assert len(memory.server.documents["d"]["tombstones"]) == 1
+    endless = memory.lock("e", terms=CALM).acquire()
+    assert steps(endless)
+    assert grant_of(endless).lease.max_hold is None
+
+
+@pytest.mark.parametrize("how", ["no answer", "taken away", "just lost"])
+def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P6, F104: of all keys: what is held in part is of no use. Nothing is left, here or there."""
+    lock = memory.lock("a", "b", terms=CALM).acquire()
+    grants, apply = own(lock).grants, memory.session.store.apply
+
+    def fail(key: str, step: Step, timeout: float) -> Reply:
+        if key == "b" and step.add is not None:
+            raise LockBackendFailed("the connection broke", key, passing=False)
+        return apply(key, step, timeout)
+
+    if how == "no answer":
+        monkeypatch.setattr(memory.session.store, "apply", fail)
+        with pytest.raises(LockBackendFailed):
+            lock.downgrade()
+        monkeypatch.undo()
+    else:
+        if how == "taken away":
+            memory.session.store.apply("b", Step(remove=(grants[1].id,), force=True), TIMEOUT)
+        else:
+            mark, self = grants[1].mark_released, type(grants[1])
+            monkeypatch.setattr(self, "mark_released", lambda it: it.id != grants[1].id and mark.__func__(it))  # type: ignore[attr-defined]
+            grants[1].lease.until, grants[1].lease.auto_renew = 0.0, False
+        with pytest.raises(LockLost):
+            lock.downgrade()
+        lock.release()
+        monkeypatch.undo()
+    assert not lock.held
+    memory.server.advance(2)
+    assert eventually(lambda: (memory.holders("a"), memory.holders("b")) == ([], []))
+    assert eventually(lambda: not memory.session.known)
+
+
+# The end of a session
+
+
+def test_what_a_session_leaves_when_it_ends(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
+    """P6, F64: nothing but what has a minimum hold, whatever it was; where there is no answer it says what it leaves,
+    and remembers nothing."""
+    sent = list[Any]()
+    for away_then in (False, True):
+        session = memory.new_session()
+        watch(session, "apply", sent)
+        keys = [f"{name}{away_then}" for name in ("plain", "hold")]
+        locks = [
+            make_lock(session, key, terms=terms).acquire()
+            for key, terms in zip(keys, (LONG, replace(LONG, min_hold=600.0)), strict=True)
+        ]
+        if away_then:
+            memory.server.away = threading.Thread()
+        number = len(sent)
+        session.close(0.1)
+        assert len(sent) - number == 1 or away_then
+        memory.server.away = None
+        holders = [memory.entries(key) for key in keys]
+        assert [len(each) for each in holders] == [int(away_then), 1]
+        assert ("released" in holders[1][0]) is not away_then
+        assert not session.cleanup.pending
+        assert not any(lock.held for lock in locks)
+    assert caplog.text.count("not released at exit") == 2
+
+
+def test_what_is_left_of_a_grant(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P6: of one that was never sent, nothing is removed; who is struck before its grant is known leaves no place in
+    a line; and the next of the line is woken."""
+    session, lock = memory.session, memory.lock(terms=CALM)
+    removed = list[object]()
+    monkeypatch.setattr(session.cleanup, "ensure_removed", lambda grant, **_: removed.append(grant))
+    for sent, refused, pending in ((False, False, False), (True, False, True), (True, True, False)):
+        grant = new_grant(session, lock, object())
+        session.queue.join(grant, trial=False)
+        grant.waiting.sent = sent
+        removed.clear()
+        own(lock).give_up(session, grant, LockNotAcquired("k", 0.0) if refused else KeyboardInterrupt())
+        assert (removed == [grant]) is pending
+    struck = new_grant(session, lock, object())
+    token = struck.new_owner_token(session.heartbeat.inbox.put)
+    session.queue.join(struck, trial=False)
+    del token
+    session.heartbeat.see_to(session.now())
+    assert eventually(lambda: not session.queue.waiting)
+    woken = list[object]()
+    held = grant_of(lock.acquire())
+    session.queue.join(new_grant(session, lock, object()), trial=False)
+    monkeypatch.setattr(session.queue, "wake_first", woken.append)
+    assert session.ending.forget(held)
+    assert not session.ending.forget(held)
+    assert woken == [held.line]
+    assert (held.reporting.busy, held.reporting.held_by) == (False, None)
+
+
+def test_a_session_that_is_closed_asks_for_nothing(memory: Memory) -> None:
+    """P1, F161: a release goes on, without the one that would have got the lock."""
+    commands, terms = memory.session.commands, CALM
+    mine = grant_of(memory.lock(terms=terms).acquire())
+    commands.close(0.1)
+    add = entry("h", "s", terms, {})
+    for step in (Step(ask="h", add=add), Step(ask="h", add=add, remove=(mine.id,), resumes=True)):
+        with pytest.raises(LockMisused, match="closed before"):
+            commands.send(Apply("k", step))
+    commands.send(Apply("k", Step(ask="h", add=add, remove=(mine.id,), force=True)))
+    assert (memory.holders(), memory.server.documents["k"]["waiters"]) == ([], [])
+
+
+def test_how_many_wait_behind_is_told_while_it_changes(memory: Memory) -> None:
+    """P5: with each renewal while there are some, and once more when there are none."""
+    told, session = list[Any](), memory.session
+    grant = new_grant(session, memory.lock(), object())
+    watch(session, "renew", told)
+    for behind in (0, 2, 3, 0, 0):
+        grant.waiting.behind = behind
+        session.renewals.renew([grant])
+    assert [step.behind for _, step, _ in told] == [(), (2,), (3,), (0,), ()]
