@@ -85,7 +85,7 @@ class AsyncCall:
         *(({"permits": "2"}, TypeError), ({"permits": 2, "weight": 3}, ValueError), ({"permits": 10**6}, ValueError)),
         *(({"permits": 2, "weight": 0}, ValueError), ({"weight": 2}, TypeError), ({"resize": True}, TypeError)),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: str(value).partition(" at 0x")[0][:40],
 )
 def test_an_option_that_is_wrong(options: dict[str, Any], error: type[Exception]) -> None:
     """It is refused when the lock object is made, and not when somebody waits."""
