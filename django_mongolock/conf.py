@@ -57,7 +57,6 @@ class LockSettings:
     - COMMAND_TIMEOUT: how long one command to MongoDB may take.
     - CONTENTION_STATUS: the HTTP status of `on_contention="respond"`, from 400 to 599.
     - SHORT_WAIT: how long `mongo_locked` waits in a view. At most `WAIT`.
-    - RETRY: dotted path of the function that sends a task of another queue than Celery again.
     - RETRY_OUTAGE: how long a Celery task with `on_contention="retry"` comes back while MongoDB does not answer. Then
       it fails.
     - HISTORY: how many megabytes the history of the locks may take in MongoDB. `0`: there is no history.
@@ -79,7 +78,6 @@ class LockSettings:
     COMMAND_TIMEOUT: float = 5.0
     CONTENTION_STATUS: int = 423
     SHORT_WAIT: float = 1.0
-    RETRY: str | None = None
     RETRY_OUTAGE: float = 600.0
     HISTORY: int = 0
     EDIT_LEASE: float = 120.0
@@ -137,18 +135,13 @@ def _check_idle(value: object) -> None:
         check_seconds("it", value)
 
 
-def _check_backend(value: object) -> Any:
+def _check_backend(value: object) -> None:
     if not isinstance(value, str):
         raise TypeError("it must be a dotted path")
     try:
-        return import_string(value)
+        import_string(value)
     except ImportError as error:
         raise ValueError(f"it cannot be imported: {value} ({error})") from None
-
-
-def _check_retry(value: object) -> None:
-    if value is not None and not callable(_check_backend(value)):
-        raise TypeError(f"it must be a function, which {value} is not")
 
 
 #: For each setting the id of its check, the function that refuses wrong values, and a description of a right one.
@@ -164,11 +157,6 @@ VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
     "BACKEND": ("E013", _check_backend, f"the dotted path of a backend class, for example {LockSettings().BACKEND!r}"),
     "CONTENTION_STATUS": ("E014", _whole(400, 599), "an HTTP status, for example 423 or 409"),
     "SHORT_WAIT": ("E015", _check_short_wait, "seconds to wait in a view, for example 1; 0 for a single try"),
-    "RETRY": (
-        "E024",
-        _check_retry,
-        "the dotted path of a function, for example 'django_mongolock.contrib.queues.retry_in_rq'; None for Celery",
-    ),
     "RETRY_OUTAGE": ("E022", _check_short_wait, "seconds for which tasks come back, for example 600; 0 for not at all"),
     "HISTORY": ("E020", _whole(0, 1_000_000), "megabytes for the history, for example 100; 0 for no history"),
     "EDIT_LEASE": ("E080", _check_seconds, "seconds that the edit lock of a tab lives without a beat, for example 120"),

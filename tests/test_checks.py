@@ -68,7 +68,6 @@ class TestValues:
             ("EDIT_IDLE", "E082", [0, -1, "1800", True, float("inf")]),
             ("EDIT_FAIL_CLOSED", "E083", [None, 1, "yes"]),
             ("HISTORY", "E020", [True, -1, 1.5, "100", None, 10_000_000]),
-            ("RETRY", "E024", [5, "", "nowhere.at.all", "django_mongolock.contrib.queues.nothing", "os.sep"]),
             ("CONTENTION_STATUS", "E014", [None, "423", 200, 399, 600, True, 423.0]),
         ],
     )

@@ -33,7 +33,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 from rest_framework.viewsets import ViewSet
 
-from django_mongolock import SKIPPED, LockBackendFailed, LockError, LockNotAcquired, mongo_lock, mongo_locked
+from django_mongolock import SKIPPED, LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked
 from django_mongolock.contrib.queues import aretry_in_django, retry_in_django
 from django_mongolock.decorator.policies import CallFacts, Policy
 from django_mongolock.exceptions import LockReentry
@@ -444,24 +444,6 @@ def test_default_wait(settings: Settings, name: str) -> None:
     assert waits("respond", request) == 1
     settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": None}
     assert (waits("raise"), waits("respond", request)) == (None, 2)
-
-
-def come_back(error: LockError) -> str:
-    return f"{error} comes back"
-
-
-def test_another_queue(settings: Settings) -> None:
-    """MONGOLOCK["RETRY"] gets the error, and its result is that of the call; in a Celery task, Celery's way counts."""
-    settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY": f"{__name__}.come_back", "SHORT_WAIT": 0}
-    key = f"queue:{uuid.uuid4().hex}"
-
-    @mongo_locked(key, on_contention="retry")
-    def work() -> str:
-        return "done"
-
-    assert work() == "done"
-    with held_elsewhere(key):
-        assert re.match(f"lock '{key}' was not acquired.* comes back", work())
 
 
 def test_a_task_of_django_comes_back() -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from django.utils.module_loading import import_string
-
-from ..conf import get_settings
 from ..context import running_celery_task
 from ..decorator import policies
-from ..decorator.policies import CallFacts, Policy, Retry, Unlocked
+from ..decorator.policies import Policy, Unlocked
 
 
 def register() -> None:
@@ -23,20 +20,12 @@ def register() -> None:
         from . import celery  # noqa: F401 - connects to its signals
 
 
-class RetryByFunction(Retry):
-    """MONGOLOCK["RETRY"]: the function that has a task of another queue than Celery come back."""
-
-    def answer(self, error: Exception, call: CallFacts) -> object:
-        """Return what the function returns."""
-        return import_string(str(get_settings().RETRY))(error)
-
-
 def _in_queue(policy: Policy) -> Policy:
     if running_celery_task() is not None:
         from .celery.retry_task import InTask
 
         return InTask(policy)
-    return RetryByFunction() if policy.name == "retry" and get_settings().RETRY is not None else policy
+    return policy
 
 
 def _raise_api_exception(error: Unlocked, arguments: list[object]) -> None:

@@ -1,7 +1,6 @@
-"""How a task of Dramatiq, Huey or RQ comes back while its lock is held: functions for ``MONGOLOCK["RETRY"]``; and a
-task of Django, by functions for ``on_contention=``.
+"""How a task of another queue than Celery comes back while its lock is held: functions for ``on_contention=``.
 
-Each gets the error of the call. While MongoDB does not answer, it raises that; so does that of RQ outside of a job.
+Each gets the error and the arguments of the call. That of RQ raises the error outside of a job.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from ..exceptions import LockError, LockNotAcquired
+from ..exceptions import LockNotAcquired
 
 __all__ = ["aretry_in_django", "retry_in_django", "retry_in_dramatiq", "retry_in_huey", "retry_in_rq"]
 
@@ -20,7 +19,7 @@ __all__ = ["aretry_in_django", "retry_in_django", "retry_in_dramatiq", "retry_in
 SHORTEST, LONGEST = 0.5, 5.0
 
 
-def retry_in_dramatiq(error: LockError) -> Any:
+def retry_in_dramatiq(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
     """Have Dramatiq send the message again, by its middleware Retries, which is one of its defaults.
 
     This uses up one of its retries: give the actor ``max_retries=None``.
@@ -30,14 +29,14 @@ def retry_in_dramatiq(error: LockError) -> Any:
     raise Retry(str(error), delay=round(1000 * _delay(error))) from error
 
 
-def retry_in_huey(error: LockError) -> Any:
+def retry_in_huey(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
     """Have Huey run the task again, without using up one of its retries."""
     from huey.exceptions import RetryTask
 
     raise RetryTask(str(error), delay=_delay(error)) from error
 
 
-def retry_in_rq(error: LockError) -> Any:
+def retry_in_rq(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
     """Have RQ run the job again, under its own id, without using up one of its retries. A scheduler has to run."""
     from rq import Retry, get_current_job
 
@@ -46,7 +45,7 @@ def retry_in_rq(error: LockError) -> Any:
     return Retry(max=2**31, interval=max(1, round(_delay(error))))
 
 
-def retry_in_django(error: LockError, context: Any, *args: Any, **kwargs: Any) -> str:
+def retry_in_django(error: LockNotAcquired, context: Any, *args: Any, **kwargs: Any) -> str:
     """Enqueue a task of Django or django-tasks again, as a new one; return the id of that.
 
     For ``@task(takes_context=True)``. Raises InvalidTask if its backend cannot run a task later.
@@ -54,20 +53,18 @@ def retry_in_django(error: LockError, context: Any, *args: Any, **kwargs: Any) -
     return str(_later(error, context).enqueue(*args, **kwargs).id)
 
 
-async def aretry_in_django(error: LockError, context: Any, *args: Any, **kwargs: Any) -> str:
+async def aretry_in_django(error: LockNotAcquired, context: Any, *args: Any, **kwargs: Any) -> str:
     """See retry_in_django()."""
     return str((await _later(error, context).aenqueue(*args, **kwargs)).id)
 
 
-def _later(error: LockError, context: Any) -> Any:
+def _later(error: LockNotAcquired, context: Any) -> Any:
     """The task of this context, to be run in a while."""
     if not hasattr(context, "task_result"):
         raise TypeError("retry_in_django() needs the context of the task: @task(takes_context=True)") from error
     return context.task_result.task.using(run_after=timezone.now() + timedelta(seconds=_delay(error)))
 
 
-def _delay(error: LockError) -> float:
+def _delay(error: LockNotAcquired) -> float:
     """In how many seconds to come back; a random part of it keeps tasks apart."""
-    if not isinstance(error, LockNotAcquired):
-        raise error
     return random.uniform(0.5, 1.0) * min(LONGEST, max(SHORTEST, error.retry_after))  # noqa: S311 - spreads load

@@ -90,11 +90,11 @@ def mongo_locked(
     options: those of `mongo_lock`.
 
     on_contention: "raise" LockNotAcquired; "skip": return `SKIPPED`, which is false; "respond": for views, 423 with
-    Retry-After, or 503 while MongoDB does not answer; "retry": a task comes back later, in Celery without using up its
+    Retry-After, or 503 while MongoDB does not answer; "retry": a Celery task comes back later, without using up its
     retries; or a callable that takes the error and the arguments of the call, and whose result is returned (awaited if
-    the function is async). Generators accept "raise" and "skip", which yields nothing. While MongoDB does not answer,
-    it is not known whether the lock is busy: all but "respond" and "retry" raise LockBackendFailed then, and "retry"
-    does after MONGOLOCK["RETRY_OUTAGE"] seconds.
+    the function is async), such as those of `contrib.queues`. Generators accept "raise" and "skip", which yields
+    nothing. While MongoDB does not answer, it is not known whether the lock is busy: all but "respond" and "retry"
+    raise LockBackendFailed then, and "retry" does after MONGOLOCK["RETRY_OUTAGE"] seconds.
 
     Without ``wait=``, it waits for MONGOLOCK["WAIT"]; in views for MONGOLOCK["SHORT_WAIT"], so that it does not block a
     worker; with "skip" not at all. A task with "retry" waits for SHORT_WAIT if the lock has been held for less and no

@@ -140,7 +140,7 @@ class Respond(Policy):
 
 
 class Retry(Policy):
-    """A task comes back later: `contrib` puts the policy of its queue in the place of this one, which raises."""
+    """A task of Celery comes back later: `contrib` puts another policy in the place of this one, which raises."""
 
     name = "retry"
     kinds = ("call",)

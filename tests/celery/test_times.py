@@ -1,4 +1,4 @@
-"""The check that the times of Celery and those of the locks fit together."""
+"""The check that the time limits of tasks and the visibility timeout of the broker fit together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from pytest_django import Settings
 
 from django_mongolock.contrib.celery import workers
 
@@ -57,12 +56,3 @@ def test_the_timeout_that_is_not_set(found: Any) -> None:
     assert found(acks_late=True, time_limit=3_601) == ["mongolock.W008"]
     assert found(acks_late=True, time_limit=3_600) == []
     assert found(broker="sqs://", acks_late=True, time_limit=1_801) == ["mongolock.W008"]
-
-
-def test_lease(found: Any, settings: Settings) -> None:
-    """W011: a task that is delivered again before its lock is free comes in vain."""
-    settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 60}
-    assert found(visibility=65) == ["mongolock.W011"]
-    assert found(visibility=66) == []
-    settings.MONGOLOCK = {"NO": 1}
-    assert found(visibility=1) == []  # wrong settings have checks of their own

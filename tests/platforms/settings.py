@@ -18,6 +18,6 @@ DATABASES: dict[str, dict[str, Any]] = {
 DATABASE_ROUTERS = ["django_mongolock.router.MongoLockRouter"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["django_mongolock", *filter(None, os.environ.get("PLATFORM_APPS", "").split(","))]
-MONGOLOCK = {"DATABASE": "locks", "WAIT": 60, "RETRY": os.environ.get("PLATFORM_RETRY")}
+MONGOLOCK = {"DATABASE": "locks", "WAIT": 60}
 ROOT_URLCONF = "tests.platforms.site"
 TASKS = {"default": {"BACKEND": os.environ.get("PLATFORM_TASKS", "django_tasks.backends.immediate.ImmediateBackend")}}

@@ -19,6 +19,7 @@ from django.core.wsgi import get_wsgi_application
 from django.db import connections
 
 from django_mongolock import mongo_lock, mongo_locked
+from django_mongolock.contrib import queues
 
 MOMENT = 0.01
 
@@ -45,7 +46,10 @@ def count(key: str) -> None:
         write(key, before + 1)
 
 
-@mongo_locked("{key}", wait=0, on_contention="retry")
+later: Any = getattr(queues, f"retry_in_{os.environ.get('PLATFORM_QUEUE')}", "raise")
+
+
+@mongo_locked("{key}", wait=0, on_contention=later)
 def count_or_come_back(key: str) -> None:
     """The same in a task that does not wait in its worker."""
     before = number(key)

@@ -59,11 +59,9 @@ def test_queue(redis: Redis, worker: str) -> None:
 
 @pytest.mark.parametrize("worker", ["rq", "dramatiq", "huey threads"])
 def test_coming_back(redis: Redis, worker: str) -> None:
-    """MONGOLOCK["RETRY"]: a task whose lock is held leaves its worker, and comes back, with the defaults of its queue
-    (F126)."""
+    """F126: a task whose lock is held leaves its worker, and comes back, with the defaults of its queue."""
     name, queue = key(), worker.partition(" ")[0]
-    retry = f"django_mongolock.contrib.queues.retry_in_{queue}"
-    more = {"PLATFORM_QUEUE": queue, "PLATFORM_REDIS": redis.uri, "PLATFORM_RETRY": retry}
+    more = {"PLATFORM_QUEUE": queue, "PLATFORM_REDIS": redis.uri, "PLATFORM_LATER": "yes"}
     send(name, **more)
     command = ("rq", "worker", "--with-scheduler", "--url={redis}") if queue == "rq" else WORKERS[worker]
     with ExitStack() as programs:
