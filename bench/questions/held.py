@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 from bench.bench import Bench, fresh_key
 from bench.contenders import OURS
@@ -17,6 +16,7 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol.actions import Granted
 from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.session import Session
 from tests.support.grants import new_grant
 
@@ -72,7 +72,7 @@ def hold(state: State, key: str, count: int, terms: Terms) -> float:
 
 def beat(state: State) -> tuple[float, float]:
     """In the worker: renew all; seconds of CPU, and seconds."""
-    session, grants = state["held"]
+    session, grants = _known(state)
     for grant in grants:
         grant.lease.renew_at = 0.0
     cpu, started = time.process_time(), clock.now()
@@ -85,9 +85,14 @@ def beat(state: State) -> tuple[float, float]:
 
 def forget(state: State) -> None:
     """In the worker: let go of them, without a command for each."""
-    held: tuple[Any, list[Any]] = state.pop("held")
-    session, grants = held
+    session, grants = _known(state)
     for grant in grants:
         grant.mark_lost("the benchmark is over")
-        session.forget(grant)
+        session.ending.forget(grant)
     mongo_store(ALIAS).collection.delete_many({"_id": {"$in": [grant.key for grant in grants]}})
+
+
+def _known(state: State) -> tuple[Session, list[Grant]]:
+    """What `hold` has made."""
+    made: tuple[Session, list[Grant]] = state["held"]
+    return made
