@@ -16,7 +16,11 @@ AFTERMATH = 5.0
 SHOWN = 3
 #: What only the rules of a simulation read.
 _MORE = {"taken", "request", "requested", "extended", "downgraded", "closed", "shut", "stood"}
-_EVENTS = {"got", "refused", "see", "forked", "leave", "left", "dropped", "told"}
+#: What happens to an attempt, and the facts that are kept of it beside its time.
+_EVENTS: dict[str, tuple[str, ...]] = {
+    "got": ("tokens", "seen"), "refused": ("error",), "left": ("was", "wrote"),
+    "forked": (), "leave": (), "dropped": (), "told": (), "see": (),
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -69,6 +73,15 @@ class Attempt:
     wrote: int | None = None
     dropped: float | None = None
     told: float | None = None
+
+    def take(self, what: str, record: Record) -> None:
+        """Something happened to it. Of several looks each counts, of other things the last, but for the first loss."""
+        if what == "see":
+            self.samples.append(Sample(record["t"], record["u"], record["held"], record["left"], record["pid"]))
+        elif what != "told" or self.told is None:
+            for name in _EVENTS[what]:
+                setattr(self, name, record.get(name))
+            setattr(self, what, record["t"])
 
     def __str__(self) -> str:
         tokens = ", ".join(map(str, list(self.tokens.values())[:SHOWN])) or "none"
@@ -162,7 +175,7 @@ class History:
             self._take_ask(record)
         elif what in _EVENTS:
             if (attempt := self.attempts.get(record["id"])) is not None:
-                _take_event(attempt, what, record)
+                attempt.take(what, record)
         elif what in _MORE:
             self.more[what].append(record)
         elif what in ("start", "end", "kill", "stopped", "starved", "hung"):
@@ -334,24 +347,3 @@ def _resumes(other: Attempt, attempt: Attempt) -> float:
     # Its command may be on the way still, and arrive after ours.
     settled = other.got or (other.refused if other.error == "LockNotAcquired" else None)
     return FOREVER if settled is not None and settled < attempt.asked else attempt.asked
-
-
-def _take_event(attempt: Attempt, what: str, record: Record) -> None:
-    t = record["t"]
-    match what:
-        case "got":
-            attempt.got, attempt.tokens, attempt.seen = t, record["tokens"], record.get("seen")
-        case "refused":
-            attempt.refused, attempt.error = t, record["error"]
-        case "see":
-            attempt.samples.append(Sample(t, record["u"], record["held"], record["left"], record["pid"]))
-        case "forked":
-            attempt.forked = t
-        case "leave":
-            attempt.leave = t
-        case "left":
-            attempt.left, attempt.was, attempt.wrote = t, record["was"], record.get("wrote")
-        case "dropped":
-            attempt.dropped = t
-        case "told":
-            attempt.told = t if attempt.told is None else attempt.told

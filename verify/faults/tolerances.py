@@ -1,7 +1,6 @@
 """How late things may be before the checker accuses: on a machine that others use too, and under virtual time."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -21,8 +20,6 @@ class Tolerances:
     giving_up: within how long after a waiter gave up that is written down.
     wait: how much longer than a command may take one that may not wait any more may be kept: the machine that runs this
     is shared by all processes and servers of the run. (What a process was stopped or starved is not counted.)
-    bound: how much longer than it was allowed to wait an acquire may take in any lock. That of a document sends up to
-    twelve commands.
     slack: how long after a lease a key may take to be had again.
     recovery: how long after a fault work may take to go on as usual: a command that was on its way still fails after
     four, and is sent again within one.
@@ -45,7 +42,6 @@ class Tolerances:
     names_next: frozenset[str] = frozenset()
     giving_up: float = 1.0
     wait: float = 1.0
-    bound: Mapping[str, float] = field(default_factory=lambda: {"lock": 15.0, "document": 48.0})
     slack: float = 3.0
     recovery: float = 5.0
     lapse: float = 0.8
