@@ -194,7 +194,7 @@ def is_damaged(document: Document) -> bool:
 class TestDamage:
     """Whatever stands in one document, the others are still found."""
 
-    @pytest.mark.parametrize("value", STRANGE, ids=repr)
+    @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
     def test_any_type_in_any_field(self, locks: Locks, value: Any) -> None:
         """Every field of a lock, and of a holder, with every type: rows and pages go on, and its snapshot calls it
         damaged."""

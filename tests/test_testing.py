@@ -25,7 +25,6 @@ from django_mongolock import (
     LockError,
     LockLost,
     LockNotAcquired,
-    checks,
     mongo_lock,
     mongo_locked,
     signals,
@@ -34,6 +33,7 @@ from django_mongolock.backends import MongoBackend, get_backend
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.keys import lock_key
+from django_mongolock.management import checks
 from django_mongolock.models import Lock
 from django_mongolock.testing import LockTestMixin, MemoryLocks, memory_server, override_locks
 from testproject.shop.models import Order

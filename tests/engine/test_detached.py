@@ -6,13 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bson.int64 import Int64
 
 from django_mongolock.engine.lock.detached import Belief, Detached, Parked, park, park_held
 from django_mongolock.engine.lock.downgrade import downgrade
 from django_mongolock.engine.protocol.actions import Apply
 from django_mongolock.engine.protocol.processes import NO_PROCESS
 from django_mongolock.engine.rule.document import Step, entry
-from django_mongolock.engine.rule.replies import Reply
+from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
 from tests.engine.conftest import make_lock
 from tests.engine.memory import LONG, TIMEOUT, Memory
@@ -48,14 +49,15 @@ def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch
     assert not run(theirs.keeping("h", OWNED)).held
     assert not theirs._belief
     assert not memory.server.documents["k"]["waiters"]
-    memory.server.documents["k"]["holders"][0]["min_hold"] = 60_000
+    memory.server.documents["k"]["holders"][0]["min_hold"] = Int64(60_000)
+    memory.apply(ask="waits", add=new("waits"))
     assert run(theirs.taking(new("h"), "g", 1_000)).held
     assert theirs._belief
     assert (memory.holders(), tombstones(memory)) == (["h"], ["g"])
     assert not run(theirs.leaving("x", 1_000, given="x")).found
     assert (memory.holders(), tombstones(memory)) == (["h"], ["g"])
     run(theirs.leaving("h", 1_000))
-    assert (memory.holders(), tombstones(memory)) == ([], ["g", "h"])
+    assert (memory.holders(), tombstones(memory)) == (["waits"], ["g", "h"])
     child = Belief(memory.session.now() + 10, memory.session.now, -1)
     assert not child
     memory.server._moved += CALM.lease
@@ -288,10 +290,35 @@ def test_what_is_left_of_a_grant(memory: Memory, monkeypatch: pytest.MonkeyPatch
     assert (held.reporting.busy, held.reporting.held_by) == (False, None)
 
 
+def test_what_is_in_doubt_leaves_a_tombstone_when_its_session_ends(memory: Memory) -> None:
+    """P6, F17: a copy of its command may still arrive. And another thread drops nothing that is not its own."""
+    lock = memory.lock().acquire()
+    memory.in_thread(own(lock).abandon).join()
+    assert lock.held
+    grant_of(lock).outcome_unknown = True
+    memory.session.close()
+    assert (memory.holders(), len(tombstones(memory))) == ([], 1)
+
+
+def test_a_waiter_is_woken_by_what_a_renewal_finds(memory: Memory) -> None:
+    """F27, F175: when it has become the first, once for each grant before it; and when it is not in the queue."""
+    grant = new_grant(memory.session, memory.lock(), object())
+    for token, waiters, wakes in ((5, ["x", grant.id], 0), (5, [grant.id], 1), (5, [grant.id], 0), (6, [grant.id], 1)):
+        memory.session.renewals._look_at_queue(grant, Found(token, {}, dict.fromkeys(waiters, Beat(1))))
+        assert grant.waiting._woken == wakes
+        grant.waiting._woken = False
+    memory.session.renewals._look_at_queue(grant, Found(6, {}, {}))
+    assert grant.waiting._woken
+
+
 def test_a_session_that_is_closed_asks_for_nothing(memory: Memory) -> None:
     """P1, F161: a release goes on, without the one that would have got the lock."""
     commands, terms = memory.session.commands, CALM
     mine = grant_of(memory.lock(terms=terms).acquire())
+    waiting = new_grant(memory.session, memory.lock(), object())
+    memory.session.waits.close()
+    with pytest.raises(LockMisused, match="while a waiter was in it"):
+        memory.session.waits.result(waiting)
     commands.close(0.1)
     add = entry("h", "s", terms, {})
     for step in (Step(ask="h", add=add), Step(ask="h", add=add, remove=(mine.id,), resumes=True)):

@@ -17,7 +17,6 @@ from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule import deadlock
 from django_mongolock.engine.rule.document import MAX_ENTRIES, MAX_HOLDERS, UNLIMITED, Step, Terms, find_damage
 from django_mongolock.engine.rule.document import entry as new_entry
 from django_mongolock.engine.rule.expressions import IS_WHOLE
@@ -247,17 +246,6 @@ def test_the_damage_of_a_huge_document_is_reported() -> None:
     """F55: in words, and before its entries are gone through one by one."""
     huge = document("bad", [], change={"holders": [7] * (MAX_ENTRIES + 1)})
     assert find_damage(huge) == f"it has {MAX_ENTRIES + 1} holders and waiters"
-
-
-@pytest.mark.parametrize("value", [7, "x", {"worker": "w"}, None, [7, "x", None, {}]])
-@pytest.mark.parametrize("field", ["holders", "waiters"])
-def test_the_search_for_deadlocks_passes_over_what_is_no_list(field: str, value: Any) -> None:
-    """F55: who waits for a healthy lock looks at the documents of others too."""
-    moment = datetime.now(UTC)
-    strange = {**document("bad", [entry(1, worker="a")], [waiter(2, worker="b")]), field: value}
-    healthy = document("ok", [entry(3, worker="b")], [waiter(4, grant="g", worker="a")])
-    assert deadlock.cycle_of([strange, healthy], "g", moment) is None
-    assert deadlock.cycles([strange], moment) == []
 
 
 def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> None:

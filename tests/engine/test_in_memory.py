@@ -154,18 +154,6 @@ def test_nothing_else_renews_while_the_clock_is_moved(memory: Memory) -> None:
     assert not heartbeat.is_alive()
 
 
-def test_a_transaction_puts_a_renewal_off_only_while_a_third_is_left(memory: Memory) -> None:
-    """Its writes would conflict with a renewal; but the lease must not end meanwhile."""
-    grant = grant_of(memory.lock(terms=CALM).acquire())
-    usual = grant.lease.renew_at
-    grant.defer_renewals()
-    assert usual < grant.lease.renew_at == pytest.approx(grant.lease.until - CALM.lease / 3)
-    grant.renewed(grant.lease.until, memory.session.now())
-    assert usual < grant.lease.renew_at
-    grant.resume_renewals()
-    assert grant.lease.renew_at == usual
-
-
 def renewed_keys(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Of which keys each renewal from now on is."""
     renew, made = session.store.renew, []
@@ -290,20 +278,6 @@ def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(memory
         with memory.lock(reentrant=True, terms=CALM) as again:
             assert grant_of(again) is grant_of(mine)
         assert grant_of(mine).acquired_from == where
-
-
-def test_what_remains_and_what_was_held_is_what_the_clock_says(memory: Memory) -> None:
-    """P7: also in the last second, and in the first."""
-    waiting = new_grant(memory.session, memory.lock(), object())
-    assert (waiting.held_for, waiting.remaining) == (0, 0)
-    mine = memory.lock(terms=CALM, auto_renew=False).acquire()
-    grant = grant_of(mine)
-    assert grant.held_for < 0.5
-    memory.server.advance(CALM.lease - 0.5)
-    assert grant.remaining <= 0.5
-    mine.release()
-    assert grant.remaining == 0
-    assert CALM.lease - 1 < grant.reporting.held_for < CALM.lease
 
 
 def test_a_command_may_take_as_long_as_the_session_says(

@@ -723,3 +723,10 @@ def test_of_two_commands_with_one_cluster_time_neither_cuts(seconds: int, other:
     document = {"clock": "c", "written_at": written, "cluster_time": parsed}
     moment = Moment(now=written + timedelta(seconds=seconds), clock="c", cluster_time=parsed)
     assert _Rule(Step(renew=("g",)), Limits(), moment, document).other_primary is other
+
+
+def test_who_asks_again_keeps_its_place(twin: Twin) -> None:
+    """P5: once, with the earliest time that it has told; one that came earlier moves up."""
+    for grant, waited in (("h", 0), ("a", 5_000), ("b", 4_000), ("a", 0), ("a", 1_000), ("b", 60_000), ("c", 0)):
+        twin.add(grant, waited=waited)
+    assert [each["grant"] for each in twin.read()["waiters"]] == ["b", "a", "c"]

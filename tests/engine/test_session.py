@@ -232,17 +232,6 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
     assert not mine.held
 
 
-def test_a_reported_end_is_final() -> None:
-    """P7: an answer that comes after the deadline does not bring the grant back to life."""
-    grant = Grant(Acquisition("k", "id", Terms(lease=10)), auto_renew=True, worker=None)
-    grant.mark_held(Granted(5, NOW, clock.now() - 1, clock.now() - 11))
-    assert not grant.held
-    grant.renewed(clock.now() + 10, clock.now())
-    assert not grant.held
-    assert not grant.mark_released()
-    assert grant.state is State.LOST
-
-
 # Signals
 
 
