@@ -727,6 +727,14 @@ def test_of_two_commands_with_one_cluster_time_neither_cuts(seconds: int, other:
 
 def test_who_asks_again_keeps_its_place(twin: Twin) -> None:
     """P5: once, with the earliest time that it has told; one that came earlier moves up."""
-    for grant, waited in (("h", 0), ("a", 5_000), ("b", 4_000), ("a", 0), ("a", 1_000), ("b", 60_000), ("c", 0)):
+    asked = [
+        ("h", 0, ""),
+        ("a", 5_000, "a"),
+        ("b", 4_000, "ab"),
+        ("a", 0, "ab"),
+        ("a", 1_000, "ab"),
+        ("b", 60_000, "ba"),
+    ]
+    for grant, waited, queue in asked:
         twin.add(grant, waited=waited)
-    assert [each["grant"] for each in twin.read()["waiters"]] == ["b", "a", "c"]
+        assert [each["grant"] for each in twin.read()["waiters"]] == list(queue)

@@ -273,7 +273,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0)
     parser.add_argument("--fresh", type=int, metavar="COUNT", help="a new sample of the whole engine, short tests only")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--list", choices=MODULES, dest="module")
+    parser.add_argument("--list", choices=mutation.engine(), dest="module")
     parser.add_argument("--seconds", type=float, default=SIMULATION, help="how long the simulation looks for each")
     parser.add_argument("--defects", action="store_true", help="the named defects instead")
     parser.add_argument("--find-again", action="store_true", help="the known mutants, after the engine has changed")
