@@ -16,8 +16,7 @@ from pymongo import MongoClient
 from pytest_django import Settings
 
 from django_mongolock.backends import close_backends, get_backend, mongo_store
-from django_mongolock.conf import LockSettings, get_settings
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.conf import get_settings
 from django_mongolock.history.models import LockEvent
 from django_mongolock.management import make_indexes_after_migrate
 from django_mongolock.models import Lock
@@ -36,12 +35,6 @@ class TestSettings:
         get_settings.cache_clear()  # Django tells nothing of a setting that is deleted
         with pytest.raises(ImproperlyConfigured, match=r'for example MONGOLOCK = {"DATABASE": "locks"}'):
             get_settings()
-
-    @pytest.mark.parametrize(("lease", "margin"), [(5, 1), (10, 1), (30, 3), (600, 60)])
-    def test_margin(self, lease: float, margin: float) -> None:
-        """The server lets a lease live a tenth longer than its holder believes, at least a second."""
-        terms = Terms(lease=lease, clock_margin=LockSettings().CLOCK_MARGIN)
-        assert terms.server_lease == lease + margin
 
     def test_one_backend_for_an_alias(self) -> None:
         """All locks of a process share one session; after closing there is a new one."""

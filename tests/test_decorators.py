@@ -117,10 +117,6 @@ class TestCallables:
         assert mongo_locked("object:{name}")(Job())(name) == 1
         assert mongo_locked()(Job())(name) == 0
 
-    def test_method(self, name: str) -> None:
-        """A template reads attributes of the arguments, such as `self`."""
-        assert Till(name).method() == 1
-
     @pytest.mark.parametrize("function", [plain, coroutine, generator, agenerator, Till.method, Till.static])
     def test_looks_like_itself(self, function: Any) -> None:
         """Name, module, docstring, signature and kind stay those of the function."""

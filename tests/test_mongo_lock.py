@@ -81,7 +81,8 @@ class TestKeys:
 _WRONG: dict[type[Exception], dict[str, tuple[Any, ...]]] = {
     ValueError: {
         "lease": (0, float("nan"), float("inf")),
-        "wait": (-1,),
+        "wait": (-1, float("inf"), float("nan")),
+        "release": ("later",),
         "min_hold": (-1,),
         "owner": ("", "x" * 257),
         "label": ("\ud800",),
@@ -131,9 +132,15 @@ class TestOptions:
             with pytest.raises(error, match=option):
                 mongo_lock("key", **{option: value})
 
-    def test_a_semaphore_without_permits(self) -> None:
+    def test_the_error_names_what_can_be_meant(self) -> None:
         with pytest.raises(TypeError, match="permits is a whole number, not NoneType"):
             mongo_semaphore("a", None)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"weight= and resize= belong to permits=, which is missing"):
+            mongo_locked("a", weight=2)
+        with pytest.raises(ValueError, match='mode is "exclusive" or "shared"'):
+            mongo_lock("a", mode="semaphore")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="wait is 0 for a single try, or seconds, or None"):
+            mongo_lock("a", wait=float("inf"))
 
 
 @pytest.fixture

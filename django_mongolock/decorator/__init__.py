@@ -194,10 +194,7 @@ def once_per(
     """
     given = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
     options = chosen({"lease": lease, "using": using, **unknown}, [*given, "lease", "using"])
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{name} is a number, not {type(value).__name__}")
-    period = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    period = timedelta(**given)
     if period <= timedelta():
         raise TypeError("@once_per needs the period of the schedule: @once_per(hours=24), @once_per('a:{b}', days=1)")
     # Whether the period is over, the server decides according to its own clock, in the command of the next caller.
