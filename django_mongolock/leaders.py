@@ -15,10 +15,10 @@ from typing import Any, Final, Literal, Never, TypeVar
 from asgiref.sync import iscoroutinefunction
 
 from .engine.lock.lock import MongoLock
-from .engine.lock.transaction import leaves
+from .engine.lock.transaction import finished, leaves
 from .engine.rule.options import Seconds
 from .exceptions import LockLost, LockMisused
-from .locks import Key, chosen, finished, make_lock
+from .locks import Key, chosen, make_lock
 
 __all__ = ["AsyncTerm", "Leader", "Term", "leader"]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
-from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from django.db.models import Model
 from pymongo import AsyncMongoClient, MongoClient
@@ -175,19 +173,6 @@ def make_lock(keys: tuple[Key, ...], options: LockOptions, **own: Any) -> Django
     how = replace(options, using=options.using or settings.DATABASE, **own, **resolved)
     session, facts = get_backend(how.using).session, partial(holder_facts, options.label)
     return DjangoLock(session, tuple(sorted(templates)), _terms(how, settings), how, facts)
-
-
-#: The types of results that have not done their work yet.
-_UNFINISHED: Final = (Generator, AsyncGenerator, _GeneratorContextManager, _AsyncGeneratorContextManager)
-
-
-def finished(result: T, what: str, cure: str) -> T:
-    """Return what was returned under a lock; raise TypeError if it is work that would only begin after the release."""
-    if not (inspect.isawaitable(result) or isinstance(result, _UNFINISHED)):
-        return result
-    if inspect.iscoroutine(result):
-        result.close()
-    raise TypeError(f"{what} returned a {type(result).__name__}, which would run without the lock: {cure}")
 
 
 def _terms(options: LockOptions, settings: LockSettings) -> Terms:

@@ -166,6 +166,17 @@ class TestAtomic:
                 thread_try(key)
         assert titles() == ["first", "second"]
 
+    def test_work_that_would_run_after_the_commit(self) -> None:
+        """A coroutine function, or a generator, has done nothing yet: nothing is committed, and an error says so."""
+
+        async def work(session: Any) -> None:
+            make_ad("late")
+
+        lock: Any = mongo_lock(new_key())
+        with lock, pytest.raises(TypeError, match="arun_atomic"):
+            lock.run_atomic(work)
+        assert titles() == []
+
     def test_an_error_after_the_commit(self) -> None:
         """F124: `run_atomic` does not do committed work again because of what a function of `on_commit` raises."""
 

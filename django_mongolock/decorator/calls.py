@@ -15,10 +15,11 @@ from ..conf import get_settings
 from ..context import serving, task_owner
 from ..engine import clock
 from ..engine.lock.lock import MongoLock
+from ..engine.lock.transaction import finished
 from ..engine.rule.options import LockOptions, Unset
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
-from ..locks import finished, make_lock
+from ..locks import make_lock
 from .policies import AGAIN, CallFacts, Policy, Unlocked, find_request, policy_here
 from .views import atomic, deferred_aliases, hold_while_streaming
 

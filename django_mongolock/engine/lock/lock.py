@@ -21,7 +21,7 @@ from ..session.session import Session
 from .downgrade import downgrade
 from .grants import Facts, LockGrants
 from .state import LockState
-from .transaction import Atomic, is_transient, pauses
+from .transaction import Atomic, finished, is_transient, pauses
 
 T = TypeVar("T")
 
@@ -208,7 +208,7 @@ class MongoLock(LockState):
         while True:
             try:
                 with self.atomic(*args, **kwargs) as session:
-                    return work(session)
+                    return finished(work(session), "the work", "for a coroutine function there is arun_atomic()")
             except Exception as error:
                 if not is_transient(error) or (pause := next(left, None)) is None:
                     raise
@@ -222,7 +222,7 @@ class MongoLock(LockState):
         while True:
             try:
                 async with self.atomic(*args, **kwargs) as session:
-                    return await work(session)
+                    return finished(await work(session), "the work", "await it inside")
             except Exception as error:
                 if not is_transient(error) or (pause := next(left, None)) is None:
                     raise

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from contextlib import _AsyncGeneratorContextManager, _GeneratorContextManager
 from functools import partial
 from traceback import walk_tb
 from types import TracebackType
@@ -292,3 +294,16 @@ def _transactional_store(lock: FencingLock) -> MongoStore:
 def _reason(error: PyMongoError) -> str:
     details = getattr(error, "details", None) or {}
     return str(details.get("codeName", type(error).__name__))
+
+
+#: The types of results that have not done their work yet.
+_UNFINISHED: Final = (Generator, AsyncGenerator, _GeneratorContextManager, _AsyncGeneratorContextManager)
+
+
+def finished(result: T, what: str, cure: str) -> T:
+    """Return what was returned under a lock; raise TypeError if it is work that would only begin after the release."""
+    if not (inspect.isawaitable(result) or isinstance(result, _UNFINISHED)):
+        return result
+    if inspect.iscoroutine(result):
+        result.close()
+    raise TypeError(f"{what} returned a {type(result).__name__}, which would run without the lock: {cure}")
