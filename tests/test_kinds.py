@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage, Info
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 
 from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, kinds, sources
@@ -141,6 +142,36 @@ class TestAdmin:
         assert [row["key"] for row in of_rooms(said)["locks"]] == ["blue", "green"]
         counts = of_rooms(client.get(f"{ADMIN}status/").content.decode())
         assert (counts["held"], counts["stale"]) == (1, 1)
+
+    def test_held_only(self, locks: Locks, rooms: Rooms) -> None:
+        """Where only locks of other kinds are held, the dashboard does not say that none was acquired."""
+        locks.collection.delete_many({})
+        del rooms.rooms["green"]  # stale, which is a problem
+        page = browser("view_lock").get(f"{ADMIN}dashboard/").content.decode()
+        assert "<bdi>rooms</bdi>" in page
+        assert "No lock was acquired recently" not in page
+
+    def test_clear_one_owner(self, rooms: Rooms) -> None:
+        """The list of one holder clears the stale locks of that holder only."""
+        rooms.rooms = {"blue": ("anna", -60.0), "green": ("ben", -5.0)}
+        client = browser("view_lock", "clear_document_lock")
+        page = client.get(f"{ADMIN}others/?kind=rooms&owner=anna").content.decode()
+        assert 'name="kind" value="rooms"><input type="hidden" name="owner" value="anna">' in page
+        client.post(f"{ADMIN}others/", {"kind": "rooms", "owner": "anna", "clear": "stale"})
+        assert rooms.rooms.keys() == {"green"}
+
+    @pytest.mark.parametrize("page", ["dashboard/", "status/", "others/"])
+    def test_a_wrong_place(self, page: str, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A kind whose model is not in MongoDB hides no other: its error is shown."""
+
+        def fail(*arguments: Any) -> Any:
+            raise ImproperlyConfigured("rooms are not in MongoDB")
+
+        monkeypatch.setattr(Rooms, "rows", fail)
+        monkeypatch.setattr(Rooms, "counts", fail)
+        response = browser("view_lock", "view_lock_status").get(ADMIN + page)
+        assert response.status_code == 200
+        assert "rooms are not in MongoDB" in response.content.decode()
 
     def test_force(self, rooms: Rooms) -> None:
         """Behind the same question as every lock, and only from the holder that was shown."""

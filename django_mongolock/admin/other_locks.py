@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
-from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.exceptions import BadRequest, ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect, JsonResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.translation import gettext as _
@@ -44,7 +44,7 @@ class Section:
     kind: LockKind
     rows: Sequence[Shown] = ()
     more: bool = False
-    error: LockError | None = None
+    error: LockError | ImproperlyConfigured | None = None
 
     @property
     def has_stale(self) -> bool:
@@ -110,7 +110,7 @@ class OtherLocks(LockActions):
             return Section(kind)
         try:
             found = list(kind.rows(Choice(choice.state, choice.owner or None), most + 1))
-        except LockError as error:
+        except (LockError, ImproperlyConfigured) as error:
             return Section(kind, error=error)
         rows = [Shown(kind, row, self._address(request, kind, row.key)) for row in found[:most]]
         return Section(kind, rows, more=len(found) > most)
@@ -146,7 +146,8 @@ class OtherLocks(LockActions):
         if kind is None:
             raise BadRequest("no such kind of locks")
         done, cleared = Swept(), list[Row]()
-        for part in kind.clear(Choice("stale"), dry_run=False, batch=BATCH):
+        choice = Choice("stale", request.POST.get("owner") or None)
+        for part in kind.clear(choice, dry_run=False, batch=BATCH):
             done.count_in(part)
             cleared += part.cleared
         for row in cleared:

@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
 
 from ..engine.text_checks import MAX_KEY_BYTES, check_text
 from ..exceptions import LockError
@@ -214,7 +215,7 @@ def count_all(found: Iterable[LockKind]) -> tuple[Counts, ...]:
 def _count(kind: LockKind) -> Counts:
     try:
         return replace(kind.counts(), kind=kind.name)
-    except LockError as error:
+    except (LockError, ImproperlyConfigured) as error:
         return Counts(kind.name, error=str(error))
 
 
