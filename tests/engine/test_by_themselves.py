@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,6 +26,7 @@ from django_mongolock.engine.lock import transaction
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.lock.transaction import TRANSIENT, UNKNOWN, Atomic
 from django_mongolock.engine.protocol.actions import Apply, Pause, ReleaseUncontended
+from django_mongolock.engine.protocol.processes import this_process
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.options import LockOptions, refuse_options
 from django_mongolock.engine.session import errands as errands_module
@@ -180,6 +182,7 @@ def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
         (failure(2, name="Bad"), None, "code 2, Bad", False),
         (failure(2, "RetryableWriteError"), None, "code 2", True),
         (failure(189), None, "code 189", True),
+        (OperationFailure("secret", 2), None, "code 2, OperationFailure", False),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, (str, bool)) else "",
 )
@@ -193,6 +196,13 @@ def test_what_an_error_of_the_driver_becomes(error: PyMongoError, at: Any, told:
     is_final = isinstance(error, OperationFailure) and error.code in (2, 11000) and not error.has_error_label("R")
     assert errors.is_refusal(error) == (is_final and not error.has_error_label("RetryableWriteError"))
     assert errors.translate(error, 2.0, "k").key == "k"
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/ns"), reason="names of processes are for Linux")  # noqa: PTH112
+def test_a_process_is_named_by_its_namespaces() -> None:
+    """F32: two containers of a machine, each with a process 7, are not taken for one: the end of one is not that of the
+    other."""
+    assert re.fullmatch(r"[-0-9a-f]{36} pid:\[\d+\] (time:\[\d+\]|-) \d+ \d+", this_process())
 
 
 def test_where_a_server_is_said_to_be() -> None:

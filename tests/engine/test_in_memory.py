@@ -447,6 +447,8 @@ def test_a_cancelled_wait_sleeps_no_more(memory: Memory) -> None:
     (grant,) = memory.session.queue.waiting.values()
     grant.waiting.cancelled = True
     assert memory.session.waits._seconds(Pause(grant.id, LONG.lease, LONG.lease), grant) == 0.0
+    memory.session.waits.cancel(grant)
+    assert grant.waiting.back_by <= memory.session.now() + 1  # what takes it out of the queue gets no more time
     waiter.lock.cancel()
     assert isinstance(waiter.end().error, LockCancelled)
     theirs.release()
