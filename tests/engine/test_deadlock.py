@@ -125,6 +125,7 @@ def documents_of(*asked: tuple[str, str, Terms]) -> tuple[list[Document], dateti
         pytest.param([OF_THREE, HEAVY], HEAVY, True, id="the one that is free is too little"),
         pytest.param([HEAVY, OF_THREE], HEAVY, False, id="the heavy one is free"),
         pytest.param([None, QUICK], QUICK, True, id="two"),
+        pytest.param([READER, READER], PERMIT, True, id="a permit waits for every reader"),
     ],
 )
 def test_what_makes_a_cycle(held: list[Terms | None], owner: Terms, found: bool) -> None:

@@ -463,6 +463,15 @@ def test_a_heartbeat_that_was_closed_starts_no_thread(memory: Memory) -> None:
     assert not started
 
 
+def test_a_heartbeat_has_one_thread(memory: Memory) -> None:
+    """P8: however often it is started."""
+    heartbeat = memory.session.heartbeat
+    heartbeat.start()
+    first = heartbeat.thread
+    heartbeat.start()
+    assert heartbeat.thread is first is not None
+
+
 def test_an_extension_that_is_answered_late_brings_no_end_nearer(memory: Memory) -> None:
     """P7: renewals that were sent after it have given more."""
     mine = memory.lock(terms=CALM).acquire()
