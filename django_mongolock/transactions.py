@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -170,6 +171,24 @@ def warn_once(place: str, text: str) -> None:
             raise
 
 
+@contextmanager
+def mongo_atomic(using: str) -> Iterator[None]:
+    """Open a transaction of MongoDB on the alias, which may be inside Django's own ``atomic``.
+
+    That does nothing there. But after the commit, the backend would not run what was given to ``on_commit`` in it, and
+    raise an error.
+    """
+    from django_mongodb_backend import transaction
+
+    changed = vars(connections[using])
+    try:
+        with transaction.atomic(using=using):
+            yield
+            changed["validate_no_atomic_block"] = lambda: None
+    finally:
+        changed.pop("validate_no_atomic_block", None)
+
+
 class DjangoAtomic(Atomic[ClientSession]):
     """See engine.lock.transaction.Atomic. In a blocking block, the ORM on the alias is part of the transaction."""
 
@@ -186,8 +205,6 @@ class DjangoAtomic(Atomic[ClientSession]):
         self._grants = ()
 
     def __enter__(self) -> ClientSession:
-        from django_mongodb_backend import transaction
-
         connection: Any = connections[self._alias]
         if connection.in_atomic_block_mongo:
             raise LockMisused(
@@ -198,7 +215,7 @@ class DjangoAtomic(Atomic[ClientSession]):
         session = super().__enter__()
         # The backend makes a session only where there is none, so the ORM uses this one.
         connection.session = session
-        self._block = transaction.atomic(using=self._alias)
+        self._block = mongo_atomic(self._alias)
         self._block.__enter__()
         return session
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
-from django.db import connections, router
+from django.db import connections, router, transaction
 from django.db.models import F
 from django_mongodb_backend import transaction as mongo_transaction
 
@@ -99,8 +99,10 @@ class TestAtomic:
         assert len(seen) == 1
 
     def test_nested(self) -> None:
-        """Blocks of the backend inside of it are part of it; it inside of one of those is refused."""
-        make_ad("first")
+        """Blocks of the backend inside of it are part of it; it inside of one of those is refused. Those of Django do
+        nothing."""
+        with transaction.atomic(using="mongo"), mongo_lock(new_key()) as lock, lock.atomic():
+            make_ad("first")
         with mongo_lock(new_key()) as lock:
             with lock.atomic(), mongo_transaction.atomic(using="mongo"):
                 make_ad("second")

@@ -14,6 +14,7 @@ import pytest
 from django.core.serializers.base import DeserializedObject
 from django.db import DatabaseError, IntegrityError, connections, models, transaction
 from django.db.models import F, ProtectedError
+from django.db.transaction import TransactionManagementError
 from django.forms.models import model_to_dict
 from pymongo import MongoClient
 from pytest_django import DjangoDbBlocker
@@ -468,6 +469,23 @@ class TestTransactions:
                     fail()
             assert Thing.objects.using(db).count() == 2
         assert Thing.objects.using(db).count() == 2
+
+    @pytest.mark.parametrize(
+        "write",
+        [lambda one, _: one.delete(), lambda one, rows: rows.bulk_update([one], ["count"])],
+        ids=["delete", "bulk"],
+    )
+    def test_inside_that_of_django(self, db: str, write: Callable[..., Any]) -> None:
+        """Django's atomic() does nothing on MongoDB, and keeps nothing from being written there."""
+        thing, ran = make(db), list[str]()
+        with transaction.atomic(using=db), transaction.atomic(using=db):
+            thing.count = 5
+            write(thing, Thing.objects.using(db))
+            transaction.on_commit(lambda: ran.append("hook"), using=db)
+        assert ran == ["hook"]
+        assert not Thing.objects.using(db).filter(version=1).exists()
+        with pytest.raises(TransactionManagementError), transaction.atomic(using=db):
+            connections[db].validate_no_atomic_block()
 
     @on_sql
     def test_an_error_after_the_commit(self, db: str) -> None:

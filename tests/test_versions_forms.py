@@ -389,6 +389,19 @@ class TestAdmin:
         assert tab.send().status_code == 302
         assert (Rate.objects.get().value, Rate.objects.get().note, Rate.objects.get().version) == (5, "mine", 3)
 
+    def test_the_key_of_another(self, person: Client) -> None:
+        """What is saved under another key is a copy, as Django makes it: no other object is written over."""
+        Rate.objects.create(name="USD", value=2)
+        tab = Tab(person, PAGE)
+        assert tab.send(name="USD").status_code == 200
+        assert "Rate with this Name already exists." in tab.text
+        assert tab.send(name="CHF").status_code == 302
+        assert list(Rate.objects.values_list("name", "value", "version")) == [
+            ("CHF", 1, 1),
+            ("EUR", 1, 1),
+            ("USD", 2, 1),
+        ]
+
     def test_faster_than_the_save(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """Also somebody who comes between the check and the write ends up on the same page."""
         tab, saved, save = Tab(person, PAGE), list[str](), RateAdmin.save_model
@@ -576,6 +589,19 @@ class TestInline:
         assert (again(one).title, again(two).count) == ("theirs", 0)
         assert self.ask(topic, {**self.fields(page), "name": "t"}).content == b"saved"
         assert (again(one).title, again(two).count) == ("mine", 5)
+
+    def test_deleting(self, db: str) -> None:
+        """A row that was changed meanwhile is not deleted unseen; sent again, it is."""
+        topic = Topic._base_manager.create(name="t")
+        thing = Thing.objects.create(title="a", topic=topic)
+        sent = {**self.fields(self.ask(topic)), "name": "t", "things-0-DELETE": "on"}
+        somebody_else(thing, title="theirs")
+        page = self.ask(topic, sent)
+        (inline,) = page.context_data["inline_admin_formsets"]
+        assert "Changed meanwhile: Title." in str(inline.formset.forms[0].errors)
+        assert again(thing).title == "theirs"
+        assert self.ask(topic, {**self.fields(page), "name": "t"}).content == b"saved"
+        assert not Thing.objects.exists()
 
 
 def test_the_form_of_an_admin_is_checked() -> None:

@@ -22,6 +22,7 @@ from django.utils import timezone
 from .. import signals
 from ..engine.lock.transaction import out_of_commit_hook
 from ..exceptions import VersionConflict
+from ..transactions import mongo_atomic
 from .retry import is_overtaken
 
 
@@ -110,10 +111,7 @@ def all_or_nothing(using: str) -> AbstractContextManager[Any]:
         return transaction.atomic(using=using)
     if not connection.features._supports_transactions:
         return nullcontext()
-    from django_mongodb_backend import transaction as mongo_transaction
-
-    found: AbstractContextManager[Any] = mongo_transaction.atomic(using=using)
-    return found
+    return mongo_atomic(using)
 
 
 def next_version(field: Field[Any, Any]) -> CombinedExpression:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from django import forms
 from django.core.exceptions import ValidationError
 from django.db import models, router
+from django.forms.formsets import DELETION_FIELD_NAME
 from django.utils.translation import gettext as _
 
 from ..engine.lock.transaction import out_of_commit_hook
@@ -137,6 +138,7 @@ class SealedModelForm(ModelForm):
         names = show_stored(self, page, stored) if page else []
         show(self.fields[FIELD], seal([(stored, self.fields)]))
         self.add_error(None, ValidationError(say_changed(names), code="conflict"))
+        self.cleaned_data.pop(DELETION_FIELD_NAME, None)  # a formset deletes a row without looking at its errors
 
 
 class VersionedModelForm(SealedModelForm):

@@ -135,12 +135,17 @@ def _copy(value: Any) -> Any:
 
 
 def keep_what_no_page_shows(form: Any) -> None:
-    """Keep what is stored, with its microseconds and line ends, if the form has what a browser sends back of it."""
+    """Keep what is stored, with its microseconds and line ends, if the form has what a browser sends back of it.
+
+    What has got another key is another object, which must not be there yet.
+    """
     for field in () if form.instance._state.adding else columns(form.instance, form.cleaned_data):
         stored = field.value_from_object(form.instance)
-        alone = digest_left_alone(field, form.fields.get(field.name), stored)
-        if alone != digest(field, stored) and alone == digest(field, form.cleaned_data[field.name]):
+        alone, typed = digest_left_alone(field, form.fields.get(field.name), stored), form.cleaned_data[field.name]
+        if alone != digest(field, stored) and alone == digest(field, typed):
             form.cleaned_data[field.name] = stored
+        elif field.primary_key and digest(field, typed) != digest(field, stored):
+            form.instance._state.adding = True
 
 
 def show(field: forms.Field, value: Any) -> None:

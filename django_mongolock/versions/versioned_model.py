@@ -42,7 +42,8 @@ class VersionField(BigIntegerField):
     or null is one from before the field was added.
 
     Not checked: `QuerySet.update()` (raises the version where the manager is a VersionedManager), `QuerySet.delete()`,
-    cascades, fixtures, and writes that do not go through this model. Many-to-many rows have no version.
+    cascades, fixtures, an instance that your code gives the key of another, and writes that do not go through this
+    model. Many-to-many rows have no version.
     """
 
     descriptor_class = VersionAttribute
