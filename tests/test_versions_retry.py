@@ -208,6 +208,14 @@ class TestTransactions:
             assert retry_on_conflict(function, using="default")() == "done"
         assert retry_on_conflict(function)() == "done"
 
+    @pytest.mark.parametrize("home", ["mongo"], indirect=True)
+    def test_what_is_none(self, db: str) -> None:
+        """Django's atomic() does nothing on MongoDB: a second run sees what the conflict was about."""
+        function, calls = failing(1)
+        with transaction.atomic(using=db):
+            assert retry_on_conflict(function, using=db)() == "done"
+        assert len(calls) == 2
+
     def test_refused_in_coroutines(self, db: str) -> None:
         """A coroutine called from inside of a transaction, too."""
 

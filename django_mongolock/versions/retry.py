@@ -20,6 +20,7 @@ from ..engine import clock
 from ..engine.lock.transaction import TRANSIENT, leaves, out_of_commit_hook
 from ..engine.rule.options import Seconds, check_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
+from ..transactions import open_transactions
 
 #: Another transaction changed what this one has read. PostgreSQL (serialization failure); MariaDB (record has changed
 #: since last read); MongoDB (WriteConflict); SQLite in WAL mode.
@@ -174,15 +175,8 @@ def refuse_open_transaction(aliases: Collection[str] | None) -> None:
 
 
 def open_transaction(alias: str) -> bool:
-    """Return whether this thread is in a transaction on *alias*, not counting those around a test."""
-    used: Any = connections.all(initialized_only=True)  # a transaction would have made its connection
-    connection = next((each for each in used if each.alias == alias), None)
-    if connection is None:
-        return False
-    blocks = connection.atomic_blocks
-    if connection.in_atomic_block and not (blocks and blocks[-1]._from_testcase):
-        return True
-    return bool(getattr(connection, "in_atomic_block_mongo", False))
+    """Return whether this thread is in a transaction on *alias*; see `open_transactions`."""
+    return any(connection.alias == alias for connection in open_transactions())
 
 
 def is_overtaken(error: BaseException) -> bool:
