@@ -87,7 +87,7 @@ class DocumentLock(Generic[D]):
         self.name = name or f"{source.name}.{self.rules.fields.state}"
         declare(self)
         if source.model is not None:
-            protect(source.model, self)
+            protect(source.model, source, self.rules)
 
     def __repr__(self) -> str:
         return f"<DocumentLock {self.name!r}>"

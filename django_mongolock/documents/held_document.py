@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from bson.int64 import Int64
@@ -28,8 +27,7 @@ from ..other_collections.courier import Steps, send
 from ..other_collections.field_paths import LAST_VERSION, Document, aware, get_path
 from ..transactions import open_transactions, warn_once
 from .rules import read_snapshot
-from .saving import Holder
-from .steps import Context, put_back
+from .steps import Block, Context, put_back
 from .updates import Own, Refusal, read_one, releasing, token_of, write_one
 
 D = TypeVar("D")
@@ -44,37 +42,6 @@ LOST: Final = "lost"
 FORKED: Final = "a forked child does not hold its parent's documents"
 #: Why a block cannot begin.
 TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it, or hold fewer at once"
-
-
-class Block:
-    """What ends with its block: `_leave` has the steps of the end."""
-
-    _context: Context
-
-    def _run(self, steps: Steps[T]) -> T:
-        return self._context.courier.run(steps)
-
-    def _arun(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
-        return self._context.courier.arun(steps)
-
-    def _leave(self, error: BaseException | None) -> Steps[Any]:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._run(self._leave(error))
-
-    async def __aenter__(self) -> Self:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._arun(self._leave(error))
 
 
 class HeldDocument(Block, Generic[D]):
@@ -325,6 +292,17 @@ class HeldDocument(Block, Generic[D]):
                 own.ended = own.failed
                 return False
         return True
+
+
+class Holder:
+    """How an instance knows that its document is held. It keeps nothing alive; a copy that goes elsewhere knows
+    nothing."""
+
+    def __init__(self, held: HeldDocument[Any]) -> None:
+        self.held = weakref.ref(held)
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
 
 
 def abandon(context: Context, several: list[Own]) -> None:

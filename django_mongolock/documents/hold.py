@@ -31,9 +31,9 @@ from ..other_collections.courier import Command, Sleep, Steps, send
 from ..other_collections.field_paths import Document, check_version
 from ..other_collections.places import Source
 from . import updates
-from .held_document import Block, FinalState, HeldDocument, abandon
+from .held_document import FinalState, HeldDocument, abandon
 from .rules import DocumentSnapshot, Rules, read_snapshot
-from .steps import BATCH, Context, acquire, dead_run, in_batches, put_back, why_not
+from .steps import BATCH, Block, Context, acquire, dead_run, in_batches, put_back, why_not
 from .updates import Own, Request, Written
 
 D = TypeVar("D")

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db.models import Model
 
+from ..other_collections.places import Source
 from ..versions.checking import FromSave, conflict, is_version_field, version_read
-
-if TYPE_CHECKING:
-    from .document_lock import DocumentLock
-    from .held_document import HeldDocument
+from .held_document import HeldDocument, Holder
+from .rules import Rules
 
 
-class Holder:
-    """How an instance knows that its document is held. It keeps nothing alive; a copy that goes elsewhere knows
-    nothing."""
-
-    def __init__(self, held: HeldDocument[Any]) -> None:
-        self.held = weakref.ref(held)
-
-    def __reduce__(self) -> Any:
-        return type(None), ()
-
-
-def protect(model: type[Any], lock: DocumentLock[Any]) -> None:
+def protect(model: type[Any], source: Source, rules: Rules) -> None:
     """Have `save()` of a model, and so its forms and its admin, leave the fields of a lock alone, and a copy be free.
     `QuerySet.update()` writes what it is told to."""
     model = model._meta.concrete_model  # a proxy has the documents of its model
     if "document_locks" not in vars(model):
         model._do_update = _leaving_locks_alone(model._do_update)
         model._do_insert = _as_free(model._do_insert)
-    own = frozenset(name for role, name in lock.rules.fields.names().items() if role != "version")
-    model.document_locks = (*getattr(model, "document_locks", ()), lock)
+    own = frozenset(name for role, name in rules.fields.names().items() if role != "version")
+    model.document_locks = (*getattr(model, "document_locks", ()), (source, rules))
     model.never_saved = getattr(model, "never_saved", frozenset()) | own
 
 
@@ -69,21 +56,20 @@ def _as_free(do_insert: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(do_insert)
     def free(self: Any, manager: Any, using: str, fields: Any, *rest: Any) -> Any:
         if not rest[-1]:  # the last one is raw: a fixture
-            for lock in self.document_locks:
-                _free(self, lock)
+            for source, rules in self.document_locks:
+                _free(self, source, rules)
         return do_insert(self, manager, using, fields, *rest)
 
     return free
 
 
-def _free(instance: Model, lock: DocumentLock[Any]) -> None:
+def _free(instance: Model, source: Source, rules: Rules) -> None:
     """Have a copy of a held document begin as a new one does. A copy has the version in which it was read; a new
     instance has none, and is saved as it was made."""
-    names = lock.rules.fields.names()
-    found: dict[str, Any] = {role: lock._source.field(name) for role, name in names.items()}
+    found: dict[str, Any] = {role: source.field(name) for role, name in rules.fields.names().items()}
     if not (vars(instance).get(found.pop("version").attname) and getattr(instance, found["holder"].attname)):
         return
-    if getattr(instance, found["state"].attname) not in lock.rules.pending:
+    if getattr(instance, found["state"].attname) not in rules.pending:
         del found["state"]
     for field in found.values():
         if field is not None:  # that of the token need not be in the model

@@ -5,9 +5,10 @@ The server decides each time, in the update itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 from pymongo.collection import Collection
 
@@ -257,3 +258,34 @@ def has_index(collection: Collection[Document], rules: Rules) -> bool:
         if whole and first[0] in (rules.fields.state, rules.fields.time) and first[1] in (1, -1):
             return True
     return not indexes  # there is no collection: `migrate`, which checks first, makes it
+
+
+class Block:
+    """What ends with its block: `_leave` has the steps of the end."""
+
+    _context: Context
+
+    def _run(self, steps: Steps[T]) -> T:
+        return self._context.courier.run(steps)
+
+    def _arun(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
+        return self._context.courier.arun(steps)
+
+    def _leave(self, error: BaseException | None) -> Steps[Any]:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._run(self._leave(error))
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._arun(self._leave(error))
