@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 from django.db.models import Model
 from pymongo import AsyncMongoClient, MongoClient
@@ -26,7 +26,6 @@ from .transactions import DjangoAtomic, PendingRelease, open_transactions, warn_
 
 __all__ = ["MongoLock", "mongo_lock", "mongo_semaphore"]
 
-T = TypeVar("T")
 Key = str | Model
 #: The modes to choose from; a semaphore has a function of its own.
 LockMode = Literal["exclusive", "shared"]

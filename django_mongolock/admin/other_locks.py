@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..context import own_address
 from ..engine.logs import INFO, log
 from ..exceptions import LockBackendFailed, LockError
-from ..inspection.kinds import Choice, LockKind, Row, Swept, other_kinds
+from ..inspection.kinds import UNREADABLE, Choice, LockKind, Row, Swept, other_kinds
 from ..inspection.snapshot import ShownState
 from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
 from .lock_actions import LockActions, may_clear, may_force
@@ -110,7 +110,7 @@ class OtherLocks(LockActions):
             return Section(kind)
         try:
             found = list(kind.rows(Choice(choice.state, choice.owner or None), most + 1))
-        except (LockError, ImproperlyConfigured) as error:
+        except UNREADABLE as error:
             return Section(kind, error=error)
         rows = [Shown(kind, row, self._address(request, kind, row.key)) for row in found[:most]]
         return Section(kind, rows, more=len(found) > most)

@@ -31,7 +31,6 @@ from .steps import Block, Context, put_back
 from .updates import Own, Refusal, read_one, releasing, token_of, write_one
 
 D = TypeVar("D")
-T = TypeVar("T")
 
 #: The state in which work ends: one, or a function that chooses it for the document. None: the only one there is.
 FinalState = str | Callable[[Any], str] | None

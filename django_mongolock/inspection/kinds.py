@@ -142,8 +142,12 @@ class Counts:
     error: str = ""
 
 
+#: What a kind of locks raises that cannot be read or changed now.
+UNREADABLE: Final = (LockError, ImproperlyConfigured)
+
+
 class LockKind(Protocol):
-    """Locks of one kind. Each method may raise LockError or ImproperlyConfigured.
+    """Locks of one kind. Each method may raise `UNREADABLE`.
 
     name: for commands and addresses. title: what they are in a sentence, such as "locks". model, alias: where they are,
     if Django knows. taken: the states in which `force` takes a lock from its holder.
@@ -215,7 +219,7 @@ def count_all(found: Iterable[LockKind]) -> tuple[Counts, ...]:
 def _count(kind: LockKind) -> Counts:
     try:
         return replace(kind.counts(), kind=kind.name)
-    except (LockError, ImproperlyConfigured) as error:
+    except UNREADABLE as error:
         return Counts(kind.name, error=str(error))
 
 

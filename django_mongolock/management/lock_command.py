@@ -19,7 +19,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ..conf import get_settings
 from ..engine.text_checks import check_fact
 from ..exceptions import LockError, printable
-from ..inspection.kinds import KeyMatch, LockKind, Row, find_kind, glob, kinds, starting
+from ..inspection.kinds import UNREADABLE, KeyMatch, LockKind, Row, find_kind, glob, kinds, starting
 from ..inspection.named_locks import NamedLocks
 from ..inspection.queries import ping
 
@@ -109,7 +109,7 @@ class LockCommand(PlainCommand):
         """Note that a kind cannot be read: it hides no other."""
         try:
             yield
-        except (LockError, ImproperlyConfigured) as error:
+        except UNREADABLE as error:
             self.failed[kind.name] = str(error)
 
     def report_failed(self) -> None:

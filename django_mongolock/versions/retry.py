@@ -162,11 +162,11 @@ def _finished(result: R, function: Callable[..., Any]) -> R:
 
 def refuse_open_transaction(aliases: Collection[str] | None) -> None:
     """Raise TransactionManagementError if a second run could not see what the conflict was about."""
-    known = list(connections)
+    known, opened = list(connections), {connection.alias for connection in open_transactions()}
     for alias in known if aliases is None else aliases:
         if alias not in known:
             raise ValueError(f"using={alias!r} is no alias of DATABASES: there are {', '.join(known)}")
-        if open_transaction(alias):
+        if alias in opened:
             raise TransactionManagementError(
                 f"a conflict cannot be retried inside the transaction that is open on {alias!r}: it would not see what "
                 "others wrote. Open the transaction inside the retried code, or retry around it "

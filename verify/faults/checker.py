@@ -201,8 +201,9 @@ def first_come_first_served(history: History) -> Iterator[Violation]:
         queue = [attempt for attempt in attempts if attempt.kind == "lock" and attempt.owner is None]
         asked = [attempt.asked for attempt in queue]
         for waiter in queue:
-            is_calm = history.is_calm(waiter, waiter.asked, waiter.asked + 0.1, 0.0) and waiter.id not in unsent
-            if history.allow.calm_arrivals and not is_calm:
+            if history.allow.calm_arrivals and (
+                waiter.id in unsent or not history.is_calm(waiter, waiter.asked, waiter.asked + 0.1, 0.0)
+            ):
                 continue
             end = _waited_until(history, waiter, key)
             later = queue[

@@ -107,7 +107,7 @@ class LockGrants:
         if not alone:
             return
         with contextlib.suppress(LockBackendFailed):
-            keys, ids = (tuple(names) for names in zip(*((grant.key, grant.id) for grant in alone), strict=True))
+            keys, ids = tuple(grant.key for grant in alone), tuple(grant.id for grant in alone)
             left = yield ReleaseUncontended(keys, ids, after=True)
             for grant in alone:
                 if grant.key not in left:
