@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, Never, TypeVar
 from asgiref.sync import iscoroutinefunction
 
 from .engine.lock.lock import MongoLock
-from .engine.lock.transaction import finished, leaves
+from .engine.lock.transaction import finished, leaves, outlast
 from .engine.rule.options import Seconds
 from .exceptions import LockLost, LockMisused
 from .locks import Key, chosen, make_lock
@@ -111,20 +111,6 @@ def _watch(weak: weakref.ref[BaseTerm], over: threading.Event) -> None:
             break
 
 
-async def _outlast(task: asyncio.Future[Any]) -> None:
-    """Wait until *task* is done. A cancellation meanwhile is raised after that."""
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        if not task.cancelled():
-            task.exception()  # seen
-        raise cancelled
-
-
 class Leader:
     """Stands for election: see `leader`. One term at a time; make one for each thread or task."""
 
@@ -165,7 +151,7 @@ class Leader:
                         term.end()
                         ended.cancel()
                         task.cancel()
-                        await _outlast(task)
+                        await outlast(task)
                     if not task.cancelled():
                         task.result()  # raises its error
 

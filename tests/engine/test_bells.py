@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.collection import Collection
+from pymongo.errors import AutoReconnect
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
@@ -28,6 +29,7 @@ from tests.engine.twins import CALM
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
 from tests.support.grants import grant_of
+from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
 #: Long before a place in the queue is renewed under CALM terms, which would find whatever was missed.
@@ -375,3 +377,30 @@ def test_other_locks_have_other_bells(config: StoreConfig) -> None:
     """Two projects in one database, with locks in two collections, do not hear each other."""
     names = [Session(MongoStore(replace(config, collection=name))).store.bells.collections for name in ("one", "two")]  # type: ignore[attr-defined]
     assert not {each.name for each in names[0]} & {each.name for each in names[1]}
+
+
+def test_all_bells_together_have_half_a_second(
+    here: Here, failpoint: Callable[..., None], commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P8: a release that lets in many does not wait for each of their bells while the server does not answer."""
+    monkeypatch.setattr(bells, "RING_TIMEOUT", 0.05)
+    rung = bells.Bells(store_of(here.session).collection)
+    failpoint(["find"], blockConnection=True, blockTimeMS=100)
+    commands.clear()
+    rung.ring(Bell(f"session {number}", "g", News(1, datetime.now(UTC))) for number in range(99))
+    assert commands.names() == ["find"]
+
+
+def test_a_bell_that_cannot_be_rung_silences_no_other(
+    collection: Collection[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network error at one collection takes nothing from those who listen at the next."""
+    looked: list[str] = []
+
+    def fail(each: Collection[Document]) -> bool:
+        looked.append(each.name)
+        raise AutoReconnect("connection closed")
+
+    monkeypatch.setattr(bells, "stays_open", fail)
+    bells.Bells(collection).ring(Bell(f"session {number}", "g", News(1, datetime.now(UTC))) for number in range(99))
+    assert len(looked) == bells.COLLECTIONS

@@ -337,3 +337,17 @@ def test_how_many_wait_behind_is_told_while_it_changes(memory: Memory) -> None:
         grant.waiting.behind = behind
         session.renewals.renew([grant])
     assert [step.behind for _, step, _ in told] == [(), (2,), (3,), (0,), ()]
+
+
+def test_a_downgrade_gives_no_time_to_the_longest_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends when it would have ended, however long the command takes."""
+    lock, apply = memory.lock(terms=CALM, max_hold=100.0).acquire(), memory.session.store.apply
+
+    def slow(key: str, step: Step, timeout: float) -> Reply:
+        memory.server._moved += 5
+        return apply(key, step, timeout)
+
+    before = grant_of(lock).lease.last
+    monkeypatch.setattr(memory.session.store, "apply", slow)
+    lock.downgrade()
+    assert grant_of(lock).lease.last == before

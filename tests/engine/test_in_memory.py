@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.protocol.actions import Apply, Pause
+from django_mongolock.engine.protocol.actions import FOREVER, Apply, Pause
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
@@ -21,6 +21,7 @@ from django_mongolock.engine.rule.replies import Found, Reply, read_found
 from django_mongolock.engine.session.core import COMMAND_THREADS, REQUEST, SHARES
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
 from django_mongolock.engine.session.grant import Grant
+from django_mongolock.engine.session.heartbeat import Heartbeat
 from django_mongolock.engine.session.releases import FAILOVER_LOOK_EVERY
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
@@ -669,6 +670,30 @@ def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeyp
         gc.collect()
         memory.session.orphans.do_due(memory.session.now())
     assert eventually(lambda: memory.holders() == [])
+
+
+def test_an_error_in_one_dropped_lock_takes_nothing_from_the_next(memory: Memory) -> None:
+    """P4: where warnings are errors, that of the first is raised in the heartbeat."""
+
+    class Idle:
+        def next_due(self) -> float:
+            return FOREVER
+
+        def do_due(self, now: float) -> None: ...
+
+    def adopt(item: Any) -> None:
+        adopted.append(item)
+        raise ResourceWarning(item)
+
+    adopted: list[Any] = []
+    heartbeat = Heartbeat(memory.session.threads, memory.session.now)
+    heartbeat.serve([Idle()], adopt)
+    inbox: Any = heartbeat.inbox
+    inbox.put("one")
+    inbox.put("two")
+    heartbeat.start()
+    assert eventually(lambda: adopted == ["one", "two"])
+    heartbeat.close()
 
 
 # Threads

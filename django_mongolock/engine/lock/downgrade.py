@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ...exceptions import LockLost, LockMisused
 from ..protocol import procedures
-from ..protocol.actions import FOREVER, Protocol
+from ..protocol.actions import Protocol
 from ..rule.document import UNLIMITED
 from ..session.ending import How
 from ..session.grant import Grant
@@ -42,9 +42,8 @@ def downgrade(own: LockGrants) -> Protocol[bool]:
 
 def _replace(own: LockGrants, session: Session, grant: Grant, reader: Grant) -> Protocol[bool]:
     """Let *reader* take the place of *grant*; return whether that was held until then."""
-    until, last, now = grant.lease.until, grant.lease.last, session.now()
-    if last < FOREVER:
-        reader.lease.max_hold = last - now
+    until, now = grant.lease.until, session.now()
+    reader.lease.last = grant.lease.last
     reader.waiting.back_by = until + session.commands.timeout
     session.queue.join(reader, trial=True)
     session.registry.expect(reader)

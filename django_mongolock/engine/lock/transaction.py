@@ -126,13 +126,11 @@ class Atomic(Generic[S_co]):
                 read_preference=ReadPreference.PRIMARY,
                 max_commit_time_ms=round(session.commands.timeout * 1000),
             )
-        except GeneratorExit:
-            raise  # a signal has struck between two steps: nothing was sent yet that would have to be aborted
-        except BaseException:
-            yield from self._abort()
+            for grant in self._grants:
+                grant.defer_renewals()
+        except BaseException:  # nothing was sent yet that would have to be aborted
+            self._resume_renewals()
             raise
-        for grant in self._grants:
-            grant.defer_renewals()
         return self._client_session
 
     def _end(self, error: BaseException | None, confirm: Callable[[], object]) -> Calls[None]:
@@ -162,9 +160,12 @@ class Atomic(Generic[S_co]):
                 yield confirm
             raise LockTransactionAborted(self._key, self._grants[0].token, _reason(failure)) from failure
         finally:
-            for grant in self._grants:  # not before: a renewal would conflict with the commit
-                grant.resume_renewals()
-                self._registry.see_to(grant)
+            self._resume_renewals()  # not before: a renewal would conflict with the commit
+
+    def _resume_renewals(self) -> None:
+        for grant in self._grants:
+            grant.resume_renewals()
+            self._registry.see_to(grant)
 
     def _match(self) -> Calls[bool]:
         """Write to the document of every key; return whether all were there and held by our grants."""
@@ -216,13 +217,9 @@ class Atomic(Generic[S_co]):
         if isinstance(self._client, AsyncMongoClient) or call == self._lock.aextend:
             outcome = call()
             return await outcome if isinstance(outcome, Awaitable) else outcome
-        # A session is not for two threads at once: a cancelled task waits for its command.
         running = asyncio.ensure_future(asyncio.to_thread(call))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait([running])
-            raise
+        await outlast(running)  # a session is not for two threads at once
+        return running.result()
 
 
 def _call(call: Any) -> Any:
@@ -294,6 +291,20 @@ def _transactional_store(lock: FencingLock) -> MongoStore:
 def _reason(error: PyMongoError) -> str:
     details = getattr(error, "details", None) or {}
     return str(details.get("codeName", type(error).__name__))
+
+
+async def outlast(task: asyncio.Future[Any]) -> None:
+    """Wait until *task* is done. A cancellation meanwhile is raised after that."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # seen
+        raise cancelled
 
 
 #: The types of results that have not done their work yet.

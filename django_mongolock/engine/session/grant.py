@@ -266,7 +266,7 @@ class Grant:
             self.reporting.waited = granted.now - self.waiting.began
             lease.uncontended = granted.uncontended
             # The deadline first: to the heartbeat, which may look now, a grant held without one is a grant lost.
-            lease.last = FOREVER if lease.max_hold is None else granted.now + lease.max_hold
+            lease.last = min(lease.last, FOREVER if lease.max_hold is None else granted.now + lease.max_hold)
             lease.since = granted.now
             lease.until = min(granted.until, lease.last)
             self.state = State.HELD

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -42,6 +43,8 @@ class Heartbeat:
         #: Wakes the thread, and takes what was dropped without a release: its `put` may be called anywhere, also by the
         #: garbage collector, and no signal handler can strike in it. Not an Event: see `worker_threads`.
         self.inbox: SimpleQueue[OwnerRef | None] = SimpleQueue()
+        #: What it has taken out of there, until that is adopted: an error in one takes nothing from the others.
+        self._dropped: deque[OwnerRef] = deque()
         self.thread: threading.Thread | None = None
         self._closed = False
 
@@ -100,24 +103,23 @@ class Heartbeat:
             self.wakes_at = FOREVER
             try:
                 self.wakes_at = due = self.next_due()
-                dropped = self._sleep(due)
+                self._sleep(due)
                 self.wakes_at = 0.0
                 if self._closed:
                     return
-                for item in dropped:
-                    self.adopt(item)
+                while self._dropped:
+                    self.adopt(self._dropped.popleft())
                 self.do_due()
             except BaseException:  # noqa: BLE001 - it is logged
                 log_exception("the heartbeat failed and goes on")
                 time.sleep(0.1)
+                self.wake()
 
-    def _sleep(self, due: float) -> list[OwnerRef]:
-        """Sleep until something is *due* or something comes into the inbox; return what was dropped."""
-        dropped: list[OwnerRef] = []
+    def _sleep(self, due: float) -> None:
+        """Sleep until something is *due* or something comes into the inbox, and take out what was dropped."""
         with contextlib.suppress(Empty):
             item = self.inbox.get(timeout=None if due == FOREVER else max(0.0, due - self.now()))
             while True:
                 if item is not None:
-                    dropped.append(item)
+                    self._dropped.append(item)
                 item = self.inbox.get_nowait()
-        return dropped

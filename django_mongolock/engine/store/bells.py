@@ -33,7 +33,7 @@ COLLECTIONS: Final = 8
 SIZE: Final = 65_536
 #: How long the server keeps a read open while nobody rings, in milliseconds.
 AWAIT_MS: Final = 1_000
-#: A message that cannot be sent within this time is not worth more, in seconds.
+#: Messages that cannot be sent within this time, all together, are not worth more, in seconds.
 RING_TIMEOUT: Final = 0.5
 
 
@@ -55,10 +55,11 @@ class Bells:
         messages: dict[int, list[Document]] = {}
         for bell in bells:
             messages.setdefault(_number(bell.session), []).append(bell.message)
-        for number, those in messages.items():
-            with contextlib.suppress(PyMongoError), pymongo.timeout(RING_TIMEOUT):
-                if self._is_there(number):
-                    self._unconfirmed[number].insert_many(those, ordered=False)
+        with pymongo.timeout(RING_TIMEOUT):
+            for number, those in messages.items():
+                with contextlib.suppress(PyMongoError):
+                    if self._is_there(number):
+                        self._unconfirmed[number].insert_many(those, ordered=False)
 
     def _is_there(self, number: int, age: float = LOOK_EVERY) -> bool:
         """Return whether the collection was good at most *age* seconds ago: a message to one that is not there would
