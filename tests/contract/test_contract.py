@@ -66,6 +66,7 @@ class TestOne:
             assert 0 < lock.remaining <= 30
             inside = facts(lock)
             assert inside[1] == {key: inside[0]}
+            assert lock.acquired_at.tzinfo is not None
             assert repr(lock).startswith(f"<MongoLock {key!r} held, token {inside[0]}, ")
             assert not elsewhere(key).try_acquire()
             raise ZeroDivisionError

@@ -354,6 +354,12 @@ def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
     assert play.result.token == 10
 
 
+def test_what_a_renewal_found_makes_news_old() -> None:
+    """P1, F28: a renewal has found this place in the queue after the grant that is told of."""
+    play = queued()
+    assert play.hear(news=News(9, NOW), queued_until=play.now + 4, last_token=9) == Read("k", "g")
+
+
 def test_an_older_answer_makes_no_old_news_new() -> None:
     """P1, F28: a hand-over that was to queue us got its answer late; meanwhile we were granted the lock, slept through
     that, and queued again by a command of our own. The news of that grant are old, also when the late answer is read
