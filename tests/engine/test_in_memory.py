@@ -17,6 +17,7 @@ from django_mongolock.engine.protocol.actions import FOREVER, Apply, Pause
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
+from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.rule.replies import Found, Reply, read_found
 from django_mongolock.engine.session.core import COMMAND_THREADS, REQUEST, SHARES
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
@@ -29,7 +30,7 @@ from django_mongolock.testing.memory_server import MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.memory import LONG, TIMEOUT, Memory
 from tests.engine.twins import CALM
-from tests.engine.waiters import Waiter
+from tests.engine.waiters import InThread, Waiter
 from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually
 
@@ -670,6 +671,39 @@ def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeyp
         gc.collect()
         memory.session.orphans.do_due(memory.session.now())
     assert eventually(lambda: memory.holders() == [])
+
+
+def test_an_observer_does_not_hold_up_the_heartbeat(in_thread: InThread) -> None:
+    """P8: what the session has noticed itself, such as a dropped lock, is told by another thread."""
+    memory, told = Memory(in_thread), []
+    memory.session.notifications._observer = lambda event, _: told.append((event, threading.current_thread().name))
+    mine = memory.lock().acquire()
+    told.clear()
+    with pytest.warns(ResourceWarning):  # noqa: PT031
+        del mine
+        gc.collect()
+        assert eventually(lambda: told != [])
+    ((event, thread),) = told
+    assert event == "released"
+    assert not thread.startswith("mongolock-heartbeat")
+    memory.close()
+
+
+def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> None:
+    """P3: also when its backend has opened another one since."""
+    sessions = [memory.session, memory.new_session(), memory.new_session()]
+    mine = MongoLock(lambda: sessions.pop(0), ("k",), LONG, LockOptions(), dict)
+    with mine:
+        assert mine._session() is memory.session
+        assert len(sessions) == 2
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(0, 2.0), (1, 0.3), (2, 4.0)])
+def test_how_long_a_renewal_may_take(memory: Memory, failures: int, seconds: float) -> None:
+    """P7: the second one, for each key, less: it is for those that are not stuck."""
+    grant = new_grant(memory.session, memory.lock(terms=Terms(lease=12, margin=1, waiter_lease=12)), object())
+    grant.lease.failures = failures
+    assert memory.session.renewals._limit([grant]) == pytest.approx(seconds)
 
 
 def test_an_error_in_one_dropped_lock_takes_nothing_from_the_next(memory: Memory) -> None:
