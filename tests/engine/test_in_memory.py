@@ -662,6 +662,27 @@ def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
     assert not mine.held
 
 
+def test_a_signal_in_a_release_ends_no_minimum_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: of any of its keys; they are given back all the same."""
+
+    def struck(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    mine = memory.lock("k", "l", terms=replace(LONG, min_hold=600.0)).acquire()
+    monkeypatch.setattr(memory.session, "_perform", struck)
+    with pytest.raises(KeyboardInterrupt):
+        mine.release()
+    assert eventually(lambda: ["released" in each for key in "kl" for each in memory.entries(key)] == [True, True])
+
+
+def test_the_end_of_a_session_ends_no_minimum_hold(memory: Memory) -> None:
+    """P6: also if a copy of the command that was granted may still arrive."""
+    mine = memory.lock(terms=replace(LONG, min_hold=600.0)).acquire()
+    grant_of(mine).outcome_unknown = True
+    memory.session.close()
+    assert ["released" in each for each in memory.entries()] == [True]
+
+
 def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F33, F65: a lock object dies, and a signal strikes before the reference to it says whose it was."""
     monkeypatch.setattr(memory.session.heartbeat, "adopt", lambda _: None)
