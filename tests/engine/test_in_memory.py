@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TO
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.rule.options import LockOptions
-from django_mongolock.engine.rule.replies import Found, Reply, read_found
+from django_mongolock.engine.rule.replies import Bell, Found, News, Reply, read_found
 from django_mongolock.engine.session.core import COMMAND_THREADS, REQUEST, SHARES
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
 from django_mongolock.engine.session.grant import Grant
@@ -662,6 +663,27 @@ def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
     assert not mine.held
 
 
+def test_a_signal_in_a_release_ends_no_minimum_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: of any of its keys; they are given back all the same."""
+
+    def struck(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    mine = memory.lock("k", "l", terms=replace(LONG, min_hold=600.0)).acquire()
+    monkeypatch.setattr(memory.session, "_perform", struck)
+    with pytest.raises(KeyboardInterrupt):
+        mine.release()
+    assert eventually(lambda: ["released" in each for key in "kl" for each in memory.entries(key)] == [True, True])
+
+
+def test_the_end_of_a_session_ends_no_minimum_hold(memory: Memory) -> None:
+    """P6: also if a copy of the command that was granted may still arrive."""
+    mine = memory.lock(terms=replace(LONG, min_hold=600.0)).acquire()
+    grant_of(mine).outcome_unknown = True
+    memory.session.close()
+    assert ["released" in each for each in memory.entries()] == [True]
+
+
 def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F33, F65: a lock object dies, and a signal strikes before the reference to it says whose it was."""
     monkeypatch.setattr(memory.session.heartbeat, "adopt", lambda _: None)
@@ -671,6 +693,18 @@ def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeyp
         gc.collect()
         memory.session.orphans.do_due(memory.session.now())
     assert eventually(lambda: memory.holders() == [])
+
+
+@pytest.mark.parametrize("tokens", [(5, 7), (7, 5), (7, 7)])
+def test_of_two_bells_the_newer_grant_is_the_news(memory: Memory, tokens: tuple[int, int]) -> None:
+    """F28: a bell may come late."""
+    grant = new_grant(memory.session, memory.lock(), object())
+    memory.session.queue.waiting[grant.id] = grant
+    for token in tokens:
+        memory.session.waits.hear(Bell(memory.session.id, grant.id, News(token, datetime.now(UTC))))
+    assert grant.waiting.news is not None
+    assert grant.waiting.news.token == 7
+    memory.session.queue.leave(grant)
 
 
 def test_an_observer_does_not_hold_up_the_heartbeat(in_thread: InThread) -> None:

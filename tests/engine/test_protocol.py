@@ -482,8 +482,8 @@ def test_the_wait_in_line_ends_in_time() -> None:
     """F67: who is behind others at its deadline is refused without a command, since they are before it in any case; the
     next in line gets a last try. Or it gets LockCancelled."""
     with pytest.raises(LockNotAcquired) as refusal:
-        InLine("behind", wait=5).hear(after=5, turn="behind", holder="host h")
-    assert (refusal.value.waited, refusal.value.holder) == (5, "host h")
+        InLine("behind", wait=5).hear(after=6, turn="behind", holder="host h")
+    assert (refusal.value.waited, refusal.value.holder) == (6, "host h")
     play = InLine("next", wait=0.1)
     play.hear(after=5, turn="next")
     assert isinstance(play.result, WaitResult)
