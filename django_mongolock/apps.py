@@ -4,7 +4,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class MongoLockConfig(AppConfig):
-    """Registers the checks and the contention policies, and has ``migrate`` make the indexes."""
+    """Registers the kind of the named locks, the checks, and what `contrib` adds; has ``migrate`` make the indexes."""
 
     name = "django_mongolock"
     verbose_name = _("Locks")

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Self, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.http import HttpRequest
 
 from .backends import get_backend
@@ -25,7 +26,7 @@ from .engine.text_checks import check_fact, check_key, tidy_fact
 from .exceptions import LockLost, LockMisused, LockNotAcquired
 from .keys import as_key
 from .locks import Key
-from .owners import asession_is_gone, asession_owner, keep_session, session_is_gone, session_of, session_owner
+from .owners import keep_session, session_is_gone, session_of, session_owner
 
 __all__ = ["Claim", "claim"]
 
@@ -58,6 +59,7 @@ class Claim(Detached):
         self.lease = check_seconds("lease", lease)
         self._label = check_fact("label", label)
         self._held: dict[str, Any] | None = None
+        self._user = ""
 
     def __repr__(self) -> str:
         if not self.held:
@@ -123,7 +125,7 @@ class Claim(Detached):
 
     async def arenew(self) -> Self:
         """See renew()."""
-        gone = self._request is not None and await asession_is_gone(self._request)
+        gone = self._request is not None and await sync_to_async(session_is_gone)(self._request)
         return await self._arun(self._renew(gone=gone))
 
     def _renew(self, *, gone: bool) -> Protocol[Self]:
@@ -156,14 +158,19 @@ class Claim(Detached):
     # What is sent
 
     def _run(self, steps: Protocol[T]) -> T:
-        if self._request is not None:
-            self._owner = session_owner(self._request)
+        self._find_owner()
         return self._session().run(steps)
 
     async def _arun(self, steps: Protocol[T]) -> T:
-        if self._request is not None:
-            self._owner = await asession_owner(self._request)
+        if self._request is not None:  # in a thread: it may load the session, and the user of the request
+            await sync_to_async(self._find_owner)()
         return await self._session().arun(steps)
+
+    def _find_owner(self) -> None:
+        if self._request is not None:
+            self._owner = session_owner(self._request)
+            user = getattr(self._request, "user", None)
+            self._user = tidy_fact(user.pk) if user is not None and user.is_authenticated else ""
 
     def _is_ours(self, reply: Reply) -> bool:
         """Whether the holder is a claim of this owner; not what a process holds for it."""
@@ -180,9 +187,8 @@ class Claim(Detached):
 
     def _facts(self) -> dict[str, str | int]:
         facts = holder_facts(self._label or "claim")
-        user = getattr(self._request, "user", None)
-        if user is not None and user.is_authenticated:
-            facts["editor"] = tidy_fact(user.pk)  # by which all claims of a user are found
+        if self._user:
+            facts["editor"] = self._user  # by which all claims of a user are found
         return {name: value for name, value in facts.items() if name in ("label", "place", "user", "editor")} | {
             "host": CLAIMED
         }

@@ -20,7 +20,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 from pymongo.uri_parser import split_hosts, split_options
 
-from .engine.rule.document import Terms
+from .engine.rule.document import Limits, Terms
 from .engine.rule.options import as_seconds, check_flag, check_seconds, check_wait
 from .engine.text_checks import check_key
 
@@ -33,8 +33,9 @@ ENGINE: Final = "django_mongodb_backend"
 MEMORY: Final = "django_mongolock.testing.memory.MemoryLockBackend"
 #: One of these stands at the end of a prefix, and between the fields of a key template.
 SEPARATORS: Final = ":/|,;#="
-#: The defaults of the engine: 30 seconds of lease, and so on.
+#: The defaults of the engine: 30 seconds of lease, queues of 1,000, and so on.
 _TERMS: Final = Terms()
+_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +74,8 @@ class LockSettings:
     WAIT: float | None = 10.0
     CLOCK_MARGIN: float = _TERMS.clock_margin
     WAITER_LEASE: float = _TERMS.waiter_lease
-    MAX_WAITERS: int = 1_000
-    RETENTION: float = 7 * 86_400.0
+    MAX_WAITERS: int = _LIMITS.waiters
+    RETENTION: float = _LIMITS.retention / 1000
     COMMAND_TIMEOUT: float = 5.0
     CONTENTION_STATUS: int = 423
     SHORT_WAIT: float = 1.0

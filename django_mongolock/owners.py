@@ -107,12 +107,6 @@ def session_is_gone(request: HttpRequest) -> bool:
     return _is_stored(session) and not session.exists(session.session_key)
 
 
-async def asession_is_gone(request: HttpRequest) -> bool:
-    """See session_is_gone()."""
-    session = session_of(request)
-    return _is_stored(session) and not await session.aexists(session.session_key)
-
-
 def session_of(request: HttpRequest) -> Any:
     """Return the session of a request. Raises TypeError for anything that has none."""
     session = getattr(request, "session", None)

@@ -20,6 +20,7 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client
 from django.urls import path
 from django.utils import timezone
+from django.utils.functional import SimpleLazyObject
 from pytest_django import Settings
 
 from django_mongolock import LockLost, LockNotAcquired, mongo_lock
@@ -31,7 +32,7 @@ from django_mongolock.owners import release_owner
 from django_mongolock.testing import override_locks
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.support.looking import new_key
+from tests.support.looking import holder, new_key
 from tests.support.waiting import eventually
 from tests.test_admin import browser
 from tests.test_owners import request_of, sign_in
@@ -209,6 +210,19 @@ class TestSession:
         made = claim(key, owner=request).acquire()
         assert made.renew().held
         assert asyncio.run(made.arenew()).held
+
+    def test_a_user_that_is_loaded_late(self, do: Do, key: str) -> None:
+        """The user of a request is recorded, and loaded outside of the event loop."""
+
+        def load() -> User:
+            with pytest.raises(RuntimeError):
+                asyncio.get_running_loop()
+            return User(pk=7, username="anna")
+
+        request: Any = request_of()
+        request.user = SimpleLazyObject(load)
+        do(claim(key, owner=request), "acquire")
+        assert holder(key)["editor"] == "7"
 
     @pytest.mark.long
     def test_expiry(self, key: str, locks: Locks, settings: Settings) -> None:

@@ -41,6 +41,7 @@ from rest_framework.views import APIView
 
 from django_mongolock import SKIPPED, LockLost, lock_info, mongo_lock
 from django_mongolock.backends import get_backend, mongo_store
+from django_mongolock.decorator import views
 from django_mongolock.decorator.calls import LockedFunction
 from django_mongolock.exceptions import LockBackendFailed, LockMisused, LockNotAcquired
 from django_mongolock.idempotency import idempotent
@@ -164,6 +165,19 @@ class TestViews:
         before = dict(done)
         refused = post(view, key, **{"body": key, **change})
         assert (refused.status_code, code(refused), done) == (422, "key_reused", before)
+
+    def test_the_page_of_an_async_view(self, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is rendered outside of the event loop, as the project's own may load the user."""
+
+        def render(*arguments: Any) -> str:
+            with pytest.raises(RuntimeError):
+                asyncio.get_running_loop()
+            return "refused"
+
+        monkeypatch.setattr(views, "render_to_string", render)
+        view = idempotent(client=me)(as_async(charge))
+        answers = [post(view, key, body, headers={"Accept": "text/html"}) for body in (key, "other")]
+        assert [each.content for each in answers] == [b'{"times": 1}', b"refused"]
 
     def test_no_key(self, view: Any, key: str) -> None:
         refused = post(view, None, key)

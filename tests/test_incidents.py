@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import os
 import time
 from typing import Any
 
@@ -199,6 +201,21 @@ class TestTheCommand:
         assert refusal.value.returncode == 3
         run("release_lock", "k", "--ask", "--token", str(TOKEN + 1))
         assert locks.read("k")["holders"][0]["release_requested_by"]
+
+    def test_many_holders(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All of them are asked, by a user of a container who has no name; and all lose the lock."""
+
+        def getuser() -> str:
+            raise KeyError("getpwuid(): uid not found")
+
+        monkeypatch.setattr(getpass, "getuser", getuser)
+        locks.add("k", [entry(n, mode="shared") for n in range(12)])
+        assert "12 asked" in run("release_lock", "k", "--ask")[0]
+        assert {each["release_requested_by"] for each in locks.read("k")["holders"]} == {
+            f"user {os.getuid()}, with release_lock"
+        }
+        run("release_lock", "k", "--no-input")
+        assert locks.read("k")["holders"] == []
 
 
 @pytest.mark.long

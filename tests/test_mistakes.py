@@ -272,7 +272,7 @@ def server(host: str, **hello: Any) -> ServerDescription:
 def test_a_wait_that_failed_tells_how_long_it_was(mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch) -> None:
     """F153: from the call on, however many commands there were; also after it was sent to another process."""
     lock = mongo_lock("a", wait=10)
-    session: Any = lock._session_now()
+    session: Any = lock._current_session()
     later = itertools.count(session.now(), 11)
     monkeypatch.setattr(session, "now", lambda: next(later))
     with mongolock.unavailable(), pytest.raises(LockBackendFailed, match=r"lock 'a': after \d+\.0 s, MongoDB") as told:

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from asgiref.sync import iscoroutinefunction
+from asgiref.sync import iscoroutinefunction, sync_to_async
 
 from ..conf import get_settings
 from ..context import serving, task_owner
@@ -247,8 +247,8 @@ class LockedCall(CallFacts):
         return self.policy.refused(error, self)
 
     async def arefused(self, error: Unlocked) -> Any:
-        """See refused()."""
-        return self.refused(error)
+        """See refused(). A view's answer is made in a thread: the project's page may load the user of the request."""
+        return self.refused(error) if self.request is None else await sync_to_async(self.refused)(error)
 
     def finished(self, result: Any) -> Any:
         """Return *result*; raise TypeError if it is work that would only begin after the release."""

@@ -225,6 +225,8 @@ class IdempotentCall(LockedCall):
 
     async def arefused(self, error: Unlocked) -> Any:
         """See refused()."""
+        if self.request is not None:
+            return await super().arefused(error)
         return await actions.arun(self._meanwhile(error), self._asend)
 
     def _meanwhile(self, error: Unlocked) -> Steps:
@@ -237,11 +239,10 @@ class IdempotentCall(LockedCall):
         if isinstance(error, LockNotAcquired):
             key = error.key
             try:
-                found = yield lambda results: results.find(key)
-            except LockBackendFailed as failure:
-                found, error = None, failure
-            if found is not None:
-                return self._replayed(found["result"])
+                if (found := (yield lambda results: results.find(key))) is not None:
+                    return self._replayed(found["result"])
+            except (LockBackendFailed, RequestRefused) as failure:
+                error = failure
         return super().refused(error)
 
     def _send(self, command: Any) -> Any:
@@ -287,15 +288,15 @@ class IdempotentCall(LockedCall):
         return kept and {"for": self.fingerprint, **kept}
 
     def _replayed(self, kept: Document) -> Any:
-        """The result of an earlier run."""
+        """The result of an earlier run. Raises RequestRefused if it is not for this request."""
         if self.request is None:
             return SKIPPED if kept["status"] is None else json.loads(kept["body"])
         if kept["for"] != self.fingerprint:
             message = _("This %(header)s was used for another request.")
-            return self.policy.refused(self.refusal(422, "key_reused", message), self)
+            raise self.refusal(422, "key_reused", message)
         if kept["status"] is None:
             message = _("This was done, but its response is not available any more.")
-            return self.policy.refused(self.refusal(410, "not_kept", message), self)
+            raise self.refusal(410, "not_kept", message)
         return http.replayed(kept)
 
 

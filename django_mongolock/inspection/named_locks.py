@@ -126,7 +126,7 @@ class NamedLocks:
 
     def rows(self, choice: Choice, limit: int = 0) -> Iterator[LockRow]:
         order = "_id" if choice.state == "all" else "expires_at"
-        holders = HOLDERS if choice.owner is None else MOST_HOLDERS
+        holders = HOLDERS if choice.owner is None and choice.ids is None else MOST_HOLDERS
         query = chosen(self._ours(choice))
         found = queries.snapshots(self.store, query, {order: 1}, limit=limit, holders=holders, owner=choice.owner)
         return map(row_of, judge_all(self.store, found))

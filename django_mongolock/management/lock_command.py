@@ -97,8 +97,8 @@ class LockCommand(PlainCommand):
             found = [find_kind(name, using) for name in options["kind"]] or kinds(using)
         except LookupError as error:
             raise CommandError(f"--kind: {error}", returncode=2) from error
-        if options.get("key") is not None:
-            found = [kind for kind in found if isinstance(kind, NamedLocks)]
+        if options.get("key") is not None and not (found := [kind for kind in found if isinstance(kind, NamedLocks)]):
+            raise CommandError("--key is for named locks: it does not go with another --kind", returncode=2)
         for kind in found:
             if isinstance(kind, NamedLocks):
                 ping(kind.store, get_settings().COMMAND_TIMEOUT)

@@ -66,6 +66,7 @@ class TestOne:
             assert 0 < lock.remaining <= 30
             inside = facts(lock)
             assert inside[1] == {key: inside[0]}
+            assert lock.acquired_at.tzinfo is not None
             assert repr(lock).startswith(f"<MongoLock {key!r} held, token {inside[0]}, ")
             assert not elsewhere(key).try_acquire()
             raise ZeroDivisionError
@@ -186,7 +187,7 @@ class TestTurns:
                     errors.append(error)
 
         there, back = elsewhere(one, wait=30), elsewhere(two, wait=30)
-        back._session_now = there._session_now
+        back._current_session = there._current_session
         threads = [
             in_thread(lambda: take(there, back)),
             in_thread(lambda: take(mongo_lock(two, wait=30), mongo_lock(one, wait=30))),
@@ -300,7 +301,7 @@ def test_a_closed_session_says_so(key: str, world: World, elsewhere: Elsewhere) 
     lock = elsewhere(key).acquire()
     world.sessions[-1].close()
     assert lock.lost
-    again = MongoLock(lock._session_now, lock.keys, lock.terms, lock.options)
+    again = MongoLock(lock._current_session, lock.keys, lock.terms, lock.options)
     with pytest.raises(LockMisused, match="closed"):
         again.acquire()
     began = time.monotonic()

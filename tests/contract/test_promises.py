@@ -40,7 +40,7 @@ def key() -> str:
 
 
 def store_of(lock: MongoLock) -> Store:
-    return lock._session_now().store
+    return lock._current_session().store
 
 
 class TestOneHolder:
@@ -201,7 +201,7 @@ class TestOneClock:
             lock.extend(700)
             for grant in own(lock).grants:
                 grant.lease.renew_at = 0.0
-            lock._session_now().heartbeat.wake()
+            lock._current_session().heartbeat.wake()
             assert eventually(lambda: {"findAndModify", "update", "find"} <= set(commands.names()))
         waiting.join(10)
         waiter.release()
@@ -407,7 +407,7 @@ class TestCheap:
         """P8, F40: those of ten locks are one update and one read, by which one is found that was taken away."""
         locks = [mongo_lock(f"{key}:{number}", lease=600).acquire() for number in range(10)]
         mongo_store().collection.update_one({"_id": f"{key}:7"}, {"$set": {"holders": []}})
-        session = locks[0]._session_now()
+        session = locks[0]._current_session()
         commands.sent.clear()
         for grant in session.registry.grants.values():
             grant.lease.renew_at = 0.0

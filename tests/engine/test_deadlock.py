@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -13,10 +13,11 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule.deadlock import cycle_of, cycles
+from django_mongolock.engine.rule.deadlock import Cycle, Wait, cycle_of, cycles
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.session import Session
+from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockDeadlock
 from django_mongolock.testing.memory_server import MemoryServer, MemoryStore
 from tests.engine.conftest import QUICK, Document, Entries, Here, HoldUp, LockMaker, make_lock, store_of
@@ -194,3 +195,11 @@ def test_a_deadlock_that_is_over_is_not_reported(here: Here, monkeypatch: pytest
         assert not eventually(lambda: waiter.done, 0.5)
     waiter.let_go().end()
     assert waiter.error is None
+
+
+def test_two_looks_that_see_different_cycles_see_none(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits that are read one after another need not be a cycle, each time others."""
+    seen = [Cycle((Wait("k", grant, datetime.now(UTC), "w"),)) for grant in ("a", "b", "b", "b")]
+    monkeypatch.setattr(MongoStore, "_find_cycle", lambda *_: seen.pop(0))
+    assert store_of(here.session).deadlock("k", "b", 5.0) is None
+    assert store_of(here.session).deadlock("k", "b", 5.0) is not None

@@ -55,6 +55,8 @@ def test_the_life_of_a_grant(make: Callable[..., Grant], now: Clock) -> None:
     """P1, P7: in what it says of itself: held, remaining, held_for, ends_at, length, renewable."""
     grant = make()
     assert (seen(grant), grant.lease.renew_at, grant.lost) == ((False, 0, 0, FOREVER, 12, True), 104, False)
+    grant.renewed(112, 100)
+    assert (seen(grant), grant.lost) == ((False, 0, 0, FOREVER, 12, True), False)
     now.time = 103
     assert grant.mark_held(Granted(5, NOW, 133, 103, uncontended=True))
     assert not grant.mark_held(Granted(6, NOW, 133, 103))

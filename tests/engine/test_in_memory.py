@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from django_mongolock.engine.protocol.actions import FOREVER, Apply, Pause
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
-from django_mongolock.engine.rule.replies import Found, Reply, read_found
+from django_mongolock.engine.rule.options import LockOptions
+from django_mongolock.engine.rule.replies import Bell, Found, News, Reply, read_found
 from django_mongolock.engine.session.core import COMMAND_THREADS, REQUEST, SHARES
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, How, Removal
 from django_mongolock.engine.session.grant import Grant
@@ -29,7 +31,7 @@ from django_mongolock.testing.memory_server import MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.memory import LONG, TIMEOUT, Memory
 from tests.engine.twins import CALM
-from tests.engine.waiters import Waiter
+from tests.engine.waiters import InThread, Waiter
 from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually
 
@@ -661,6 +663,27 @@ def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
     assert not mine.held
 
 
+def test_a_signal_in_a_release_ends_no_minimum_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: of any of its keys; they are given back all the same."""
+
+    def struck(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    mine = memory.lock("k", "l", terms=replace(LONG, min_hold=600.0)).acquire()
+    monkeypatch.setattr(memory.session, "_perform", struck)
+    with pytest.raises(KeyboardInterrupt):
+        mine.release()
+    assert eventually(lambda: ["released" in each for key in "kl" for each in memory.entries(key)] == [True, True])
+
+
+def test_the_end_of_a_session_ends_no_minimum_hold(memory: Memory) -> None:
+    """P6: also if a copy of the command that was granted may still arrive."""
+    mine = memory.lock(terms=replace(LONG, min_hold=600.0)).acquire()
+    grant_of(mine).outcome_unknown = True
+    memory.session.close()
+    assert ["released" in each for each in memory.entries()] == [True]
+
+
 def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F33, F65: a lock object dies, and a signal strikes before the reference to it says whose it was."""
     monkeypatch.setattr(memory.session.heartbeat, "adopt", lambda _: None)
@@ -670,6 +693,51 @@ def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeyp
         gc.collect()
         memory.session.orphans.do_due(memory.session.now())
     assert eventually(lambda: memory.holders() == [])
+
+
+@pytest.mark.parametrize("tokens", [(5, 7), (7, 5), (7, 7)])
+def test_of_two_bells_the_newer_grant_is_the_news(memory: Memory, tokens: tuple[int, int]) -> None:
+    """F28: a bell may come late."""
+    grant = new_grant(memory.session, memory.lock(), object())
+    memory.session.queue.waiting[grant.id] = grant
+    for token in tokens:
+        memory.session.waits.hear(Bell(memory.session.id, grant.id, News(token, datetime.now(UTC))))
+    assert grant.waiting.news is not None
+    assert grant.waiting.news.token == 7
+    memory.session.queue.leave(grant)
+
+
+def test_an_observer_does_not_hold_up_the_heartbeat(in_thread: InThread) -> None:
+    """P8: what the session has noticed itself, such as a dropped lock, is told by another thread."""
+    memory, told = Memory(in_thread), []
+    memory.session.notifications._observer = lambda event, _: told.append((event, threading.current_thread().name))
+    mine = memory.lock().acquire()
+    told.clear()
+    with pytest.warns(ResourceWarning):  # noqa: PT031
+        del mine
+        gc.collect()
+        assert eventually(lambda: told != [])
+    ((event, thread),) = told
+    assert event == "released"
+    assert not thread.startswith("mongolock-heartbeat")
+    memory.close()
+
+
+def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> None:
+    """P3: also when its backend has opened another one since."""
+    sessions = [memory.session, memory.new_session(), memory.new_session()]
+    mine = MongoLock(lambda: sessions.pop(0), ("k",), LONG, LockOptions(), dict)
+    with mine:
+        assert mine._session() is memory.session
+        assert len(sessions) == 2
+
+
+@pytest.mark.parametrize(("failures", "seconds"), [(0, 2.0), (1, 0.3), (2, 4.0)])
+def test_how_long_a_renewal_may_take(memory: Memory, failures: int, seconds: float) -> None:
+    """P7: the second one, for each key, less: it is for those that are not stuck."""
+    grant = new_grant(memory.session, memory.lock(terms=Terms(lease=12, margin=1, waiter_lease=12)), object())
+    grant.lease.failures = failures
+    assert memory.session.renewals._limit([grant]) == pytest.approx(seconds)
 
 
 def test_an_error_in_one_dropped_lock_takes_nothing_from_the_next(memory: Memory) -> None:

@@ -111,6 +111,13 @@ def test_a_single_try_is_one_command() -> None:
     assert not isinstance(refusal.value, LockQueueFull)
 
 
+def test_a_queue_that_is_full_refuses_at_once() -> None:
+    """With its holder, and without the wait that it was given."""
+    with pytest.raises(LockQueueFull) as refusal:
+        queued(GONE, wait=60)
+    assert (refusal.value.holder, refusal.value.waited) == ("somebody", pytest.approx(0.01))
+
+
 def test_a_refusal_says_for_how_long_the_lock_is_held_and_how_many_wait() -> None:
     """By that, a caller can tell whether it is worth its while to wait; what is not known does not look like little."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
@@ -354,6 +361,12 @@ def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
     assert play.result.token == 10
 
 
+def test_what_a_renewal_found_makes_news_old() -> None:
+    """P1, F28: a renewal has found this place in the queue after the grant that is told of."""
+    play = queued()
+    assert play.hear(news=News(9, NOW), queued_until=play.now + 4, last_token=9) == Read("k", "g")
+
+
 def test_an_older_answer_makes_no_old_news_new() -> None:
     """P1, F28: a hand-over that was to queue us got its answer late; meanwhile we were granted the lock, slept through
     that, and queued again by a command of our own. The news of that grant are old, also when the late answer is read
@@ -476,8 +489,8 @@ def test_the_wait_in_line_ends_in_time() -> None:
     """F67: who is behind others at its deadline is refused without a command, since they are before it in any case; the
     next in line gets a last try. Or it gets LockCancelled."""
     with pytest.raises(LockNotAcquired) as refusal:
-        InLine("behind", wait=5).hear(after=5, turn="behind", holder="host h")
-    assert (refusal.value.waited, refusal.value.holder) == (5, "host h")
+        InLine("behind", wait=5).hear(after=6, turn="behind", holder="host h")
+    assert (refusal.value.waited, refusal.value.holder) == (6, "host h")
     play = InLine("next", wait=0.1)
     play.hear(after=5, turn="next")
     assert isinstance(play.result, WaitResult)

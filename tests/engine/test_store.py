@@ -14,7 +14,7 @@ from pymongo.synchronous.database import Database
 from django_mongolock.engine.rule.document import Step, Terms, entry
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed
-from tests.engine.conftest import Document, Here, HoldUp, make_lock
+from tests.engine.conftest import Document, Here, HoldUp, make_lock, store_of
 from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
@@ -268,3 +268,10 @@ def test_a_store_that_is_closed_closes_its_client(config: StoreConfig) -> None:
     assert "client" not in unused.__dict__
     with pytest.raises(InvalidOperation):
         used.client.admin.command("ping")
+
+
+@pytest.mark.parametrize(("owner", "found"), [(None, False), ("import", True), ("another", False)])
+def test_a_read_names_the_former_run_of_an_owner(here: Here, owner: str | None, found: bool) -> None:
+    """A waiter that looks finds out that the run before it has died, as the command that queued it would have."""
+    with here.other("k", terms=Terms(owner="import")):
+        assert (store_of(here.session).read("k", "mine", 5, owner).former is not None) == found

@@ -53,7 +53,7 @@ class MongoLock(LockState):
         self.keys = keys
         self.terms = terms
         self.options = options
-        self._session_now = session
+        self._current_session = session
         self._own = LockGrants(self, keys, terms, options, facts)
 
     # Acquire, release, extend: each once, with a blocking and an awaiting face
@@ -77,7 +77,7 @@ class MongoLock(LockState):
                 stacklevel=3,
             )
         try:
-            session = self._session_now()
+            session = self._current_session()
             session.run(self._own.acquire_all(session, limit))
         except LockError:
             raise
@@ -90,7 +90,7 @@ class MongoLock(LockState):
         """See acquire()."""
         limit = self._limit(wait, unknown)
         try:
-            session = self._session_now()
+            session = self._current_session()
             await session.arun(self._own.acquire_all(session, limit))
         except LockError:
             raise
@@ -106,7 +106,7 @@ class MongoLock(LockState):
         """
         self._own.is_cancelled = True
         if (grant := self._own.wanted) is not None:
-            self._session_now().waits.cancel(grant)
+            self._current_session().waits.cancel(grant)
 
     def try_acquire(self, wait: Seconds | None = 0, **unknown: Never) -> bool:
         """Acquire the lock, waiting at most *wait* seconds (0: one try; None: no end); return whether it is held now.

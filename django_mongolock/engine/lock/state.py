@@ -19,7 +19,7 @@ class LockState:
 
     keys: tuple[str, ...]
     _own: LockGrants
-    _session_now: Callable[[], Session]
+    _current_session: Callable[[], Session]
 
     @property
     def key(self) -> str:
@@ -106,7 +106,7 @@ class LockState:
         own = self._own
         if own.grants and own.session is not None and own.is_ours:
             return own.session
-        return self._session_now()
+        return self._current_session()
 
     def _acquired(self) -> tuple[Grant, ...]:
         """What was acquired last."""

@@ -175,7 +175,7 @@ class Grant:
 
     @property
     def held(self) -> bool:
-        """Whether it is held, and not past its deadline. Once this has been False after a grant, it stays so."""
+        """Whether it is held; who asks first after its deadline finds it lost. After a grant, False is for ever."""
         if self.state is State.HELD and (now := self.now()) >= self.lease.until:
             early = now < self.lease.last
             self.mark_lost("its lease ended before it was renewed" if early else "it was held longer than max_hold")

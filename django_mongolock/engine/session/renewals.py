@@ -26,6 +26,8 @@ SECOND_RENEWAL: Final = 0.3
 class Renewals:
     """Renews what is due: holders apart from waiters, so that no lease waits for a place in a queue.
 
+    `judge` decides by each answer whether a grant lives on, is renewed again, or is lost.
+
     in_threads: whether each batch has a thread of its own.
     """
 
@@ -119,7 +121,7 @@ class Renewals:
             self._session.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
 
     def judge(self, grant: Grant, found: Found | None, number: int, sent: float, length: float) -> None:
-        """Note how renewal *number* found the grant. If it got through, it has given *length* from when it was *sent*.
+        """Decide what renewal *number* says of the grant. One that got through gives *length* from when it was *sent*.
 
         If its length is another one now, a command that was sent later has been answered before: of a waiter which
         holds the lock now, or an extension. What that has given stands.

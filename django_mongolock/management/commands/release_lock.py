@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 from typing import Any
 
@@ -53,7 +54,7 @@ class Command(LockCommand):
 
     def handle(self, **options: Any) -> None:
         self._check(options)
-        self.by = self.fact("--by", options["by"] or None) or f"{getpass.getuser()}, with release_lock"
+        self.by = self.fact("--by", options["by"] or None) or f"{_login_name()}, with release_lock"
         self.reason = self.fact("--reason", options["reason"] or None) or ""
         with self.reporting_errors():
             found = self._of_owner(options) if options["lock"] is None else self._of_key(options)
@@ -135,3 +136,10 @@ class Command(LockCommand):
             taken += done
         if not taken:
             raise CommandError("they have other holders now, or none", returncode=FREE)
+
+
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # in many containers, the user has a number only
+        return f"user {os.getuid()}"
