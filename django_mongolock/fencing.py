@@ -60,10 +60,11 @@ def fenced_update(
 ) -> int:
     """Write *changes* and *values* where no later holder of the lock has written; return to how many rows or documents.
 
-    target: a queryset of any database, with its filters. Or with *filter*, a PyMongo collection (a MongoDB filter), a
-    function that returns one, or a model on MongoDB (the values of its fields, such as ``{"pk": 5}``). token: the lock,
-    or its `fencing_token`. field: where the newest token is kept; it is set in the same update. Only a queryset needs
-    it as a field of the model, and only there values may be expressions. using: the DATABASES alias of a model.
+    target: a queryset of any database, with filters of its own table. Or with *filter*, a PyMongo collection (a MongoDB
+    filter), a function that returns one, or a model on MongoDB (the values of its fields, such as ``{"pk": 5}``).
+    token: the lock, or its `fencing_token`. field: where the newest token is kept; it is set in the same update. Only a
+    queryset needs it as a field of the model, and only there values may be expressions. using: the DATABASES alias of a
+    model.
 
     Raises StaleToken if a row or document has a newer token; others are written nevertheless, unless a transaction is
     rolled back by the error. The same token may write again. For documents also DocumentDamaged and LockBackendFailed;
