@@ -276,6 +276,10 @@ class IdempotentCall(LockedCall):
             first_after_commit(aliases, lambda: actions.run(keep, self._send))
         return result
 
+    async def afinished(self, result: Any) -> Any:
+        """See finished(). In a thread, where Django, too, renders the response of an async view."""
+        return await sync_to_async(self.finished)(result)
+
     def _kept(self, result: Any) -> Document | None:
         """What is kept of a result; None for a response that means "try again", and for what was not done."""
         if result is SKIPPED:
