@@ -60,10 +60,11 @@ def fenced_update(
 ) -> int:
     """Write *changes* and *values* where no later holder of the lock has written; return to how many rows or documents.
 
-    target: a queryset of any database, with its filters. Or with *filter*, a PyMongo collection (a MongoDB filter), a
-    function that returns one, or a model on MongoDB (the values of its fields, such as ``{"pk": 5}``). token: the lock,
-    or its `fencing_token`. field: where the newest token is kept; it is set in the same update. Only a queryset needs
-    it as a field of the model, and only there values may be expressions. using: the DATABASES alias of a model.
+    target: a queryset of any database, with filters of its own table. Or with *filter*, a PyMongo collection (a MongoDB
+    filter), a function that returns one, or a model on MongoDB (the values of its fields, such as ``{"pk": 5}``).
+    token: the lock, or its `fencing_token`. field: where the newest token is kept; it is set in the same update. Only a
+    queryset needs it as a field of the model, and only there values may be expressions. using: the DATABASES alias of a
+    model.
 
     Raises StaleToken if a row or document has a newer token; others are written nevertheless, unless a transaction is
     rolled back by the error. The same token may write again. For documents also DocumentDamaged and LockBackendFailed;
@@ -72,7 +73,7 @@ def fenced_update(
     """
     number, made = _number(token), {**(changes or {}), **values}
     if isinstance(target, (QuerySet, models.Manager)):
-        return _update_rows(target, number, made, field, filter)
+        return _update_rows(target, number, made, field, (filter, using))
     courier, steps = _plan(_source(target, using), number, made, field, filter)
     return courier.run(steps)
 
@@ -91,7 +92,7 @@ async def afenced_update(
     """See fenced_update()."""
     number, made = _number(token), {**(changes or {}), **values}
     if isinstance(target, (QuerySet, models.Manager)):
-        return await sync_to_async(_update_rows)(target, number, made, field, filter)
+        return await sync_to_async(_update_rows)(target, number, made, field, (filter, using))
     courier, steps = _plan(_source(target, using), number, made, field, filter)
     return await courier.arun(steps)
 
@@ -114,16 +115,22 @@ def _number(token: object) -> int:
     return check_version(number)
 
 
-def _update_rows(rows: Rows, token: int, values: dict[str, Any], field: str, given: object) -> int:
-    if given is not None:
-        raise TypeError("a queryset has its own filter: fenced_update(Order.objects.filter(pk=order.pk), ...)")
+def _update_rows(rows: Rows, token: int, values: dict[str, Any], field: str, given: tuple[object, object]) -> int:
+    if given != (None, None):
+        raise TypeError("a queryset has its own filter and using(): Order.objects.using(...).filter(pk=order.pk)")
     if field in values:
         raise TypeError(f"{field} is set by fenced_update() itself: pass the token as the second argument")
-    rows.model._meta.get_field(field)  # raises FieldDoesNotExist
+    fields = [rows.model._meta.get_field(name) for name in (field, *values)]  # raises FieldDoesNotExist
     chosen: Any = rows.all()
     chosen._for_write = True
     chosen = chosen.using(chosen.db)  # newer tokens are looked for there, too: a replica may not have them yet
     older = chosen.filter(Q(**{f"{field}__lte": token}) | Q(**{f"{field}__isnull": True}))
+    if older.query.count_active_tables() > 1 or any(each.model is not fields[0].model for each in fields):
+        # Django would look for the rows first, or in a part of the statement that is not judged again after a wait.
+        raise TypeError(
+            "fenced_update() compares tokens where it writes: in one table. Filter by fields of its own, or by pk__in, "
+            "and write fields of a parent through the parent"
+        )
     updated: int = older.update(**values, **{field: token})
     newer = chosen.filter(**{f"{field}__gt": token}).order_by().values_list("pk", field)
     if (found := newer.first()) is not None:
@@ -161,20 +168,24 @@ def _update_documents(
     def write(collection: Collection[Document]) -> int:
         return collection.update_many({"$and": [where, {"$expr": may_write}]}, update).matched_count
 
-    def find_newer(collection: Collection[Document]) -> Any:
-        return collection.find_one({"$and": [where, {"$expr": {"$not": [may_write]}}]}, {column: 1})
+    def find_newest(collection: Collection[Document]) -> Any:
+        refused = {"$and": [where, {"$expr": {"$not": [may_write]}}]}
+        return collection.find_one(refused, {column: 1}, sort=[(column, -1)])
 
     # Sent again after a lost answer, it writes the same once more, or is refused since a later holder has written, or
     # this one again.
     written: int = yield from send(write)
-    found = yield from send(find_newer)
+    found = yield from send(find_newest)
     if found is None:
         return written
     newest = get_path(found, column)
     if isinstance(newest, bool) or not isinstance(newest, int) or newest >= LAST_VERSION:
         problem = f"its field {column!r} is {type(newest).__name__}, not a token"
         raise DocumentDamaged(source.name, found["_id"], problem)
-    raise StaleToken(token, newest, column, f"{source.name} {found['_id']!r}")
+    if newest != token:
+        raise StaleToken(token, newest, column, f"{source.name} {found['_id']!r}")
+    # Another thread or task has written meanwhile with the same token: after this one, or before it.
+    return written or (yield from _update_documents(source, where, token, column, changes))
 
 
 def _may_write(field_of_token: str, field_of_write: str, token: int, writer: str, number: int) -> Document:

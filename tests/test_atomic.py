@@ -284,8 +284,9 @@ class TestFencedUpdate:
             fenced_update(queryset, 5, {field: 6}, field=field)
         with pytest.raises(FieldDoesNotExist):
             fenced_update(queryset, 5)
-        with pytest.raises(TypeError, match="has its own filter"):
-            fenced_update(queryset, 5, field=field, filter={"pk": 1})
+        for option in ({"filter": {"pk": 1}}, {"using": "mongo"}):
+            with pytest.raises(TypeError, match="has its own filter"):
+                fenced_update(queryset, 5, {}, field=field, **option)
         with pytest.raises(TypeError, match="token is a lock or its fencing_token, not str"):
             fenced_update(queryset, "5", field=field)  # type: ignore[arg-type]
 

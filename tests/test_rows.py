@@ -18,6 +18,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from django_mongolock import LockLost, mongo_lock
 from django_mongolock.exceptions import LockMisused
+from django_mongolock.fencing import fenced_update
 from django_mongolock.models import Lock
 from django_mongolock.rows import LockedQuerySet, locked
 from testproject.shop.models import Ad, Order, Seller
@@ -197,6 +198,13 @@ def test_inheritance() -> None:
         assert is_busy(Code(pk="s"))
     with locked(Code, code="s"):
         assert is_busy(special)
+
+
+def test_a_fenced_row_is_in_one_table() -> None:
+    """Django writes several tables by keys that it has read before: a newer token could come in between."""
+    for rows, values in ((Special.objects.filter(pk="s"), {"owner": None}), (Special.objects.filter(owner=None), {})):
+        with pytest.raises(TypeError, match="in one table"):
+            fenced_update(rows, 5, values, field="rank")
 
 
 @pytest.mark.long

@@ -23,7 +23,7 @@ from ..exceptions import (
     LockError,
     LockMisused,
 )
-from ..other_collections.courier import Steps, send
+from ..other_collections.courier import Sleep, Steps, send
 from ..other_collections.field_paths import LAST_VERSION, Document, aware, get_path
 from ..transactions import open_transactions, warn_once
 from .rules import read_snapshot
@@ -40,7 +40,9 @@ LOST: Final = "lost"
 #: Why a forked child has lost what its parent holds.
 FORKED: Final = "a forked child does not hold its parent's documents"
 #: Why a block cannot begin.
-TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it, or hold fewer at once"
+TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it earlier, or hold fewer"
+#: Seconds between the looks of a write that waits for another one of the same document.
+TURN: Final = 0.01
 
 
 class HeldDocument(Block, Generic[D]):
@@ -48,8 +50,9 @@ class HeldDocument(Block, Generic[D]):
 
     No other flow that uses the lock starts work on the document meanwhile, unless it is lost: it becomes stale
     `stale_after` seconds after the acquisition (see `remaining` and `renew`), and then is for whoever asks. A holder
-    that has lost it may not know yet; what it then writes through this object is refused. The document belongs to the
-    process that acquired it: in a forked child it is lost, and leaving the block does nothing.
+    that has lost it may not know yet; what it then writes through this object is refused. Threads and tasks may share
+    it: their writes are done one by one. The document belongs to the process that acquired it: in a forked child it is
+    lost, and leaving the block does nothing.
     """
 
     #: The document as it was granted, or after the last `update`; raw, as MongoDB has it.
@@ -78,6 +81,7 @@ class HeldDocument(Block, Generic[D]):
         # By the local clock, counted from before the command was sent that is known to have set the time.
         self._deadline = sent + context.rules.stale_after
         self._made: tuple[Document, D] | None = None
+        self._turn: dict[None, object] = {}
         weakref.finalize(self, forgotten, context, own, place).atexit = False
 
     def __repr__(self) -> str:
@@ -136,7 +140,6 @@ class HeldDocument(Block, Generic[D]):
             chosen = chosen(self._context.source.changed(self.instance, changes or {}))
         state = self._context.rules.check_final(chosen)
         yield from self._write(self._stored(changes or {}), ends=state)
-        self._own.ended = state
 
     finish, afinish = twins(_finish)
 
@@ -150,13 +153,14 @@ class HeldDocument(Block, Generic[D]):
         self._check()
         own, rules, token = self._own, self._context.rules, self._own.last_token()
         try:
+            own.ended = own.failed  # first: no write begins now, and its tokens are those of all under way
             answer = yield write_one(own.failing(rules, token))
         except BaseException:
             put_back(self._context, [own])
             raise
         if isinstance(answer, Refusal):
+            own.ended = None
             raise DocumentRefused(self._context.name, self.id, str(answer))
-        own.ended = own.failed
         if answer is not None:
             return True
         found = yield from send(read_one(rules.fields, self.id))  # the driver may have sent it twice
@@ -171,7 +175,6 @@ class HeldDocument(Block, Generic[D]):
         LockBackendFailed. After the last of these they may have been written; the next write, or the end of the block,
         takes that into account.
         """
-        self._check()
         made = self._stored({**(changes or {}), **more})
         if not made:
             raise TypeError("update() needs something to write")
@@ -182,18 +185,30 @@ class HeldDocument(Block, Generic[D]):
 
     def _renew(self) -> Steps[None]:
         """Count `stale_after` from now. Raises DocumentLockLost, DocumentChanged."""
-        self._check()
-        sent = clock.now()
         yield from self._write({}, renew=True)
-        self._deadline = sent + self._context.rules.stale_after  # _write has seen that this very write was done
 
     renew, arenew = twins(_renew)
 
     # Writing
 
     def _write(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
+        """Write when no other write is under way: another thread or task of the flow may renew the document."""
+        turn, end = object(), clock.now() + 2 * self._context.courier.timeout
+        try:
+            while self._turn.setdefault(None, turn) is not turn:
+                if clock.now() > end:
+                    raise LockBackendFailed("an earlier write of this document has no answer yet")
+                yield Sleep(TURN)
+            yield from self._write_now(changes, ends, renew)
+        finally:
+            if self._turn.get(None) is turn:
+                del self._turn[None]
+
+    def _write_now(self, changes: Document, ends: str | None, renew: bool) -> Steps[None]:
         """Write, if the document is still as this flow left it. One look at its token tells whether that was done where
         the answer was lost; late copies of earlier writes are refused by their version."""
+        self._check()
+        sent = clock.now()
         own, rules, unanswered = self._own, self._context.rules, list[BaseException]()
         if own.sent >= LAST_VERSION - 1:
             raise DocumentDamaged(self._context.name, self.id, "its version is too large")
@@ -211,10 +226,12 @@ class HeldDocument(Block, Generic[D]):
                 why = self._why_not(answer, maybe_written=bool(unanswered) or in_doubt)
                 own.sent -= not unanswered
                 if isinstance(why, (DocumentLockLost, DocumentNotFound)):
-                    own.ended = LOST
+                    own.ended = own.ended or LOST
                 raise why
         self.document = answer
-        own.known = own.sent
+        own.known, own.ended = own.sent, own.ended or ends
+        if renew:
+            self._deadline = sent + rules.stale_after
 
     def _why_not(self, found: Document | None, *, maybe_written: bool = False) -> LockError:
         """Return why a write was not done to the document, which was *found* like this afterwards."""
@@ -243,6 +260,7 @@ class HeldDocument(Block, Generic[D]):
     def __enter__(self) -> Self:
         self._check()
         if self.remaining == 0:
+            abandon(self._context, [self._own])
             raise DocumentLockLost(self._context.name, self.id, self.version, reason=TOO_LATE)
         return self
 
@@ -287,9 +305,7 @@ class HeldDocument(Block, Generic[D]):
                 log(WARNING, "document lost before its work failed", **facts)
         except LockError as problem:
             log(WARNING, "document not released", **facts, error=problem)
-            if isinstance(problem, LockBackendFailed):  # it is released in the background
-                own.ended = own.failed
-                return False
+            return not isinstance(problem, LockBackendFailed)  # it is released in the background
         return True
 
 

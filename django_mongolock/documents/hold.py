@@ -285,6 +285,6 @@ def _read_granted(rules: Rules, owns: Sequence[Own]) -> Command:
 
     def command(collection: Collection[Document]) -> dict[Any, Document]:
         query = {fields.key: {"$in": list(tokens)}, fields.token: {"$in": list(tokens.values())}}
-        return {document[fields.key]: document for document in collection.find(query)}
+        return updates.by_id(fields, collection.find(query))
 
     return command

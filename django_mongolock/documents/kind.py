@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from bson import ObjectId
 from django.core.checks import CheckMessage, register
-from django.core.exceptions import ImproperlyConfigured, ValidationError
+from django.core.exceptions import ImproperlyConfigured
 from pymongo.collection import Collection
 
 from ..backends import database_settings
@@ -53,16 +54,14 @@ class DocumentKind:
         return [row for row in self.rows(Choice(ids=list(holders))) if row.holder and row.holder == holders[row.id]]
 
     def ids(self, text: str) -> list[Any]:
-        if self.model is not None:
-            try:
-                return [self._lock._source.key(self.model._meta.pk.to_python(text))]
-            except ValidationError:
-                return []
-        ids: list[Any] = [text]
-        if ObjectId.is_valid(text):
-            ids.append(ObjectId(text))
-        if text.removeprefix("-").isdecimal() and text.isascii():
-            ids.append(int(text))
+        given, ids = list[Any]([text]), list[Any]()
+        if self.model is None and ObjectId.is_valid(text):
+            given.append(ObjectId(text))
+        if self.model is None and text.removeprefix("-").isdecimal() and text.isascii():
+            given.append(int(text))
+        for each in given:
+            with suppress(ValueError):
+                ids.append(self._lock._source.checked_key(each))
         return ids
 
     def counts(self) -> Counts:

@@ -14,7 +14,7 @@ from ..engine.text_checks import check_text
 from ..inspection.kinds import Row
 from ..inspection.snapshot import ShownState
 from ..other_collections.field_paths import LAST_VERSION, aware, check_changes, check_path, get_path, meets
-from ..other_collections.places import Source
+from ..other_collections.places import Source, check_id
 from ..versions.checking import is_version_field
 
 #: The largest id, holder, version, time or token that is read, in bytes.
@@ -129,8 +129,8 @@ class Rules:
         return _choose("final", state, self.final, self.failed)
 
     def check_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return *changes* if they touch no field of the lock. Raises TypeError, ValueError."""
-        return check_changes(changes, self.fields.names().values())
+        """Return *changes* if they touch no field of the lock, nor the key. Raises TypeError, ValueError."""
+        return check_changes(changes, [*self.fields.names().values(), self.fields.key])
 
 
 def _column(source: Source, role: str, name: str) -> str:
@@ -208,6 +208,10 @@ def read_snapshot(rules: Rules, document: Mapping[str, Any]) -> DocumentSnapshot
     id_ = document[fields.key]
     if isinstance(id_, Mapping) and TOO_LARGE in id_:
         return _damaged("?", f"its id has {id_[TOO_LARGE]} bytes")
+    try:
+        id_ = check_id(id_)
+    except TypeError as error:
+        return _damaged(str(id_), str(error))
     values = {role: get_path(document, getattr(fields, role)) for role in _TYPES}
     for role, (types, words) in _TYPES.items():
         value, name = values[role], getattr(fields, role)

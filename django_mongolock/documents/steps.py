@@ -190,8 +190,9 @@ def sweep(context: Context, choice: Choice, batch: int = BATCH, *, dry_run: bool
     rules, swept, choice = context.rules, Swept(), replace(choice, state="stale")
     found = yield from find(context, choice)
     swept.found = len(found)
+    swept.damaged = [each for each in found if each.damage]  # which only this side cannot read
     if choice.owner is None:
-        swept.damaged = yield from find(context, replace(choice, state="damaged"))
+        swept.damaged += yield from find(context, replace(choice, state="damaged"))
     if dry_run:
         swept.cleared = found
         return swept

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from ..engine.protocol.processes import this_process
 from ..engine.store.errors import is_refusal
 from ..other_collections.courier import Command
 from ..other_collections.field_paths import Document, has, is_type, is_version, literal, version_of
+from ..other_collections.places import check_id
 from .rules import Fields, Rules
 
 
@@ -289,10 +290,14 @@ def read_some(fields: Fields, ids: Sequence[Any]) -> Command:
     """Make the command that reads documents by their ids, as far as their locks need it."""
 
     def command(collection: Collection[Document]) -> dict[Any, Document]:
-        found = collection.find({fields.key: {"$in": list(ids)}}, fields.projection())
-        return {document[fields.key]: document for document in found}
+        return by_id(fields, collection.find({fields.key: {"$in": list(ids)}}, fields.projection()))
 
     return command
+
+
+def by_id(fields: Fields, found: Iterable[Document]) -> dict[Any, Document]:
+    """Return documents by their ids, as `check_id` has these: a client may be told to return moments with a zone."""
+    return {check_id(document[fields.key]): document for document in found}
 
 
 def read_one(fields: Fields, id_: Any) -> Command:

@@ -103,7 +103,7 @@ class Courier:
         self._collection = as_a_lock_must(collection)
         self._errands = errands or _errands.current()
         self._rights = rights
-        self._timeout = timeout
+        self.timeout = timeout
         self._pid = os.getpid()
 
     @property
@@ -122,7 +122,7 @@ class Courier:
     def send_in_background(self, command: Command) -> None:
         """Have *command* sent by another thread, again after each of the pauses until it returns True."""
         if not self.forked:
-            pauses = (*PAUSES[:-1], max(PAUSES[-1], self._timeout))
+            pauses = (*PAUSES[:-1], max(PAUSES[-1], self.timeout))
             self._errands.in_background(functools.partial(self._attempt, command), pauses)
 
     def _attempt(self, command: Command) -> bool | None:
@@ -140,7 +140,7 @@ class Courier:
         """Send one command. left: at most so many seconds."""
         self._refuse_child()
         needs = f"{self._rights} on the collection {self._collection.full_name}"
-        with bounded(min(left, self._timeout), self._collection.database.client, needs):
+        with bounded(min(left, self.timeout), self._collection.database.client, needs):
             return command(self._collection)
 
     def _refuse_child(self) -> None:
@@ -151,13 +151,13 @@ class Courier:
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
         self._refuse_child()  # its threads are the parent's
-        return self._errands.send(functools.partial(self.send, step), self._timeout)
+        return self._errands.send(functools.partial(self.send, step), self.timeout)
 
     async def _aperform(self, step: Command | Sleep) -> Any:
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         self._refuse_child()
-        return await self._errands.asend(functools.partial(self.send, step), self._timeout)
+        return await self._errands.asend(functools.partial(self.send, step), self.timeout)
 
 
 _errands = PerProcess(lambda: Errands(WorkerThreads(SENDING_THREADS)))

@@ -53,6 +53,11 @@ class Source:
         self.name = place.full_name if isinstance(place, Collection) else getattr(place, "__name__", "collection")
 
     @property
+    def identity(self) -> tuple[str, str | None]:
+        """What a place has in common with itself in a module that was loaded again."""
+        return self.name, None
+
+    @property
     def model(self) -> type[Model] | None:
         """The model of the documents, if they have one."""
         return None
@@ -144,12 +149,16 @@ class ModelSource(Source):
     """
 
     def __init__(self, model: type[Model], using: str | None) -> None:
-        if model._meta.abstract or (model._meta.parents and not model._meta.proxy):
+        if model._meta.abstract or (model._meta.concrete_model or model)._meta.parents:
             raise TypeError(f"the documents of {model._meta.label} are not in one collection of its own")
         self._model = model
         self.name = model._meta.label
         self.places = {(using, model._meta.db_table)}
         self._using = using
+
+    @property
+    def identity(self) -> tuple[str, str | None]:
+        return self.name, self._using
 
     @property
     def model(self) -> type[Model]:
@@ -223,9 +232,7 @@ class ModelSource(Source):
         return changed
 
     def filter(self, filter: Mapping[str, Any]) -> dict[str, Any]:  # noqa: A002
-        connection = connections[self.alias]
-        fields = self._plain(filter)
-        return {field.column: {"$eq": field.get_db_prep_value(value, connection)} for field, _, value in fields}
+        return {name: {"$eq": value} for name, value in self.changes(filter).items()}
 
     def _plain(self, values: Mapping[str, Any]) -> Iterator[tuple[Any, str, Any]]:
         """Yield the field of each of *values*, and the path inside of it. Raises TypeError for an expression."""

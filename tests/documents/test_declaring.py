@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.apps.registry import Apps
 from django.db import models
 from pymongo import AsyncMongoClient
 from pymongo.collection import Collection
@@ -18,7 +19,7 @@ from django_mongolock.documents.kind import check_document_places
 from django_mongolock.inspection.kinds import find_kind
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, Document, Ground
-from tests.documents.models import Advert
+from tests.documents.models import Advert, LongAdvert, Proxied
 from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = [WITH_MONGO, pytest.mark.usefixtures("forget")]
@@ -82,8 +83,21 @@ def test_wrong_places(mongo_uri: str) -> None:
                 DocumentLock(client["x"]["y"], **RIGHT)
 
     asyncio.run(refuse_async())
-    with pytest.raises(TypeError, match="one collection of its own"):
-        DocumentLock(Abstract, **RIGHT)
+
+    class Child(Proxied):
+        class Meta:
+            app_label = "documents"
+            apps = Apps()
+
+    class ProxyChild(Child):
+        class Meta:
+            proxy = True
+            app_label = "documents"
+            apps = Apps()
+
+    for model in (Abstract, Child, ProxyChild):
+        with pytest.raises(TypeError, match="one collection of its own"):
+            DocumentLock(model, **RIGHT)
     with pytest.raises(TypeError, match="not str"):
         DocumentLock("shop.Ad", **RIGHT)  # type: ignore[arg-type]
 
@@ -110,9 +124,13 @@ def test_names(collection: Collection[Document]) -> None:
     assert find_kind(lock.name).name == again.name
     with pytest.raises(ValueError, match="name="):
         DocumentLock[Document](collection, **{**RIGHT, "stale_after": 5})
+    DocumentLock(Advert, **RIGHT, using="mongo", name="ads")
+    for model, using in ((Advert, "other"), (LongAdvert, "mongo")):  # it would take the place of the first one
+        with pytest.raises(ValueError, match="name="):
+            DocumentLock(model, **RIGHT, using=using, name="ads")
     others = {"holder": "by", "version": "v", "time": "at"}
     DocumentLock[Document](collection, **{**RIGHT, "state": "other", **others}, name="another")
-    assert [one.name for one in declared()] == sorted(["ad exports", "another", lock.name])
+    assert [one.name for one in declared()] == sorted(["ad exports", "ads", "another", lock.name])
 
 
 def test_a_function(collection: Collection[Document]) -> None:

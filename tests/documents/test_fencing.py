@@ -15,7 +15,8 @@ from django_mongolock.exceptions import DocumentDamaged, StaleToken
 from django_mongolock.fencing import _writer, afenced_update, fenced_update
 from django_mongolock.other_collections.courier import Courier
 from testproject.shop.models import Ad
-from tests.documents.conftest import Document
+from tests.documents.conftest import Document, Ground
+from tests.documents.models import EmbeddingAdvert
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import new_key
 
@@ -108,6 +109,14 @@ def test_damaged(collection: Collection[Document], found: Any) -> None:
     assert collection.find_one() == {"_id": 1, "fencing_token": found}
 
 
+def test_a_filter_inside_of_a_field(make: Callable[..., Ground]) -> None:
+    """A path leads into an embedded model, as it does in the changes."""
+    ground = make(EmbeddingAdvert)
+    ground.add(1, settings={"in": True})
+    for wanted, written in ((True, 1), (False, 0)):
+        assert fenced_update(EmbeddingAdvert, 5, filter={"settings.in": wanted}, using="mongo") == written
+
+
 @pytest.mark.parametrize(
     ("token", "changes", "which", "problem"),
     [
@@ -123,6 +132,23 @@ def test_wrong_calls(collection: Collection[Document], token: Any, changes: Any,
     """Told before anything is sent."""
     with pytest.raises((TypeError, ValueError), match=problem):
         fenced_update(collection, token, changes, filter=which)
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_two_writes_at_once(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    """Another thread writes with the same token before this write, or before its look at newer ones: both are done."""
+    sent, send = list[None](), Courier.send
+
+    def write_meanwhile(*arguments: Any) -> Any:
+        sent.append(None)
+        if len(sent) == place:
+            assert fenced_update(collection, 5, {"title": "x"}, filter={"_id": 1}) == 1
+        return send(*arguments)
+
+    collection.insert_one({"_id": 1})
+    monkeypatch.setattr(Courier, "send", write_meanwhile)
+    assert fenced_update(collection, 5, {"price": 2}, filter={"_id": 1}) == 1
+    assert [(found["price"], found["title"]) for found in collection.find()] == [(2, "x")]
 
 
 def test_a_late_copy(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import gc
 import warnings
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from bson import Int64
+from bson import CodecOptions, Int64
 from django.db import transaction
 
 from django_mongolock import transactions
+from django_mongolock.documents import DocumentLock
 from django_mongolock.engine import clock
 from django_mongolock.exceptions import (
     DocumentChanged,
@@ -23,7 +25,7 @@ from django_mongolock.exceptions import (
     DocumentRefused,
     LockMisused,
 )
-from tests.documents.conftest import Ground, awaiting
+from tests.documents.conftest import FINAL, OTHERS, PENDING, Document, Ground, awaiting
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
 
@@ -104,11 +106,19 @@ class TestMethods:
         before, now = ground.read(held.id, "time"), clock.now()
         monkeypatch.setattr(clock, "now", lambda: now + 61)
         assert held.remaining == 0
-        with pytest.raises(DocumentLockLost, match="renew"), held:
-            pass
         held.renew()
         assert ground.read(held.id, "time") > before
         assert held.remaining > 50
+
+    def test_several_writers(self, ground: Ground, held: Any) -> None:
+        """Tasks of the flow write at the same time, such as one that renews: one after the other."""
+
+        async def write() -> None:
+            await asyncio.gather(*(held.aupdate({"price": number}) for number in range(5)), held.arenew())
+
+        asyncio.run(write())
+        assert (held.version, ground.read(held.id, "version")) == (8, 8)
+        held.finish("withdrawn")
 
     @pytest.mark.parametrize("name", WRITES)
     def test_version_was_raised(self, ground: Ground, held: Any, name: str) -> None:
@@ -296,6 +306,16 @@ class TestBatch:
         with plain.lock.acquire_many([(True, 1)], "exporting", final="exported") as batch:
             assert [held.id for held in batch] == [True]
 
+    def test_moments_with_a_zone(self, plain: Ground) -> None:
+        """They are ids, also where the client returns them with their zone."""
+        place = plain.collection.with_options(CodecOptions[Document](tz_aware=True))
+        lock: DocumentLock[Any] = DocumentLock(place, **OTHERS, pending=PENDING, final=FINAL, stale_after=60)
+        place.insert_many([{"_id": datetime(2030, 1, day, tzinfo=UTC)} for day in (1, 2)])
+        with lock.acquire_many(place.find(), "exporting", final="exported") as batch:
+            assert len(lock.snapshots(ids=[held.id for held in batch])) == 2
+            assert len(lock.force_release(lock.snapshots())) == 2
+            assert not [held for held in batch if held.fail()]
+
     def test_each_by_itself(self, ground: Ground) -> None:
         """One that is refused has its error, one that fails does not fail the others, the rest is ended in the end."""
         ids = [ground.add(1), ground.add(2), ground.add(1, holder="other", state="exporting")]
@@ -308,6 +328,15 @@ class TestBatch:
                     raise KeyError
         states = [ground.read(id_, "state") for id_ in ids]
         assert states == ["withdraw_failed", None, "exporting", "withdraw_failed", "withdrawn", "withdrawn"]
+
+    def test_too_late(self, plain: Ground) -> None:
+        """A document whose block does not begin fails, also if the loop goes on: no one has worked on it."""
+        late = plain.add(1)
+        with plain.lock.acquire_many([(late, 1)], "exporting", final="exported") as batch:
+            batch.held[0]._deadline = 0
+            with pytest.raises(DocumentLockLost, match="renew"), batch.held[0]:
+                pass
+        assert eventually(lambda: plain.read(late, "state", "holder") == ("failed", None))
 
     def test_an_error(self, plain: Ground) -> None:
         """All that are left fail with the block."""

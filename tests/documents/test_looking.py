@@ -215,6 +215,13 @@ class TestSweep:
         assert (ids(swept.cleared), ids(swept.damaged)) == ([good], [bad])
         assert plain.raw(bad) == before
 
+    def test_an_id_that_is_no_key_of_a_dict(self, plain: Ground) -> None:
+        """What another program has stored and holds is reported, and stops no other."""
+        good = stuck(plain)
+        plain.collection.insert_one({**plain.raw(good), "_id": {"a": 1}})
+        swept = plain.lock.clear_stale()
+        assert (ids(swept.cleared), ids(swept.damaged)) == ([good], ["{'a': 1}"])
+
     def test_one_that_is_refused(self, plain: Ground) -> None:
         """F83: a document that a validator refuses is named, in every run, and stops none of the others."""
         found = [stuck(plain, 100 + number, price=number) for number in range(3)]
@@ -413,6 +420,7 @@ class TestReleaseLock:
             (["k", "--kind", "test", "--kind", "x"], "of one --kind", 2),
             (["k", "--kind", "x"], "no kind of locks is named 'x'", 2),
             (["k", "--kind", "test"], "'k' is not held now", 3),
+            (["9" * 30, "--kind", "test"], "999' is not held now", 3),
             (["--owner", "x"], "the owner 'x' holds nothing now", 3),
             (["--owner", ""], "--owner has 1 to 256 characters", 2),
             (["", "--by", "x"], "key", 2),

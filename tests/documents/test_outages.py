@@ -82,6 +82,7 @@ class TestLostAnswers:
         with pytest.raises(LockBackendFailed) if name == "fail" else nullcontext():
             call(held, name, *GIVEN.get(name, ()))
         expected = {"finish": "exported", "fail": "failed"}.get(name, "exporting")
+        assert held.ended == (None if expected == "exporting" else expected)
         assert eventually(lambda: ground.read(held.id, "state", "version") == (expected, 3))
         if name in ("update", "renew"):
             held.finish("exported")

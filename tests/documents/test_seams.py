@@ -90,6 +90,8 @@ class TestPrimaryKeys:
         ground = make(model, ids=lambda: key)
         id_ = ground.add(1)
         assert (id_, rows(model).get().pk) == (key, key)
+        with pytest.raises(ValueError, match="cannot be"):  # no one would find what is held
+            ground.lock.acquire((id_, 1), "exporting", changes={"pk": key})
         with ground.lock.hold(rows(model).get(), "exporting", final="exported") as held:
             held.update(price=6)
             held.instance.price = 7
