@@ -15,9 +15,9 @@ from pymongo import ReturnDocument
 from pymongo.collection import Collection
 
 from ..backends import get_backend
-from ..conf import LockSettings, get_settings
+from ..conf import get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
-from ..decorator.policies import SKIPPED, CallFacts, Kind, Respond, Retry, Unlocked, candidates
+from ..decorator.policies import SKIPPED, Kind, Respond, Retry, Unlocked, candidates
 from ..decorator.views import HttpRefusal, RequestRefused, deferred_aliases, first_after_commit, seconds_until
 from ..engine.lock.lock import MongoLock
 from ..engine.lock.transaction import out_of_commit_hook
@@ -56,10 +56,6 @@ class KeepResponse(Respond):
     """For a view: while another request with its key is processed, it answers 409."""
 
     unfit = _UNFIT
-
-    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
-        """A single try."""
-        return 0.0
 
     def answer(self, error: Unlocked, call: Any) -> Any:
         """See Respond."""
