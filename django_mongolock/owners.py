@@ -41,8 +41,7 @@ def release_owner(owner: str, *, using: str | None = None) -> int:
     Other holders of a shared lock or a semaphore keep theirs. A holder that still runs learns of it at its next
     renewal; what it does until then is stopped only where its fencing token is compared. Raises LockBackendFailed.
     """
-    name = check_fact("owner", owner)
-    return 0 if name is None else release_holders(name, using)
+    return release_holders(check_fact("owner", owner) or "", using)
 
 
 def release_holders(owner: str, using: str | None = None, **which: Any) -> int:

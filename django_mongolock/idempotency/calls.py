@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, NamedTuple, cast
 
@@ -18,7 +19,7 @@ from ..backends import get_backend
 from ..conf import get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
 from ..decorator.policies import SKIPPED, Kind, Respond, Retry, Unlocked, candidates
-from ..decorator.views import HttpRefusal, RequestRefused, deferred_aliases, first_after_commit, seconds_until
+from ..decorator.views import HttpRefusal, RequestRefused, deferred_aliases, first_after_commit
 from ..engine.lock.lock import MongoLock
 from ..engine.lock.transaction import out_of_commit_hook
 from ..engine.logs import WARNING, log
@@ -43,7 +44,6 @@ RIGHTS: Final = "find, insert and update"
 #: Methods that change nothing: such requests are not kept.
 SAFE: Final = ("GET", "HEAD", "OPTIONS", "TRACE")
 
-
 #: What is said of what has no key, or a result that cannot be kept.
 _UNFIT: Final[Mapping[Kind, str]] = dict.fromkeys(
     ("view", "call", "generator"),
@@ -61,7 +61,7 @@ class KeepResponse(Respond):
         """See Respond."""
         if isinstance(error, LockNotAcquired):
             message = _("A request with this %(header)s is being processed. Please try again shortly.")
-            error = call.refusal(409, "in_progress", message, seconds_until(error))
+            error = call.refusal(409, "in_progress", message, math.ceil(error.come_back_in))
         return super().answer(error, call)
 
 
