@@ -8,16 +8,17 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
 from django.core.exceptions import BadRequest
-from django.http import HttpRequest, HttpResponseBase, QueryDict
+from django.http import HttpRequest, QueryDict
+from django.utils.decorators import sync_and_async_middleware
 from django.utils.encoding import escape_uri_path
 from django.utils.functional import LazyObject
 from django.utils.http import escape_leading_slashes
@@ -32,8 +33,6 @@ from .engine.text_checks import tidy_fact
 __all__ = ["LockContextMiddleware"]
 
 logger = logging.getLogger("django_mongolock")
-
-Handler = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
 #: The request that is being served in this context; set by the middleware and by `mongo_locked`.
 current_request: ContextVar[HttpRequest | None] = ContextVar("mongolock_request", default=None)
@@ -66,27 +65,19 @@ def serving(request: HttpRequest | None) -> Iterator[None]:
         current_request.reset(token)
 
 
-class LockContextMiddleware:
+@sync_and_async_middleware
+def LockContextMiddleware(get_response: Any) -> Callable[[HttpRequest], Any]:  # noqa: N802 - as Django's are named
     """Remembers the request for `holder_facts`. Put it after the authentication middleware."""
 
-    sync_capable = True
-    async_capable = True
-
-    def __init__(self, get_response: Handler) -> None:
-        self.get_response = get_response
-        self._is_async = iscoroutinefunction(get_response)
-        if self._is_async:
-            markcoroutinefunction(self)
-
-    def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
-        if self._is_async:
-            return self._acall(request)
+    def middleware(request: HttpRequest) -> Any:
         with serving(request):
-            return self.get_response(request)
+            return get_response(request)
 
-    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+    async def amiddleware(request: HttpRequest) -> Any:
         with serving(request):
-            return await cast(Awaitable[HttpResponseBase], self.get_response(request))
+            return await get_response(request)
+
+    return amiddleware if iscoroutinefunction(get_response) else middleware
 
 
 def holder_facts(label: str | None = None) -> dict[str, str | int]:

@@ -263,7 +263,7 @@ def unexpected(name: str, known: Iterable[str]) -> TypeError:
     return TypeError(f"unexpected keyword argument {name!r}{meant} Known: {', '.join(sorted(known))}")
 
 
-def lock_key(template: str, **values: Any) -> LockKey:
+def lock_key(template: str, /, **values: Any) -> LockKey:
     """The key that ``@mongo_locked(template)`` makes from these values, for a `mongo_lock` on the same key.
 
     Separators in values are escaped, so ``"x:{a}"`` with ``a="b:c"`` is not ``"x:b:c"``.

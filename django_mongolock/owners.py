@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial, wraps
 from typing import Any, Final
 
+from asgiref.sync import sync_to_async
 from django.contrib.auth import get_user_model
 from django.contrib.auth.signals import user_logged_out
 from django.contrib.sessions.backends import signed_cookies
@@ -40,8 +41,7 @@ def release_owner(owner: str, *, using: str | None = None) -> int:
     Other holders of a shared lock or a semaphore keep theirs. A holder that still runs learns of it at its next
     renewal; what it does until then is stopped only where its fencing token is compared. Raises LockBackendFailed.
     """
-    name = check_fact("owner", owner)
-    return 0 if name is None else release_holders(name, using)
+    return release_holders(check_fact("owner", owner) or "", using)
 
 
 def release_holders(owner: str, using: str | None = None, **which: Any) -> int:
@@ -94,11 +94,7 @@ def session_owner(request: HttpRequest) -> str:
 
 async def asession_owner(request: HttpRequest) -> str:
     """See session_owner()."""
-    session = session_of(request)
-    if (owner := await session.aget(OWNER_KEY)) is None:
-        owner = _derived(session)
-        await session.aset(OWNER_KEY, owner)
-    return str(owner)
+    return await sync_to_async(session_owner)(request)
 
 
 def session_is_gone(request: HttpRequest) -> bool:

@@ -21,7 +21,7 @@ from django_mongolock.admin import listing
 from django_mongolock.admin.dashboard import LockDashboardAdmin
 from django_mongolock.admin.lock_admin import LockAdmin
 from django_mongolock.exceptions import printable
-from django_mongolock.inspection import queries
+from django_mongolock.inspection import named_locks, queries
 from django_mongolock.inspection.display import quote_key, unquote_key
 from django_mongolock.models import Lock
 from django_mongolock.models.lock_model import LockDashboard
@@ -528,10 +528,11 @@ class TestSpeed:
         assert admin.get(f"{LIST}?state=all&p=4").status_code == 302
 
     @pytest.mark.long
-    def test_clear_stale_locks(self, commands: Commands, locks: Locks) -> None:
+    def test_clear_stale_locks(self, commands: Commands, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """The command finds what is stale by an index, and clears it in batches: it looks at nothing else."""
+        monkeypatch.setattr(named_locks, "BATCH", 20)
         locks.stale(*(f"stale:{number}" for number in range(50)))
-        run("clear_stale_locks", "--no-input", "--batch-size", "20")
+        run("clear_stale_locks", "--no-input")
         updates = [sent for sent in commands.sent if "update" in sent]
         assert len(updates) == 3
         for sent in updates:

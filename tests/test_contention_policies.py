@@ -451,23 +451,23 @@ def test_a_task_of_django_comes_back() -> None:
     key = new_key()
 
     @mongo_locked(key, wait=0, on_contention=retry_in_django)
-    def work(context: Any, number: int, *, name: str) -> str:
+    def work(context: Any, number: int, *, error: str) -> str:
         return "done"
 
     @mongo_locked(key, wait=0, on_contention=aretry_in_django)
-    async def awork(context: Any, number: int, *, name: str) -> str:
+    async def awork(context: Any, number: int, *, error: str) -> str:
         return "done"
 
     context = Mock()
     again = context.task_result.task.using.return_value
     again.enqueue, again.aenqueue = (kind(return_value=Mock(id="another")) for kind in (Mock, AsyncMock))
-    assert work(context, 5, name="x") == "done"
+    assert work(context, 5, error="x") == "done"
     with held_elsewhere(key):
         now = timezone.now()
-        assert work(context, 5, name="x") == asyncio.run(awork(context, 5, name="x")) == "another"
+        assert work(context, 5, error="x") == asyncio.run(awork(context, 5, error="x")) == "another"
         for enqueue in (again.enqueue, again.aenqueue):
-            enqueue.assert_called_once_with(5, name="x")
+            enqueue.assert_called_once_with(5, error="x")
         for call in context.task_result.task.using.call_args_list:
             assert timedelta(seconds=0.2) < call.kwargs["run_after"] - now < timedelta(seconds=30)
         with pytest.raises(TypeError, match="takes_context=True"):
-            work(5, 5, name="x")
+            work(5, 5, error="x")

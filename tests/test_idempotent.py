@@ -377,9 +377,16 @@ class TestResults:
             (b"$now\xff\x00", False)
         ] * 2
 
-    def test_template_response(self, backend: str, key: str) -> None:
+    def test_template_response(self, backend: str, kind: Any, key: str) -> None:
+        """It is rendered outside of the event loop, as by Django."""
         template: Any = engines["django"].from_string("{{ n }} times")
-        view = idempotent(client=me)(lambda request: TemplateResponse(request, template, {"n": do(key)}))
+
+        def count() -> int:
+            with pytest.raises(RuntimeError):
+                asyncio.get_running_loop()
+            return do(key)
+
+        view = idempotent(client=me)(kind(lambda request: TemplateResponse(request, template, {"n": count})))
         assert [post(view, key).content for _ in "12"] == [b"1 times", b"1 times"]
 
     def test_no_answer_when_it_is_to_be_kept(self, key: str, caplog: pytest.LogCaptureFixture) -> None:

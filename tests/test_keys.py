@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from django_mongolock.conf import SEPARATORS
 from django_mongolock.engine.text_checks import check_key
-from django_mongolock.keys import KeyTemplate, call_arguments, escape, model_key
+from django_mongolock.keys import KeyTemplate, call_arguments, escape, lock_key, model_key
 from testproject.shop.models import Ad, Order, Seller
 
 #: Characters that could blur the borders of a value: separators, the escape, marks that compose, what NFC makes
@@ -32,8 +32,8 @@ VALUES = st.one_of(TRICKY, st.text(st.characters(exclude_categories=["Cs", "Cc"]
 TEMPLATES = ["{a}:{b}", "{a}={b}={c}", "{a}:{{{b}", "x{a}#fixed,{b}|{c}y"]
 
 
-def fill(template: str, **values: Any) -> str:
-    return check_key(str(KeyTemplate(template).fill(values)))
+def fill(template: str, /, **values: Any) -> str:
+    return check_key(str(lock_key(template, **values)))
 
 
 def meaning(values: tuple[Any, ...]) -> list[str]:
@@ -65,6 +65,7 @@ class TestTemplates:
         assert fill("a:{rows[0][n]}", **values) == "a:3"
         assert fill("a:{day:%Y-%m}:{n:03d}:{n!r}", **values) == "a:2030-01:005:5"
         assert fill("a:{n:0{width}d}", **values) == "a:0005"
+        assert fill("mail:{template}", template=5) == "mail:5"
 
     @pytest.mark.parametrize(
         ("template", "problem"),

@@ -62,7 +62,7 @@ class Rooms:
     def counts(self) -> Counts:
         return Counts(self.name, len(self.rows(Choice("held"))), len(self.rows(Choice("stale"))))
 
-    def clear(self, choice: Choice, *, dry_run: bool, batch: int) -> Iterator[Swept]:
+    def clear(self, choice: Choice, *, dry_run: bool) -> Iterator[Swept]:
         stale = self.rows(Choice("stale", choice.owner))
         done = [] if dry_run else self.force(stale, by="", reason="")
         yield Swept(stale, count=len(done), found=len(stale))

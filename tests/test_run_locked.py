@@ -208,6 +208,12 @@ class TestLockedCommand:
             call_command(Patient(), name, stdout=out)
             assert out.getvalue().startswith("Skipped: lock")
 
+    def test_no_key(self) -> None:
+        """What makes no key is a wrong command line."""
+        with pytest.raises(CommandError, match="a lock key has at most 512 bytes") as caught:
+            call_command(Command(), "x" * 3_000)
+        assert caught.value.returncode == 2
+
     @pytest.mark.long
     def test_lost(self, start: Start, name: str) -> None:
         process = start(name, "--seconds", "0.5", module="tests.locked_command")

@@ -24,10 +24,9 @@ from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
 from .lock_actions import LockActions, may_clear, may_force
 from .pages import csrf, unless_away
 
-#: How many rows of each kind the page shows; how many if it shows one kind; and how many one update releases.
+#: How many rows of each kind the page shows; how many if it shows one kind.
 SHOWN: Final = 20
 SHOWN_OF_ONE: Final = 100
-BATCH: Final = 500
 
 STATES: Final = {
     "all": gettext_lazy("All"),
@@ -147,7 +146,7 @@ class OtherLocks(LockActions):
             raise BadRequest("no such kind of locks")
         done, cleared = Swept(), list[Row]()
         choice = Choice("stale", request.POST.get("owner") or None)
-        for part in kind.clear(choice, dry_run=False, batch=BATCH):
+        for part in kind.clear(choice, dry_run=False):
             done.count_in(part)
             cleared += part.cleared
         for row in cleared:

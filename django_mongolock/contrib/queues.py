@@ -19,7 +19,7 @@ __all__ = ["aretry_in_django", "retry_in_django", "retry_in_dramatiq", "retry_in
 SHORTEST, LONGEST = 0.5, 5.0
 
 
-def retry_in_dramatiq(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
+def retry_in_dramatiq(error: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
     """Have Dramatiq send the message again, by its middleware Retries, which is one of its defaults.
 
     This uses up one of its retries: give the actor ``max_retries=None``.
@@ -29,14 +29,14 @@ def retry_in_dramatiq(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
     raise Retry(str(error), delay=round(1000 * _delay(error))) from error
 
 
-def retry_in_huey(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
+def retry_in_huey(error: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
     """Have Huey run the task again, without using up one of its retries."""
     from huey.exceptions import RetryTask
 
     raise RetryTask(str(error), delay=_delay(error)) from error
 
 
-def retry_in_rq(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
+def retry_in_rq(error: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
     """Have RQ run the job again, under its own id, without using up one of its retries. A scheduler has to run."""
     from rq import Retry, get_current_job
 
@@ -45,7 +45,7 @@ def retry_in_rq(error: LockNotAcquired, *args: Any, **kwargs: Any) -> Any:
     return Retry(max=2**31, interval=max(1, round(_delay(error))))
 
 
-def retry_in_django(error: LockNotAcquired, context: Any, *args: Any, **kwargs: Any) -> str:
+def retry_in_django(error: LockNotAcquired, context: Any, /, *args: Any, **kwargs: Any) -> str:
     """Enqueue a task of Django or django-tasks again, as a new one; return the id of that.
 
     For ``@task(takes_context=True)``. Raises InvalidTask if its backend cannot run a task later.
@@ -53,7 +53,7 @@ def retry_in_django(error: LockNotAcquired, context: Any, *args: Any, **kwargs: 
     return str(_later(error, context).enqueue(*args, **kwargs).id)
 
 
-async def aretry_in_django(error: LockNotAcquired, context: Any, *args: Any, **kwargs: Any) -> str:
+async def aretry_in_django(error: LockNotAcquired, context: Any, /, *args: Any, **kwargs: Any) -> str:
     """See retry_in_django()."""
     return str((await _later(error, context).aenqueue(*args, **kwargs)).id)
 

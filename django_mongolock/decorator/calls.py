@@ -83,10 +83,8 @@ class LockedFunction:
             self.usual = seconds if self.usual is None else self.usual + LATEST * (seconds - self.usual)
 
     def function(self) -> Callable[..., Any]:
-        def attempt(call: LockedCall, *, first: bool = True) -> Any:
+        def attempt(call: LockedCall) -> Any:
             try:
-                if first:
-                    call.prepare()
                 # No ExitStack: a signal that strikes in its Python would leave the lock behind.
                 with call.lock() as lock:
                     began = clock.now()
@@ -102,13 +100,15 @@ class LockedFunction:
             if call.passes:
                 with atomic(deferred_aliases(call.request, self.plan)):
                     return self.wrapped(*args, **kwargs)
-            call.trial = call.policy.tries_first(call)
             with serving(call.request), call.policy.around():
-                result = attempt(call)
-                if result is not AGAIN:
-                    return result
-                call.trial = False
-                return attempt(call, first=False)
+                try:
+                    call.prepare()
+                except _UNLOCKED as error:
+                    return call.refused(error)
+                call.trial = call.policy.tries_first(call)
+                while (result := attempt(call)) is AGAIN:
+                    call.trial = False
+                return result
 
         return wrapper
 
@@ -229,7 +229,7 @@ class LockedCall(CallFacts):
         """See run(). Django opens no transaction around an async view."""
         self.begun = True
         try:
-            return self.finished(await self.function.wrapped(*self.args, **self.kwargs))
+            return await self.afinished(await self.function.wrapped(*self.args, **self.kwargs))
         except BaseException as error:
             if self.policy.gives_up(error):
                 await lock.arelease(early=True)
@@ -255,6 +255,10 @@ class LockedCall(CallFacts):
         name = self.function.plan.name
         here = "directly on the coroutine or generator function, or on the view class instead of its dispatch()"
         return finished(result, self.function.name, f"put @{name} {here}")
+
+    async def afinished(self, result: Any) -> Any:
+        """See finished()."""
+        return self.finished(result)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, NoReturn
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from ..engine.lock.lock import MongoLock
-from ..exceptions import LockBackendFailed, LockLost, LockNotAcquired
+from ..exceptions import LockBackendFailed, LockKeyInvalid, LockLost, LockNotAcquired
 from ..keys import KeyTemplate
 from ..locks import LockKeywords, chosen, make_lock
 
@@ -32,8 +32,8 @@ class LockedCommand(BaseCommand):
     (exit code 75, EX_TEMPFAIL) or "skip" (print that and succeed).
 
     While `handle` runs, the lock is `self.lock`: call ``self.lock.ensure_held()`` before what cannot be undone. If the
-    lock is lost meanwhile, the command fails with exit code 76; if MongoDB does not answer, with 69. SIGTERM ends the
-    command as Ctrl-C does, so that the lock is released.
+    lock is lost meanwhile, the command fails with exit code 76; if MongoDB does not answer, with 69; if its options
+    make no key, with 2. SIGTERM ends the command as Ctrl-C does, so that the lock is released.
     """
 
     lock_key: ClassVar[str | None] = None
@@ -59,9 +59,10 @@ class LockedCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command under its lock."""
         with terminated_as_exit(), ExitStack() as stack:
-            lock = self.new_lock(options)
             try:
-                self.lock = stack.enter_context(holding(lock))
+                self.lock = stack.enter_context(holding(self.new_lock(options)))
+            except LockKeyInvalid as error:
+                raise CommandError(str(error), returncode=2) from error
             except CommandError as error:
                 if error.returncode != BUSY or self.on_contention != "skip":
                     raise
@@ -78,10 +79,9 @@ def holding(lock: MongoLock) -> Iterator[MongoLock]:
         with ExitStack() as stack:
             try:
                 stack.enter_context(lock)
-            except LockNotAcquired as error:
-                raise CommandError(str(error), returncode=BUSY) from error
-            except LockBackendFailed as error:
-                raise CommandError(str(error), returncode=UNAVAILABLE) from error
+            except (LockNotAcquired, LockBackendFailed) as error:
+                code = BUSY if isinstance(error, LockNotAcquired) else UNAVAILABLE
+                raise CommandError(str(error), returncode=code) from error
             yield lock
     except LockLost as error:
         if error.key not in lock.keys:

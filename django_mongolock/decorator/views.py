@@ -54,11 +54,6 @@ class RequestRefused(LockKeyInvalid):
         self.refusal = refusal
 
 
-def seconds_until(error: LockNotAcquired) -> int:
-    """Return in how many seconds it makes sense to try again (`LockNotAcquired.come_back_in`), in whole seconds."""
-    return math.ceil(error.come_back_in)
-
-
 def refusal(error: LockError | LockKeyInvalid) -> HttpRefusal:
     """423 Locked while the lock is held, 503 while MongoDB does not answer, 400 for a request that makes no key. Raises
     any other *error*.
@@ -67,7 +62,7 @@ def refusal(error: LockError | LockKeyInvalid) -> HttpRefusal:
     """
     if isinstance(error, LockNotAcquired):
         message = _("This is in use at the moment. Please try again shortly.")
-        return HttpRefusal(get_settings().CONTENTION_STATUS, seconds_until(error), "locked", message)
+        return HttpRefusal(get_settings().CONTENTION_STATUS, math.ceil(error.come_back_in), "locked", message)
     if isinstance(error, LockBackendFailed):
         message = _("This cannot be done at the moment. Please try again later.")
         return HttpRefusal(503, RETRY_AFTER_FAILURE, "unavailable", message)

@@ -77,7 +77,7 @@ def idempotent(
     rules = KeepRules(header, check_seconds("keep", keep), required, client)
     plan = LockPlan(KeepResponse(), options, name="idempotent", kind_of_call=partial(IdempotentCall, rules))
     if key is None:
-        plan = replace(plan, key=find_request)
+        plan = replace(plan, key=find_request, options=replace(options, wait=0.0))
     else:
         plan = replace(plan, policy=KeepResult(), templates=(KeyTemplate(check_key(key)),))
     return partial(_decorate, plan)

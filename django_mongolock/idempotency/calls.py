@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final, NamedTuple, cast
 
@@ -15,10 +16,10 @@ from pymongo import ReturnDocument
 from pymongo.collection import Collection
 
 from ..backends import get_backend
-from ..conf import LockSettings, get_settings
+from ..conf import get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
-from ..decorator.policies import SKIPPED, CallFacts, Kind, Respond, Retry, Unlocked, candidates
-from ..decorator.views import HttpRefusal, RequestRefused, deferred_aliases, first_after_commit, seconds_until
+from ..decorator.policies import SKIPPED, Kind, Respond, Retry, Unlocked, candidates
+from ..decorator.views import HttpRefusal, RequestRefused, deferred_aliases, first_after_commit
 from ..engine.lock.lock import MongoLock
 from ..engine.lock.transaction import out_of_commit_hook
 from ..engine.logs import WARNING, log
@@ -43,7 +44,6 @@ RIGHTS: Final = "find, insert and update"
 #: Methods that change nothing: such requests are not kept.
 SAFE: Final = ("GET", "HEAD", "OPTIONS", "TRACE")
 
-
 #: What is said of what has no key, or a result that cannot be kept.
 _UNFIT: Final[Mapping[Kind, str]] = dict.fromkeys(
     ("view", "call", "generator"),
@@ -57,15 +57,11 @@ class KeepResponse(Respond):
 
     unfit = _UNFIT
 
-    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
-        """A single try."""
-        return 0.0
-
     def answer(self, error: Unlocked, call: Any) -> Any:
         """See Respond."""
         if isinstance(error, LockNotAcquired):
             message = _("A request with this %(header)s is being processed. Please try again shortly.")
-            error = call.refusal(409, "in_progress", message, seconds_until(error))
+            error = call.refusal(409, "in_progress", message, math.ceil(error.come_back_in))
         return super().answer(error, call)
 
 
@@ -275,6 +271,10 @@ class IdempotentCall(LockedCall):
             keep = self._keep(self._kept(result))
             first_after_commit(aliases, lambda: actions.run(keep, self._send))
         return result
+
+    async def afinished(self, result: Any) -> Any:
+        """See finished(). In a thread, where Django, too, renders the response of an async view."""
+        return await sync_to_async(self.finished)(result)
 
     def _kept(self, result: Any) -> Document | None:
         """What is kept of a result; None for a response that means "try again", and for what was not done."""

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
@@ -209,6 +210,16 @@ def test_the_run_ends_at_that_moment(sent: list[Any], key: str, monkeypatch: pyt
         monkeypatch.setattr(retry_task._Found, "read", and_then_it_ends)
         assert deliver(function, sent[-1]) is Retry
     assert deliver(function, sent[-1]) is Ignore
+
+
+def test_the_first_run_cannot_be_read(sent: list[Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F95: a second delivery that gets no answer about the first run does not run, though it could acquire the lock."""
+    function: Any = mongo_locked(key, on_contention="skip")(ran)
+    with OtherRun(key, task, "the-id"):
+        assert deliver(function) is Retry
+    monkeypatch.setattr(retry_task._Found, "read", Mock(side_effect=AWAY))
+    with pytest.raises(LockBackendFailed):
+        deliver(function, sent[-1], delivery_info={"redelivered": True})
 
 
 def test_a_retry_that_overtakes(sent: list[Any], key: str) -> None:

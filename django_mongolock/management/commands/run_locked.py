@@ -9,7 +9,6 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...decorator.locked_command import BUSY, LOST, holding, terminated_as_exit
-from ...engine.lock.lock import MongoLock
 from ...engine.text_checks import tidy_fact
 from ...locks import mongo_lock
 from ..lock_command import seconds
@@ -59,7 +58,16 @@ exit codes:
         child = Child(options["program"], lambda: options["grace"])
         with terminated_as_exit():
             with self.reporting_mistakes():
-                lock = self._lock(options, over)
+                lock = mongo_lock(
+                    options["lock"],
+                    lease=options["lease"],
+                    wait=options["wait"],
+                    mode="shared" if options["shared"] else "exclusive",
+                    max_hold=options["max_hold"],
+                    label=options["label"] or tidy_fact(Path(options["program"][0]).name or "program"),
+                    using=options["database"],
+                    on_lost=lambda _: over.set(),
+                )
             try:
                 with holding(lock):
                     self.code = child.run(lock, over)
@@ -71,15 +79,3 @@ exit codes:
                 self.stdout.write(f"Skipped: {error}")
             finally:
                 over.set()
-
-    def _lock(self, options: dict[str, Any], over: threading.Event) -> MongoLock:
-        return mongo_lock(
-            options["lock"],
-            lease=options["lease"],
-            wait=options["wait"],
-            mode="shared" if options["shared"] else "exclusive",
-            max_hold=options["max_hold"],
-            label=options["label"] or tidy_fact(Path(options["program"][0]).name or "program"),
-            using=options["database"],
-            on_lost=lambda _: over.set(),
-        )
