@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from html import unescape
@@ -266,13 +265,6 @@ class TestForceRelease:
         assert sorted(ids(ground.lock.force_release(shown))) == sorted([same, renewed])
         assert ground.read(changed, "holder", "state") == ("another", "exporting")
         assert (ground.read(finished, "state"), ground.read(damaged, "state")) == ("exported", "exporting")
-
-    def test_lost_answer(self, plain: Ground, failpoint: Callable[..., None]) -> None:
-        """If the answer to the update is lost, the documents that it released are counted all the same."""
-        id_ = stuck(plain, 5)
-        shown = plain.lock.snapshots()
-        failpoint("update", times=1, writeConcernError={"code": 64, "errmsg": "waiting for replication timed out"})
-        assert ids(plain.lock.force_release(shown)) == [id_]
 
 
 class TestChecks:
