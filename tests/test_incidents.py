@@ -7,6 +7,7 @@ import json
 import os
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -204,11 +205,7 @@ class TestTheCommand:
 
     def test_many_holders(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """All of them are asked, by a user of a container who has no name; and all lose the lock."""
-
-        def getuser() -> str:
-            raise KeyError("getpwuid(): uid not found")
-
-        monkeypatch.setattr(getpass, "getuser", getuser)
+        monkeypatch.setattr(getpass, "getuser", Mock(side_effect=KeyError("getpwuid(): uid not found")))
         locks.add("k", [entry(n, mode="shared") for n in range(12)])
         assert "12 asked" in run("release_lock", "k", "--ask")[0]
         assert {each["release_requested_by"] for each in locks.read("k")["holders"]} == {
