@@ -214,6 +214,21 @@ class TestTheCommand:
         run("release_lock", "k", "--no-input")
         assert locks.read("k")["holders"] == []
 
+    @pytest.mark.parametrize(
+        ("command", "code"),
+        [
+            (["release_lock", "k", "--no-input"], 1),
+            (["run_locked", "k", "--wait", "1", "--", "true"], 69),
+            (["run_leader", "k", "--", "true"], 69),
+        ],
+    )
+    def test_damaged(self, locks: Locks, command: list[str], code: int) -> None:
+        """The error of a damaged document says so, as that of the other commands that work with locks."""
+        locks.add("k", [entry(1)], change={"token": 1.5})
+        with pytest.raises(CommandError, match="its field 'token' is float") as refusal:
+            run(*command)
+        assert refusal.value.returncode == code
+
 
 @pytest.mark.long
 def test_the_holder_is_asked_and_does_as_it_sees_fit(locks: Locks) -> None:
