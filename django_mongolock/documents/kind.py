@@ -35,11 +35,7 @@ class DocumentKind:
 
     def __init__(self, lock: DocumentLock[Any]) -> None:
         self._lock = lock
-        self.name, self.title, self.model = lock.name, f"documents of {lock.name}", lock.model
-
-    @property
-    def alias(self) -> str | None:
-        return self._lock.alias
+        self.name, self.title, self.model, self.alias = lock.name, f"documents of {lock.name}", lock.model, lock.alias
 
     def rows(self, choice: Choice, limit: int = 0) -> list[DocumentSnapshot]:
         if choice.state not in steps.STATES:
