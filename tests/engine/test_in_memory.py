@@ -6,7 +6,7 @@ import copy
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -740,28 +740,50 @@ def test_how_long_a_renewal_may_take(memory: Memory, failures: int, seconds: flo
     assert memory.session.renewals._limit([grant]) == pytest.approx(seconds)
 
 
-def test_an_error_in_one_dropped_lock_takes_nothing_from_the_next(memory: Memory) -> None:
+class Idle:
+    """A chore that is never due."""
+
+    def next_due(self) -> float:
+        return FOREVER
+
+    def do_due(self, now: float) -> None: ...
+
+
+@pytest.fixture
+def idle(memory: Memory) -> Iterator[Heartbeat]:
+    """A heartbeat that has nothing to do, and has not begun."""
+    heartbeat = Heartbeat(memory.session.threads, memory.session.now)
+    heartbeat.serve([Idle()], lambda _: None)
+    yield heartbeat
+    heartbeat.close()
+
+
+def test_a_heartbeat_sleeps_while_nothing_is_due(idle: Heartbeat, caplog: pytest.LogCaptureFixture) -> None:
+    """P8: until it is woken, with no error on the way."""
+    adopted: list[Any] = []
+    idle.adopt = adopted.append
+    idle.start()
+    assert eventually(lambda: idle.wakes_at == FOREVER)
+    inbox: Any = idle.inbox
+    inbox.put("one")
+    assert eventually(lambda: adopted == ["one"])
+    assert caplog.text == ""
+
+
+def test_an_error_in_one_dropped_lock_takes_nothing_from_the_next(idle: Heartbeat) -> None:
     """P4: where warnings are errors, that of the first is raised in the heartbeat."""
-
-    class Idle:
-        def next_due(self) -> float:
-            return FOREVER
-
-        def do_due(self, now: float) -> None: ...
 
     def adopt(item: Any) -> None:
         adopted.append(item)
         raise ResourceWarning(item)
 
     adopted: list[Any] = []
-    heartbeat = Heartbeat(memory.session.threads, memory.session.now)
-    heartbeat.serve([Idle()], adopt)
-    inbox: Any = heartbeat.inbox
+    idle.adopt = adopt
+    inbox: Any = idle.inbox
     inbox.put("one")
     inbox.put("two")
-    heartbeat.start()
+    idle.start()
     assert eventually(lambda: adopted == ["one", "two"])
-    heartbeat.close()
 
 
 # Threads
