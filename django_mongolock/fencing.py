@@ -74,7 +74,7 @@ def fenced_update(
     number, made = _number(token), {**(changes or {}), **values}
     if isinstance(target, (QuerySet, models.Manager)):
         return _update_rows(target, number, made, field, (filter, using))
-    courier, steps = _plan(_source(target, using), number, made, field, filter)
+    courier, steps = _plan(target, using, number, made, field, filter)
     return courier.run(steps)
 
 
@@ -93,7 +93,7 @@ async def afenced_update(
     number, made = _number(token), {**(changes or {}), **values}
     if isinstance(target, (QuerySet, models.Manager)):
         return await sync_to_async(_update_rows)(target, number, made, field, (filter, using))
-    courier, steps = _plan(_source(target, using), number, made, field, filter)
+    courier, steps = _plan(target, using, number, made, field, filter)
     return await courier.arun(steps)
 
 
@@ -138,18 +138,15 @@ def _update_rows(rows: Rows, token: int, values: dict[str, Any], field: str, giv
     return updated
 
 
-def _source(target: object, using: str | None) -> Source:
+def _plan(  # noqa: PLR0917
+    target: object, using: str | None, token: int, changes: dict[str, Any], field: str, given: Mapping[str, Any] | None
+) -> tuple[Courier, Steps[int]]:
     if not callable(target):
         raise TypeError(
             "fenced_update() takes a queryset, also for one row: Order.objects.filter(pk=order.pk); or a model or "
             f"collection of MongoDB with filter=. This is a {type(target).__name__}"
         )
-    return make_source(target, using)
-
-
-def _plan(
-    source: Source, token: int, changes: dict[str, Any], field: str, given: Mapping[str, Any] | None
-) -> tuple[Courier, Steps[int]]:
+    source = make_source(target, using)
     if not isinstance(given, Mapping):
         raise TypeError('name the documents: filter={"_id": 5}; of a model, filter={"pk": 5}; {} for all of them')
     column = check_path("the field of the token", source.column(field, must_exist=False))

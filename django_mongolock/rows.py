@@ -36,7 +36,7 @@ class LockedQuerySet(models.QuerySet[M, M]):
         **lookup: Any,
     ) -> LockedRow[M]:
         """See `locked`."""
-        return LockedRow(self, lookup, {**(lock_options or {}), "wait": wait, "lease": lease})
+        return locked(self, wait=wait, lease=lease, lock_options=lock_options, **lookup)
 
 
 def locked(
@@ -67,7 +67,7 @@ def locked(
             f"This is a {type(given).__name__}"
         )
     queryset = source._default_manager.all() if isinstance(source, type) else source.all()
-    return LockedRow(queryset, lookup, {**(lock_options or {}), "wait": wait, "lease": lease})
+    return LockedRow(queryset, lookup, {"wait": wait, "lease": lease, **(lock_options or {})})
 
 
 class LockedRow(Generic[M]):

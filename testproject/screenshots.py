@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 LOCKS = "/admin/django_mongolock/lock/"
+DASHBOARD = "/admin/django_mongolock/lockdashboard/"
 #: A form with an edit lock; each picture uses a new order.
 ORDER = "/admin/shop/order/{order}/change/"
 #: How long the traffic runs before the first picture, in seconds: to have something to show.
@@ -61,9 +62,9 @@ def click(selector: str) -> Callable[[Page], object]:
 
 
 SHOTS = [
-    Shot("dashboard", f"{LOCKS}dashboard/", height=1040),
-    Shot("dashboard-recent", f"{LOCKS}dashboard/", of="#recent"),
-    Shot("dashboard-narrow", f"{LOCKS}dashboard/", width=NARROW, height=780),
+    Shot("dashboard", DASHBOARD, height=1040),
+    Shot("dashboard-recent", DASHBOARD, of="#recent"),
+    Shot("dashboard-narrow", DASHBOARD, width=NARROW, height=780),
     Shot("locks", LOCKS, height=620),
     Shot("lock", f"{LOCKS}report_3Anightly/change/", height=820),
     Shot(

@@ -20,11 +20,12 @@ from django.utils.timezone import localtime
 from django_mongolock.admin import listing
 from django_mongolock.admin.dashboard import LockDashboardAdmin
 from django_mongolock.admin.lock_admin import LockAdmin
-from django_mongolock.exceptions import printable
-from django_mongolock.inspection import queries
+from django_mongolock.exceptions import LockBackendFailed, printable
+from django_mongolock.inspection import named_locks, operations, queries
 from django_mongolock.inspection.display import quote_key, unquote_key
 from django_mongolock.models import Lock
 from django_mongolock.models.lock_model import LockDashboard
+from django_mongolock.models.reading import ReadOnlyManager
 from tests.editing.staff import text_of
 from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
@@ -34,6 +35,7 @@ from tests.test_commands import run
 pytestmark = WITH_MONGO
 
 LIST = "/admin/django_mongolock/lock/"
+DASHBOARD = "/admin/django_mongolock/lockdashboard/"
 RELEASE = f"{LIST}force-release/"
 NAMES = ("view_lock", "force_release_lock")
 
@@ -414,6 +416,26 @@ class TestForceRelease:
         assert (entry_.object_id, entry_.user_id) == ("k", int(admin.session["_auth_user_id"]))
         assert entry_.get_admin_url() == page_of("k")
 
+    def test_what_is_done_is_written_down(self, locks: Locks, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is read between a release and its entry in the log: that could fail."""
+        locks.held("k")
+        asked = select(admin, "force_release", "k")
+        monkeypatch.setattr(ReadOnlyManager, "get_queryset", lambda _self: 1 / 0)
+        assert admin.post(RELEASE, {**fields_of(asked), "reason": "x"}).status_code == 302
+        assert LogEntry.objects.get().object_id == "k"
+
+    def test_away(self, locks: Locks, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of an action that ends in an error, no page says that nothing was changed."""
+        locks.held("k")
+        asked = select(admin, "force_release", "k")
+
+        def fail(*args: Any, **options: Any) -> Any:
+            raise LockBackendFailed("it is away")
+
+        monkeypatch.setattr(queries, "snapshots", fail)
+        page = admin.post(RELEASE, {**fields_of(asked), "reason": "x"})
+        assert (page.status_code, b"changed nothing" in page.content) == (503, False)
+
     def test_many(self, locks: Locks, admin: Client) -> None:
         """Several at once; what nobody holds, and what is damaged, is left out and that is said."""
         locks.held("a", "b")
@@ -462,6 +484,28 @@ class TestClearStale:
         assert locks.read("b")["holders"][0]["grant"] == "secret-grant.7"
         assert locks.read("held")["holders"][0]["token"] == TOKEN + 1
         assert {entry_.object_id for entry_ in LogEntry.objects.all()} == {"a", "b"}
+
+    def test_half_done(self, locks: Locks, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If the server goes away meanwhile, what was done is written down, and the user learns of both."""
+        locks.stale("a", "b", "c")
+        clear = operations.clear_stale
+
+        def go_away(store: Any, keys: list[str], **options: Any) -> Any:
+            if keys == ["b"]:
+                raise LockBackendFailed("it is away")
+            return clear(store, keys, **options)
+
+        monkeypatch.setattr(operations, "clear_stale", go_away)
+        response = select(admin, "clear_stale", "a", "b", "c")
+        assert "1 stale lock was cleared." in notes(admin.get(response["Location"]))
+        assert LogEntry.objects.get().object_id == "a"
+
+    def test_from_its_page(self, locks: Locks, admin: Client) -> None:
+        """Whoever clears a lock on its page comes back to that page."""
+        locks.stale("a")
+        form = fields_of(admin.get(page_of("a")))
+        response = admin.post(f"{LIST}?state=all", {**form, "action": "clear_stale"})
+        assert response["Location"] == page_of("a")
 
 
 class TestDamage:
@@ -528,10 +572,11 @@ class TestSpeed:
         assert admin.get(f"{LIST}?state=all&p=4").status_code == 302
 
     @pytest.mark.long
-    def test_clear_stale_locks(self, commands: Commands, locks: Locks) -> None:
+    def test_clear_stale_locks(self, commands: Commands, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """The command finds what is stale by an index, and clears it in batches: it looks at nothing else."""
+        monkeypatch.setattr(named_locks, "BATCH", 20)
         locks.stale(*(f"stale:{number}" for number in range(50)))
-        run("clear_stale_locks", "--no-input", "--batch-size", "20")
+        run("clear_stale_locks", "--no-input")
         updates = [sent for sent in commands.sent if "update" in sent]
         assert len(updates) == 3
         for sent in updates:
@@ -565,9 +610,8 @@ def test_another_site(locks: Locks, history: Any) -> None:
     history.insert_one({"key": "k", "event": "granted", "at": now()})
     client = browser(is_superuser=True)
     start = "/ops/django_mongolock/lock"
-    assert client.get(f"{start}dashboard/")["Location"] == f"{start}/dashboard/"
-    for page in ("", "dashboard/", "k/change/", "k/waiters/", "force-release/?key=k", "others/"):
-        content = client.get(f"{start}/{page}").content.decode()
+    for page in ("/", "dashboard/", "/k/change/", "/k/waiters/", "/force-release/?key=k", "/others/"):
+        content = client.get(start + page).content.decode()
         assert f'"{start}/' in content
         assert not re.search('(href|action)="/admin/', content), page
 

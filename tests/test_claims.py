@@ -312,7 +312,7 @@ class TestLooking:
     def test_no_process(self, key: str, locks: Locks) -> None:
         """The dashboard does not show it among the processes."""
         claim(key, owner="a").acquire()
-        page = browser("view_lock").get("/admin/django_mongolock/lock/dashboard/").content.decode()
+        page = browser("view_lock").get("/admin/django_mongolock/lockdashboard/").content.decode()
         assert "Processes" not in page
         assert key in page
 

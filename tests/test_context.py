@@ -130,7 +130,7 @@ class TestPlace:
         assert current_request.get() is None
 
     async def test_middleware_is_both(self) -> None:
-        """One class, sync or async by what it is put around; requests served side by side do not mix."""
+        """It is sync or async by what it is put around; requests served side by side do not mix."""
 
         async def get_response(request: HttpRequest) -> HttpResponse:
             await asyncio.sleep(0.01)

@@ -23,18 +23,18 @@ from pytest_django import Settings
 from django_mongolock.backends import mongo_store
 from django_mongolock.engine.store import bells
 from django_mongolock.history import past
-from django_mongolock.inspection import operations, overview, pictures
-from django_mongolock.inspection.server import _known
+from django_mongolock.inspection import operations, overview, pictures, server
+from django_mongolock.inspection.server import ServerFacts, _known
 from django_mongolock.inspection.status import Alarm, lock_status
 from tests.editing.staff import text_of
 from tests.support.lock_documents import TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.support.looking import held_elsewhere
+from tests.test_admin import DASHBOARD as PAGE
 from tests.test_admin import LIST, NAMES, RELEASE, browser
 
 pytestmark = WITH_MONGO
 
-PAGE = "/admin/django_mongolock/lock/dashboard/"
 STATUS = "/admin/django_mongolock/lock/status/"
 
 
@@ -115,6 +115,11 @@ class TestPage:
             assert operations.ask_to_release(store, "asked", "anna, in the admin: we deploy at 3") == 1
             said = text_of(admin.get(f"{LIST}asked/change/"))
         assert re.search(r"\? asked Asked to release it \d\.\d s ago, by anna, in the admin: we deploy", said)
+
+    def test_where_one_is(self, admin: Client) -> None:
+        """The sidebar marks the dashboard, and not the list of locks."""
+        page = admin.get(PAGE).content.decode()
+        assert re.findall(r'class="model-(\w+) current-model"', page) == ["lockdashboard"]
 
     def test_names_and_zones(self, admin: Client, settings: Settings) -> None:
         """F150: two filters never both say "All"; a moment has its time zone."""
@@ -343,6 +348,15 @@ class TestCost:
         commands.sent.clear()
         admin.get(PAGE)
         assert "connectionStatus" not in commands.names()
+
+
+def test_a_problem_is_looked_at_again(monkeypatch: pytest.MonkeyPatch, locks: Locks) -> None:
+    """A server that did not answer a moment ago is no problem any more once it does."""
+    found = [ServerFacts(problem="it is away"), ServerFacts(), ServerFacts(problem="it was not asked again")]
+    monkeypatch.setattr(server, "inspect_server", lambda *_: found.pop(0))
+    _known.clear()
+    assert [server.known_server(mongo_store(), 1).problem for _ in range(3)] == ["it is away", "", ""]
+    _known.clear()
 
 
 class TestDrawing:

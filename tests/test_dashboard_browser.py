@@ -21,7 +21,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.long, pytest.mark.django_db(databases=["default", "mongo"], transaction=True)]
 
-PAGE = "/admin/django_mongolock/lock/dashboard/"
+PAGE = "/admin/django_mongolock/lockdashboard/"
 LIST = "/admin/django_mongolock/lock/"
 #: Whether a text of this row is seen as text: in boxes that are wide enough for a word, with nothing in front of them.
 READABLE = """(row, wanted) => {

@@ -20,10 +20,10 @@ from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.management.checks import check_kinds
 from tests.support.lock_documents import TOKEN, Locks
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.test_admin import browser
+from tests.test_admin import DASHBOARD, browser
+from tests.test_admin import LIST as ADMIN
 
 pytestmark = WITH_MONGO
-ADMIN = "/admin/django_mongolock/lock/"
 
 
 class Rooms:
@@ -62,7 +62,7 @@ class Rooms:
     def counts(self) -> Counts:
         return Counts(self.name, len(self.rows(Choice("held"))), len(self.rows(Choice("stale"))))
 
-    def clear(self, choice: Choice, *, dry_run: bool, batch: int) -> Iterator[Swept]:
+    def clear(self, choice: Choice, *, dry_run: bool) -> Iterator[Swept]:
         stale = self.rows(Choice("stale", choice.owner))
         done = [] if dry_run else self.force(stale, by="", reason="")
         yield Swept(stale, count=len(done), found=len(stale))
@@ -124,13 +124,6 @@ class TestCommands:
         assert "Cleared 1 of 1 stale rooms." in run("clear_stale_locks", "--no-input", "--kind", "rooms")
         assert rooms.rooms.keys() == {"blue"}
 
-    @pytest.mark.parametrize("command", [["list_locks"], ["clear_stale_locks", "--dry-run"]])
-    def test_key(self, rooms: Rooms, command: list[str]) -> None:
-        """A pattern of keys with another kind is refused, rather than answered with nothing."""
-        with pytest.raises(CommandError, match="--key is for named locks") as refusal:
-            run(*command, "--key", "blue", "--kind", "rooms")
-        assert refusal.value.returncode == 2
-
     def test_release(self, rooms: Rooms) -> None:
         """By key, and by owner."""
         assert "was taken from its holder." in run("release_lock", "blue", "--kind", "rooms", "--no-input")
@@ -154,7 +147,7 @@ class TestAdmin:
         """Where only locks of other kinds are held, the dashboard does not say that none was acquired."""
         locks.collection.delete_many({})
         del rooms.rooms["green"]  # stale, which is a problem
-        page = browser("view_lock").get(f"{ADMIN}dashboard/").content.decode()
+        page = browser("view_lock").get(DASHBOARD).content.decode()
         assert "<bdi>rooms</bdi>" in page
         assert "No lock was acquired recently" not in page
 
@@ -167,7 +160,7 @@ class TestAdmin:
         client.post(f"{ADMIN}others/", {"kind": "rooms", "owner": "anna", "clear": "stale"})
         assert rooms.rooms.keys() == {"green"}
 
-    @pytest.mark.parametrize("page", ["dashboard/", "status/", "others/"])
+    @pytest.mark.parametrize("page", [DASHBOARD, f"{ADMIN}status/", f"{ADMIN}others/"])
     def test_a_wrong_place(self, page: str, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
         """A kind whose model is not in MongoDB hides no other: its error is shown."""
 
@@ -176,7 +169,7 @@ class TestAdmin:
 
         monkeypatch.setattr(Rooms, "rows", fail)
         monkeypatch.setattr(Rooms, "counts", fail)
-        response = browser("view_lock", "view_lock_status").get(ADMIN + page)
+        response = browser("view_lock", "view_lock_status").get(page)
         assert response.status_code == 200
         assert "rooms are not in MongoDB" in response.content.decode()
 
@@ -190,6 +183,43 @@ class TestAdmin:
         assert "1 lock was taken from its holder." in done
         assert "its holder has changed since it was shown: green" in done
         assert rooms.rooms == {"green": ("carla", 60.0)}
+
+    def test_another_holder_since(self, rooms: Rooms) -> None:
+        """If each of the selected locks has another holder by now, that is said: not that none is held."""
+        client = browser("view_lock", "force_release_lock")
+        box = json.dumps(["rooms", "blue", "ben"])
+        page = client.post(f"{ADMIN}others/", {"force": "selected", "lock": box}, follow=True).content.decode()
+        assert "its holder has changed since it was shown: blue" in page
+        assert "None of the selected locks" not in page
+
+    @pytest.mark.parametrize("method", ["rows", "force"])
+    def test_a_kind_that_fails(self, method: str, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A kind that cannot be read or changed is an error in words, for the user who forces a release."""
+
+        def fail(*arguments: Any, **options: Any) -> Any:
+            raise ImproperlyConfigured("rooms are not in MongoDB")
+
+        monkeypatch.setattr(Rooms, method, fail)
+        client = browser("view_lock", "force_release_lock")
+        form = {"force": "owner", "owner": "anna"}
+        if method == "force":
+            form = {"lock": json.dumps(["rooms", "blue", "anna"]), "reason": "x"}
+        address = f"{ADMIN}{'force-release' if method == 'force' else 'others'}/"
+        assert "rooms are not in MongoDB" in client.post(address, form, follow=True).content.decode()
+
+    def test_links_keep_the_filters(self, rooms: Rooms) -> None:
+        """The link of a holder adds to what is chosen, and that of a state changes nothing else."""
+        page = browser("view_lock").get(f"{ADMIN}others/?kind=rooms&state=held&owner=anna").content.decode()
+        links = [unescape(each) for each in re.findall(r'href="(\?[^"]*)"', page)]
+        assert "?kind=rooms&state=held&owner=anna" in links
+        assert "?kind=rooms&state=stale&owner=anna" in links
+
+    def test_a_count_that_was_cut(self, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The dashboard does not say "1000" of what may be more."""
+        monkeypatch.setattr(Rooms, "counts", lambda self: Counts(self.name, stale=1_000, damaged=3, more=True))
+        page = browser("view_lock").get(DASHBOARD).content.decode()
+        assert "≥ 1000 locks of “rooms” are stale" in page
+        assert "≥ 3 locks of “rooms” are damaged" in page
 
     def test_named_locks_need_their_own_right(self, rooms: Rooms, locks: Locks) -> None:
         """Who may clear what is stale of other kinds neither clears nor sees named locks with the same forms."""

@@ -36,7 +36,7 @@ Number = Callable[..., float]
 
 
 @pytest.fixture(params=["prometheus", "opentelemetry"])
-def number(request: pytest.FixtureRequest, mongolock: MemoryLocks) -> Iterator[Number]:
+def number(request: pytest.FixtureRequest, mongolock: MemoryLocks) -> Number:
     """number("acquired", template="a"): what that instrument stands at; how often, for a histogram."""
     if request.param == "prometheus":
         registry = CollectorRegistry()
@@ -60,8 +60,8 @@ def number(request: pytest.FixtureRequest, mongolock: MemoryLocks) -> Iterator[N
             return 0
 
     metrics.connect()
-    yield number
-    metrics.disconnect()
+    number.metrics = metrics  # type: ignore[attr-defined]  # signals hold it weakly
+    return number
 
 
 EXCLUSIVE = {"mode": "exclusive"}
@@ -264,11 +264,8 @@ def test_a_collector_that_fails_breaks_no_lock(
     metrics = PrometheusMetrics(CollectorRegistry())
     monkeypatch.setattr(metrics, "change", lambda *args, **labels: 1 / 0)
     metrics.connect()
-    try:
-        with caplog.at_level(logging.ERROR), mongo_lock("a") as lock:
-            assert lock.held
-    finally:
-        metrics.disconnect()
+    with caplog.at_level(logging.ERROR), mongo_lock("a") as lock:
+        assert lock.held
     assert [record.name for record in caplog.records] == ["django.dispatch"] * 2
     mongolock.assert_free()
 

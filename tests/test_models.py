@@ -26,7 +26,7 @@ from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.models import Entry, Lock, LockQuerySet, Party
 from tests.support.lock_documents import TOKEN, Document, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
-from tests.test_admin import LIST, browser
+from tests.test_admin import DASHBOARD, LIST, browser
 
 pytestmark = WITH_MONGO
 
@@ -89,6 +89,13 @@ class TestQueries:
         lock = Lock.objects.get(pk="held")
         assert [type(item) for item in (*lock.holders, *lock.waiters)] == [Party] * 3
         assert "secret" not in f"{lock.holders} {lock.waiters} {lock!r}"
+
+    def test_moments(self, locks: Locks) -> None:
+        """Each moment of a holder has its time zone."""
+        asked = entry(release_requested_by="ben", release_requested_at=now())
+        locks.add("k", [asked])
+        (holder,) = Lock.objects.get().holders
+        assert (holder.release_requested_at, holder.until) == (asked["release_requested_at"], asked["until"])
 
 
 class TestReadOnly:
@@ -159,10 +166,11 @@ class TestForceRelease:
         assert three.read("held")["holders"][0]["grant"] == "secret-grant.9"
 
     def test_many(self, three: Locks, caplog: pytest.LogCaptureFixture) -> None:
-        """A queryset counts what it took, and a damaged document does not stop it."""
+        """A queryset counts whom it asked and what it took, and a damaged document does not stop it."""
         three.add("damaged", [entry(7)], change={"token": 1.5})
         three.held("z")
         with caplog.at_level(logging.WARNING, "django_mongolock"):
+            assert Lock.objects.held().ask_to_release("anna") == 2
             assert Lock.objects.held().force_release() == 2
         assert "damaged" in caplog.text
         assert not Lock.objects.held().filter(holders__token=TOKEN + 1).exclude(key="damaged").exists()
@@ -218,8 +226,8 @@ class TestDamage:
         assert damaged == {found["_id"] for found in locks.collection.find() if is_damaged(found)}
         assert "good" not in damaged
         client = browser("view_lock", "view_lock_status")
-        for page in ("?state=all", "dashboard/", "status/"):
-            assert b"good" in client.get(f"{LIST}{page}").content
+        for page in (f"{LIST}?state=all", DASHBOARD, f"{LIST}status/"):
+            assert b"good" in client.get(page).content
 
     def test_deep(self, locks: Locks) -> None:
         """Damage is noticed also where the snapshot does not reach."""

@@ -121,7 +121,7 @@ def test_reads_after_the_lock_was_taken(parcel: Parcel) -> None:
 @pytest.mark.long
 def test_the_lock_itself(parcel: Parcel) -> None:
     """It is there while the row is locked, with all that a lock has; losing it is an error at the end of the block."""
-    row = Parcel.objects.locked(pk=parcel.pk, lease=44, lock_options={"label": "weighing"})
+    row = Parcel.objects.locked(pk=parcel.pk, lock_options={"label": "weighing", "lease": 44})
     with pytest.raises(LockMisused, match="not locked"):
         row.lock  # noqa: B018
     with row:

@@ -7,8 +7,7 @@ from typing import Any, Final
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
@@ -16,9 +15,9 @@ from ..inspection import display
 from ..inspection.pictures import draw_graph, draw_lanes
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
 from ..inspection.verdict import Verdict, pasts
-from ..models.lock_model import LockDashboard
+from ..models.lock_model import Lock, LockDashboard
 from .lock_actions import LockActions
-from .pages import Pages, unless_away
+from .pages import Pages, plainly, unless_away
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
@@ -26,16 +25,17 @@ REFRESH_SECONDS: Final = 5
 
 @admin.register(LockDashboard)
 class LockDashboardAdmin(Pages):
-    """A line in the admin's index, for everybody who may view locks."""
+    """A line in the admin's index, for everybody who may view locks, with the dashboard of the admin of locks."""
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("django_mongolock.view_lock")
 
     def get_urls(self) -> list[URLPattern]:
-        """One address, which leads to the dashboard of this site."""
+        """One address."""
 
         def view(request: HttpRequest) -> HttpResponse:
-            return redirect(reverse("admin:django_mongolock_lock_dashboard", current_app=self.admin_site.name))
+            locks: Any = self.admin_site.get_model_admin(Lock)
+            return plainly(locks.dashboard_view)(request)
 
         return [path("", self.admin_site.admin_view(view), name="django_mongolock_lockdashboard_changelist")]
 
@@ -127,4 +127,4 @@ TEXTS: Final = {
 
 def _text(problem: Problem) -> str:
     facts = {"count": int(problem.amount), "about": problem.about, "time": display.duration(problem.amount)}
-    return TEXTS[problem.alarm] % facts
+    return ("≥ " if problem.more else "") + TEXTS[problem.alarm] % facts

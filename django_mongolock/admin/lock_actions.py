@@ -3,11 +3,13 @@ what will happen to whom, and are done when that is confirmed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.options import get_content_type_for_model
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
@@ -18,10 +20,10 @@ from django.utils.translation import gettext_lazy, ngettext
 from ..backends import mongo_store
 from ..conf import get_settings
 from ..engine.text_checks import tidy_fact
-from ..exceptions import LockBackendFailed, LockDocumentDamaged
+from ..exceptions import LockDocumentDamaged, printable
 from ..inspection import operations
 from ..inspection.display import lock_address
-from ..inspection.kinds import LockKind, Row
+from ..inspection.kinds import UNREADABLE, LockKind, Row
 from ..inspection.named_locks import LockRow, NamedLocks, row_of
 from ..inspection.snapshot import LockSnapshot, ShownState
 from ..inspection.verdict import judge
@@ -40,7 +42,7 @@ from .confirmation import (
     read_shown,
     report,
 )
-from .pages import Pages, csrf, unless_away
+from .pages import Pages, csrf, problem_of, unless_away
 
 #: How many holders one page shows; the others are not touched.
 SHOWN: Final = 100
@@ -91,27 +93,30 @@ class LockActions(Pages):
         return self.question(request, FORCE, _rows(self._selected(request, queryset, SHOWN)))
 
     @admin.action(description=gettext_lazy("Clear the selected stale locks"), permissions=["force_release"])
-    def clear_stale(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:
+    def clear_stale(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse:
         """Needs no confirmation: a stale lock has no holder, and the server looks again before it clears one."""
-        locks = self._selected(request, queryset, 1)
-        stale = [lock.key for lock in locks if lock.state is ShownState.STALE]
         store, timeout = mongo_store(), get_settings().COMMAND_TIMEOUT
-        cleared = [key for key in stale if operations.clear_stale(store, [key], timeout=timeout)[0]]
-        for key in cleared:
-            self._log(request, NAMED, key, _("Cleared: its lease had ended."))
+
+        def clear(kind: LockKind, row: Row) -> str:
+            if row.state is not ShownState.STALE or not operations.clear_stale(store, [row.key], timeout=timeout)[0]:
+                return ""
             if store.history is not None:
-                store.history.note(key, "cleared", {}, by=tidy_fact(request.user.get_username()))
+                store.history.note(row.key, "cleared", {}, by=tidy_fact(request.user.get_username()))
+            return _("Cleared: its lease had ended.")
+
+        cleared, skipped = self._each(request, _rows(self._selected(request, queryset, 1)), clear)
         if cleared:
-            send(stale_locks_cleared, count=len(cleared), using=get_settings().DATABASE)
-            text = ngettext("%d stale lock was cleared.", "%d stale locks were cleared.", len(cleared))
-            self.message_user(request, text % len(cleared), messages.SUCCESS)
-        if count := len(locks) - len(cleared):
+            send(stale_locks_cleared, count=cleared, using=get_settings().DATABASE)
+            text = ngettext("%d stale lock was cleared.", "%d stale locks were cleared.", cleared)
+            self.message_user(request, text % cleared, messages.SUCCESS)
+        if count := len(skipped):
             text = ngettext(
                 "%d lock was skipped because it is not stale.",
                 "%d locks were skipped because they are not stale.",
                 count,
             )
             self.message_user(request, text % count, messages.WARNING)
+        return HttpResponseRedirect(self.way_back(request))
 
     @csrf
     @unless_away
@@ -137,12 +142,20 @@ class LockActions(Pages):
         return f"{address}?{filters}" if filters else address
 
     def question(
-        self, request: HttpRequest, action: Action, rows: Rows, form: ReasonForm | None = None
+        self,
+        request: HttpRequest,
+        action: Action,
+        rows: Rows,
+        changed: Sequence[str] = (),
+        form: ReasonForm | None = None,
     ) -> HttpResponse | None:
-        """The page that asks for confirmation; None if none of these locks is held."""
+        """The page that asks for confirmation; None if none of these locks is held. changed: the keys of others."""
         held = [(kind, row) for kind, row in rows if action.meets(kind, row)]
+        for level, text in report(action, 0, changed):
+            self.message_user(request, text, level)
         if not held:
-            self.message_user(request, _("None of the selected locks is held now."), messages.WARNING)
+            if not changed:
+                self.message_user(request, _("None of the selected locks is held now."), messages.WARNING)
             return None
         named = all(isinstance(row, LockRow) for _kind, row in held)
         context = {
@@ -183,7 +196,7 @@ class LockActions(Pages):
             return way_back
         form = ReasonForm(action, request.POST)
         if not form.is_valid():
-            return self.question(request, action, rows, form) or way_back
+            return self.question(request, action, rows, changed, form) or way_back
         self._carry_out(request, action, rows, changed, tidy_fact(form.cleaned_data["reason"]))
         return way_back
 
@@ -192,28 +205,40 @@ class LockActions(Pages):
         by = tidy_fact(request.user.get_username())
         where = _("%s, in the admin") % by
         requested_by = tidy_fact(f"{where}: {reason}" if reason else where)
-        done = 0
+
+        def act(kind: LockKind, row: Row) -> str:
+            if action is ASK:
+                acted = NAMED.ask(row, requested_by, by=by, reason=reason) > 0
+            else:
+                acted = bool(kind.force([row], by=by, reason=reason))
+            return log_entry(action, row, reason) if acted else ""
+
+        done, left = self._each(request, rows, act)
+        for level, text in report(action, done, [*changed, *left]):
+            self.message_user(request, text, level)
+
+    def _each(self, request: HttpRequest, rows: Rows, act: Callable[[LockKind, Row], str]) -> tuple[int, list[str]]:
+        """Act on one lock after the other, and write what *act* says into the log of the admin. Return on how many it
+        acted, and the keys of those on which it did not, since it said nothing."""
+        done, left = 0, list[str]()
         try:
             for kind, row in rows:
                 try:
-                    if action is ASK:
-                        acted = NAMED.ask(row, requested_by, by=by, reason=reason) > 0
-                    else:
-                        acted = bool(kind.force([row], by=by, reason=reason))
+                    said = act(kind, row)
                 except LockDocumentDamaged as error:
                     text = _("The document of “%(key)s” is damaged, and was not changed: %(problem)s")
                     self.message_user(request, text % {"key": row.key, "problem": error.problem}, messages.ERROR)
                     continue
-                if acted:
-                    done += 1
-                    self._log(request, kind, row.key, log_entry(action, row, reason))
-                else:
-                    changed.append(str(row.key))
-        except LockBackendFailed as error:
-            text = _("The remaining locks were not processed: %s.") % error.problem
+                if not said:
+                    left.append(str(row.key))
+                    continue
+                done += 1
+                if kind.model is not None:  # what has no model has no such log
+                    write_log(request, kind.model, row.key, said)
+        except UNREADABLE as error:
+            text = _("The remaining locks were not processed: %s.") % problem_of(error)
             self.message_user(request, text, messages.ERROR)
-        for level, text in report(action, done, changed):
-            self.message_user(request, text, level)
+        return done, left
 
     def _selected(self, request: HttpRequest, queryset: Any, holders: int) -> Sequence[LockSnapshot]:
         """The first of the selected locks as they are now: no person reads, and so confirms, a longer page."""
@@ -229,15 +254,18 @@ class LockActions(Pages):
         timeout = get_settings().COMMAND_TIMEOUT
         return list(queryset.order_by("key").snapshots(limit=MAX_SELECTED + 1, holders=holders, timeout=timeout))
 
-    def _log(self, request: HttpRequest, kind: LockKind, key: Any, text: str) -> None:
-        """Write into the log of the admin who did what to an instance; what has no model has no such log."""
-        if kind.model is not None and (instance := read_whole(kind.model, kind.alias, key)) is not None:
-            self.log_change(request, instance, text)
 
-
-def read_whole(model: type[Model], alias: str | None, key: Any) -> Model | None:
-    """Read an instance for the log of the admin, which notes its text. One by one: a document may have megabytes."""
-    return model._base_manager.using(alias).filter(pk=key).first()
+def write_log(request: HttpRequest, model: type[Model], key: Any, text: str) -> None:
+    """Write into the log of the admin who did what to the instance with this key, which is not read: it may be large,
+    and deleted by now."""
+    LogEntry.objects.create(
+        user_id=str(request.user.pk),
+        content_type=get_content_type_for_model(model),
+        object_id=str(key),
+        object_repr=printable(key)[:200],
+        action_flag=CHANGE,
+        change_message=text,
+    )
 
 
 def _rows(locks: Iterable[LockSnapshot]) -> Rows:

@@ -89,7 +89,6 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
             ("force-release/", self.force_release_view, "force_release"),
             ("ask-to-release/", self.ask_to_release_view, "ask_to_release"),
             ("others/", self.others_view, "others"),
-            ("dashboard/", self.dashboard_view, "dashboard"),
             ("<path:object_id>/waiters/", self.waiters_view, "waiters"),
             ("<path:object_id>/history/", self.history_view, "history"),
             ("<path:object_id>/change/", self.change_view, "change"),

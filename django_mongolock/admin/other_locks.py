@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from django.contrib import messages
 from django.contrib.admin.utils import quote
@@ -24,10 +23,9 @@ from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
 from .lock_actions import LockActions, may_clear, may_force
 from .pages import csrf, unless_away
 
-#: How many rows of each kind the page shows; how many if it shows one kind; and how many one update releases.
+#: How many rows of each kind the page shows; how many if it shows one kind.
 SHOWN: Final = 20
 SHOWN_OF_ONE: Final = 100
-BATCH: Final = 500
 
 STATES: Final = {
     "all": gettext_lazy("All"),
@@ -65,12 +63,6 @@ class Filters:
         self.state = state if state in STATES else "all"
         self.owner = request.GET.get("owner", "").strip()
 
-    def links(self) -> Iterator[tuple[str, Any, bool]]:
-        """The filters of the state: address, word, whether it is chosen."""
-        for state, word in STATES.items():
-            chosen = {"kind": self.kind, "owner": self.owner, "state": state}
-            yield "?" + urlencode({name: value for name, value in chosen.items() if value}), word, state == self.state
-
 
 class OtherLocks(LockActions):
     """The page in the admin of locks."""
@@ -99,7 +91,7 @@ class OtherLocks(LockActions):
             return JsonResponse({"kinds": [section.as_json() for section in sections]}, status=503 if nothing else 200)
         if nothing:
             raise errors[0]
-        context = {"title": _("Locks of other kinds"), "sections": sections, "choice": choice}
+        context = {"title": _("Locks of other kinds"), "sections": sections, "choice": choice, "states": STATES}
         rights = {"may_force": may_force(request), "may_clear": may_clear(request)}
         return self.page(request, "others", {**context, "declared": bool(declared), **rights})
 
@@ -130,14 +122,19 @@ class OtherLocks(LockActions):
         """Show what would be released, and ask for a reason: of the selected locks, or of all of an owner."""
         if not may_force(request):
             raise PermissionDenied
+        rows, changed = list[tuple[LockKind, Row]](), list[str]()
         if request.POST["force"] == "owner":
             choice = Choice(owner=request.POST.get("owner", "").strip())
-            rows = [(kind, row) for kind in other_kinds() for row in kind.rows(choice, MAX_SELECTED + 1)]
+            for kind in other_kinds():
+                try:
+                    rows += [(kind, row) for row in kind.rows(choice, MAX_SELECTED + 1)]
+                except UNREADABLE as error:  # it does not hide the others
+                    self.message_user(request, f"{kind.name}: {error}", messages.ERROR)
         else:
-            rows, _changed = read_shown(request.POST.getlist("lock"))
+            rows, changed = read_shown(request.POST.getlist("lock"))
         if not self.may_view(request, [kind for kind, _row in rows]):
             raise PermissionDenied
-        return self.question(request, FORCE, rows) or HttpResponseRedirect(own_address(request))
+        return self.question(request, FORCE, rows, changed) or HttpResponseRedirect(own_address(request))
 
     def _clear(self, request: HttpRequest, *, for_programs: bool) -> HttpResponse:
         if not may_clear(request):
@@ -147,7 +144,7 @@ class OtherLocks(LockActions):
             raise BadRequest("no such kind of locks")
         done, cleared = Swept(), list[Row]()
         choice = Choice("stale", request.POST.get("owner") or None)
-        for part in kind.clear(choice, dry_run=False, batch=BATCH):
+        for part in kind.clear(choice, dry_run=False):
             done.count_in(part)
             cleared += part.cleared
         for row in cleared:

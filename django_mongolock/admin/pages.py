@@ -20,6 +20,7 @@ from django.views.decorators.csrf import csrf_protect
 from ..context import check_encoding
 from ..exceptions import LockBackendFailed, printable
 from ..inspection.display import lock_address
+from ..inspection.kinds import UNREADABLE
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -124,15 +125,20 @@ def _code(found: re.Match[str]) -> str:
     return printable(found[0])
 
 
+def problem_of(error: Exception) -> str:
+    """What is wrong, for the middle of a sentence."""
+    return error.problem if isinstance(error, LockBackendFailed) else str(error)
+
+
 def unless_away(view: View[A, P]) -> View[A, P]:
-    """While MongoDB does not answer, show a page that says so, with status 503."""
+    """While MongoDB does not answer, or locks are `UNREADABLE`, show a page that says so, with status 503."""
 
     @wraps(view)
     def guarded(self: A, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:
         try:
             return view(self, request, *args, **kwargs)
-        except LockBackendFailed as error:
-            context = {"title": _("Locks"), "problem": error.problem}
+        except UNREADABLE as error:
+            context = {"title": _("Locks"), "problem": problem_of(error)}
             return self.page(request, "unavailable", context, status=503)
 
     return guarded

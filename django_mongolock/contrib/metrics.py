@@ -85,11 +85,6 @@ class Metrics(ABC):
         for signal in CHANGES:
             signal.connect(self._receive)
 
-    def disconnect(self) -> None:
-        """Disconnect from the signals."""
-        for signal in CHANGES:
-            signal.disconnect(self._receive)
-
     def _receive(self, signal: Signal, **facts: Any) -> None:
         facts["outcome"] = "not acquired" if signal is signals.lock_not_acquired else "acquired"
         for name, amount in CHANGES[signal].items():

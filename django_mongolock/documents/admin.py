@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..admin.confirmation import FORCE, MAX_SELECTED
-from ..admin.lock_actions import LockActions, may_clear, may_force, read_whole
+from ..admin.lock_actions import LockActions, may_clear, may_force, write_log
 from ..admin.other_locks import report_cleared
 from ..exceptions import LockError, printable
 from ..models import Lock
@@ -99,8 +99,7 @@ class DocumentLockAdminMixin(ModelAdmin):
             return
         for document in swept.cleared:
             text = _("Released: %s held it for too long.") % printable(document.holder)
-            if (instance := read_whole(queryset.model, self.document_lock.alias, document.id)) is not None:
-                self.log_change(request, instance, text)
+            write_log(request, queryset.model, document.id, text)
         report_cleared(request, self.document_lock.name, swept)
         if len(keys) > MAX_CLEARED_AT_ONCE:
             text = _("Only the first %d of the selected documents were processed. Repeat the action for the others.")

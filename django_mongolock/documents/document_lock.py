@@ -124,7 +124,7 @@ class DocumentLock(Generic[D]):
         flow holds the document, and reads the document again if it has changed; so decide inside the block, or in
         *pending*. None: without end.
         """
-        plan = self._plan(pending, owner, final, changes)
+        plan = self._plan(pending, owner=owner, final=final, changes=changes)
         return Hold(self.context, plan, plan.request(document), check_wait(wait))
 
     def _acquire(
@@ -217,14 +217,8 @@ class DocumentLock(Generic[D]):
     def _arun(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
         return self.context().courier.arun(steps)
 
-    def _plan(
-        self,
-        pending: PendingState,
-        owner: str | None = None,
-        final: FinalState = None,
-        changes: Mapping[str, Any] | None = None,
-    ) -> Plan:
-        return Plan(self._source, self.rules, pending, owner, final, changes or {}, calling_line())
+    def _plan(self, pending: PendingState, **options: Unpack[BatchOptions]) -> Plan:
+        return Plan(self._source, self.rules, calling_line(), pending, **options)
 
     def _choice(
         self, state: str, ids: Iterable[Any] | None, owner: str | None = None, older_than: Seconds = 0.0
@@ -258,7 +252,7 @@ def declare(lock: DocumentLock[Any]) -> None:
     One that says the same is the same, in a module that was loaded again.
     """
     other = _declared.get(lock.name)
-    if other is not None and (other.rules, other._source.identity) != (lock.rules, lock._source.identity):
+    if other is not None and (other.rules, other._source.said) != (lock.rules, lock._source.said):
         raise ValueError(f"there is a document lock {lock.name!r} already: give this one a name= of its own")
     check_apart(lock)
     _declared[lock.name] = lock

@@ -309,12 +309,8 @@ class HeldDocument(Block, Generic[D]):
         return True
 
 
-class Holder:
-    """How an instance knows that its document is held. It keeps nothing alive; a copy that goes elsewhere knows
-    nothing."""
-
-    def __init__(self, held: HeldDocument[Any]) -> None:
-        self.held = weakref.ref(held)
+class Holder(weakref.ref[HeldDocument[Any]]):
+    """How an instance knows that its document is held. A copy that goes elsewhere knows nothing."""
 
     def __reduce__(self) -> Any:
         return type(None), ()

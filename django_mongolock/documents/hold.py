@@ -7,9 +7,9 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from pymongo.collection import Collection
 
@@ -40,8 +40,6 @@ D = TypeVar("D")
 
 #: Which work: a pending state, or a function that chooses it for the document as it will be. None: the only one.
 PendingState = str | Callable[[Any], str] | None
-#: How often a document that changes again and again is read once more when the time is over.
-LATE_TRIES: Final = 5
 
 
 class BatchOptions(TypedDict, total=False):
@@ -58,7 +56,7 @@ class HoldOptions(BatchOptions, total=False):
     wait: Seconds | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
     """What is asked of documents: for which work, in whose name, with which changes, and how it ends.
 
@@ -67,28 +65,25 @@ class Plan:
 
     source: Source
     rules: Rules
-    pending: PendingState
-    owner: str | None
-    final: FinalState
-    changes: Mapping[str, Any]
     place: str
-
-    @property
-    def stored(self) -> Document:
-        return self.rules.check_changes(self.source.changes(self.changes))
+    pending: PendingState
+    owner: str | None = None
+    final: FinalState = None
+    changes: Mapping[str, Any] | None = None
+    stored: Document = field(init=False)
 
     def __post_init__(self) -> None:
         check_fact("owner", self.owner)
         if self.final is not None and not callable(self.final):
             self.rules.check_final(self.final)
-        _ = self.stored
+        self.stored = self.rules.check_changes(self.source.changes(self.changes or {}))
 
     def request(self, document: Any) -> Request:
         """Return the request for a document as the caller has read it, or for (id, version)."""
         id_, version = self._reference(document)
         pending = self.pending
         if callable(pending):
-            pending = pending(self.source.changed(document, self.changes))
+            pending = pending(self.source.changed(document, self.changes or {}))
         return Request(id_, version, self.rules.check_pending(pending), self.stored)
 
     def _reference(self, document: Any) -> tuple[Any, int]:
@@ -141,22 +136,18 @@ class Hold(Block, Generic[D]):
         """See DocumentLock.acquire()."""
         if self._used:
             raise LockMisused("this object was used before: call hold() once for each block")
-        self._used, context, plan, tries, late = True, self._context, self._plan, 0, 0
+        self._used, context, plan, tries = True, self._context, self._plan, 0
         request, end = self._request, math.inf if self._wait is None else clock.now() + self._wait
         while True:
             sent, own = clock.now(), plan.owns([request])[request.id]
             try:
                 document = yield from acquire(context, own, request)
-            except DocumentHeld:
+            except (DocumentHeld, DocumentChanged) as refusal:
                 if (left := end - clock.now()) <= 0:
                     raise
-                tries += 1
-                yield Sleep(min(left, clock.backoff(tries)))
-            except DocumentChanged:
-                # Not a reason to give up when the time is over: read again, it is either granted or held.
-                late += clock.now() >= end
-                if self._wait == 0 or late > LATE_TRIES:
-                    raise
+                if isinstance(refusal, DocumentHeld):
+                    tries += 1
+                    yield Sleep(min(left, clock.backoff(tries)))
             else:
                 self._held = plan.held(context, own, document, sent)
                 return self._held

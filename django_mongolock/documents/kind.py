@@ -23,7 +23,6 @@ from ..other_collections.field_paths import Document
 from . import steps
 from .document_lock import DocumentLock, declared
 from .rules import DocumentSnapshot
-from .steps import BATCH
 
 #: How many documents are counted.
 MAX_COUNTED: Final = 1_000
@@ -36,11 +35,7 @@ class DocumentKind:
 
     def __init__(self, lock: DocumentLock[Any]) -> None:
         self._lock = lock
-        self.name, self.title, self.model = lock.name, f"documents of {lock.name}", lock.model
-
-    @property
-    def alias(self) -> str | None:
-        return self._lock.alias
+        self.name, self.title, self.model, self.alias = lock.name, f"documents of {lock.name}", lock.model, lock.alias
 
     def rows(self, choice: Choice, limit: int = 0) -> list[DocumentSnapshot]:
         if choice.state not in steps.STATES:
@@ -71,8 +66,8 @@ class DocumentKind:
         longest = max((row.seconds for row in found), default=0.0)
         return Counts(self.name, held, stale, damaged, longest, more=len(found) >= MAX_COUNTED)
 
-    def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = BATCH) -> Iterator[Swept]:
-        yield self._lock._run(steps.sweep(self._lock.context(), choice, batch, dry_run=dry_run))
+    def clear(self, choice: Choice, *, dry_run: bool = False) -> Iterator[Swept]:
+        yield self._lock._run(steps.sweep(self._lock.context(), choice, dry_run=dry_run))
 
     def force(self, shown: Iterable[DocumentSnapshot], *, by: str, reason: str) -> list[DocumentSnapshot]:
         return self._lock.force_release(shown, by=by, reason=reason)

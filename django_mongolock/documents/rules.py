@@ -111,22 +111,17 @@ class Rules:
         return cls(Fields(**columns, key=source.key_column), plain, ends, seconds)
 
     @property
-    def failed(self) -> tuple[str, ...]:
-        """The failed states, each once."""
-        return tuple(dict.fromkeys(self.pending.values()))
-
-    @property
     def ended(self) -> tuple[str, ...]:
         """The states in which no work is under way, whatever the holder's field says."""
-        return tuple(dict.fromkeys((*self.final, *self.failed)))
+        return tuple(dict.fromkeys((*self.final, *self.pending.values())))
 
     def check_pending(self, state: object) -> str:
         """Return the pending state that is meant. None: the only one there is."""
-        return _choose("pending", state, tuple(self.pending))
+        return _choose("pending", state, tuple(self.pending), tuple(self.pending))
 
     def check_final(self, state: object) -> str:
         """Return the final state that is meant, which may be a failed one. None: the only final one there is."""
-        return _choose("final", state, self.final, self.failed)
+        return _choose("final", state, self.final, self.ended)
 
     def check_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return *changes* if they touch no field of the lock, nor the key. Raises TypeError, ValueError."""
@@ -155,14 +150,14 @@ def check_age(value: object) -> float:
     return 0.0 if seconds == 0 and not isinstance(seconds, bool) else check_seconds("older_than", seconds)
 
 
-def _choose(kind: str, state: object, states: tuple[str, ...], more: tuple[str, ...] = ()) -> str:
+def _choose(kind: str, state: object, states: tuple[str, ...], allowed: tuple[str, ...]) -> str:
     if state is None:
         if len(states) == 1:
             return states[0]
         raise TypeError(f"name the {kind} state: one of {', '.join(states)}")
     plain = check_state(state)
-    if plain not in states and plain not in more:
-        raise ValueError(f"{plain!r} was not declared as a {kind} state: there are {', '.join((*states, *more))}")
+    if plain not in allowed:
+        raise ValueError(f"{plain!r} was not declared as a {kind} state: there are {', '.join(allowed)}")
     return plain
 
 

@@ -35,7 +35,7 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
             return do_update(self, base_qs, using, pk, values, *rest)  # a fixture
         kept = [value for value in values if value[0].column not in self.never_saved]
         holder: Holder | None = vars(self).get("_document_held")
-        held = None if holder is None else holder.held()
+        held = None if holder is None else holder()
         if held is None or held.ended is not None or not _is_meant(held, pk, using):
             return do_update(self, base_qs, using, pk, kept, *rest)
         _save_held(self, held, {field.name: value for field, _, value in kept if not is_version_field(field)}, using)

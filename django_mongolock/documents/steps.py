@@ -53,35 +53,30 @@ def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
 
     Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, DocumentRefused, LockBackendFailed.
     """
-    unanswered: list[BaseException] = []
+    rules, id_, dead, unanswered = context.rules, request.id, None, list[BaseException]()
     try:
-        return (yield from _acquire(context, own, request, unanswered))
+        for rest in reversed(range(ROUNDS)):
+            statement = updates.acquiring(rules, own, request, dead)
+            answer = yield from send(updates.write_one(statement), unanswered)
+            if isinstance(answer, Refusal):
+                raise DocumentRefused(context.name, id_, str(answer))
+            if answer is not None:
+                return answer  # type: ignore[no-any-return]
+            found: dict[Any, Document] = yield from send(updates.read_some(rules.fields, [id_]))
+            seen = None if id_ not in found else read_snapshot(rules, found[id_])
+            if seen is not None and seen.token in own.tokens:  # by the copy that was not answered
+                return (yield from send(updates.read_one(rules.fields, id_)))  # type: ignore[no-any-return]
+            refusal = why_not(context, request, seen)
+            # The holder may have finished just now: ask again, rather than name a holder that is gone.
+            if seen is None or not (rest and isinstance(refusal, DocumentHeld)):
+                raise refusal
+            dead = dead_run(seen, own.owner)
+            if dead is None and seen.holder and seen.work not in rules.ended:
+                raise refusal
     except BaseException:
         if unanswered:  # a copy may have been granted, or may be yet
             put_back(context, [own])
         raise
-
-
-def _acquire(context: Context, own: Own, request: Request, unanswered: list[BaseException]) -> Steps[Document]:
-    rules, id_, dead = context.rules, request.id, None
-    for rest in reversed(range(ROUNDS)):
-        statement = updates.acquiring(rules, own, request, dead)
-        answer = yield from send(updates.write_one(statement), unanswered)
-        if isinstance(answer, Refusal):
-            raise DocumentRefused(context.name, id_, str(answer))
-        if answer is not None:
-            return answer  # type: ignore[no-any-return]
-        found: dict[Any, Document] = yield from send(updates.read_some(rules.fields, [id_]))
-        seen = None if id_ not in found else read_snapshot(rules, found[id_])
-        if seen is not None and seen.token in own.tokens:  # by the copy that was not answered
-            return (yield from send(updates.read_one(rules.fields, id_)))  # type: ignore[no-any-return]
-        refusal = why_not(context, request, seen)
-        # The holder may have finished just now: ask again, rather than name a holder that is gone.
-        if seen is None or not (rest and isinstance(refusal, DocumentHeld)):
-            raise refusal
-        dead = dead_run(seen, own.owner)
-        if dead is None and seen.holder and seen.work not in rules.ended:
-            raise refusal
     raise AssertionError("not reached")
 
 
@@ -124,9 +119,8 @@ def why_not(context: Context, request: Request, seen: DocumentSnapshot | None) -
 
 def dead_run(seen: DocumentSnapshot, owner: str) -> str | None:
     """Return the token by which a former run of *owner* holds the document, if its process has certainly ended."""
-    if seen.holder != owner or fate(updates.process_of(seen.token)) != "gone":
-        return None
-    return str(seen.token)
+    token = str(seen.token)
+    return token if seen.holder == owner and fate(token.partition(" ")[2]) == "gone" else None
 
 
 #: What can be asked for.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from pymongo import ReturnDocument, UpdateOne
@@ -39,11 +39,6 @@ def token_of(writer: str, version: int) -> str:
     So one look at token and version tells whether a write was done, and whether somebody else has written since.
     """
     return f"{version}:{writer}"
-
-
-def process_of(token: object) -> str:
-    """Return the name of the process that wrote a token; "" if that is unknown."""
-    return token.partition(" ")[2] if isinstance(token, str) else ""
 
 
 def is_whole(fields: Fields) -> Document:
@@ -108,7 +103,7 @@ class Request:
     id: Any
     version: int
     pending: str
-    changes: Document = field(default_factory=dict)
+    changes: Document
 
 
 def acquiring(rules: Rules, own: Own, request: Request, dead: str | None = None) -> Statement:
@@ -261,8 +256,6 @@ def write_many(statements: Sequence[Statement]) -> Command:
     """Make the command that updates many documents, each by its own statement: one that is refused stops no other."""
 
     def command(collection: Collection[Document]) -> Written:
-        if not statements:
-            return Written(0, {})
         updates = [UpdateOne(each.query, each.update) for each in statements]
         try:
             return Written(collection.bulk_write(updates, ordered=False).matched_count, {})

@@ -178,7 +178,7 @@ class LockKind(Protocol):
     def counts(self) -> Counts:
         """Count them."""
 
-    def clear(self, choice: Choice, *, dry_run: bool, batch: int) -> Iterator[Swept]:
+    def clear(self, choice: Choice, *, dry_run: bool) -> Iterator[Swept]:
         """Release those that are stale, part by part; or only find them. The server looks again in the same moment."""
 
     def force(self, shown: Iterable[Any], *, by: str, reason: str) -> Sequence[Row]:

@@ -27,6 +27,8 @@ from .verdict import Judged, judge, judge_all
 #: How many holders of a lock a row has; how many of those that are taken from their holders.
 HOLDERS: Final = 10
 MOST_HOLDERS: Final = 1_000
+#: How many stale locks are cleared by one update.
+BATCH: Final = 1_000
 _FACTS: Final = ("label", "place", "user", "owner", "host", "pid", "thread", "mode", "token")
 
 
@@ -154,10 +156,10 @@ class NamedLocks:
         settings = get_settings()
         return counts_of(overview(self.store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT))
 
-    def clear(self, choice: Choice, *, dry_run: bool = False, batch: int = 1_000) -> Iterator[Swept]:
+    def clear(self, choice: Choice, *, dry_run: bool = False) -> Iterator[Swept]:
         store, choice = self.store, self._ours(replace(choice, state="stale"))
         found = map(judge, queries.snapshots(store, chosen(choice), {"expires_at": 1}, holders=HOLDERS))
-        while rows := [row_of(each) for each in islice(found, batch)]:
+        while rows := [row_of(each) for each in islice(found, BATCH)]:
             stale = [row for row in rows if row.state is not ShownState.DAMAGED]
             part = Swept(stale, found=len(stale), damaged=[row for row in rows if row.state is ShownState.DAMAGED])
             if stale and not dry_run:

@@ -70,10 +70,10 @@ _known: WeakKeyDictionary[MongoStore, tuple[float, ServerFacts]] = WeakKeyDictio
 
 
 def known_server(store: MongoStore, timeout: float) -> ServerFacts:
-    """Return what `inspect_server` found, `CACHE_SECONDS` ago at most."""
+    """Return what `inspect_server` found, `CACHE_SECONDS` ago at most, unless that was a problem."""
     now = clock.now()
     at, found = _known.get(store, (0.0, None))
-    if found is None or now - at > CACHE_SECONDS:
+    if found is None or found.problem or now - at > CACHE_SECONDS:
         found = inspect_server(store, timeout)
         _known[store] = now, found
     return found

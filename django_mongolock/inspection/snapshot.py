@@ -196,6 +196,8 @@ _OF_TYPE: Final[dict[str, Callable[[object], Any]]] = {
 }
 #: For each field of a `Party` what reads it, by the type that it is declared with.
 _READERS: Final = {field.name: _OF_TYPE[str(field.type)] for field in fields(Party)}
+#: Those that are moments.
+MOMENTS: Final = [name for name, read in _READERS.items() if read is read_date]
 
 
 def _damage(document: Document) -> str | None:

@@ -50,11 +50,13 @@ class Alarm(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem that needs a person. amount: how many, or how many seconds. about: a key, a name, or words."""
+    """A problem that needs a person. amount: how many, or how many seconds. about: a key, a name, or words. more: there
+    may be more."""
 
     alarm: Alarm
     amount: float
     about: str = ""
+    more: bool = False
 
     def as_json(self) -> Json:
         """For programs."""
@@ -102,9 +104,9 @@ def _of_locks(locks: Overview, judged: Sequence[Judged]) -> Iterator[Problem]:
 def _of_others(found: Iterable[Counts]) -> Iterator[Problem]:
     for counts in found:
         if counts.stale:
-            yield Problem(Alarm.STALE_OTHERS, counts.stale, counts.kind)
+            yield Problem(Alarm.STALE_OTHERS, counts.stale, counts.kind, counts.more)
         if counts.damaged:
-            yield Problem(Alarm.DAMAGED_OTHERS, counts.damaged, counts.kind)
+            yield Problem(Alarm.DAMAGED_OTHERS, counts.damaged, counts.kind, counts.more)
         if counts.error:
             yield Problem(Alarm.OTHERS_AWAY, 1, f"{counts.kind}: {counts.error}")
 

@@ -179,15 +179,11 @@ def seconds(text: str) -> float:
     return value
 
 
-def whole_number(least: int, most: int = 10**9) -> Callable[[str], int]:
-    """Return a function that reads a whole number from *least* to *most*."""
-
-    def read(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
-            raise ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
-        return int(text)
-
-    return read
+def whole_number(text: str) -> int:
+    """Read a whole number."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ArgumentTypeError(f"{text!r} is not a whole number from 0 to 999999999")
+    return int(text)
 
 
 #: The width of a table that is not wide: longer texts are cut. In a wide one, a longer text moves the rest of its row.

@@ -90,23 +90,24 @@ class LockQuerySet(ReadOnlyQuerySet):
         token is compared. A lock whose document is damaged stays as it is, and a warning is logged. by, reason: who
         does it and why, for the log, the history and the signal `lock_forced`.
         """
-        return sum(_force_release(lock, self._owner, by, reason) for lock in self.iterator())
+        return sum(_each(self, lambda lock: lock.force_release(self._owner, by=by, reason=reason)))
 
     def ask_to_release(self, requested_by: str) -> int:
         """Ask the holders of each of these locks to release it; return how many holders were asked.
 
-        They learn of it at their next renewal (`MongoLock.release_requested`), and decide by themselves. requested_by:
-        who asks, for the holders.
+        They learn of it at their next renewal (`MongoLock.release_requested`), and decide by themselves. Of a lock
+        whose document is damaged nobody is asked, and a warning is logged. requested_by: who asks, for the holders.
         """
-        return sum(lock.ask_to_release(requested_by) for lock in self.leased().iterator())
+        return sum(_each(self.leased(), lambda lock: lock.ask_to_release(requested_by)))
 
 
-def _force_release(lock: Lock, owner: str | None, by: str, reason: str) -> bool:
-    try:
-        return lock.force_release(owner, by=by, reason=reason)
-    except LockDocumentDamaged as error:
-        log(WARNING, "not released", key=error.key, error=error.problem)
-        return False
+def _each(locks: LockQuerySet, act: Callable[[Lock], int]) -> Iterator[int]:
+    """Act on each of these locks but the damaged ones."""
+    for lock in locks.iterator():
+        try:
+            yield act(lock)
+        except LockDocumentDamaged as error:
+            log(WARNING, "not released", key=error.key, error=error.problem)
 
 
 class Lock(ReadOnlyModel):

@@ -20,7 +20,7 @@ from django_mongodb_backend.fields import EmbeddedModelArrayField
 from django_mongodb_backend.models import EmbeddedModel
 
 from ..backends import database_settings, mongo_store
-from ..inspection.snapshot import Party, read_number, read_parties
+from ..inspection.snapshot import MOMENTS, Party, read_number, read_parties
 from ..router import ROUTER
 
 if TYPE_CHECKING:  # the backend is not typed
@@ -180,16 +180,11 @@ class Parties(EmbeddedModelArrayField):  # type: ignore[misc]
         return "LockEntries"
 
     def _from_db_value(self, value: object, *args: object) -> list[Party]:
-        return [
-            replace(
-                party,
-                since=read_moment(party.since),
-                acquired_at=read_moment(party.acquired_at),
-                released=read_moment(party.released),
-                until=read_moment(party.until),
-            )
-            for party in read_parties(value)
-        ]
+        def read(party: Party) -> Party:
+            moments: Any = {name: read_moment(getattr(party, name)) for name in MOMENTS}
+            return replace(party, **moments)
+
+        return [read(party) for party in read_parties(value)]
 
     from_db_value = _from_db_value  # the field of the backend calls it by both names
 

@@ -138,7 +138,6 @@ class Courier:
 
     def send(self, command: Command, left: float = math.inf) -> Any:
         """Send one command. left: at most so many seconds."""
-        self._refuse_child()
         needs = f"{self._rights} on the collection {self._collection.full_name}"
         with bounded(min(left, self.timeout), self._collection.database.client, needs):
             return command(self._collection)

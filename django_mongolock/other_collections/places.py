@@ -46,31 +46,23 @@ class Source:
     A function is called for each use: it may return the client of this process after a fork.
     """
 
+    #: The model of the documents, if they have one.
+    model: type[Model] | None = None
+    #: The field by which a document is found.
+    key_column = "_id"
+
     def __init__(self, place: Collection[Document] | Callable[[], Collection[Document]]) -> None:
         self._place = place
         #: What is known of the place: another source that knows the same has the same documents.
         self.places: set[Any] = {place} if isinstance(place, Collection) else set()
         self.name = place.full_name if isinstance(place, Collection) else getattr(place, "__name__", "collection")
-
-    @property
-    def identity(self) -> tuple[str, str | None]:
-        """What a place has in common with itself in a module that was loaded again."""
-        return self.name, None
-
-    @property
-    def model(self) -> type[Model] | None:
-        """The model of the documents, if they have one."""
-        return None
+        #: The place in words: the same for a module that is loaded again.
+        self.said = (self.name, "")
 
     @property
     def alias(self) -> str | None:
         """The DATABASES alias; None if it is not one of Django's."""
         return None
-
-    @property
-    def key_column(self) -> str:
-        """The field by which a document is found."""
-        return "_id"
 
     def courier(self) -> Courier:
         """Return what sends commands to the collection."""
@@ -151,26 +143,15 @@ class ModelSource(Source):
     def __init__(self, model: type[Model], using: str | None) -> None:
         if model._meta.abstract or (model._meta.concrete_model or model)._meta.parents:
             raise TypeError(f"the documents of {model._meta.label} are not in one collection of its own")
-        self._model = model
-        self.name = model._meta.label
+        self._model = self.model = model
+        self.key_column = str(self._concrete("pk").column)
+        self.name, self.said = model._meta.label, (model._meta.label, using or "")
         self.places = {(using, model._meta.db_table)}
         self._using = using
 
     @property
-    def identity(self) -> tuple[str, str | None]:
-        return self.name, self._using
-
-    @property
-    def model(self) -> type[Model]:
-        return self._model
-
-    @property
     def alias(self) -> str:
         return self._using or router.db_for_write(self._model)
-
-    @property
-    def key_column(self) -> str:
-        return str(self._concrete("pk").column)
 
     def collection(self) -> Collection[Document]:
         alias = self.alias

@@ -78,7 +78,7 @@ def show(running: site.Site, options: argparse.Namespace) -> None:
     print(
         f"""
   start page  {running.base}/
-  dashboard   {running.base}/admin/django_mongolock/lock/dashboard/
+  dashboard   {running.base}/admin/django_mongolock/lockdashboard/
   locks       {running.base}/admin/django_mongolock/lock/
   edit locks  {running.base}/admin/shop/order/ (open the same one in two browsers)
   login       {site.ADMIN} / {running.password}

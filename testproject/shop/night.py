@@ -23,7 +23,7 @@ from django_mongolock.inspection.display import quote_key
 from django_mongolock.models import Lock
 from testproject.shop.models import Ad
 
-DASHBOARD = "admin:django_mongolock_lock_dashboard"
+DASHBOARD = "admin:django_mongolock_lockdashboard_changelist"
 EVENTS = "admin:mongolock_history_lockevent_changelist"
 #: How many wait for tickets.
 CROWD = 300

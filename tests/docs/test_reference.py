@@ -23,6 +23,7 @@ from django_mongolock.engine.store.layout import INDEXES
 from django_mongolock.history import writer as history
 from django_mongolock.history.models import LockEvent
 from django_mongolock.models import Lock
+from django_mongolock.models.lock_model import LockDashboard
 from tests.docs import tables, words
 from tests.docs.pages import ROOT, pages
 from tests.tested_versions import BEGIN, END, HEAD
@@ -255,7 +256,9 @@ def template_filters() -> set[str]:
 
 def addresses() -> set[str]:
     """Every page of the admin that has a name."""
-    pages = [page for model in (Lock, LockEvent) for page in admin.site.get_model_admin(model).get_urls()]
+    pages = [
+        page for model in (Lock, LockDashboard, LockEvent) for page in admin.site.get_model_admin(model).get_urls()
+    ]
     return {pattern.name for pattern in pages if pattern.name}
 
 

@@ -14,7 +14,6 @@ import pytest
 from bson import Code, Int64
 
 from django_mongolock import LockError, LockNotAcquired
-from django_mongolock.engine import clock
 from django_mongolock.exceptions import (
     DocumentChanged,
     DocumentDamaged,
@@ -284,16 +283,6 @@ class TestWaiting:
         """Without waiting, another version is a refusal; with it, a reason to read again."""
         id_ = plain.add(5)
         assert plain.lock.acquire((id_, 4), "exporting", wait=timedelta(seconds=1)).version == 6
-
-    def test_one_that_changes_again_and_again(
-        self, plain: Ground, strike: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It gives up in the end."""
-        id_ = plain.add(1)
-        monkeypatch.setattr(clock, "now", iter(range(1000)).__next__)
-        strike(plain, before=lambda number: plain.change(id_, version=100 + number))
-        with pytest.raises(DocumentChanged):
-            plain.lock.acquire((id_, 1), "exporting", wait=1)
 
 
 class TestWrongCalls:

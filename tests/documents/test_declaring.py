@@ -23,6 +23,7 @@ from tests.documents.models import Advert, LongAdvert, Proxied
 from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = [WITH_MONGO, pytest.mark.usefixtures("forget")]
+META = {"app_label": "documents", "apps": Apps()}
 RIGHT: dict[str, Any] = {"state": "exportStatus", "pending": PENDING, "final": FINAL, "stale_after": 60}
 
 
@@ -84,18 +85,9 @@ def test_wrong_places(mongo_uri: str) -> None:
 
     asyncio.run(refuse_async())
 
-    class Child(Proxied):
-        class Meta:
-            app_label = "documents"
-            apps = Apps()
-
-    class ProxyChild(Child):
-        class Meta:
-            proxy = True
-            app_label = "documents"
-            apps = Apps()
-
-    for model in (Abstract, Child, ProxyChild):
+    child: Any = type("Child", (Proxied,), {"__module__": "shop", "Meta": type("", (), META)})
+    proxy: Any = type("Proxy", (child,), {"__module__": "shop", "Meta": type("", (), {**META, "proxy": True})})
+    for model in (Abstract, child, proxy):
         with pytest.raises(TypeError, match="one collection of its own"):
             DocumentLock(model, **RIGHT)
     with pytest.raises(TypeError, match="not str"):

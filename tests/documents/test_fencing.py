@@ -7,18 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from bson import Int64, ObjectId
+from bson import Int64
 from pymongo.collection import Collection
 
-from django_mongolock import mongo_lock
 from django_mongolock.exceptions import DocumentDamaged, StaleToken
 from django_mongolock.fencing import _writer, afenced_update, fenced_update
-from django_mongolock.other_collections.courier import Courier
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document, Ground
 from tests.documents.models import EmbeddingAdvert
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.support.looking import new_key
 
 pytestmark = WITH_MONGO
 
@@ -78,28 +75,6 @@ def test_several_documents(collection: Collection[Document], write: Callable[...
     assert write(collection, 8, filter={}) == 3
 
 
-def test_former_holder(collection: Collection[Document]) -> None:
-    """The story it is for: a holder that was paused past its lease writes after the next one."""
-    collection.insert_one({"_id": 1, "price": 1})
-    key = new_key()
-    with mongo_lock(key) as former:
-        token = former.fencing_token
-    with mongo_lock(key) as lock:
-        latest = lock.fencing_token
-        fenced_update(collection, lock, {"price": 2}, filter={"_id": 1})
-    with pytest.raises(StaleToken):
-        fenced_update(collection, token, {"price": 3}, filter={"_id": 1})
-    found = collection.find_one()
-    assert found is not None
-    assert (found["price"], found["fencing_token"]) == (2, latest)
-
-
-def test_no_such_document(collection: Collection[Document]) -> None:
-    """None is made."""
-    assert fenced_update(collection, 5, {"price": 1}, filter={"_id": ObjectId()}) == 0
-    assert collection.find_one() is None
-
-
 @pytest.mark.parametrize("found", ["5", 5.0, True, [5], {"a": 1}, Int64(2**63 - 1)], ids=str)
 def test_damaged(collection: Collection[Document], found: Any) -> None:
     """A token that cannot be compared refuses every write."""
@@ -110,7 +85,7 @@ def test_damaged(collection: Collection[Document], found: Any) -> None:
 
 
 def test_a_filter_inside_of_a_field(make: Callable[..., Ground]) -> None:
-    """A path leads into an embedded model, as it does in the changes."""
+    """A path leads into an embedded model, as it does in the changes. No document is made."""
     ground = make(EmbeddingAdvert)
     ground.add(1, settings={"in": True})
     for wanted, written in ((True, 1), (False, 0)):
@@ -135,36 +110,19 @@ def test_wrong_calls(collection: Collection[Document], token: Any, changes: Any,
 
 
 @pytest.mark.parametrize("place", [1, 2])
-def test_two_writes_at_once(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+def test_two_writes_at_once(plain: Ground, strike: Callable[..., Any], place: int) -> None:
     """Another thread writes with the same token before this write, or before its look at newer ones: both are done."""
-    sent, send = list[None](), Courier.send
-
-    def write_meanwhile(*arguments: Any) -> Any:
-        sent.append(None)
-        if len(sent) == place:
-            assert fenced_update(collection, 5, {"title": "x"}, filter={"_id": 1}) == 1
-        return send(*arguments)
-
-    collection.insert_one({"_id": 1})
-    monkeypatch.setattr(Courier, "send", write_meanwhile)
-    assert fenced_update(collection, 5, {"price": 2}, filter={"_id": 1}) == 1
-    assert [(found["price"], found["title"]) for found in collection.find()] == [(2, "x")]
+    id_, ads = plain.add(1), plain.collection
+    strike(plain, before=lambda number: number == place and fenced_update(ads, 5, {"title": "x"}, filter={"_id": id_}))
+    assert fenced_update(ads, 5, {"price": 2}, filter={"_id": id_}) == 1
+    assert plain.read(id_, "price", "title") == (2, "x")
 
 
-def test_a_late_copy(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_copy(plain: Ground, strike: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """F87: a copy of an earlier write of the same holder, that the network held up, does not revert the newer one."""
-    copies: list[Callable[[], Any]] = []
-    send = Courier.send
-
-    def keep(sender: Courier, command: Any, *left: float) -> Any:
-        copies.append(lambda: send(sender, command, *left))
-        return send(sender, command, *left)
-
-    collection.insert_one({"_id": 1, "price": 1})
-    monkeypatch.setattr(Courier, "send", keep)
+    id_, ads, sent = plain.add(1), plain.collection, strike(plain)
     for price in (2, 3):
-        assert fenced_update(collection, 5, {"price": price}, filter={"_id": 1}) == 1
-    assert copies[0]() == 0
-    assert [found["price"] for found in collection.find()] == [3]
+        assert fenced_update(ads, 5, {"price": price}, filter={"_id": id_}) == 1
+    assert (sent[0](), plain.read(id_, "price")) == (0, 3)
     monkeypatch.setattr(_writer, "_made", None)  # as in another process that was given the token
-    assert fenced_update(collection, 5, {"price": 4}, filter={"_id": 1}) == 1
+    assert fenced_update(ads, 5, {"price": 4}, filter={"_id": id_}) == 1

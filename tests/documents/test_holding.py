@@ -42,27 +42,20 @@ def held(ground: Ground) -> Any:
 def test_awaited(ground: Ground) -> None:
     """Each method has a twin that is awaited, and `async with` does what `with` does."""
     lock = ground.lock
-    held = awaiting(lock, "acquire", (ground.add(1), 1), "exporting")
-    awaiting(held, "update", {"price": 7})
-    awaiting(held, "renew")
+    (taken,) = awaiting(lock, "acquire_many", [(ground.add(1), 1)], "exporting")
     (seen,) = awaiting(lock, "snapshots")
-    assert (seen.id, seen.version) == (held.id, 4)
-    awaiting(held, "finish", "exported", {"price": 8})
-    assert ground.read(held.id, "state", "price", "version") == ("exported", 8, 5)
-    (again,) = awaiting(lock, "acquire_many", [(held.id, 5)], "exporting")
-    assert awaiting(again, "fail")
-    (taken,) = awaiting(lock, "acquire_many", [(held.id, 7)], "exporting")
-    assert [each.id for each in awaiting(lock, "force_release", lock.snapshots())] == [taken.id]
-    left = awaiting(lock.hold((held.id, 9), "exporting"), "acquire")
+    assert (seen.id, seen.version) == (taken.id, 2)
+    assert [each.id for each in awaiting(lock, "force_release", [seen])] == [taken.id]
+    left = awaiting(lock.hold((taken.id, 3), "exporting"), "acquire")
     ground.age(left.id, 100)
     assert awaiting(lock, "clear_stale").count == 1
 
     async def in_block() -> None:
-        async with lock.hold((held.id, 11), "exporting", final="exported"):
-            pass
+        async with lock.hold((taken.id, 5), "exporting", final="exported") as held:
+            await held.arenew()
 
     asyncio.run(in_block())
-    assert ground.read(held.id, "state", "version") == ("exported", 13)
+    assert ground.read(taken.id, "state", "version") == ("exported", 8)
 
 
 class TestMethods:

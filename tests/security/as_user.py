@@ -49,14 +49,14 @@ def admin() -> str:
     User.objects.create_superuser("root", password="root")
     client = Client(raise_request_exception=False)
     client.login(username="root", password="root")
-    start = "/admin/django_mongolock/lock/"
-    pages = ("", "?state=all", "?state=waited", "dashboard/", "status/", "others/", "shop:shown/change/")
+    start = "/admin/django_mongolock/lock"
+    pages = ("/", "/?state=all", "/?state=waited", "dashboard/", "/status/", "/others/", "/shop:shown/change/")
     with mongo_lock("shown"):
         statuses = [client.get(start + page).status_code for page in pages]
         history = client.get("/admin/mongolock_history/lockevent/")
         statuses.append(history.status_code)
         form = {"action": "ask_to_release", "index": 0, "_selected_action": ["shop:shown"]}
-        statuses.append(client.post(f"{start}?state=all", form).status_code)
+        statuses.append(client.post(f"{start}/?state=all", form).status_code)
     said = re.search(r'class="errornote">([^<]*)', history.content.decode())
     return str(statuses) + (f" {said[1]}" if said else "")
 

@@ -10,6 +10,7 @@ from django.test import Client
 
 import django_mongolock
 from django_mongolock.admin import LockAdmin
+from django_mongolock.admin.dashboard import LockDashboardAdmin
 from django_mongolock.documents.admin import DocumentLockAdminMixin
 from django_mongolock.editing import EditLockViewMixin
 from django_mongolock.editing.admin import EditLockMixin
@@ -17,8 +18,9 @@ from django_mongolock.history.admin import LockEventAdmin
 from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.models import Lock
+from django_mongolock.models.lock_model import LockDashboard
 from django_mongolock.versions.admin import VersionedAdmin
-from tests.test_admin import LIST, browser
+from tests.test_admin import DASHBOARD, LIST, browser
 
 EVENTS: Final = "/admin/mongolock_history/lockevent/"
 #: Each page of the admin by the name of its address, with the addresses at which it shows a lock.
@@ -33,7 +35,7 @@ PAGES: Final[dict[str, list[str]]] = {
     "lock_force_release": [f"{LIST}force-release/"],
     "lock_ask_to_release": [f"{LIST}ask-to-release/"],
     "lock_others": [f"{LIST}others/"],
-    "lock_dashboard": [f"{LIST}dashboard/", f"{LIST}dashboard/?part=live"],
+    "lockdashboard_changelist": [DASHBOARD, f"{DASHBOARD}?part=live"],
     "lock_status": [f"{LIST}status/"],
     "lockevent_changelist": [EVENTS, f"{EVENTS}?q=k"],
 }  # fmt: skip
@@ -86,8 +88,16 @@ EVERYTHING: Final = (
 
 def known_pages() -> set[str]:
     """The names of all addresses that the package adds to an admin."""
-    urls = [*LockAdmin(Lock, admin.site).get_urls(), *LockEventAdmin(LockEvent, admin.site).get_urls()]
-    return {str(url.name).removeprefix("django_mongolock_").removeprefix("mongolock_history_") for url in urls}
+    pages = (
+        LockAdmin(Lock, admin.site),
+        LockDashboardAdmin(LockDashboard, admin.site),
+        LockEventAdmin(LockEvent, admin.site),
+    )
+    return {
+        str(url.name).removeprefix("django_mongolock_").removeprefix("mongolock_history_")
+        for each in pages
+        for url in each.get_urls()
+    }
 
 
 def known_commands() -> set[str]:

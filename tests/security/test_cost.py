@@ -22,7 +22,7 @@ from django_mongolock.documents.document_lock import undeclare
 from tests.security.surfaces import operator
 from tests.support.lock_documents import Document, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.test_admin import LIST
+from tests.test_admin import DASHBOARD, LIST
 
 pytestmark = [WITH_MONGO, pytest.mark.long]
 GIANT = "x" * 15_000_000
@@ -102,8 +102,9 @@ def test_giants(locks: Locks, settings: Settings) -> None:
     client = operator()
     client.get("/admin/")
     form = {"index": 0, "_selected_action": [f"k1 {name}" for name in kinds]}
-    pages = ["", "?state=all", "?state=waited", "?state=stale", "?q=k", "dashboard/", "status/", "k1 label/change/"]
-    looks: dict[str, Any] = {page: (lambda page=page: client.get(f"{LIST}{page}")) for page in pages}
+    pages = ["", "?state=all", "?state=waited", "?state=stale", "?q=k", "status/", "k1 label/change/"]
+    addresses = [DASHBOARD, *(f"{LIST}{page}" for page in pages)]
+    looks: dict[str, Any] = {address: (lambda address=address: client.get(address)) for address in addresses}
     for action in ("force_release", "ask_to_release", "clear_stale"):
         looks[action] = lambda action=action: client.post(f"{LIST}?state=all", {"action": action, **form})
     assert_cheap(looks | commands(
@@ -147,7 +148,7 @@ def test_giants_with_a_lock_in_them(locks: Locks, ads: tuple[Collection[Document
     looks: dict[str, Any] = {
         path: (lambda path=path: client.get(path))
         for path in (documents, f"{documents}?kind=giants", f"{documents}?kind=giants&state=damaged",
-                     f"{documents}?owner=h", f"{LIST}dashboard/", f"{LIST}status/")
+                     f"{documents}?owner=h", DASHBOARD, f"{LIST}status/")
     }  # fmt: skip
     looks["json"] = lambda: client.get(documents, headers={"Accept": "application/json"})
     looks["owner"] = lambda: client.post(documents, {"force": "owner", "owner": "h"})

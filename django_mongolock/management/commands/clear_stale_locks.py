@@ -14,7 +14,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...exceptions import printable
 from ...inspection.kinds import Choice, LockKind, Row, Swept
-from ..lock_command import LockCommand, seconds, whole_number, write_table
+from ..lock_command import LockCommand, seconds, write_table
 
 #: How many locks the confirmation shows.
 SHOWN = 10
@@ -54,13 +54,6 @@ exit codes:
         )
         parser.add_argument(
             "--no-input", "--noinput", action="store_false", dest="interactive", help="clear without a confirmation"
-        )
-        parser.add_argument(
-            "--batch-size",
-            type=whole_number(1, 10_000),
-            default=1_000,
-            metavar="NUMBER",
-            help="locks in one update (default: 1000)",
         )
         self.add_kind(parser)
         super().add_arguments(parser)
@@ -124,7 +117,7 @@ exit codes:
         done = Swept()
 
         def rows() -> Iterator[Row]:
-            for part in kind.clear(self.choice, dry_run=dry_run, batch=self.options["batch_size"]):
+            for part in kind.clear(self.choice, dry_run=dry_run):
                 done.count_in(part)
                 if self.options["dry_run"] and done.found:
                     self.code = FOUND

@@ -39,7 +39,7 @@ class Command(LockCommand):
         which.add_argument("--deadlocks", action="store_true", help="deadlocks; exit code 3 if there are any")
         parser.add_argument(
             "--limit",
-            type=whole_number(0),
+            type=whole_number,
             default=100,
             metavar="NUMBER",
             help="how many, 0 for no limit (default: 100)",
