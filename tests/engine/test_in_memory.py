@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.protocol.actions import FOREVER, Apply, Pause
+from django_mongolock.engine.protocol.actions import FOREVER, Apply, Pause, QueueNext
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
@@ -693,6 +693,35 @@ def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeyp
         gc.collect()
         memory.session.orphans.do_due(memory.session.now())
     assert eventually(lambda: memory.holders() == [])
+
+
+def test_who_leaves_the_queue_has_the_next_of_its_line_queued(memory: Memory) -> None:
+    """P2: and that one is told at once."""
+    memory.lock("another").acquire()
+    with memory.other():
+        first, second = (new_grant(memory.session, memory.lock(), object()) for _ in range(2))
+        for grant in (first, second):
+            memory.session.queue.join(grant, trial=False)
+        memory.session.commands.send(QueueNext("k", first.id))
+        assert [entry["grant"] for entry in memory.server.documents["k"]["waiters"]] == [second.id]
+        assert second.waiting.answer is not None
+        assert not second.waiting.handover_reserved
+
+
+def test_a_wrong_guess_leaves_the_whole_command_its_time(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P8: what was left when the short one had its answer."""
+    given: list[float] = []
+    apply = memory.session.store.apply
+
+    def timed(key: str, step: Step, timeout: float) -> Reply:
+        given.append(timeout)
+        return apply(key, step, timeout)
+
+    monkeypatch.setattr(memory.session.commands._free_keys, "guess", lambda _: True)
+    monkeypatch.setattr(memory.session.store, "take_free", lambda *_: None)
+    monkeypatch.setattr(memory.session.store, "apply", timed)
+    memory.lock(wait=0).acquire()
+    assert given == [pytest.approx(TIMEOUT, abs=1)]
 
 
 @pytest.mark.parametrize("tokens", [(5, 7), (7, 5), (7, 7)])
