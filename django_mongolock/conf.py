@@ -222,7 +222,8 @@ def get_settings() -> LockSettings:
         raise ImproperlyConfigured(
             f"{NAME} has unknown settings: {', '.join(unknown)}. Known: {', '.join(sorted(KNOWN))}"
         )
-    if not raw.get("DATABASE") and raw.get("BACKEND") != MEMORY:
+    alias = raw.get("DATABASE") or ""
+    if not isinstance(alias, str) or not (alias or raw.get("BACKEND") == MEMORY):
         raise ImproperlyConfigured(
             f'{NAME}["DATABASE"] is not set: name the DATABASES alias of your MongoDB, '
             f'for example {NAME} = {{"DATABASE": "locks"}}'

@@ -18,6 +18,7 @@ from pymongo.database import Database
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
+from django_mongolock.backends import load_backends
 from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.inspection import server
 from django_mongolock.inspection.named_locks import NamedLocks
@@ -127,10 +128,11 @@ class TestDatabase:
         [(None, "E001"), ("", "E001"), ("nothing", "E002"), (7, "E002"), (["mongo"], "E002"), ("default", "E003")],
     )
     def test_alias(self, settings: Settings, alias: Any, code: str) -> None:
-        """It must be there and be MongoDB; the hint names those that are."""
+        """It must be there and be MongoDB; the hint names those that are. Until then, Django starts."""
         found = check(settings, DATABASE=alias)
         assert ids(found) == [code]
         assert "mongo" in str(found[0].hint)
+        load_backends()
 
     @pytest.mark.parametrize(
         ("forget", "code"),

@@ -198,21 +198,22 @@ class TestWhich:
     @pytest.mark.parametrize(
         "arguments",
         [
-            ("--older-than", "-1"),
-            ("--older-than", "5x"),
-            ("--older-than", "nan"),
-            ("--older-than", ""),
-            ("--older-than", "٣s"),
-            ("--key", ""),
-            ("--key", "a\nb"),
-            ("--key", "\udcff"),
-            ("--database", "default"),
+            ["--older-than=-1"],
+            ["--older-than=5x"],
+            ["--older-than=nan"],
+            ["--older-than="],
+            ["--older-than=٣s"],
+            ["--key="],
+            ["--key=a\nb"],
+            ["--key=\udcff"],
+            ["--key=*", "--kind=ad exports"],
+            ["--database=default"],
         ],
     )
-    def test_wrong_values(self, locks: Locks, arguments: tuple[str, ...]) -> None:
+    def test_wrong_values(self, locks: Locks, arguments: list[str]) -> None:
         """A wrong value is an error, and nothing is cleared."""
         with pytest.raises(CommandError):
-            run("clear_stale_locks", "--no-input", f"{arguments[0]}={arguments[1]}")
+            run("clear_stale_locks", "--no-input", *arguments)
         assert locks.read("owned")["holders"]
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -202,11 +203,7 @@ class TestTheCommand:
 
     def test_many_holders(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """All of them are asked, by a user of a container who has no name; and all lose the lock."""
-
-        def getuser() -> str:
-            raise KeyError("getpwuid(): uid not found")
-
-        monkeypatch.setattr(getpass, "getuser", getuser)
+        monkeypatch.setattr(getpass, "getuser", Mock(side_effect=KeyError("getpwuid(): uid not found")))
         locks.add("k", [entry(n, mode="shared") for n in range(12)])
         assert "12 asked" in run("release_lock", "k", "--ask")[0]
         assert {each["release_requested_by"] for each in locks.read("k")["holders"]} == {
@@ -214,6 +211,21 @@ class TestTheCommand:
         }
         run("release_lock", "k", "--no-input")
         assert locks.read("k")["holders"] == []
+
+    @pytest.mark.parametrize(
+        ("command", "code"),
+        [
+            (["release_lock", "k", "--no-input"], 1),
+            (["run_locked", "k", "--wait", "1", "--", "true"], 69),
+            (["run_leader", "k", "--", "true"], 69),
+        ],
+    )
+    def test_damaged(self, locks: Locks, command: list[str], code: int) -> None:
+        """The error of a damaged document says so, as that of the other commands that work with locks."""
+        locks.add("k", [entry(1)], change={"token": 1.5})
+        with pytest.raises(CommandError, match="its field 'token' is float") as refusal:
+            run(*command)
+        assert refusal.value.returncode == code
 
 
 @pytest.mark.long

@@ -124,13 +124,6 @@ class TestCommands:
         assert "Cleared 1 of 1 stale rooms." in run("clear_stale_locks", "--no-input", "--kind", "rooms")
         assert rooms.rooms.keys() == {"blue"}
 
-    @pytest.mark.parametrize("command", [["list_locks"], ["clear_stale_locks", "--dry-run"]])
-    def test_key(self, rooms: Rooms, command: list[str]) -> None:
-        """A pattern of keys with another kind is refused, rather than answered with nothing."""
-        with pytest.raises(CommandError, match="--key is for named locks") as refusal:
-            run(*command, "--key", "blue", "--kind", "rooms")
-        assert refusal.value.returncode == 2
-
     def test_release(self, rooms: Rooms) -> None:
         """By key, and by owner."""
         assert "was taken from its holder." in run("release_lock", "blue", "--kind", "rooms", "--no-input")

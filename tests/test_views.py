@@ -27,7 +27,7 @@ from rest_framework.decorators import api_view
 from rest_framework.views import APIView
 
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked
-from django_mongolock.decorator import calls, views
+from django_mongolock.decorator import calls
 from django_mongolock.decorator.policies import CallFacts, as_policy, find_request
 from django_mongolock.decorator.views import make_response
 from django_mongolock.engine.rule.options import LockOptions
@@ -200,19 +200,6 @@ class TestResponse:
         if kind == "application/json":
             assert json.loads(text)["code"] == "locked"
             assert json.loads(text)["retry_after"] == int(answer["Retry-After"])
-
-    def test_page_of_an_async_view(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        """The page is rendered outside of the event loop, since that of a project may load the user of the request."""
-
-        def render(*arguments: Any) -> str:
-            with pytest.raises(RuntimeError):
-                asyncio.get_running_loop()
-            return "busy"
-
-        monkeypatch.setattr(views, "render_to_string", render)
-        view: Any = mongo_locked("view:{name}", wait=0, on_contention="respond")(async_view)
-        with held_elsewhere(f"view:{name}"):
-            assert asyncio.run(view(RequestFactory().get("/"), name=name)).content == b"busy"
 
     def test_status(self, name: str, settings: Settings) -> None:
         settings.MONGOLOCK = {**settings.MONGOLOCK, "CONTENTION_STATUS": 409}

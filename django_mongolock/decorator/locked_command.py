@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, NoReturn
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from ..engine.lock.lock import MongoLock
-from ..exceptions import LockBackendFailed, LockKeyInvalid, LockLost, LockNotAcquired
+from ..exceptions import LockBackendFailed, LockDocumentDamaged, LockKeyInvalid, LockLost, LockNotAcquired
 from ..keys import KeyTemplate
 from ..locks import LockKeywords, chosen, make_lock
 
@@ -20,7 +20,7 @@ from ..locks import LockKeywords, chosen, make_lock
 BUSY: Final = 75
 #: The exit code of a command whose lock was lost.
 LOST: Final = 76
-#: The exit code of a command that cannot reach MongoDB.
+#: The exit code of a command that cannot reach MongoDB, or whose lock has a damaged document.
 UNAVAILABLE: Final = 69
 
 
@@ -79,7 +79,7 @@ def holding(lock: MongoLock) -> Iterator[MongoLock]:
         with ExitStack() as stack:
             try:
                 stack.enter_context(lock)
-            except (LockNotAcquired, LockBackendFailed) as error:
+            except (LockNotAcquired, LockBackendFailed, LockDocumentDamaged) as error:
                 code = BUSY if isinstance(error, LockNotAcquired) else UNAVAILABLE
                 raise CommandError(str(error), returncode=code) from error
             yield lock

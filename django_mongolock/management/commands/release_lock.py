@@ -80,7 +80,10 @@ class Command(LockCommand):
         except ValueError as error:
             raise CommandError(str(error), returncode=2) from error
         states = [state for state in kind.taken if not options["ask"] or state is not ShownState.KEPT]
-        rows = [row for row in kind.rows(Choice(ids=ids)) if row.state in states]
+        found = list(kind.rows(Choice(ids=ids)))
+        if damage := next((row.damage for row in found if row.damage), None):
+            raise CommandError(f"{ids[0]!r} cannot be released: {damage}")
+        rows = [row for row in found if row.state in states]
         if not rows:
             raise CommandError(f"{ids[0] if ids else options['lock']!r} is not held now", returncode=FREE)
         if len(rows) > 1:

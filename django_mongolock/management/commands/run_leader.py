@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from ...decorator.locked_command import UNAVAILABLE, terminated_as_exit
-from ...exceptions import LockBackendFailed
+from ...exceptions import LockBackendFailed, LockDocumentDamaged
 from ...leaders import Term, leader
 from ..program_command import Child, ProgramCommand
 
@@ -30,7 +30,7 @@ exit codes:
   the program's own; 128 plus the number of the signal, if a signal ended it
     1  a setting is wrong
     2  the command line is wrong
-   69  MongoDB refuses the commands
+   69  MongoDB refuses the commands, or the document of the lock is damaged
   126  the program cannot be run
   127  the program does not exist
 """
@@ -61,5 +61,5 @@ exit codes:
             say("waits to be elected")
             try:
                 self.code = candidate.run(work)
-            except LockBackendFailed as error:
+            except (LockBackendFailed, LockDocumentDamaged) as error:
                 raise CommandError(str(error), returncode=UNAVAILABLE) from error

@@ -30,7 +30,7 @@ exit codes:
   the program's own; 128 plus the number of the signal, if a signal ended it
     1  a setting is wrong
     2  the command line is wrong
-   69  MongoDB cannot be reached
+   69  MongoDB cannot be reached, or the document of the lock is damaged
    75  another process holds the lock (EX_TEMPFAIL: try again later); 0 with --on-contention skip
    76  the lock was lost and the program was stopped
   126  the program cannot be run
