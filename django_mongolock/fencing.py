@@ -158,12 +158,13 @@ def _update_documents(
     source: Source, where: Document, token: int, column: str, changes: Mapping[str, Any]
 ) -> Steps[int]:
     stamp, writer = f"{column}_write", _writer.current()
-    number = next(writer.numbers)
+    number, unanswered = next(writer.numbers), list[BaseException]()
     may_write = _may_write(column, stamp, token, writer.name, number)
-    update = {"$set": {**changes, column: token, stamp: {"by": writer.name, "number": number}}}
+    mark = {column: token, stamp: {"by": writer.name, "number": number}}
 
     def write(collection: Collection[Document]) -> int:
-        return collection.update_many({"$and": [where, {"$expr": may_write}]}, update).matched_count
+        written = {"$set": {**changes, **mark}}
+        return collection.update_many({"$and": [where, {"$expr": may_write}]}, written).matched_count
 
     def find_newest(collection: Collection[Document]) -> Any:
         refused = {"$and": [where, {"$expr": {"$not": [may_write]}}]}
@@ -171,7 +172,9 @@ def _update_documents(
 
     # Sent again after a lost answer, it writes the same once more, or is refused since a later holder has written, or
     # this one again.
-    written: int = yield from send(write)
+    written: int = yield from send(write, unanswered)
+    if unanswered:  # a copy of it may have written what the filter does not find any more
+        written = yield from send(lambda collection: collection.count_documents(mark))
     found = yield from send(find_newest)
     if found is None:
         return written

@@ -140,14 +140,6 @@ def test_a_row_that_does_not_fit_any_more(parcel: Parcel, rows: dict[str, Any], 
     assert holders(f"rows.parcel:{parcel.pk}") == []
 
 
-def test_a_row_that_is_not_there() -> None:
-    """DoesNotExist, as from get(), and the lock is given back."""
-    missing = uuid.uuid4()
-    with pytest.raises(Parcel.DoesNotExist):
-        Parcel.objects.locked(pk=missing).__enter__()
-    assert holders(f"rows.parcel:{missing}") == []
-
-
 @pytest.mark.long
 def test_any_lookup_and_queryset(parcel: Parcel, django_assert_num_queries: DjangoAssertNumQueries) -> None:
     """By primary key one query; by anything else one more, to find it; filters and select_related stay."""
@@ -160,6 +152,7 @@ def test_any_lookup_and_queryset(parcel: Parcel, django_assert_num_queries: Djan
         assert code.pk == "a:b"
     with pytest.raises(Code.DoesNotExist):
         Code.objects.filter(owner=None).locked(pk="a:b").__enter__()
+    assert holders("rows.code:a%3Ab") == []
     with pytest.raises(TypeError, match="whole instances"):
         Code.objects.values("code").locked(pk="a:b")  # type: ignore[attr-defined]
 

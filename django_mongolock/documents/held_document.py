@@ -41,6 +41,8 @@ LOST: Final = "lost"
 FORKED: Final = "a forked child does not hold its parent's documents"
 #: Why a block cannot begin.
 TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it earlier, or hold fewer"
+#: What is said after the write that has found the document lost.
+FOUND_LOST: Final = "an earlier write has found that"
 #: Seconds between the looks of a write that waits for another one of the same document.
 TURN: Final = 0.01
 
@@ -249,9 +251,10 @@ class HeldDocument(Block, Generic[D]):
         return self._context.rules.check_changes(self._context.source.changes(changes))
 
     def _check(self) -> None:
-        """Raise DocumentLockLost in a forked child, and LockMisused when the work has ended."""
-        if self._context.courier.forked:
-            raise DocumentLockLost(self._context.name, self.id, self.version, reason=FORKED)
+        """Raise DocumentLockLost in a forked child, or after a loss, and LockMisused when the work has ended."""
+        if self.ended == LOST:
+            reason = FORKED if self._context.courier.forked else FOUND_LOST
+            raise DocumentLockLost(self._context.name, self.id, self.version, reason=reason)
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")
 
@@ -268,6 +271,8 @@ class HeldDocument(Block, Generic[D]):
         """End the block: final, or failed after an error, which is never hidden by one of ours. Return whether MongoDB
         answered."""
         if self.ended is not None:
+            if self.ended == LOST and error is None and not self._context.courier.forked:
+                self._check()  # it may be another thread that was told
             return True
         opened = open_transactions()
         try:

@@ -144,15 +144,6 @@ def test_a_function(collection: Collection[Document]) -> None:
         DocumentLock[Document](lambda: 5, **RIGHT, name="x").snapshots()  # type: ignore[arg-type, return-value]
 
 
-def test_names_of_a_model() -> None:
-    """Its fields by the names of the model, or by those in the documents."""
-    by_column = DocumentLock(Advert, **RIGHT, using="mongo")
-    roles = {"state": "state", "version": "version", "holder": "holder", "time": "time"}
-    by_name = DocumentLock(Advert, using="mongo", **{**RIGHT, **roles})
-    assert by_column.rules.fields == by_name.rules.fields == ad_exports.rules.fields
-    assert by_column.alias == "mongo"
-
-
 def test_another_backend(make: Callable[..., Ground], settings: Settings) -> None:
     """The documents are in MongoDB, wherever the named locks are kept."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "BACKEND": "django_mongolock.testing.memory.MemoryLockBackend"}

@@ -126,3 +126,10 @@ def test_a_late_copy(plain: Ground, strike: Callable[..., Any], monkeypatch: pyt
     assert (sent[0](), plain.read(id_, "price")) == (0, 3)
     monkeypatch.setattr(_writer, "_made", None)  # as in another process that was given the token
     assert fenced_update(ads, 5, {"price": 4}, filter={"_id": id_}) == 1
+
+
+def test_a_lost_answer(plain: Ground, strike: Callable[..., Any]) -> None:
+    """What was written counts, also where the filter does not find it any more."""
+    plain.add(1, price=1)
+    strike(plain, 1)
+    assert fenced_update(plain.collection, 5, {"price": 2}, filter={"price": 1}) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -242,6 +243,13 @@ class TestBlock:
             ground.change(held.id, holder="other", token="another")
             raise KeyError
         assert ground.read(held.id, "holder") == "other"
+
+    def test_a_loss_that_another_thread_was_told(self, plain: Ground) -> None:
+        """The block says so as well: its own thread may know nothing of it."""
+        with pytest.raises(DocumentLockLost), plain.lock.hold((plain.add(1), 1), "exporting") as held:  # noqa: PT012
+            plain.change(held.id, holder="other")
+            with ThreadPoolExecutor(1) as pool:
+                assert isinstance(pool.submit(held.renew).exception(), DocumentLockLost)
 
     def test_inside_a_transaction(self, plain: Ground, settings: Any) -> None:
         """F90: released before the transaction of another database is committed: a warning, once for each place."""

@@ -173,7 +173,7 @@ class TestLostAnswers:
             strike(ground, first + 2)
             swept = ground.lock.clear_stale()
             assert (swept.count, [seen.id for seen in swept.cleared]) == (1, [ids[0]])
-            held._own.ended = "lost"
+            held._own.ended = "failed"
 
     @pytest.mark.long
     def test_one_that_arrives_later_still(self, plain: Ground, strike: Call) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +26,7 @@ from django_mongolock.engine import clock, text_checks
 from django_mongolock.engine.lock import transaction
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.lock.transaction import TRANSIENT, UNKNOWN, Atomic
+from django_mongolock.engine.protocol import processes
 from django_mongolock.engine.protocol.actions import Apply, Pause, ReleaseUncontended
 from django_mongolock.engine.protocol.processes import this_process
 from django_mongolock.engine.rule.document import Step, Terms
@@ -196,6 +198,17 @@ def test_what_an_error_of_the_driver_becomes(error: PyMongoError, at: Any, told:
     is_final = isinstance(error, OperationFailure) and error.code in (2, 11000) and not error.has_error_label("R")
     assert errors.is_refusal(error) == (is_final and not error.has_error_label("RetryableWriteError"))
     assert errors.translate(error, 2.0, "k").key == "k"
+
+
+def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P5: another namespace's /proc has another process of this number, and would show that it has ended."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/stat").write_text("1 (init) S " + " ".join("0" * 30))
+    (tmp_path / "self").symlink_to("2")
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "sys/kernel/random/boot_id").write_text("boot")
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert processes._name.__wrapped__(1) == ""
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/ns"), reason="names of processes are for Linux")  # noqa: PTH112

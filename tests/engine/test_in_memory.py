@@ -6,7 +6,7 @@ import copy
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.protocol.actions import FOREVER, Apply, Pause
+from django_mongolock.engine.protocol.actions import FOREVER, Apply, Pause, QueueNext
 from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
@@ -695,6 +695,35 @@ def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeyp
     assert eventually(lambda: memory.holders() == [])
 
 
+def test_who_leaves_the_queue_has_the_next_of_its_line_queued(memory: Memory) -> None:
+    """P2: and that one is told at once."""
+    memory.lock("another").acquire()
+    with memory.other():
+        first, second = (new_grant(memory.session, memory.lock(), object()) for _ in range(2))
+        for grant in (first, second):
+            memory.session.queue.join(grant, trial=False)
+        memory.session.commands.send(QueueNext("k", first.id))
+        assert [entry["grant"] for entry in memory.server.documents["k"]["waiters"]] == [second.id]
+        assert second.waiting.answer is not None
+        assert not second.waiting.handover_reserved
+
+
+def test_a_wrong_guess_leaves_the_whole_command_its_time(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P8: what was left when the short one had its answer."""
+    given: list[float] = []
+    apply = memory.session.store.apply
+
+    def timed(key: str, step: Step, timeout: float) -> Reply:
+        given.append(timeout)
+        return apply(key, step, timeout)
+
+    monkeypatch.setattr(memory.session.commands._free_keys, "guess", lambda _: True)
+    monkeypatch.setattr(memory.session.store, "take_free", lambda *_: None)
+    monkeypatch.setattr(memory.session.store, "apply", timed)
+    memory.lock(wait=0).acquire()
+    assert given == [pytest.approx(TIMEOUT, abs=1)]
+
+
 @pytest.mark.parametrize("tokens", [(5, 7), (7, 5), (7, 7)])
 def test_of_two_bells_the_newer_grant_is_the_news(memory: Memory, tokens: tuple[int, int]) -> None:
     """F28: a bell may come late."""
@@ -740,28 +769,50 @@ def test_how_long_a_renewal_may_take(memory: Memory, failures: int, seconds: flo
     assert memory.session.renewals._limit([grant]) == pytest.approx(seconds)
 
 
-def test_an_error_in_one_dropped_lock_takes_nothing_from_the_next(memory: Memory) -> None:
+class Idle:
+    """A chore that is never due."""
+
+    def next_due(self) -> float:
+        return FOREVER
+
+    def do_due(self, now: float) -> None: ...
+
+
+@pytest.fixture
+def idle(memory: Memory) -> Iterator[Heartbeat]:
+    """A heartbeat that has nothing to do, and has not begun."""
+    heartbeat = Heartbeat(memory.session.threads, memory.session.now)
+    heartbeat.serve([Idle()], lambda _: None)
+    yield heartbeat
+    heartbeat.close()
+
+
+def test_a_heartbeat_sleeps_while_nothing_is_due(idle: Heartbeat, caplog: pytest.LogCaptureFixture) -> None:
+    """P8: until it is woken, with no error on the way."""
+    adopted: list[Any] = []
+    idle.adopt = adopted.append
+    idle.start()
+    assert eventually(lambda: idle.wakes_at == FOREVER)
+    inbox: Any = idle.inbox
+    inbox.put("one")
+    assert eventually(lambda: adopted == ["one"])
+    assert caplog.text == ""
+
+
+def test_an_error_in_one_dropped_lock_takes_nothing_from_the_next(idle: Heartbeat) -> None:
     """P4: where warnings are errors, that of the first is raised in the heartbeat."""
-
-    class Idle:
-        def next_due(self) -> float:
-            return FOREVER
-
-        def do_due(self, now: float) -> None: ...
 
     def adopt(item: Any) -> None:
         adopted.append(item)
         raise ResourceWarning(item)
 
     adopted: list[Any] = []
-    heartbeat = Heartbeat(memory.session.threads, memory.session.now)
-    heartbeat.serve([Idle()], adopt)
-    inbox: Any = heartbeat.inbox
+    idle.adopt = adopt
+    inbox: Any = idle.inbox
     inbox.put("one")
     inbox.put("two")
-    heartbeat.start()
+    idle.start()
     assert eventually(lambda: adopted == ["one", "two"])
-    heartbeat.close()
 
 
 # Threads

@@ -259,6 +259,14 @@ def test_however_few_connections_are_allowed_renewals_have_theirs(mongo_uri: str
         store.close()
 
 
+def test_a_store_that_is_closed_closes_its_history(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has happened is written before the process ends."""
+    closed: list[bool] = []
+    monkeypatch.setattr(store, "history", SimpleNamespace(close=lambda: closed.append(True)))
+    store.close()
+    assert closed == [True]
+
+
 def test_a_store_that_is_closed_closes_its_client(config: StoreConfig) -> None:
     """P6: and makes none for that."""
     unused, used = MongoStore(config), MongoStore(config)
