@@ -21,7 +21,7 @@ from ..inspection.kinds import UNREADABLE, Choice, LockKind, Row, Swept, other_k
 from ..inspection.snapshot import ShownState
 from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
 from .lock_actions import LockActions, may_clear, may_force
-from .pages import csrf, unless_away
+from .pages import unless_away
 
 #: How many rows of each kind the page shows; how many if it shows one kind.
 SHOWN: Final = 20
@@ -57,7 +57,6 @@ class Section:
 class OtherLocks(LockActions):
     """The page in the admin of locks."""
 
-    @csrf
     @unless_away
     def others_view(self, request: HttpRequest) -> HttpResponse:
         """The locks of other kinds: GET shows them, POST releases the stale ones of a kind, or asks before a forced
