@@ -116,7 +116,7 @@ class TestClaim:
     def test_forced(self, do: Do, key: str) -> None:
         """A forced release, and the release of everything of the owner, free it."""
         made = do(claim(key, owner="a"), "acquire")
-        assert Lock.objects.claimed().get(key=key).force_release()
+        assert Lock.objects.get(key=key).force_release()
         with pytest.raises(LockLost) as caught:
             do(made, "renew")
         assert caught.value.token is not None
@@ -298,14 +298,14 @@ class TestLooking:
 
     def test_shown(self, key: str, locks: Locks) -> None:
         """As a claim of its owner that no process holds: in the table, in JSON, on the page, in the ORM."""
-        made = claim(key, owner="session:x", label="checkout").acquire()
+        claim(key, owner="session:x", label="checkout").acquire()
         mongo_lock("other").acquire()
         out = io.StringIO()
         call_command("list_locks", "--wide", stdout=out)
         (line,) = [line for line in out.getvalue().splitlines() if key in line]
         assert "checkout, no process: a claim · owner session:x" in line
-        assert [lock.key for lock in Lock.objects.claimed()] == [made.key]
-        (holder,) = Lock.objects.claimed()[0].holders
+        (lock,) = Lock.objects.owned_by("session:x")
+        (holder,) = lock.holders
         assert (holder.owner, holder.host, holder.pid) == ("session:x", "no process: a claim", None)
         assert "no process: a claim" in browser("view_lock").get("/admin/django_mongolock/lock/").content.decode()
 
@@ -330,5 +330,5 @@ def test_time_is_local(key: str, locks: Locks, monkeypatch: pytest.MonkeyPatch) 
     made = claim(key, owner="a", lease=20).acquire()
     left = made.remaining
     assert left <= 20 - 0.3
-    list(Lock.objects.claimed())
+    list(Lock.objects.all())
     assert made.remaining <= left

@@ -444,6 +444,9 @@ class TestDrawing:
         assert sum(kind == "grant" for _, kind, _ in drawn) == 3
         assert lane.text == "held 2 times, for 20 min 0 s in all, one wait of 10 min 0 s, lost once"
         assert "The last hour" in page.content.decode()
+        assert "Latest events" not in page.content.decode()  # these need the permission to view them
+        page = browser("view_lock", "view_lockevent").get(f"{LIST}k/change/")
+        assert "Latest events" in page.content.decode()
         assert len(page.context["events"]) == 6
 
     def test_the_unknown(
@@ -472,10 +475,11 @@ class TestDrawing:
         assert re.search(r"A deadlock ended \d+(\.\d)? s ago: van gave up waiting for k", said)
         assert "cart" not in said
 
-    def test_no_events(self, told: Collection[dict[str, Any]], admin: Client, locks: Locks) -> None:
+    def test_no_events(self, told: Collection[dict[str, Any]], locks: Locks) -> None:
         """F148: that a lock has no events is one fact, and nothing is said of why."""
         locks.held("quiet")
-        assert "The history has no event of this lock." in text_of(admin.get(f"{LIST}quiet/change/"))
+        page = browser("view_lock", "view_lockevent").get(f"{LIST}quiet/change/")
+        assert "The history has no event of this lock." in text_of(page)
 
     def test_the_history_in_the_lanes(self, locks: Locks, told: Collection[dict[str, Any]], admin: Client) -> None:
         """The dashboard draws every hold of the last minutes, not only the present and the previous one."""

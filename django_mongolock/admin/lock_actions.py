@@ -42,7 +42,7 @@ from .confirmation import (
     read_shown,
     report,
 )
-from .pages import Pages, csrf, problem_of, unless_away
+from .pages import Pages, csrf, unless_away
 
 #: How many holders one page shows; the others are not touched.
 SHOWN: Final = 100
@@ -100,8 +100,6 @@ class LockActions(Pages):
         def clear(kind: LockKind, row: Row) -> str:
             if row.state is not ShownState.STALE or not operations.clear_stale(store, [row.key], timeout=timeout)[0]:
                 return ""
-            if store.history is not None:
-                store.history.note(row.key, "cleared", {}, by=tidy_fact(request.user.get_username()))
             return _("Cleared: its lease had ended.")
 
         cleared, skipped = self._each(request, _rows(self._selected(request, queryset, 1)), clear)
@@ -236,7 +234,7 @@ class LockActions(Pages):
                 if kind.model is not None:  # what has no model has no such log
                     write_log(request, kind.model, row.key, said)
         except UNREADABLE as error:
-            text = _("The remaining locks were not processed: %s.") % problem_of(error)
+            text = _("The remaining locks were not processed: %s.") % getattr(error, "problem", error)
             self.message_user(request, text, messages.ERROR)
         return done, left
 

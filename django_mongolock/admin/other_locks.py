@@ -54,16 +54,6 @@ class Section:
         return {"kind": self.kind.name, "locks": rows, "more": self.more, "error": self.error and str(self.error)}
 
 
-class Filters:
-    """What the address of the page chooses: one kind or all, a state, an owner."""
-
-    def __init__(self, request: HttpRequest) -> None:
-        self.kind = request.GET.get("kind", "")
-        state = request.GET.get("state", "all")
-        self.state = state if state in STATES else "all"
-        self.owner = request.GET.get("owner", "").strip()
-
-
 class OtherLocks(LockActions):
     """The page in the admin of locks."""
 
@@ -83,25 +73,32 @@ class OtherLocks(LockActions):
             return self._ask(request) if "force" in request.POST else self._clear(request, for_programs=for_programs)
         if request.method not in ("GET", "HEAD"):
             return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
-        choice, declared = Filters(request), other_kinds()
-        sections = [self._section(request, choice, kind) for kind in declared if choice.kind in ("", kind.name)]
+        name, state = request.GET.get("kind", ""), request.GET.get("state")
+        choice = Choice(state if state in STATES else "all", request.GET.get("owner", "").strip() or None)
+        declared, most = other_kinds(), SHOWN_OF_ONE if name else SHOWN
+        sections = [self._section(request, choice, kind, most) for kind in declared if name in ("", kind.name)]
         errors = [section.error for section in sections if isinstance(section.error, LockBackendFailed)]
         nothing = bool(errors) and len(errors) == len(sections)
         if for_programs:
             return JsonResponse({"kinds": [section.as_json() for section in sections]}, status=503 if nothing else 200)
         if nothing:
             raise errors[0]
-        context = {"title": _("Locks of other kinds"), "sections": sections, "choice": choice, "states": STATES}
+        context = {
+            "title": _("Locks of other kinds"),
+            "sections": sections,
+            "choice": choice,
+            "kind": name,
+            "states": STATES,
+        }
         rights = {"may_force": may_force(request), "may_clear": may_clear(request)}
         return self.page(request, "others", {**context, "declared": bool(declared), **rights})
 
-    def _section(self, request: HttpRequest, choice: Filters, kind: LockKind) -> Section:
+    def _section(self, request: HttpRequest, choice: Choice, kind: LockKind, most: int) -> Section:
         """Read the first rows of a kind."""
-        most = SHOWN_OF_ONE if choice.kind else SHOWN
         if choice.state == "damaged" and choice.owner:
             return Section(kind)
         try:
-            found = list(kind.rows(Choice(choice.state, choice.owner or None), most + 1))
+            found = list(kind.rows(choice, most + 1))
         except UNREADABLE as error:
             return Section(kind, error=error)
         rows = [Shown(kind, row, self._address(request, kind, row.key)) for row in found[:most]]

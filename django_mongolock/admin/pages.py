@@ -18,7 +18,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_protect
 
 from ..context import check_encoding
-from ..exceptions import LockBackendFailed, printable
+from ..exceptions import printable
 from ..inspection.display import lock_address
 from ..inspection.kinds import UNREADABLE
 
@@ -56,7 +56,7 @@ class Pages(ModelAdmin):
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Only the filters: a regular expression from the address bar could keep the server busy."""
-        return lookup in {getattr(each, "parameter_name", None) for each in self.list_filter}
+        return lookup in {getattr(each, "parameter_name", f"{each}__exact") for each in self.list_filter}
 
     def link(self, key: object) -> SafeString | str:
         """The key of a lock, with a link to its page if it is a key."""
@@ -125,11 +125,6 @@ def _code(found: re.Match[str]) -> str:
     return printable(found[0])
 
 
-def problem_of(error: Exception) -> str:
-    """What is wrong, for the middle of a sentence."""
-    return error.problem if isinstance(error, LockBackendFailed) else str(error)
-
-
 def unless_away(view: View[A, P]) -> View[A, P]:
     """While MongoDB does not answer, or locks are `UNREADABLE`, show a page that says so, with status 503."""
 
@@ -138,7 +133,7 @@ def unless_away(view: View[A, P]) -> View[A, P]:
         try:
             return view(self, request, *args, **kwargs)
         except UNREADABLE as error:
-            context = {"title": _("Locks"), "problem": problem_of(error)}
+            context = {"title": _("Locks"), "problem": getattr(error, "problem", error)}
             return self.page(request, "unavailable", context, status=503)
 
     return guarded

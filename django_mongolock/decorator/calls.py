@@ -14,12 +14,11 @@ from asgiref.sync import iscoroutinefunction, sync_to_async
 from ..conf import get_settings
 from ..context import serving, task_owner
 from ..engine import clock
-from ..engine.lock.lock import MongoLock
 from ..engine.lock.transaction import finished
 from ..engine.rule.options import LockOptions, Unset
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
-from ..locks import make_lock
+from ..locks import DjangoLock, make_lock
 from .policies import AGAIN, CallFacts, Policy, Unlocked, find_request, policy_here
 from .views import atomic, deferred_aliases, hold_while_streaming
 
@@ -193,7 +192,7 @@ class LockedCall(CallFacts):
     async def aprepare(self) -> None:
         """See prepare()."""
 
-    def lock(self) -> MongoLock:
+    def lock(self) -> DjangoLock:
         """Return a new lock. For a Celery task, its owner is the id of the task."""
         options, wait = self.options, 0.0 if self.trial else self.options.wait
         if isinstance(wait, Unset):
@@ -214,7 +213,7 @@ class LockedCall(CallFacts):
         arguments = call_arguments(function.signature, self.args, self.kwargs)
         return tuple(template.fill(arguments) for template in plan.templates)
 
-    def run(self, lock: MongoLock) -> Any:
+    def run(self, lock: DjangoLock) -> Any:
         """Call the function under *lock*, in the transactions that Django leaves to it."""
         self.begun = True
         try:
@@ -225,7 +224,7 @@ class LockedCall(CallFacts):
                 lock.release(early=True)
             raise
 
-    async def arun(self, lock: MongoLock) -> Any:
+    async def arun(self, lock: DjangoLock) -> Any:
         """See run(). Django opens no transaction around an async view."""
         self.begun = True
         try:

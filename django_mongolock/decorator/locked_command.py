@@ -12,7 +12,14 @@ from typing import Any, ClassVar, Final, Literal, NoReturn
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from ..engine.lock.lock import MongoLock
-from ..exceptions import LockBackendFailed, LockDocumentDamaged, LockKeyInvalid, LockLost, LockNotAcquired
+from ..exceptions import (
+    LockBackendFailed,
+    LockDocumentDamaged,
+    LockKeyInvalid,
+    LockLost,
+    LockNotAcquired,
+    LockReentry,
+)
 from ..keys import KeyTemplate
 from ..locks import LockKeywords, chosen, make_lock
 
@@ -79,6 +86,8 @@ def holding(lock: MongoLock) -> Iterator[MongoLock]:
         with ExitStack() as stack:
             try:
                 stack.enter_context(lock)
+            except LockReentry:  # a mistake in the code
+                raise
             except (LockNotAcquired, LockBackendFailed, LockDocumentDamaged) as error:
                 code = BUSY if isinstance(error, LockNotAcquired) else UNAVAILABLE
                 raise CommandError(str(error), returncode=code) from error

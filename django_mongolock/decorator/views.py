@@ -26,7 +26,6 @@ from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
 from ..conf import get_settings
-from ..engine.lock.lock import MongoLock
 from ..engine.logs import WARNING, log
 from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired
 from ..locks import DjangoLock
@@ -106,14 +105,14 @@ def _page(request: HttpRequest, refused: HttpRefusal) -> str | None:
 CLEANUP = 30
 
 
-def hold_while_streaming(result: object, lock: MongoLock) -> None:
+def hold_while_streaming(result: object, lock: DjangoLock) -> None:
     """If *result* is a streaming response, leave the release of *lock* to it: at its end, or when it is closed.
 
     A server closes every response, also after the client has disconnected. One that is dropped without being closed
     releases the lock when it is garbage-collected. If the lock was lost, the stream breaks off at its end, so that the
     client does not take it for complete.
     """
-    if not (isinstance(result, HttpResponseBase) and result.streaming and isinstance(lock, DjangoLock)):
+    if not (isinstance(result, HttpResponseBase) and result.streaming):
         return
     lock.released_later = True
     held = _Held(lock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.contrib import admin
 from django.contrib.admin.views.main import ChangeList
@@ -23,25 +23,9 @@ from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.kinds import starting
 from ..models.reading import Condition
-from .models import Happened, LockEvent
-
-if TYPE_CHECKING:
-    from django.utils.functional import _StrPromise as StrPromise
+from .models import LockEvent
 
 __all__ = ["LockEventAdmin"]
-
-
-class EventFilter(admin.SimpleListFilter):
-    """The kind of event."""
-
-    title = gettext_lazy("event")
-    parameter_name = "event"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, StrPromise]]:
-        return Happened.choices
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[LockEvent]) -> QuerySet[LockEvent]:
-        return queryset.filter(event=self.value()) if self.value() in dict(self.lookup_choices) else queryset
 
 
 class LockEventChangeList(BoundedChangeList):
@@ -68,7 +52,7 @@ class LockEventAdmin(Pages):
     """Read only, with the permission ``mongolock_history.view_lockevent``."""
 
     list_display = ("when", "key_link", "what", "who", "fencing_token", "details")
-    list_filter = (EventFilter,)
+    list_filter = ("event",)
     search_fields = ("key",)
     search_help_text = gettext_lazy(
         "The start of a key, such as order:5; or the whole key, with * for any text and ? for one character."

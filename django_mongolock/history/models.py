@@ -46,7 +46,6 @@ class Happened(models.TextChoices):
     DEADLOCK = "deadlock", _("deadlock")
     ASKED = "asked", _("asked to release")
     FORCED = "forced", _("release forced")
-    CLEARED = "cleared", _("cleared")
 
 
 #: An event is shown by word and by shape; colour only comes on top.
@@ -57,7 +56,6 @@ SHAPES: Final = {
     Happened.DEADLOCK: "▲",
     Happened.ASKED: "?",
     Happened.FORCED: "✕",
-    Happened.CLEARED: "◌",
 }
 
 
@@ -114,10 +112,10 @@ class LockEvent(ReadOnlyModel, PartyFields):
     id = ObjectIdAutoField(primary_key=True, db_column="_id")
     at = ServerTime(_("when"), help_text=_("according to the server's clock"))
     key = Text(_("key"), max_length=512)
-    event = Text(_("what"), max_length=16, choices=Happened.choices)
+    event = Text(_("event"), max_length=16, choices=Happened.choices)
     waited_ms = Number(_("waited"), null=True, help_text=_("milliseconds"))
     held_ms = Number(_("held"), null=True, help_text=_("milliseconds"))
-    by = Text(_("by"), max_length=256, null=True, help_text=_("who asked for the release, forced it or cleared it"))
+    by = Text(_("by"), max_length=256, null=True, help_text=_("who asked for the release, or forced it"))
     reason = Text(_("reason"), max_length=256, null=True)
 
     #: The server's time when the event was read, for objects that come from `recent`.

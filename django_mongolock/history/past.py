@@ -84,7 +84,7 @@ class HistoryPast(Past):
         return Told(earlier, since, deadlocks)
 
     def panel(self, request: HttpRequest, lock: LockSnapshot) -> str:
-        """Show the latest events of the lock, and a picture of its last hour."""
+        """Show the latest events of the lock, to who may view them, and a picture of its last hour."""
         if mongo_store().history is None:
             return ""
         context = {"lock": lock, "may_view_events": request.user.has_perm("mongolock_history.view_lockevent")}

@@ -34,7 +34,7 @@ from ..engine.session.worker_threads import WorkerThreads
 from ..engine.store import layout
 from ..engine.store.mongo import MongoStore
 from ..inspection.operations import FACTS
-from ..inspection.server import missing_rights
+from ..inspection.server import BELL_RIGHTS, missing_rights
 from ..management.checks import has_wrong_settings
 from .models import Happened, events_of
 
@@ -213,10 +213,6 @@ def _ms(seconds: float) -> Int64:
     return Int64(round(seconds * 1_000))
 
 
-#: What a process needs on the history.
-RIGHTS: Final = ("find", "insert")
-
-
 @register(Tags.database)
 def check_history(
     *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
@@ -246,12 +242,10 @@ def _problem(store: MongoStore) -> str:
     try:
         if not layout.exists(store.collection):
             return ""  # `migrate` makes both, and the check of the locks says so
-        if missing := missing_rights(collection, RIGHTS):
+        if missing := missing_rights(collection, BELL_RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
-        if not layout.exists(collection):
-            return f"there is no collection {collection.name}"
-        if layout.stays_open(collection) is None:
-            return f"the collection {collection.name} is not a capped one"
+        if not layout.exists(collection) or layout.stays_open(collection) is None:
+            return f"there is no capped collection {collection.name}"
     except PyMongoError:
         pass
     return ""

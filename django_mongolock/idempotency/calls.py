@@ -20,13 +20,13 @@ from ..conf import get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
 from ..decorator.policies import SKIPPED, Kind, Respond, Retry, Unlocked, candidates
 from ..decorator.views import HttpRefusal, RequestRefused, deferred_aliases, first_after_commit
-from ..engine.lock.lock import MongoLock
 from ..engine.lock.transaction import out_of_commit_hook
 from ..engine.logs import WARNING, log
 from ..engine.protocol import actions
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired, LockReentry
 from ..keys import LockKey
+from ..locks import DjangoLock
 from ..other_collections.courier import Courier, send
 from ..transactions import open_transactions
 from . import http
@@ -88,7 +88,7 @@ class IdempotentCall(LockedCall):
 
     key = LockKey("", "")
     fingerprint = ""
-    under: MongoLock
+    under: DjangoLock
     has_ended = False
     loss: LockLost | None = None
 
@@ -171,15 +171,15 @@ class IdempotentCall(LockedCall):
 
     # Under the lock
 
-    def run(self, lock: MongoLock) -> Any:
+    def run(self, lock: DjangoLock) -> Any:
         """See LockedCall.run(). Not if there is a result."""
         return actions.run(self._work(lock), self._send)
 
-    async def arun(self, lock: MongoLock) -> Any:
+    async def arun(self, lock: DjangoLock) -> Any:
         """See run()."""
         return await actions.arun(self._work(lock), self._asend)
 
-    def _work(self, lock: MongoLock) -> Steps:
+    def _work(self, lock: DjangoLock) -> Steps:
         """The result, of this run or an earlier one. Raises LockLost if a later run has begun."""
         (key,), token = lock.keys, lock.fencing_token
         found = yield lambda results: results.begin(key, token, lock.terms.lease)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 #: The actions that locking needs on the collection.
 RIGHTS: Final = ("find", "insert", "update")
-#: What a process needs on the bells, and on documents with a lock.
+#: What a process needs on the bells and the history, and on documents with a lock.
 BELL_RIGHTS: Final = ("find", "insert")
 DOCUMENT_RIGHTS: Final = ("find", "update")
 #: Seconds that a failover takes beyond the election timeout, at most, until a write succeeds (measured: 10.3 to 16 s

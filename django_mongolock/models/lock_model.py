@@ -9,7 +9,6 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 
 from ..backends import mongo_store
-from ..context import CLAIMED
 from ..engine.logs import WARNING, log
 from ..exceptions import LockDocumentDamaged, printable
 from ..inspection import operations, queries
@@ -59,10 +58,6 @@ class LockQuerySet(ReadOnlyQuerySet):
         found = self.leased().filter(holders__owner=owner)
         found._owner = owner
         return found
-
-    def claimed(self) -> LockQuerySet:
-        """Locks that an owner has by `claim`, over several requests; no process holds them."""
-        return self.leased().filter(holders__host=CLAIMED)
 
     def _clone(self) -> LockQuerySet:
         clone: LockQuerySet = super()._clone()
@@ -153,16 +148,6 @@ class Lock(ReadOnlyModel):
 
     def __str__(self) -> str:
         return printable(self.key)
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether all holders have released the lock: it is free once its minimum hold is over."""
-        return bool(self.holders) and all(holder.released for holder in self.holders)
-
-    @property
-    def waiting(self) -> int:
-        """How many threads and tasks wait for the lock."""
-        return sum(1 + waiter.behind for waiter in self.waiters)
 
     @classmethod
     def from_judged(cls, judged: Judged, using: str) -> Lock:

@@ -17,7 +17,7 @@ from typing import Any
 from django.urls import reverse
 from django.utils import timezone
 
-from django_mongolock import mongo_lock
+from django_mongolock import lock_info, mongo_lock
 from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.display import quote_key
 from django_mongolock.models import Lock
@@ -293,8 +293,7 @@ def _holder(key: str, label: str) -> Any:
 
 
 def _waiting(key: str) -> int:
-    lock = _lock(key)
-    return 0 if lock is None else lock.waiting
+    return lock_info(key).waiting
 
 
 def _eventually(look: Callable[[], Any], seconds: float = 120.0) -> Any:

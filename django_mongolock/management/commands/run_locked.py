@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...decorator.locked_command import BUSY, LOST, holding, terminated_as_exit
+from ...decorator.locked_command import BUSY, holding, terminated_as_exit
 from ...engine.text_checks import tidy_fact
 from ...locks import mongo_lock
 from ..lock_command import seconds
@@ -72,8 +72,6 @@ exit codes:
                 with holding(lock):
                     self.code = child.run(lock, over)
             except CommandError as error:
-                if error.returncode == LOST:
-                    self.code = LOST
                 if error.returncode != BUSY or options["on_contention"] != "skip":
                     raise
                 self.stdout.write(f"Skipped: {error}")
