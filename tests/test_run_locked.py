@@ -207,6 +207,8 @@ class TestLockedCommand:
             out = io.StringIO()
             call_command(Patient(), name, stdout=out)
             assert out.getvalue().startswith("Skipped: lock")
+        with mongo_lock(f"import:{name}"), pytest.raises(LockReentry):  # a mistake is not skipped
+            call_command(Patient(), name)
 
     def test_no_key(self) -> None:
         """What makes no key is a wrong command line."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final, Literal, NoReturn
 from django.core.management.base import BaseCommand, CommandError, OutputWrapper
 
 from ..engine.lock.lock import MongoLock
-from ..exceptions import LockBackendFailed, LockDocumentDamaged, LockKeyInvalid, LockLost, LockNotAcquired
+from ..exceptions import LockBackendFailed, LockDocumentDamaged, LockLost, LockNotAcquired, LockReentry
 from ..keys import KeyTemplate
 from ..locks import LockKeywords, chosen, make_lock
 
@@ -61,7 +61,7 @@ class LockedCommand(BaseCommand):
         with terminated_as_exit(), ExitStack() as stack:
             try:
                 self.lock = stack.enter_context(holding(self.new_lock(options)))
-            except LockKeyInvalid as error:
+            except ValueError as error:
                 raise CommandError(str(error), returncode=2) from error
             except CommandError as error:
                 if error.returncode != BUSY or self.on_contention != "skip":
@@ -79,6 +79,8 @@ def holding(lock: MongoLock) -> Iterator[MongoLock]:
         with ExitStack() as stack:
             try:
                 stack.enter_context(lock)
+            except LockReentry:  # a mistake in the code
+                raise
             except (LockNotAcquired, LockBackendFailed, LockDocumentDamaged) as error:
                 code = BUSY if isinstance(error, LockNotAcquired) else UNAVAILABLE
                 raise CommandError(str(error), returncode=code) from error

@@ -195,6 +195,7 @@ class HeldDocument(Block, Generic[D]):
 
     def _write(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
         """Write when no other write is under way: another thread or task of the flow may renew the document."""
+        self._check()
         turn, end = object(), clock.now() + 2 * self._context.courier.timeout
         try:
             while self._turn.setdefault(None, turn) is not turn:

@@ -22,6 +22,7 @@ from django_mongolock.context import RETURNED
 from django_mongolock.contrib.celery import retry_task
 from django_mongolock.contrib.celery.retry_task import Note, retry_current_task
 from django_mongolock.engine.rule.document import Step, Terms, entry
+from django_mongolock.exceptions import LockError, LockReentry
 from tests.celery.running import OtherRun, in_task
 from tests.support.looking import held_elsewhere, holder, holders
 
@@ -119,11 +120,13 @@ def test_an_outage_that_is_over_is_forgotten(sent: list[Any]) -> None:
     assert (note(sent[-1]).times, note(sent[-1]).away_since) == (6, None)
 
 
-@pytest.mark.parametrize(("limit", "error"), [(0, AWAY), (600, LockBackendFailed("no rights", passing=False))])
-def test_some_failures_are_final(sent: list[Any], settings: Settings, limit: float, error: LockBackendFailed) -> None:
+@pytest.mark.parametrize(
+    ("limit", "error"), [(0, AWAY), (600, LockBackendFailed("no rights", passing=False)), (600, LockReentry("key"))]
+)
+def test_some_failures_are_final(sent: list[Any], settings: Settings, limit: float, error: LockError) -> None:
     """F97: without a time for it, and for what does not pass, the task fails at once."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": limit}
-    with in_task(task), pytest.raises(LockBackendFailed):
+    with in_task(task), pytest.raises(type(error)):
         retry_current_task(error)
     assert sent == []
 

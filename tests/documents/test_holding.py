@@ -24,6 +24,7 @@ from django_mongolock.exceptions import (
     DocumentLockLost,
     DocumentNotFound,
     DocumentRefused,
+    LockBackendFailed,
     LockMisused,
 )
 from tests.documents.conftest import FINAL, OTHERS, PENDING, Document, Ground, awaiting
@@ -105,14 +106,18 @@ class TestMethods:
         assert held.remaining > 50
 
     def test_several_writers(self, ground: Ground, held: Any) -> None:
-        """Tasks of the flow write at the same time, such as one that renews: one after the other."""
+        """Tasks of the flow write at the same time, such as one that renews: one after the other. A failure waits for
+        none of them."""
 
         async def write() -> None:
             await asyncio.gather(*(held.aupdate({"price": number}) for number in range(5)), held.arenew())
 
         asyncio.run(write())
         assert (held.version, ground.read(held.id, "version")) == (8, 8)
-        held.finish("withdrawn")
+        held._turn[None], held._context.courier.timeout = object(), 0.01
+        with pytest.raises(LockBackendFailed, match="no answer yet"):
+            held.renew()
+        assert held.fail()
 
     @pytest.mark.parametrize("name", WRITES)
     def test_version_was_raised(self, ground: Ground, held: Any, name: str) -> None:

@@ -375,6 +375,7 @@ class TestForks:
         before = ground.raw(held.id)
 
         def go_on() -> None:
+            held._turn[None] = object()  # another thread of the parent was writing just then
             assert (held.ended, held.remaining) == ("lost", 0)
             if name == "fail":
                 assert call(held, "fail") is False

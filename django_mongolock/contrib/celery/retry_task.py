@@ -74,11 +74,11 @@ def retry_current_task(error: LockError) -> NoReturn:
 
     The number of its retries does not change: neither a busy lock nor an outage of MongoDB is a failure of the task.
     Inside a locked call, the message is sent when the outermost one has been left. Raises Retry for Celery, or *error*:
-    for a task that is called directly or runs eagerly, which cannot come back, and once MongoDB has not answered for
-    MONGOLOCK["RETRY_OUTAGE"] seconds.
+    for a task that is called directly or runs eagerly, which cannot come back, for a LockReentry, which is a mistake in
+    the code, and once MongoDB has not answered for MONGOLOCK["RETRY_OUTAGE"] seconds.
     """
     task: Any = current_task
-    if not task or task.request.called_directly or task.request.is_eager:
+    if not task or task.request.called_directly or task.request.is_eager or isinstance(error, LockReentry):
         raise error
     if isinstance(error, LockNotAcquired):
         _come_back_soon(task, error)
