@@ -120,16 +120,16 @@ def _update_rows(rows: Rows, token: int, values: dict[str, Any], field: str, giv
         raise TypeError("a queryset has its own filter and using(): Order.objects.using(...).filter(pk=order.pk)")
     if field in values:
         raise TypeError(f"{field} is set by fenced_update() itself: pass the token as the second argument")
-    fields = [rows.model._meta.get_field(name) for name in (field, *values)]  # raises FieldDoesNotExist
+    rows.model._meta.get_field(field)  # raises FieldDoesNotExist
     chosen: Any = rows.all()
     chosen._for_write = True
     chosen = chosen.using(chosen.db)  # newer tokens are looked for there, too: a replica may not have them yet
     older = chosen.filter(Q(**{f"{field}__lte": token}) | Q(**{f"{field}__isnull": True}))
-    if older.query.count_active_tables() > 1 or any(each.model is not fields[0].model for each in fields):
+    if older.query.count_active_tables() > 1 or any(rows.model._meta.parents.values()):
         # Django would look for the rows first, or in a part of the statement that is not judged again after a wait.
         raise TypeError(
-            "fenced_update() compares tokens where it writes: in one table. Filter by fields of its own, or by pk__in, "
-            "and write fields of a parent through the parent"
+            "fenced_update() compares tokens where it writes: in one table. Filter by fields of the row's own, or by "
+            "pk__in; a model that inherits from a table has several"
         )
     updated: int = older.update(**values, **{field: token})
     newer = chosen.filter(**{f"{field}__gt": token}).order_by().values_list("pk", field)
