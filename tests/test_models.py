@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from bson.timestamp import Timestamp
 from django.core.management import call_command
 from django.db import NotSupportedError, connections, models
 from django.utils import timezone
+from pytest_django import Settings
 
 from django_mongolock import LockLost, mongo_lock
 from django_mongolock.engine.rule.document import HOLDER_FIELDS, find_damage
@@ -24,9 +25,11 @@ from django_mongolock.exceptions import LockDocumentDamaged
 from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.models import Entry, Lock, LockQuerySet, Party
+from testproject.shop.models import Ad
 from tests.support.lock_documents import TOKEN, Document, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
 from tests.test_admin import DASHBOARD, LIST, browser
+from tests.test_incidents import EVENTS
 
 pytestmark = WITH_MONGO
 
@@ -242,6 +245,29 @@ class TestDamage:
             "good": ShownState.HELD,
             "bad": ShownState.DAMAGED,
         }
+
+    @pytest.mark.parametrize("has_zones", [True, False])
+    @pytest.mark.parametrize(("year", "zone"), [(1, "America/New_York"), (9999, "Asia/Tokyo")])
+    def test_ends_of_the_calendar(
+        self, locks: Locks, history: Any, settings: Settings, year: int, zone: str, *, has_zones: bool
+    ) -> None:
+        """A date that has no local time hides no page."""
+        settings.TIME_ZONE, settings.USE_TZ = zone, has_zones
+        end = datetime(year, 1, 1, 0, 5, tzinfo=UTC) if year == 1 else datetime(year, 12, 31, 23, 55, tzinfo=UTC)
+        locks.add("k", [entry(acquired_at=end)], [waiter(since=end)], {"purge_at": end})
+        history.insert_one({"key": "k", "event": "released", "at": end, "held_ms": 5})
+        Ad.objects.create(
+            user_id="u",
+            title="x",
+            price=5,
+            export_status="exporting",
+            locked_by="h",
+            lock_timestamp=end if has_zones else end.replace(tzinfo=None),
+        )
+        assert len(Lock.objects.get().holders) == 1
+        client = browser(is_superuser=True)
+        for page in (LIST, DASHBOARD, f"{LIST}k/change/", f"{LIST}others/", EVENTS):
+            assert client.get(page).status_code == 200
 
 
 def test_migrations_are_complete(locks: Locks) -> None:

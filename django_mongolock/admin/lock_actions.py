@@ -42,7 +42,7 @@ from .confirmation import (
     read_shown,
     report,
 )
-from .pages import Pages, csrf, unless_away
+from .pages import Pages, unless_away
 
 #: How many holders one page shows; the others are not touched.
 SHOWN: Final = 100
@@ -116,13 +116,11 @@ class LockActions(Pages):
             self.message_user(request, text % count, messages.WARNING)
         return HttpResponseRedirect(self.way_back(request))
 
-    @csrf
     @unless_away
     def ask_to_release_view(self, request: HttpRequest) -> HttpResponse:
         """Ask the holders that were shown."""
         return self._answer(request, ASK, self.has_ask_release_permission(request))
 
-    @csrf
     @unless_away
     def force_release_view(self, request: HttpRequest) -> HttpResponse:
         """Take the locks of any kind from the holders that were shown."""

@@ -6,9 +6,6 @@ from collections.abc import Callable
 from typing import Any, Final, Unpack
 
 from django.contrib import admin, messages
-from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.models import LogEntry
-from django.contrib.admin.options import get_content_type_for_model
 from django.contrib.admin.utils import quote
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -24,7 +21,7 @@ from ..conf import get_settings
 from ..inspection import display
 from ..inspection.kinds import other_kinds, starting
 from ..inspection.queries import Bounds
-from ..inspection.snapshot import LockSnapshot, ShownState
+from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import lock_status
 from ..inspection.verdict import judge_all, pasts
 from ..models import Lock
@@ -32,7 +29,7 @@ from .dashboard import Dashboard
 from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
 from .lock_actions import SHOWN
 from .other_locks import OtherLocks
-from .pages import csrf, plainly, unless_away
+from .pages import plainly, unless_away
 
 #: How many waiters the page of a lock shows; the page of its waiters shows all.
 WAITERS: Final = 20
@@ -100,7 +97,6 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         # A monitoring program has no session, and need not be of the staff: the view checks its permission.
         return [path("status/", lock_status, name=f"{name}_status"), *ours]
 
-    @csrf
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list. With the filter "waited for" it also shows deadlocks."""
@@ -116,7 +112,6 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         lock = self._read_one(request, key, holders=SHOWN, waiters=WAITERS)
         if lock is None:
             return HttpResponseRedirect(self.way_back(request))
-        may_force = self.has_force_release_permission(request)
         context = {
             "title": key,
             "lock": lock,
@@ -124,10 +119,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
             "facts": display.counters(lock),
             "quoted": display.quote_key(key),
             "may_ask": self.has_ask_release_permission(request),
-            "may_force": may_force,
-            "can_clear": may_force and lock.state is ShownState.STALE,
-            "has_log": LogEntry.objects.filter(content_type=get_content_type_for_model(Lock), object_id=key).exists(),
-            "checkbox": ACTION_CHECKBOX_NAME,
+            "may_force": self.has_force_release_permission(request),
             "panel": pasts[-1].panel(request, lock),
         }
         return self.page(request, "detail", context)

@@ -16,12 +16,12 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..context import own_address
 from ..engine.logs import INFO, log
-from ..exceptions import LockBackendFailed, LockError
+from ..exceptions import LockError
 from ..inspection.kinds import UNREADABLE, Choice, LockKind, Row, Swept, other_kinds
 from ..inspection.snapshot import ShownState
 from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
 from .lock_actions import LockActions, may_clear, may_force
-from .pages import csrf, unless_away
+from .pages import unless_away
 
 #: How many rows of each kind the page shows; how many if it shows one kind.
 SHOWN: Final = 20
@@ -57,14 +57,13 @@ class Section:
 class OtherLocks(LockActions):
     """The page in the admin of locks."""
 
-    @csrf
     @unless_away
     def others_view(self, request: HttpRequest) -> HttpResponse:
         """The locks of other kinds: GET shows them, POST releases the stale ones of a kind, or asks before a forced
         release.
 
-        JSON without HTML in Accept. A kind that fails does not hide the others; raises LockBackendFailed if all of them
-        do.
+        JSON without HTML in Accept. A kind that fails does not hide the others; raises one of their errors if all
+        of them do.
         """
         if not self.may_view(request, ()):
             raise PermissionDenied
@@ -77,7 +76,7 @@ class OtherLocks(LockActions):
         choice = Choice(state if state in STATES else "all", request.GET.get("owner", "").strip() or None)
         declared, most = other_kinds(), SHOWN_OF_ONE if name else SHOWN
         sections = [self._section(request, choice, kind, most) for kind in declared if name in ("", kind.name)]
-        errors = [section.error for section in sections if isinstance(section.error, LockBackendFailed)]
+        errors = [section.error for section in sections if section.error]
         nothing = bool(errors) and len(errors) == len(sections)
         if for_programs:
             return JsonResponse({"kinds": [section.as_json() for section in sections]}, status=503 if nothing else 200)

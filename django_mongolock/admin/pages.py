@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.template.response import SimpleTemplateResponse, TemplateResponse
-from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import get_language_bidi
 from django.utils.translation import gettext as _
-from django.views.decorators.csrf import csrf_protect
 
 from ..context import check_encoding
 from ..exceptions import printable
@@ -30,7 +28,6 @@ else:
 P = ParamSpec("P")
 A = TypeVar("A", bound="Pages")
 View = Callable[Concatenate[A, HttpRequest, P], HttpResponse]
-csrf: Final = method_decorator(csrf_protect)
 
 
 class Pages(ModelAdmin):

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..admin.listing import BoundedChangeList, labelled, match_of
-from ..admin.pages import Pages, csrf, plainly, unless_away
+from ..admin.pages import Pages, plainly, unless_away
 from ..backends import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
@@ -65,7 +65,6 @@ class LockEventAdmin(Pages):
         view = self.admin_site.admin_view(plainly(self.changelist_view))
         return [path("", view, name="mongolock_history_lockevent_changelist")]
 
-    @csrf
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The list."""

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..context import BROWSER, CLAIMED
 from ..engine.rule.document import UNLIMITED
-from .snapshot import LockSnapshot, Party, ShownState
+from .snapshot import LockSnapshot, Party, ShownState, with_local_time
 
 #: A state or a verdict is shown by shape and by word; colour only comes on top.
 SHOWN: Final = {
@@ -142,6 +142,7 @@ def milliseconds(value: float) -> str:
 
 def moment(value: datetime) -> str:
     """Date and time to the second, in the current time zone, with its name."""
+    value = with_local_time(value)
     return f"{timezone.localtime(value) if timezone.is_aware(value) else value:%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 

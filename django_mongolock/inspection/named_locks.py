@@ -29,7 +29,6 @@ HOLDERS: Final = 10
 MOST_HOLDERS: Final = 1_000
 #: How many stale locks are cleared by one update.
 BATCH: Final = 1_000
-_FACTS: Final = ("label", "place", "user", "owner", "host", "pid", "thread", "mode", "token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,7 @@ def row_of(judged: Judged) -> LockRow:
 
 def party_as_json(party: Party, since: datetime | None) -> dict[str, Any]:
     """Return a holder or a waiter for programs."""
-    facts = {name: value for name in _FACTS if (value := getattr(party, name)) is not None}
+    facts = {name: value for name in (*operations.FACTS, "token") if (value := getattr(party, name)) is not None}
     if party.mode == "semaphore":
         facts |= {"capacity": party.capacity, "weight": 1 + party.more_permits}
     moments = {"since": since, "released": party.released}

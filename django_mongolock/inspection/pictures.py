@@ -106,7 +106,7 @@ def with_unknown(found: list[Stretch], since: datetime | None, begin: datetime) 
 
 def stretches(lock: LockSnapshot, earlier: Sequence[Stretch] | None = None) -> Iterator[Stretch]:
     """What is known of a lock, in the order in which it is drawn. earlier: what an app knows of its past."""
-    if since := [waiter.since for waiter in lock.queue if waiter.since]:
+    if since := [waiter.since for waiter in lock.waiters if waiter.since]:
         yield Stretch("wait", min(since), lock.now)
     if earlier is not None:
         yield from earlier
@@ -243,7 +243,7 @@ class _Draft:
     def _add_lock(self, lock: LockSnapshot) -> None:
         """A lock, with its first waiters and its first holders."""
         name = self._add(f"k:{lock.key}", "lock", lock.key)
-        waiters, holders = lock.queue[:DRAWN], lock.holders[:DRAWN]
+        waiters, holders = lock.waiters[:DRAWN], lock.holders[:DRAWN]
         for waiter in waiters:
             self.edges[self._add_worker(waiter), name] = "waits"
         for holder in holders:
@@ -266,7 +266,7 @@ class _Draft:
 
 def draw_graph(waited_for: Iterable[LockSnapshot]) -> Graph | None:
     """Draw the locks that have waiters; None if no holder of these waits itself: a table says as much."""
-    draft = _Draft(lock for lock in waited_for if lock.queue)
+    draft = _Draft(lock for lock in waited_for if lock.waiters)
     if not {a for a, b in draft.edges if a.startswith("w:")} & {b for a, b in draft.edges}:
         return None
     nodes = _nodes(draft)

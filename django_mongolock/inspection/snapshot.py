@@ -118,11 +118,6 @@ class LockSnapshot:
         return [holder.token for holder in self.holders if holder.token is not None]
 
     @property
-    def queue(self) -> list[Party]:
-        """The waiters shown whose place in the queue has not expired."""
-        return [waiter for waiter in self.waiters if waiter.until and waiter.until > self.now]
-
-    @property
     def longest_wait(self) -> float | None:
         """Seconds that the first in the queue has waited; None without waiters."""
         return None if self.waiting_since is None else self.age(self.waiting_since)
@@ -181,6 +176,11 @@ def read_number(value: object) -> int | None:
 def read_date(value: object) -> datetime | None:
     """A moment."""
     return value if isinstance(value, datetime) else None
+
+
+def with_local_time(moment: datetime) -> datetime:
+    """The moment; of the first year and the last one, which do not begin and end everywhere, that of another year."""
+    return moment.replace(year=min(max(moment.year, 2), 9998))
 
 
 def _count(value: object) -> int:

@@ -172,7 +172,7 @@ def _queue(lock: LockSnapshot) -> list[Json]:
         waited = round(lock.age(waiter.since), 3) if waiter.since else None
         return party_as_json(waiter, waiter.since) | {"waited_seconds": waited, "behind": waiter.behind}
 
-    return [one(waiter) for waiter in lock.queue]
+    return [one(waiter) for waiter in lock.waiters]
 
 
 def _contended(lock: LockSnapshot) -> Json:

@@ -20,7 +20,7 @@ from django_mongodb_backend.fields import EmbeddedModelArrayField
 from django_mongodb_backend.models import EmbeddedModel
 
 from ..backends import database_settings, mongo_store
-from ..inspection.snapshot import MOMENTS, Party, read_number, read_parties
+from ..inspection.snapshot import MOMENTS, Party, read_number, read_parties, with_local_time
 from ..router import ROUTER
 
 if TYPE_CHECKING:  # the backend is not typed
@@ -132,7 +132,7 @@ def read_moment(value: object) -> datetime | None:
     if not isinstance(value, datetime):
         return None
     moment = value if timezone.is_aware(value) else value.replace(tzinfo=UTC)
-    return moment if settings.USE_TZ else timezone.make_naive(moment)
+    return moment if settings.USE_TZ else timezone.make_naive(with_local_time(moment))
 
 
 class Text(CharField):
