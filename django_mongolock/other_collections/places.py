@@ -56,8 +56,11 @@ class Source:
         #: What is known of the place: another source that knows the same has the same documents.
         self.places: set[Any] = {place} if isinstance(place, Collection) else set()
         self.name = place.full_name if isinstance(place, Collection) else getattr(place, "__name__", "collection")
-        #: The place in words: the same for a module that is loaded again.
-        self.said = (self.name, "")
+        #: What the place is, the same for a module that is loaded again.
+        self.identity: Any = (
+            self.name,
+            *(getattr(place, f"__{part}__", None) for part in ("code", "defaults", "closure")),
+        )
 
     @property
     def alias(self) -> str | None:
@@ -145,7 +148,7 @@ class ModelSource(Source):
             raise TypeError(f"the documents of {model._meta.label} are not in one collection of its own")
         self._model = self.model = model
         self.key_column = str(self._concrete("pk").column)
-        self.name, self.said = model._meta.label, (model._meta.label, using or "")
+        self.name, self.identity = model._meta.label, (model._meta.label, using or "")
         self.places = {(using, model._meta.db_table)}
         self._using = using
 

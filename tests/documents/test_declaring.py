@@ -140,6 +140,10 @@ def test_a_function(collection: Collection[Document]) -> None:
     with lock.hold((1, 1), "exporting", final="exported"):
         pass
     assert len(calls) == 1
+    places = [lambda place=place: place for place in (collection, collection.database["other"])]
+    DocumentLock[Document](places[0], **RIGHT)
+    with pytest.raises(ValueError, match="name="):  # the same code for another collection
+        DocumentLock[Document](places[1], **RIGHT)
     with pytest.raises(TypeError, match="returned int"):
         DocumentLock[Document](lambda: 5, **RIGHT, name="x").snapshots()  # type: ignore[arg-type, return-value]
 
