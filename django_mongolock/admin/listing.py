@@ -264,7 +264,8 @@ _NOTHING = "–"
 
 
 class Columns:
-    """Each method takes a `Lock` whose `row` is set. On a narrow screen, a line is a card with labels."""
+    """The columns: each method takes a `Lock` whose `row` is set. `lock_admin` says which are shown. On a narrow screen,
+    a line is a card with labels."""
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
