@@ -19,6 +19,7 @@ from pymongo.collection import Collection
 
 from ..backends import MongoBackend, get_backend
 from ..conf import LockSettings, get_settings
+from ..engine.store.errors import bounded
 from ..engine.store.mongo import MongoStore
 from .courier import Courier
 from .field_paths import Document, get_path, set_path
@@ -74,7 +75,8 @@ class Source:
         except ImproperlyConfigured:  # a program without Django's settings
             timeout = LockSettings().COMMAND_TIMEOUT
         errands = None if self.alias is None else get_backend(self.alias).session().errands
-        return Courier(self.collection(), timeout, errands)
+        with bounded(timeout):  # a function may make its client just now
+            return Courier(self.collection(), timeout, errands)
 
     def collection(self) -> Collection[Document]:
         """Return the collection, in a client that may be used from any thread."""
