@@ -264,8 +264,8 @@ _NOTHING = "–"
 
 
 class Columns:
-    """The columns: each method takes a `Lock` whose `row` is set. `lock_admin` says which are shown. On a narrow screen,
-    a line is a card with labels."""
+    """Each is a column, and takes a `Lock` whose `row` is set; `LockAdmin.list_display` chooses. On a narrow screen, a
+    line is a card with labels."""
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
