@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from pytest_django import Settings
 
 from django_mongolock import LockNotAcquired, mongo_lock
 from django_mongolock.backends import mongo_store
+from django_mongolock.contrib.celery import clear_stale_locks
 from django_mongolock.inspection import kinds, operations, queries
 from django_mongolock.inspection.kinds import Choice
 from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
@@ -215,6 +217,14 @@ class TestWhich:
         with pytest.raises(CommandError):
             run("clear_stale_locks", "--no-input", *arguments)
         assert locks.read("owned")["holders"]
+
+    def test_the_task(self) -> None:
+        """The task for the beat schedule does the same, and refuses wrong values, too."""
+        for wrong in ("5m", -5):
+            with pytest.raises((TypeError, ValueError), match="older_than"):
+                clear_stale_locks(wrong)  # type: ignore[arg-type]
+        assert clear_stale_locks(timedelta(hours=1)) == {"found": 1, "cleared": 1}
+        assert clear_stale_locks() == {"found": 4, "cleared": 4}
 
 
 class TestAsking:

@@ -195,7 +195,6 @@ def test_inheritance() -> None:
 
 def test_a_fenced_row_is_in_one_table() -> None:
     """Django writes several tables by keys that it has read before: a newer token could come in between."""
-    rows: Any
     for rows, field in ((Special.objects.filter(pk="s"), "rank"), (Code.objects.filter(owner__weight=1), "code")):
         with pytest.raises(TypeError, match="in one table"):
             fenced_update(rows, 5, field=field)

@@ -162,6 +162,11 @@ class TestViewClasses:
         """Without a key, each view class is its own lock, though all inherit one dispatch()."""
         assert Client().get(f"/without-a-key/{name}/").content == b"1"
 
+    def test_async_dispatch(self, name: str) -> None:
+        """A view class is async if its dispatch() is, as that of a GraphQL view without methods for HTTP's."""
+        made: Any = lock_row(type("Made", (View,), {"dispatch": aget}))
+        assert asyncio.run(made().dispatch(RequestFactory().get("/"), name=name)).status_code == 200
+
     def test_undecided_dispatch(self, name: str) -> None:
         """dispatch() of an async view class is no coroutine function: decorating it is an error that says so."""
         view: Any = method_decorator(lock_row, name="dispatch")(a_class(get=aget)).as_view()

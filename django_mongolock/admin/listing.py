@@ -264,7 +264,8 @@ _NOTHING = "–"
 
 
 class Columns:
-    """Each method takes a `Lock` whose `row` is set. On a narrow screen, a line is a card with labels."""
+    """Each is a column, and takes a `Lock` whose `row` is set; `LockAdmin.list_display` chooses. On a narrow screen, a
+    line is a card with labels."""
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:

@@ -14,8 +14,7 @@ def register() -> None:
 
     Where Celery is imported already, as in a worker, also connect to its signals.
     """
-    # By its module: `queues` here is the module beside this one, once that is imported.
-    policies.queues[:], policies.responders[:] = [_in_queue], [_raise_api_exception]
+    policies.adapters[:], policies.responders[:] = [_in_queue], [_raise_api_exception]
     if "celery" in sys.modules:
         from . import celery  # noqa: F401 - connects to its signals
 

@@ -21,14 +21,14 @@ MOST_TEMPLATES: Final = 500
 #: Bounds of the histograms, in seconds: from a free lock to a job of an hour.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3_600)
 
-Kind = Literal["counter", "gauge", "histogram"]
+MetricKind = Literal["counter", "gauge", "histogram"]
 
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
     """A counter, a gauge, or a histogram of seconds."""
 
-    kind: Kind
+    kind: MetricKind
     help: str
     labels: tuple[str, ...] = ("template", "mode")
 

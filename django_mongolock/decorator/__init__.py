@@ -154,7 +154,7 @@ def _decorate_class(plan: LockPlan, cls: type) -> type:
     async def arun(view: View, request: HttpRequest, /, *args: Any, **kwargs: Any) -> Any:
         return await dispatch(view, request, *args, **kwargs)
 
-    locked = functools.wraps(dispatch)(arun if cls.view_is_async else run)
+    locked = functools.wraps(dispatch)(arun if cls.view_is_async or iscoroutinefunction(dispatch) else run)
     # The default key must be that of this class, also if it inherits its dispatch().
     locked.__module__, locked.__qualname__ = cls.__module__, f"{cls.__qualname__}.dispatch"
     cls.dispatch = decorate(plan, locked)  # type: ignore[method-assign]

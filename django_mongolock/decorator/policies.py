@@ -23,11 +23,11 @@ __all__ = ["CallFacts", "Policy"]
 #: Why a call could not acquire its lock.
 Unlocked = LockError | LockKeyInvalid
 #: What is called: a view, anything else, a generator.
-Kind = Literal["view", "call", "generator"]
+CallKind = Literal["view", "call", "generator"]
 #: What `Policy.refused` returns if the call is to try again, and wait for its lock.
 AGAIN: Final = object()
 #: Why a policy does not fit what is called.
-_UNFIT: Final[Mapping[Kind, str]] = {
+_UNFIT: Final[Mapping[CallKind, str]] = {
     "view": 'on_contention="{policy}" makes no response: use "respond" for {name}',
     "call": 'on_contention="{policy}" is for views: {name} was called without a request',
     "generator": 'a generator returns no result: its on_contention must be "raise" or "skip"',
@@ -57,11 +57,11 @@ class Policy:
     """
 
     name: ClassVar[str] = ""
-    kinds: ClassVar[tuple[Kind, ...]] = ("view", "call")
-    unfit: ClassVar[Mapping[Kind, str]] = _UNFIT
+    kinds: ClassVar[tuple[CallKind, ...]] = ("view", "call")
+    unfit: ClassVar[Mapping[CallKind, str]] = _UNFIT
     answers: ClassVar[tuple[type[Exception], ...]] = (LockNotAcquired,)
 
-    def accepts(self, kind: Kind, name: str) -> None:
+    def accepts(self, kind: CallKind, name: str) -> None:
         """Raise TypeError if it does not fit what is called, by this *name*."""
         if kind not in self.kinds:
             raise TypeError(self.unfit[kind].format(policy=self.name, name=name))
@@ -112,7 +112,7 @@ class Skip(Policy):
     """The call returns `SKIPPED`."""
 
     name = "skip"
-    kinds: ClassVar[tuple[Kind, ...]] = ("call", "generator")
+    kinds: ClassVar[tuple[CallKind, ...]] = ("call", "generator")
 
     def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
         """A single try: what is skipped has nothing to wait for."""
@@ -140,7 +140,7 @@ class Respond(Policy):
 
 
 class Retry(Policy):
-    """A task of Celery comes back later: `contrib` puts another policy in the place of this one, which raises."""
+    """A task of Celery comes back later: there `contrib.celery.retry_task.InTask` acts for this one, which raises."""
 
     name = "retry"
     kinds = ("call",)
@@ -217,16 +217,16 @@ def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
 
 # What `contrib` adds
 
-#: Each makes of a policy the one by which a call acts here, in a task of a queue.
-queues: Final[list[Callable[[Policy], Policy]]] = []
+#: Each makes of a policy the one by which a call acts here, in a task of a queue. `contrib.register` adds them.
+adapters: Final[list[Callable[[Policy], Policy]]] = []
 #: Each raises, for the arguments of a view of its framework, the exception that this makes a response of.
 responders: Final[list[Callable[[Unlocked, list[object]], None]]] = []
 
 
 def policy_here(policy: Policy) -> Policy:
     """Return the policy by which a call acts here."""
-    for in_queue in queues:
-        policy = in_queue(policy)
+    for adapt in adapters:
+        policy = adapt(policy)
     return policy
 
 

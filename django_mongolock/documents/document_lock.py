@@ -252,7 +252,7 @@ def declare(lock: DocumentLock[Any]) -> None:
     One that says the same is the same, in a module that was loaded again.
     """
     other = _declared.get(lock.name)
-    if other is not None and (other.rules, other._source.said) != (lock.rules, lock._source.said):
+    if other is not None and (other.rules, other._source.identity) != (lock.rules, lock._source.identity):
         raise ValueError(f"there is a document lock {lock.name!r} already: give this one a name= of its own")
     check_apart(lock)
     _declared[lock.name] = lock

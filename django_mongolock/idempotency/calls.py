@@ -18,7 +18,7 @@ from pymongo.collection import Collection
 from ..backends import get_backend
 from ..conf import get_settings
 from ..decorator.calls import Arguments, Keywords, LockedCall, LockedFunction
-from ..decorator.policies import SKIPPED, Kind, Respond, Retry, Unlocked, candidates
+from ..decorator.policies import SKIPPED, CallKind, Respond, Retry, Unlocked, candidates
 from ..decorator.views import HttpRefusal, RequestRefused, deferred_aliases, first_after_commit
 from ..engine.lock.transaction import out_of_commit_hook
 from ..engine.logs import WARNING, log
@@ -45,7 +45,7 @@ RIGHTS: Final = "find, insert and update"
 SAFE: Final = ("GET", "HEAD", "OPTIONS", "TRACE")
 
 #: What is said of what has no key, or a result that cannot be kept.
-_UNFIT: Final[Mapping[Kind, str]] = dict.fromkeys(
+_UNFIT: Final[Mapping[CallKind, str]] = dict.fromkeys(
     ("view", "call", "generator"),
     "@idempotent on {name}: a view has its key in a header of its request; for a task, or a function, "
     'give its template: @idempotent(key="charge:{{order_id}}"). A generator has results that come one by one',

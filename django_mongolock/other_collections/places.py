@@ -19,6 +19,7 @@ from pymongo.collection import Collection
 
 from ..backends import MongoBackend, get_backend
 from ..conf import LockSettings, get_settings
+from ..engine.store.errors import bounded
 from ..engine.store.mongo import MongoStore
 from .courier import Courier
 from .field_paths import Document, get_path, set_path
@@ -56,8 +57,11 @@ class Source:
         #: What is known of the place: another source that knows the same has the same documents.
         self.places: set[Any] = {place} if isinstance(place, Collection) else set()
         self.name = place.full_name if isinstance(place, Collection) else getattr(place, "__name__", "collection")
-        #: The place in words: the same for a module that is loaded again.
-        self.said = (self.name, "")
+        #: What the place is, the same for a module that is loaded again.
+        self.identity: Any = (
+            self.name,
+            *(getattr(place, f"__{part}__", None) for part in ("code", "defaults", "closure")),
+        )
 
     @property
     def alias(self) -> str | None:
@@ -71,7 +75,8 @@ class Source:
         except ImproperlyConfigured:  # a program without Django's settings
             timeout = LockSettings().COMMAND_TIMEOUT
         errands = None if self.alias is None else get_backend(self.alias).session().errands
-        return Courier(self.collection(), timeout, errands)
+        with bounded(timeout):  # a function may make its client just now
+            return Courier(self.collection(), timeout, errands)
 
     def collection(self) -> Collection[Document]:
         """Return the collection, in a client that may be used from any thread."""
@@ -145,7 +150,7 @@ class ModelSource(Source):
             raise TypeError(f"the documents of {model._meta.label} are not in one collection of its own")
         self._model = self.model = model
         self.key_column = str(self._concrete("pk").column)
-        self.name, self.said = model._meta.label, (model._meta.label, using or "")
+        self.name, self.identity = model._meta.label, (model._meta.label, using or "")
         self.places = {(using, model._meta.db_table)}
         self._using = using
 

@@ -12,8 +12,10 @@ from django.apps.registry import Apps
 from django.db import models
 from pymongo import AsyncMongoClient
 from pymongo.collection import Collection
+from pymongo.errors import ConfigurationError
 from pytest_django import Settings
 
+from django_mongolock import LockBackendFailed
 from django_mongolock.documents import DocumentLock, declared
 from django_mongolock.documents.kind import check_document_places
 from django_mongolock.inspection.kinds import find_kind
@@ -134,14 +136,23 @@ def test_a_function(collection: Collection[Document]) -> None:
         return collection
 
     lock = DocumentLock[Document](ads, **RIGHT)
-    assert lock.name == "ads.exportStatus"
-    assert calls == []
+    assert (lock.name, calls) == ("ads.exportStatus", [])
     collection.insert_one({"_id": 1, "documentVersion": 1})
     with lock.hold((1, 1), "exporting", final="exported"):
         pass
     assert len(calls) == 1
-    with pytest.raises(TypeError, match="returned int"):
-        DocumentLock[Document](lambda: 5, **RIGHT, name="x").snapshots()  # type: ignore[arg-type, return-value]
+    places = [lambda place=place: place for place in (collection, collection.database["other"])]
+    DocumentLock[Document](places[0], **RIGHT)
+    with pytest.raises(ValueError, match="name="):  # the same code for another collection
+        DocumentLock[Document](places[1], **RIGHT)
+
+    def away() -> Collection[Document]:
+        raise ConfigurationError("no DNS")  # as MongoClient() does
+
+    place: Any
+    for place, error in ((lambda: 5, TypeError), (away, LockBackendFailed)):
+        with pytest.raises(error, match=r"returned int|ConfigurationError"):
+            DocumentLock[Document](place, **RIGHT, name=error.__name__).snapshots()
 
 
 def test_another_backend(make: Callable[..., Ground], settings: Settings) -> None:

@@ -91,9 +91,7 @@ class TestMethods:
         assert ground.read(held.id, "price", "title", "version", "holder") == (7, "x", 3, "me")
         with pytest.raises(TypeError):
             held.update()
-        held.update({"price": 8})
         held.finish("withdrawn")
-        assert ground.read(held.id, "price", "version", "state") == (8, 5, "withdrawn")
 
     def test_renew(self, ground: Ground, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """The time begins anew."""
@@ -318,8 +316,7 @@ class TestBatch:
         lock: DocumentLock[Any] = DocumentLock(place, **OTHERS, pending=PENDING, final=FINAL, stale_after=60)
         place.insert_many([{"_id": datetime(2030, 1, day, tzinfo=UTC)} for day in (1, 2)])
         with lock.acquire_many(place.find(), "exporting", final="exported") as batch:
-            assert len(lock.snapshots(ids=[held.id for held in batch])) == 2
-            assert len(lock.force_release(lock.snapshots())) == 2
+            assert len(lock.force_release(lock.snapshots(ids=[held.id for held in batch]))) == 2
             assert not [held for held in batch if held.fail()]
 
     def test_each_by_itself(self, ground: Ground) -> None:
