@@ -186,11 +186,12 @@ class TestAdmin:
 
     def test_another_holder_since(self, rooms: Rooms) -> None:
         """If each of the selected locks has another holder by now, that is said: not that none is held."""
-        client = browser("view_lock", "force_release_lock")
-        box = json.dumps(["rooms", "blue", "ben"])
-        page = client.post(f"{ADMIN}others/", {"force": "selected", "lock": box}, follow=True).content.decode()
-        assert "its holder has changed since it was shown: blue" in page
-        assert "None of the selected locks" not in page
+        client = browser("clear_document_lock", "force_release_lock")
+        form = {"force": "selected", "lock": json.dumps(["rooms", "blue", "ben"]), "reason": "x"}
+        for address in ("others", "force-release"):
+            page = client.post(f"{ADMIN}{address}/", form, follow=True).content.decode()
+            assert "its holder has changed since it was shown: blue" in page
+            assert "None of the selected locks" not in page
 
     @pytest.mark.parametrize("method", ["rows", "force"])
     def test_a_kind_that_fails(self, method: str, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:

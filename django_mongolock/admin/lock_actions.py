@@ -131,7 +131,8 @@ class LockActions(Pages):
         if back := request.POST.get("back") or request.GET.get("key"):
             return lock_address(back, self.admin_site.name)
         site = self.admin_site.name
-        if any(not isinstance(kind, NamedLocks) for kind, _row in rows):
+        named = all(isinstance(kind, NamedLocks) for kind, _row in rows)
+        if not named or not self.has_view_permission(request):
             return reverse("admin:django_mongolock_lock_others", current_app=site)
         address = reverse("admin:django_mongolock_lock_changelist", current_app=site)
         filters = request.POST["filters"] if "filters" in request.POST else request.GET.urlencode()
