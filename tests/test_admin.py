@@ -424,18 +424,6 @@ class TestForceRelease:
         assert admin.post(RELEASE, {**fields_of(asked), "reason": "x"}).status_code == 302
         assert LogEntry.objects.get().object_id == "k"
 
-    def test_away(self, locks: Locks, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of an action that ends in an error, no page says that nothing was changed."""
-        locks.held("k")
-        asked = select(admin, "force_release", "k")
-
-        def fail(*args: Any, **options: Any) -> Any:
-            raise LockBackendFailed("it is away")
-
-        monkeypatch.setattr(queries, "snapshots", fail)
-        page = admin.post(RELEASE, {**fields_of(asked), "reason": "x"})
-        assert (page.status_code, b"changed nothing" in page.content) == (503, False)
-
     def test_many(self, locks: Locks, admin: Client) -> None:
         """Several at once; what nobody holds, and what is damaged, is left out and that is said."""
         locks.held("a", "b")

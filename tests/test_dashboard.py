@@ -292,12 +292,13 @@ class TestStatus:
     @pytest.mark.long
     def test_away(self, away: None, admin: Client, monitor: Client) -> None:
         """While MongoDB does not answer: a page and an object, with status 503, and no password. What could not be done
-        is not written down."""
+        is not written down; of an action the page does not say that nothing was changed."""
         page, status = admin.get(PAGE), monitor.get(STATUS)
         forced = browser(*NAMES).post(RELEASE, {"lock": json.dumps(["locks", "k", [1]]), "reason": "x"})
         assert (page.status_code, status.status_code, forced.status_code) == (503, 503, 503)
         for shown in (page, forced):
             assert "The locks cannot be shown now: MongoDB did not answer" in text_of(shown)
+            assert ("This page changed nothing" in text_of(shown)) == (shown is page)
         assert not LogEntry.objects.exists()
         assert status.json()["problems"][0]["alarm"] == "server"
         assert b"hunter2" not in page.content + status.content

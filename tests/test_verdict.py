@@ -14,7 +14,7 @@ from django_mongolock.context import BROWSER, CLAIMED
 from django_mongolock.history.past import HistoryPast
 from django_mongolock.inspection.snapshot import read_snapshot
 from django_mongolock.inspection.verdict import Judged, Verdict, judge, kind_of
-from tests.support.lock_documents import Locks, document, entry, now, waiter
+from tests.support.lock_documents import document, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 
 NOW = now()
@@ -146,7 +146,3 @@ class TestUsual:
             history.insert_one({**event, "key": "order:1", "event": "lost", "held_ms": Int64(10**9)})
         history.insert_one({"key": "few:1", "event": "released", "at": now(), "held_ms": Int64(5)})
         assert HistoryPast().usual_holds(mongo_store()) == {"order:": 9, "tickets": 9}
-
-    def test_without_a_history(self, locks: Locks) -> None:
-        """Nothing is said to be usual."""
-        assert HistoryPast().usual_holds(mongo_store()) == {}
