@@ -169,9 +169,9 @@ class TestList:
         page repeats another; and of more locks than are sorted, those are whose leases end first."""
         locks.collection.delete_many({})
         locks.add("two", [entry(1, mode="shared", held_for=5), entry(2, mode="shared", held_for=500)])
-        same = entry(3, held_for=100)
+        same, end = entry(3, held_for=100), now() + timedelta(seconds=900)
         for number, key in enumerate("abc"):
-            locks.add(key, [{**same, "until": now() + timedelta(seconds=900 - number)}])
+            locks.add(key, [{**same, "until": end - timedelta(seconds=number)}])
         assert rows(admin.get(LIST)) == ["two", "a", "b", "c"]
         monkeypatch.setattr(queries, "MAX_SORTED", 2)
         assert rows(admin.get(LIST)) == ["two", "c"]
