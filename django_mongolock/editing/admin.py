@@ -224,14 +224,17 @@ class EditLockMixin(SealedPages, ModelAdmin):
         if obj is None or not self.has_delete_permission(request, obj):
             return super().delete_view(request, object_id, extra_context)
         editing = Editing(request, obj)
-        status = editing.take_mine() if request.method == "POST" else editing.lock.read()
+        editing.status = status = editing.lock.take() if request.method == "POST" else editing.lock.read()
         if _is_closed(status):
             self.message_user(request, _("Not deleted. %s") % texts.state(status), messages.ERROR)
             return HttpResponseRedirect(self._address(obj))
         try:
-            return super().delete_view(request, object_id, extra_context)
+            response = super().delete_view(request, object_id, extra_context)
+            if request.method == "POST" and status.editor and not (status.held or self._is_stored(request, object_id)):
+                editing.status = editing.lock.take_over(status.editor.token)  # from another tab of this user
+            return response
         finally:
-            if status.held:
+            if editing.held:
                 editing.done()
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:

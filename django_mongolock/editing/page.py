@@ -123,13 +123,6 @@ class Editing:
 
     # Saving
 
-    def take_mine(self) -> EditLockStatus:
-        """Take the lock for the time of this request, also from another tab of the same user."""
-        self.status = self.lock.take()
-        if self.status.editor is not None and self.status.editor.who.endswith("elsewhere"):
-            self.status = self.lock.take_over(self.status.editor.token)
-        return self.status
-
     def save(self, model: type[Model], using: str, attempt: Callable[[], tuple[bool, R]]) -> R:
         """Call *attempt* in a transaction that has locked the row; it says whether it has saved, and what to return.
 
