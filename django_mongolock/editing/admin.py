@@ -323,14 +323,14 @@ def _keeping(form: Any, editing: Editing | None, *, row: bool = False) -> Any:
 
 def _note_editors(objects: Iterable[Model]) -> None:
     """Give each object of a list the text that says who is editing it: one read for all."""
-    by_key = {check_key(edit_key(obj), get_settings().KEY_PREFIX): obj for obj in objects}
-    query = {"_id": {"$in": list(by_key)}, "expires_at": {"$ne": None}}
+    keys = [(check_key(edit_key(obj), get_settings().KEY_PREFIX), obj) for obj in objects]
+    query = {"_id": {"$in": [key for key, _obj in keys]}, "expires_at": {"$ne": None}}
     try:
         found = queries.snapshots(mongo_store(), query, holders=1, timeout=_LIST_TIMEOUT)
         texts = {lock.key: _editor(lock) for lock in found if lock.state is ShownState.HELD}
     except LockBackendFailed:
-        texts = dict.fromkeys(by_key, "?")
-    for key, obj in by_key.items():
+        texts = {key: "?" for key, _obj in keys}
+    for key, obj in keys:
         setattr(obj, _EDITOR, texts.get(key, "–"))
 
 

@@ -17,6 +17,7 @@ from pytest_django import Settings
 
 from django_mongolock.backends import close_backends, mongo_store
 from django_mongolock.editing import EditLock, edit_key
+from django_mongolock.editing.admin import _note_editors
 from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
@@ -538,6 +539,13 @@ class TestList:
         page = ben.get(LIST)
         assert commands.names() == ["aggregate"]
         assert [re.sub(r"[\d.]+ s", "N s", editor) for editor in self.editors(page)] == ["–", "anna · N s ago"]
+
+    def test_twice(self, order: Order) -> None:
+        """A row that a join shows twice is edited in both of its lines."""
+        assert Tab("anna", order).state == "mine"
+        lines: list[Any] = [Order.objects.get(pk=order.pk) for _ in range(2)]
+        _note_editors(lines)
+        assert [line._mongolock_editor.split(" · ")[0] for line in lines] == ["anna", "anna"]
 
     @pytest.mark.long
     def test_without_mongo(self, orders: list[Order], away: None) -> None:
