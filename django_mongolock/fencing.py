@@ -174,7 +174,8 @@ def _update_documents(
     # this one again.
     written: int = yield from send(write, unanswered)
     if unanswered:  # a copy of it may have written what the filter does not find any more
-        written = yield from send(lambda collection: collection.count_documents(mark))
+        known = {name: where[name] for name in ("_id",) if name in where}  # it stays, and has an index
+        written = yield from send(lambda collection: collection.count_documents({**known, **mark}))
     found = yield from send(find_newest)
     if found is None:
         return written

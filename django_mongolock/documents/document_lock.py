@@ -11,7 +11,7 @@ from pymongo.collection import Collection
 
 from ..engine.lock.grants import calling_line
 from ..engine.protocol.actions import twins
-from ..engine.rule.options import Seconds, check_wait
+from ..engine.rule.options import Seconds, check_age, check_wait
 from ..inspection.kinds import Choice, Swept
 from ..other_collections.courier import Steps
 from ..other_collections.field_paths import meets
@@ -19,7 +19,7 @@ from ..other_collections.places import make_source
 from . import steps
 from .held_document import FinalState, HeldDocument
 from .hold import Batch, BatchOptions, Hold, HoldOptions, PendingState, Plan, acquire_many
-from .rules import DocumentSnapshot, Rules, check_age
+from .rules import DocumentSnapshot, Rules
 from .saving import protect
 from .steps import BATCH, Context
 

@@ -83,6 +83,7 @@ class HeldDocument(Block, Generic[D]):
         # By the local clock, counted from before the command was sent that is known to have set the time.
         self._deadline = sent + context.rules.stale_after
         self._made: tuple[Document, D] | None = None
+        #: Whose write is under way. No Lock: a signal may strike between its acquire() and the `try` that ends it.
         self._turn: dict[None, object] = {}
         weakref.finalize(self, forgotten, context, own, place).atexit = False
 

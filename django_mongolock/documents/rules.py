@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
-from ..engine.rule.options import Seconds, as_seconds, check_seconds
+from ..engine.rule.options import Seconds, check_seconds
 from ..engine.text_checks import check_text
 from ..inspection.kinds import Row
 from ..inspection.snapshot import ShownState
@@ -142,12 +142,6 @@ def check_state(state: object) -> str:
     if not state:
         raise ValueError("a state must not be empty")
     return check_text("a state", str.__str__(state))
-
-
-def check_age(value: object) -> float:
-    """Return an age in seconds: 0, or a time above it. Raises TypeError, ValueError."""
-    seconds = as_seconds(value)
-    return 0.0 if seconds == 0 and not isinstance(seconds, bool) else check_seconds("older_than", seconds)
 
 
 def _choose(kind: str, state: object, states: tuple[str, ...], allowed: tuple[str, ...]) -> str:

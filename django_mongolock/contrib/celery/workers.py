@@ -21,7 +21,7 @@ from ...conf import warning
 from ...context import task_place
 from ...decorator import mongo_locked
 from ...engine.logs import WARNING, log
-from ...engine.rule.options import Seconds, check_seconds
+from ...engine.rule.options import Seconds, check_age
 from ...exceptions import LockError
 from ...inspection.kinds import Choice, Swept
 from ...inspection.named_locks import NamedLocks
@@ -107,7 +107,7 @@ def clear_stale_locks(older_than: Seconds = 0.0, using: str | None = None) -> di
 
     older_than: only those whose lease ended at least this many seconds ago.
     """
-    done, age = Swept(), check_seconds("older_than", older_than) if older_than else 0.0
-    for part in NamedLocks(using).clear(Choice("stale", older_than=age)):
+    done = Swept()
+    for part in NamedLocks(using).clear(Choice("stale", older_than=check_age(older_than))):
         done.count_in(part)
     return {"found": done.found, "cleared": done.count}

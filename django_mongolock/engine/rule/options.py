@@ -125,6 +125,12 @@ def check_seconds(name: str, value: object) -> float:
     return float(value)
 
 
+def check_age(value: object) -> float:
+    """Return an age in seconds: 0, or a time above it. Raises TypeError, ValueError."""
+    seconds = as_seconds(value)
+    return 0.0 if seconds == 0 and not isinstance(seconds, bool) else check_seconds("older_than", seconds)
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise TypeError if *value* is neither True nor False: "no" is true to Python."""
     if not isinstance(value, bool):
