@@ -315,6 +315,7 @@ def test_a_document_that_is_gone_is_made_again(store: MongoStore, made: dict[int
     assert isinstance(update, UpdateOne)
     assert update._upsert
     assert not how["ordered"]
+    assert how["let"]["c"]["$literal"]["tombstone_ttl"] == 1  # the least that makes a document
     rung = [bell.session for each in store.bells.ring.call_args_list for bell in each.args[0]]  # type: ignore[attr-defined]
     assert rung == ["session of a"] if made else ["session of a", "session of b"]
 
@@ -333,7 +334,7 @@ def test_a_cycle_of_waits_is_seen_twice(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch, seen: list[str | None], looks: int, told: int | None
 ) -> None:
     """F29: waits that were read one after another need not be one."""
-    cycles = [grants and SimpleNamespace(grants=grants) for grants in seen]
+    cycles: list[Any] = [grants and SimpleNamespace(grants=grants) for grants in seen]
     look = Mock(side_effect=cycles)
     monkeypatch.setattr(store, "_find_cycle", look)
     assert store.deadlock("k", "g", 5) is (None if told is None else cycles[told])
