@@ -1,5 +1,8 @@
 """What modules of the engine promise by themselves: called directly, without a server, a thread or a wait."""
 
+import asyncio
+import functools
+import gc
 import itertools
 import os
 import re
@@ -8,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -268,15 +272,64 @@ def test_an_error_keeps_no_frame_alive() -> None:
     assert (str(errors.bare(failure(2, name="Bad"))), errors.bare(failure(2)).code) == ("Bad", 2)  # type: ignore[attr-defined]
 
 
-def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: another namespace's /proc has another process of this number, and would show that it has ended."""
-    (tmp_path / "1").mkdir()
-    (tmp_path / "1/stat").write_text("1 (init) S " + " ".join("0" * 30))
-    (tmp_path / "self").symlink_to("2")
-    (tmp_path / "sys/kernel/random").mkdir(parents=True)
-    (tmp_path / "sys/kernel/random/boot_id").write_text("boot")
+@pytest.mark.parametrize(
+    ("state", "tasks", "shown", "name"),
+    [
+        ("S", ["7"], "7", "boot pid:[4] - 7 19"),
+        ("Z", ["7", "8"], "7", "boot pid:[4] - 7 19"),
+        ("Z", ["7"], "7", ""),
+        ("X", ["7"], "7", ""),
+        ("S", ["7"], "8", ""),
+        (None, [], "7", ""),
+    ],
+)
+def test_what_proc_shows_of_a_process(  # noqa: PLR0917 - columns
+    state: str | None, tasks: list[str], shown: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P5, F49: its name; none if it has ended, which it has not while one of its threads runs, and none where /proc is
+    that of another namespace: there another process has its number, and would show that it has ended."""
     monkeypatch.setattr(processes, "_PROC", tmp_path)
-    assert processes._name.__wrapped__(1) == ""
+    for folder in (f"{shown}/ns", "sys/kernel/random", *(f"7/task/{task}" for task in tasks)):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "self").symlink_to(shown)
+    (tmp_path / "sys/kernel/random/boot_id").write_text("boot\n")
+    (tmp_path / "self/ns/pid").symlink_to("pid:[4]")
+    (tmp_path / "self/ns/time").write_text("this kernel has no such thing")
+    if state is not None:
+        stat = f"{state} {' '.join(map(str, range(1, 30)))}"
+        (tmp_path / "7/stat").write_bytes(b"7 (a name \xff) of 8) " + stat.encode())
+    assert processes._name.__wrapped__(7) == name
+
+
+def test_whether_a_process_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F49: it has if no process has its number, or one that was started at another time; who is of another place, or
+    has no such number, is not known."""
+    sent, error = list[tuple[int, int]](), iter(list[type[Exception] | None]())
+    (tmp_path / "8").mkdir()
+    (tmp_path / "8/stat").write_text(f"8 (x) S {' '.join(map(str, range(1, 30)))}")
+
+    def kill(pid: int, number: int) -> None:
+        sent.append((pid, number))
+        if (kind := next(error)) is not None:
+            raise kind
+
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    monkeypatch.setattr(os, "kill", kill)
+    for mine, name, raised, outcome in (
+        ("p 7 1", "p 8 19", None, "alive"),
+        ("p 7 1", "p 8 20", None, "gone"),
+        ("p 7 1", "p 8 19", ProcessLookupError, "gone"),
+        ("p 7 1", "p 8 19", PermissionError, "alive"),
+        ("p 7 1", "p 8 20", OverflowError, "gone"),
+        ("p 7 1", "p 9 19", None, "alive"),  # hidden
+        *(("p 7 1", name, None, "unknown") for name in ("q 8 20", "p \u00b2 20", "p x 20", "", "20")),
+        *(("", name, None, "unknown") for name in ("p 8 20", " 8 20", "8 20", "20", "")),
+        ("", processes.NO_PROCESS, None, "gone"),
+    ):
+        monkeypatch.setattr(processes, "this_process", lambda mine=mine: mine)
+        error = iter([raised])
+        assert (name, processes.fate(name)) == (name, outcome)
+    assert sent == [(8, 0)] * 5 + [(9, 0)]
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/ns"), reason="names of processes are for Linux")  # noqa: PTH112
@@ -553,6 +606,8 @@ def test_what_begins_no_transaction() -> None:
 
 def test_which_errors_have_a_transaction_done_again() -> None:
     """P9: those by which MongoDB has aborted it, also below one of Django's; none of a hook that ran after a commit."""
+    reasons = [transaction._reason(error) for error in (failure(2, name="Bad"), PyMongoError(), OperationFailure(""))]
+    assert reasons == ["Bad", "PyMongoError", "OperationFailure"]
     aborted = LockTransactionAborted("k", 1, "conflict")
     wrapped = ValueError("Django's")
     wrapped.__cause__ = labelled(TRANSIENT)
@@ -584,8 +639,8 @@ async def test_work_in_a_transaction_is_done_again(  # noqa: C901
 
     class Aborting(MongoLock):
         @contextmanager
-        def atomic(self, *fails: BaseException) -> Iterator[Any]:  # type: ignore[override]
-            yield "session"
+        def atomic(self, *fails: BaseException, using: str = "") -> Iterator[Any]:  # type: ignore[override]
+            yield f"session {using}"
             if len(done) <= len(fails):
                 raise fails[len(done) - 1]
 
@@ -600,7 +655,7 @@ async def test_work_in_a_transaction_is_done_again(  # noqa: C901
             return self.plain.__exit__(*error)
 
     lock = Aborting(lambda: None, ("k",), Terms())  # type: ignore[arg-type,return-value]
-    plain, done = lock.atomic, list[Any]()
+    plain, done, slept = lock.atomic, list[Any](), list[float]()
 
     def plain_work(session: Any) -> str:
         done.append(session)
@@ -611,14 +666,21 @@ async def test_work_in_a_transaction_is_done_again(  # noqa: C901
 
     async def run(*fails: BaseException, **options: Any) -> Any:
         done.clear()
+        slept.clear()
         if not awaited:
-            return lock.run_atomic(plain_work, *fails, **options)
-        monkeypatch.setattr(lock, "atomic", lambda *fails: Entered(plain(*fails)))
-        return await lock.arun_atomic(work, *fails, **options)
+            return lock.run_atomic(plain_work, *fails, using="x", **options)
+        monkeypatch.setattr(lock, "atomic", lambda *fails, using: Entered(plain(*fails, using=using)))
+        return await lock.arun_atomic(work, *fails, using="x", **options)
 
+    async def asleep(pause: float) -> None:
+        slept.append(pause)
+
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(asyncio, "sleep", asleep)
     again = LockTransactionAborted("k", 1, "conflict")
     assert await run(again, again) == "result"
-    assert done == ["session"] * 3
+    assert done == ["session x"] * 3
+    assert len(slept) == 2
     for fails, options, tries in (((again,) * 9, {"limit": 0}, 1), ((ValueError(),), {}, 1)):
         with pytest.raises((LockTransactionAborted, ValueError)):
             await run(*fails, **options)
@@ -630,6 +692,28 @@ async def test_work_in_a_transaction_is_done_again(  # noqa: C901
         MongoLock(lambda: None, ("a", "b"), Terms()).key  # type: ignore[arg-type,return-value]  # noqa: B018
 
 
+async def test_a_wait_outlasts_its_cancellations() -> None:
+    """F154: until what it waits for is done; whose error is then nobody's."""
+    loop, complaints = asyncio.get_running_loop(), list[Any]()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    for outcome in (ValueError(), asyncio.CancelledError(), None):
+        call: asyncio.Future[None] = loop.create_future()
+        waiter = asyncio.ensure_future(transaction.outlast(call))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            waiter.cancel()
+        await asyncio.sleep(0)
+        assert not waiter.done()
+        call.cancel() if isinstance(outcome, asyncio.CancelledError) else (
+            call.set_exception(outcome) if outcome else call.set_result(None)
+        )
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        del call
+    gc.collect()
+    assert not complaints
+
+
 # Work in the background
 
 
@@ -637,9 +721,10 @@ class NoThreads:
     """Threads that make no call before they are told to. ended: they take none any more."""
 
     def __init__(self) -> None:
-        self.calls, self.ended = list[Callable[[], object]](), False
+        self.calls, self.ended, self.priorities = list[Callable[[], object]](), False, set[int]()
 
     def submit(self, call: Callable[[], object], priority: int = 0) -> bool:
+        self.priorities.add(priority)
         if not self.ended:
             self.calls.append(call)
         return not self.ended
@@ -666,6 +751,55 @@ def test_how_often_an_errand_is_tried(outcomes: list[bool | None], tries: int, m
             break
     assert errand.tries == tries
     assert due == [102.0, 104.0, 104.0][: tries - 1]
+
+
+class Inbox(SimpleQueue[Any]):
+    """Where waiting moves a clock, and *more* comes in meanwhile: at what time."""
+
+    def __init__(self, more: dict[float, Errand]) -> None:
+        self.time, self.more, self.waited = 0.0, more, list[float]()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        assert timeout is not None
+        if self.empty():
+            self.waited.append(timeout)
+            until = min([*(at for at in self.more if at <= self.time + timeout), self.time + timeout])
+            self.time = until
+            if until in self.more:
+                self.put(self.more.pop(until))
+        return super().get(timeout=0)
+
+
+def test_errands_are_tried_when_they_are_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order of their times, by one thread that keeps time and sleeps meanwhile; no other one waits for that."""
+    threads, made = NoThreads(), list[tuple[float, str]]()
+    errands: Any = Errands(threads, 3)  # type: ignore[arg-type]
+
+    def tried(name: str) -> bool:
+        made.append((inbox.time, name))
+        return True
+
+    def errand(name: str, due: float) -> Errand:
+        return Errand(due, 0, functools.partial(tried, name), (1.0,))
+
+    inbox = errands._inbox = Inbox({2.0: errand("c", 3.0), 9.0: errand("d", 5.0)})
+    monkeypatch.setattr(clock, "now", lambda: inbox.time)
+    errands.in_background(functools.partial(tried, "b"), (4.0,))
+    errands._put(errand("a", 1.0))
+    errands._put(errand("e", 9.0))
+    keep_time = threads.calls.pop()
+    threads.calls.clear()
+    submit = threads.submit
+    monkeypatch.setattr(threads, "submit", lambda call, priority: submit(call, priority) and call())
+    errands._keeping_time.acquire()
+    keep_time()
+    assert not made
+    errands._keeping_time.release()
+    keep_time()
+    assert made == [(1, "a"), (3, "c"), (4, "b"), (9, "d"), (9, "e")]
+    assert inbox.waited == [1, 3, 1, 1, 5, 0]
+    assert threads.priorities == {3}
+    assert errands._keeping_time.acquire(blocking=False)
 
 
 def test_errands_of_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:

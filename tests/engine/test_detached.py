@@ -59,9 +59,10 @@ def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch
     run(theirs.leaving("h", 1_000))
     assert (memory.holders(), tombstones(memory)) == (["waits"], ["g", "h"])
     child = Belief(memory.session.now() + 10, memory.session.now, -1)
-    assert not child
-    memory.server._moved += CALM.lease
-    assert (bool(mine._belief), mine._belief.remaining) == (False, 0)
+    assert (bool(child), child.remaining) == (False, 0)
+    for left, believed in ((1.0, True), (0.0, False), (-1.0, False)):
+        belief = Belief(10 + left, lambda: 10.0, os.getpid())
+        assert (bool(belief), belief.remaining) == (believed, max(left, 0))
     monkeypatch.setattr(os, "getpid", lambda: -1)
     for lock in (mine, Detached("k")):
         with pytest.raises(LockBackendFailed, match="forked child") as failure:
@@ -81,7 +82,7 @@ def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(refused, Reply)
     assert refused.holder is not None
     assert parked.keep(200)
-    assert memory.entries()[0]["beat"] == 1
+    assert [memory.entries()[0][name] for name in ("beat", "lease")] == [1, 200_000]
     memory.server._moved += 190
     assert isinstance(park(store, "k", replace(OWNED, owner="p"), {}), Reply)
     assert memory.holders() == [parked.grant]

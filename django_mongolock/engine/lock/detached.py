@@ -44,12 +44,12 @@ class Belief:
     pid: int = 0
 
     def __bool__(self) -> bool:
-        return self.pid == os.getpid() and self.now() < self.until
+        return self.remaining > 0
 
     @property
     def remaining(self) -> float:
         """Seconds until then."""
-        return max(0.0, self.until - self.now()) if self else 0.0
+        return max(0.0, self.until - self.now()) if self.pid == os.getpid() else 0.0
 
 
 class Detached:
