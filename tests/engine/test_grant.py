@@ -195,7 +195,7 @@ def test_a_renewal_that_failed_is_tried_again(make: Callable[..., Grant], monkey
 
 
 def test_who_has_a_grant(make: Callable[..., Grant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F65: lock objects that share it; the last one stays noted. Those that are gone do not count; and for a single one no
+    """F65: lock objects that share it; the last one stays noted. Those that are gone do not count. For a single one no
     object is made, at which the garbage collector might run under the mutex."""
     locks = [OwnerToken() for _ in range(3)]
     refs: list[weakref.ref[object]] = [weakref.ref(lock) for lock in locks]
