@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,9 +30,16 @@ from django_mongolock.engine.protocol.actions import (
 from django_mongolock.engine.protocol.procedures import PollSchedule
 from django_mongolock.engine.protocol.processes import NO_PROCESS, Fate
 from django_mongolock.engine.rule.deadlock import Cycle, Wait
-from django_mongolock.engine.rule.document import Step, Terms
+from django_mongolock.engine.rule.document import Mode, Step, Terms
 from django_mongolock.engine.rule.replies import Former, News, Reply
-from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
+from django_mongolock.exceptions import (
+    LockBackendFailed,
+    LockCancelled,
+    LockDeadlock,
+    LockMisused,
+    LockNotAcquired,
+    LockQueueFull,
+)
 
 NOW = datetime.now(UTC)
 TERMS = Terms(lease=10, margin=1, waiter_lease=5)
@@ -107,8 +115,36 @@ def test_a_single_try_is_one_command() -> None:
     assert play.action.step.trial
     with pytest.raises(LockNotAcquired) as refusal:
         play.answer(Reply(first_end=9, holder="somebody"))
-    assert (refusal.value.holder, refusal.value.retry_after) == ("somebody", 9)
+    assert (refusal.value.holder, refusal.value.retry_after, refusal.value.owner) == ("somebody", 9, "")
     assert not isinstance(refusal.value, LockQueueFull)
+
+
+@pytest.mark.parametrize(("left", "retry_after"), [(-3, 0), (0, 0), (None, 0), (0.5, 0.5)])
+def test_a_refusal_tells_when_to_come_again_and_whose_the_lock_is(left: float | None, retry_after: float) -> None:
+    with pytest.raises(LockNotAcquired) as refusal:
+        Play(wait=0).answer(Reply(first_end=left, theirs={"owner": "bob", "acquired_at": NOW}))
+    assert (refusal.value.retry_after, refusal.value.owner, refusal.value.waited) == (retry_after, "bob", 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "resize", "theirs", "refused"),
+    [
+        ("semaphore", False, ("semaphore", 3), True),
+        ("semaphore", False, ("semaphore", 2), False),
+        ("semaphore", False, ("shared", 3), False),
+        ("semaphore", True, ("semaphore", 3), False),
+        ("shared", False, ("semaphore", 3), False),
+        ("semaphore", False, None, False),
+    ],
+)
+def test_another_number_of_permits_is_a_mistake(
+    mode: Mode, resize: bool, theirs: tuple[str, int] | None, refused: bool
+) -> None:
+    """Unless it is meant to change; locks of other modes have no number to compare."""
+    play = Play(60, replace(ACQUISITION, terms=replace(TERMS, mode=mode, capacity=2, resize=resize)))
+    reply = replace(QUEUED, theirs=theirs and {"mode": theirs[0], "capacity": theirs[1]})
+    with pytest.raises(LockMisused, match="3 permits") if refused else nullcontext():
+        assert isinstance(play.answer(reply), Pause)
 
 
 def test_a_queue_that_is_full_refuses_at_once() -> None:
@@ -167,10 +203,11 @@ def test_a_look_alone_never_grants() -> None:
     assert play.result is None
 
 
-@pytest.mark.parametrize("then", [GONE, replace(QUEUED, first_end=None), replace(QUEUED, first_end=-0.1)])
+@pytest.mark.parametrize("then", [GONE, *(replace(QUEUED, first_end=left) for left in (None, 0.0, -0.1))])
 def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Reply) -> None:
     """F27, F41: out of the queue, nobody holds the lock, or the holder's lease is over: an update decides."""
-    play = queued()
+    play = queued(replace(QUEUED, first_end=0.5))
+    assert play.action.timer == 0.5 + procedures.SLACK
     play.pause()
     action = play.answer(then)
     assert action == Apply("k", Step(ask="g", add=ACQUISITION.entry))
@@ -189,6 +226,29 @@ def test_the_wait_ends_with_a_trial() -> None:
     assert refusal.value.waited == pytest.approx(5.0, abs=0.05)
 
 
+def test_news_at_the_end_of_the_wait_are_no_last_try() -> None:
+    """P6, F43: who hears of the lock, or of its place in the queue, as late as that, has no trial yet: so it is either
+    granted the lock, or leaves the queue."""
+    for heard in ({"answer": Answer(QUEUED, 105.0, 106.0, whole=True)}, {"news": News(9, NOW), "queued_until": 106.2}):
+        play = queued(wait=5)
+        action = play.hear(after=6, **heard)
+        assert play.called_next == 0
+        if "news" in heard:
+            assert is_confirmation(action)
+        else:
+            assert (type(action), action.timer) == (Pause, 0.0)
+            assert play.pause().step.trial
+    play = queued(wait=5)
+    play.now = 104.0
+    assert play.hear(after=1).step.trial
+    assert play.called_next == 1
+
+
+def test_a_hand_over_that_finds_no_room_in_the_queue_refuses() -> None:
+    with pytest.raises(LockQueueFull):
+        queued().hear(answer=Answer(GONE, 100.0, 100.1))
+
+
 def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
     """F44: many waiters do not make a storm of commands: pauses grow with time and with the place in the queue."""
     monkeypatch.setattr("django_mongolock.engine.protocol.procedures.random.uniform", lambda low, high: high)
@@ -196,11 +256,14 @@ def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest
     assert PollSchedule(0).poll(1) == 2 * PollSchedule(0).poll(0)
     assert PollSchedule(0).poll(1_000_000) == procedures.LONGEST_POLL
     schedule = PollSchedule(0)
-    polls = [schedule.poll(0) for _ in range(40)]
-    assert polls == sorted(polls)
-    assert polls[-1] == procedures.LONGEST_POLL
+    polls = [round(schedule.poll(0) / procedures.SHORTEST_POLL) for _ in range(28)]
+    assert polls == [times for times in (1, 2, 4, 8, 16, 32, 50) for _ in range(4)]
     assert schedule.poll(0) > schedule.poll(1)
     assert schedule.reads == 0
+    schedule.reads = 100_000
+    assert schedule.poll(1) == procedures.LONGEST_POLL
+    monkeypatch.setattr("django_mongolock.engine.protocol.procedures.random.uniform", lambda low, high: low)
+    assert schedule.poll(1) == procedures.SHORTEST_POLL / 4
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
@@ -241,7 +304,13 @@ def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
 
 def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """F9: after many failures a pause is long; the last one is no longer than was left when the command was sent."""
+    monkeypatch.setattr(procedures, "backoff", float)
+    play = Play(wait=None)
+    for attempt in (2, 3, 4):
+        assert play.fail().timer == attempt
+        play.pause()
     monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.0)
+    assert Play(wait=0).fail(took=1.0).timer == 0.1
     play = Play(wait=5.2)
     assert play.fail(took=4.0).timer == 1
     play.pause()
@@ -275,9 +344,11 @@ def test_a_wait_that_is_cancelled_while_the_server_is_away() -> None:
     """F176, F9: it ends at once, without another command."""
     play = Play(wait=60)
     play.fail(took=3)
+    play.hear(after=2)
+    play.fail(took=3)
     with pytest.raises(LockCancelled) as refusal:
         play.hear(after=1, cancelled=True)
-    assert refusal.value.waited == pytest.approx(4)
+    assert refusal.value.waited == pytest.approx(9)
     assert isinstance(refusal.value.__cause__, LockBackendFailed)
 
 
@@ -392,6 +463,14 @@ def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> N
     assert play.result.token == 10
 
 
+def test_news_that_comes_in_time_is_enough() -> None:
+    """P8: with a quarter of a place left it is used before it is renewed."""
+    play = Play(60)
+    play.answer(QUEUED, took=0.5)
+    play.hear(after=0.5, news=News(9, NOW), queued_until=101 + TERMS.waiter_lease / 4)
+    assert play.result.until == 102.25
+
+
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
     """P1, F26, F28: when little is left of the place in the queue, a renewal has to show that it is still ours."""
@@ -493,6 +572,7 @@ def test_the_wait_in_line_ends_in_time() -> None:
         InLine("behind", wait=5).hear(after=6, turn="behind", holder="host h")
     assert (refusal.value.waited, refusal.value.holder) == (6, "host h")
     play = InLine("next", wait=0.1)
+    assert play.action.timer == pytest.approx(0.1)
     play.hear(after=5, turn="next")
     assert isinstance(play.result, WaitResult)
     with pytest.raises(LockCancelled) as cancelled:
