@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Generator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -24,6 +24,7 @@ from django_mongolock.engine.protocol.actions import (
     Pause,
     QueueNext,
     Read,
+    ReleaseUncontended,
     Turn,
     WaitResult,
 )
@@ -319,6 +320,25 @@ def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch
         play.pause()
 
 
+@pytest.mark.parametrize(
+    ("wait", "took", "sent"),
+    [(2.0, (0.5, 0.5), 2), (4.0, (2.5,), 1), (4.0, (0.5, 0.5, 0.0), 3), (3.0, (2.5, 0.5), 1)],
+)
+def test_a_command_is_sent_once_more_at_the_end_of_the_wait(
+    monkeypatch: pytest.MonkeyPatch, wait: float, took: tuple[float, ...], sent: int
+) -> None:
+    """F9: if the failure came at once, be it the last of several; not if it took the time that was left."""
+    monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.5)
+    play, commands = Play(wait), 0
+    with suppress(LockBackendFailed):
+        for seconds in took:
+            commands += isinstance(play.action, Apply)
+            play.fail(took=seconds)
+            play.pause()
+        pytest.fail("it goes on")
+    assert commands == sent
+
+
 def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
     """F9: without a limit, through any number of failures, with a pause of a second at most between two commands."""
     play = Play(wait=None)
@@ -362,6 +382,28 @@ def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
     assert end.value.value.until == 110.1
 
 
+def test_a_downgrade_that_has_found_nothing_is_none() -> None:
+    """P1: what stands in the queue at most is no reader."""
+    steps = procedures.downgrade(ACQUISITION, "former", FOREVER, 100.0)
+    next(steps)
+    assert is_confirmation(steps.send(Answer(QUEUED, 100.0, 100.1, whole=True)))
+    with pytest.raises(StopIteration) as end:
+        steps.send(Answer(QUEUED, 100.1, 100.2, whole=True))
+    assert end.value.value is None
+
+
+def test_a_downgrade_is_tried_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.5)
+    steps = procedures.downgrade(ACQUISITION, "former", 110.0, 100.0)
+    next(steps)
+    for answer in (SHORT, WHOLE):
+        pause = steps.throw(LockBackendFailed("gone", "k", True))
+        assert pause == Pause("g", 1.5)
+        steps.send(WaitResult(101.5))
+        if answer is SHORT:
+            steps.send(Answer(SHORT, 101.5, 102.0))
+
+
 def test_a_final_refusal_is_raised_at_once() -> None:
     """F14: what cannot pass (no rights, wrong password) is not repeated."""
     play = Play(wait=60)
@@ -396,15 +438,34 @@ def test_an_exclusive_grant_without_waiters_is_uncontended(terms: Terms, waiting
     assert play.result.uncontended is uncontended
 
 
-def test_release_and_removal_for_good_are_one_command_each() -> None:
-    """P8: and the removal for good leaves a tombstone, by force."""
-    assert next(procedures.release("k", "g")) == Apply("k", Step(remove=("g",), force=True, given="g"))
-    removal = procedures.removal_for_good("k", "g")
-    assert (removal.step.remove, removal.step.force, removal.step.tombstone_ttl) == (
-        ("g",),
-        True,
-        procedures.TOMBSTONE_TTL,
-    )
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize(("copies", "tombstone_ttl"), [(False, 0), (True, procedures.TOMBSTONE_TTL)])
+def test_what_is_removed_by_which_command(stays: bool, copies: bool, tombstone_ttl: int) -> None:
+    """P8: one each. By force, unless it has a minimum hold; with a tombstone, if a copy of it may still arrive."""
+    step = Step(remove=("g",), given="g", force=not stays, tombstone_ttl=tombstone_ttl)
+    assert next(procedures.release("k", "g", stays=stays, leave_tombstone=copies)) == Apply("k", step)
+    for_good = Step(remove=("g",), ask="g", force=not stays, tombstone_ttl=procedures.TOMBSTONE_TTL)
+    assert procedures.removal_for_good("k", "g", stays=stays) == Apply("k", for_good)
+    resumed = Step(ask="g", add=ACQUISITION.entry, resumes=True, trial=True)
+    resumed = replace(resumed, remove=("old",), given="old", force=True, tombstone_ttl=tombstone_ttl)
+    steps = procedures.downgrade(ACQUISITION, "old", FOREVER, 0.0, leave_tombstone=copies)
+    assert next(steps) == Apply("k", resumed)
+
+
+@pytest.mark.parametrize("left", [set(), {"k"}])
+def test_the_cheap_release_comes_first(left: set[str]) -> None:
+    """P8: where it did nothing, the whole one follows. It is not tried for an heir, nor where copies are on their
+    way."""
+    steps = procedures.release("k", "g", uncontended=True)
+    assert next(steps) == ReleaseUncontended(("k",), ("g",))
+    if left:
+        assert steps.send(left) == procedures.releasing("k", "g")
+    else:
+        with pytest.raises(StopIteration) as end:
+            steps.send(left)
+        assert end.value.value == (True, None)
+    for others in ({"heir": ACQUISITION}, {"leave_tombstone": True}):
+        assert isinstance(next(procedures.release("k", "g", uncontended=True, **others)), Apply)  # type: ignore[arg-type]
 
 
 # Bells, the line of the process, deadlocks
@@ -477,6 +538,7 @@ def test_news_that_comes_late_is_confirmed(left: float) -> None:
     play = queued()
     assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + left))
     assert play.result is None
+    assert play.answer(GONE) == Apply("k", Step(ask="g", add=ACQUISITION.entry))  # it is too late
 
 
 def test_a_lock_without_renewal_takes_a_whole_lease() -> None:
@@ -515,8 +577,9 @@ def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found
     action: Any = play._send(found)
     if dies:
         assert action.step.remove == ("g",)
-        with pytest.raises(LockDeadlock):
+        with pytest.raises(LockDeadlock) as refusal:
             play.answer(GONE)
+        assert refusal.value.waited == pytest.approx(procedures.DEADLOCK_CHECK_AFTER, abs=0.2)
     else:
         assert isinstance(action, Pause)
     play = Play(None)
@@ -558,6 +621,11 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
     assert action.timer == pytest.approx(procedures.LOCAL_HANDOVER_GRACE - 0.1)
     play.hear(turn="next", after=procedures.LOCAL_HANDOVER_GRACE)
     assert isinstance(play.result, WaitResult)
+    play = InLine("behind")
+    for seconds, timer in ((3.0, 0.5), (0.25, 0.25)):
+        assert play.hear(turn="next", after=seconds).timer == timer
+    play.hear(turn="next", after=0.25)
+    assert isinstance(play.result, WaitResult)
     play = InLine("next")
     assert isinstance(play.hear(turn="behind", after=procedures.LOCAL_HANDOVER_GRACE), Pause)  # put back meanwhile
     play = InLine("next")
@@ -568,9 +636,14 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
 def test_the_wait_in_line_ends_in_time() -> None:
     """F67: who is behind others at its deadline is refused without a command, since they are before it in any case; the
     next in line gets a last try. Or it gets LockCancelled."""
-    with pytest.raises(LockNotAcquired) as refusal:
-        InLine("behind", wait=5).hear(after=6, turn="behind", holder="host h")
-    assert (refusal.value.waited, refusal.value.holder) == (6, "host h")
+    for seconds in (5, 6):
+        with pytest.raises(LockNotAcquired) as refusal:
+            InLine("behind", wait=5).hear(after=seconds, turn="behind", holder="host h")
+        assert (refusal.value.waited, refusal.value.holder) == (seconds, "host h")
+    assert InLine("behind", wait=-1).action.timer == 0.0
+    play = InLine("next", wait=0.25)
+    play.hear(after=0.25, turn="next")
+    assert isinstance(play.result, WaitResult)
     play = InLine("next", wait=0.1)
     assert play.action.timer == pytest.approx(0.1)
     play.hear(after=5, turn="next")
@@ -598,6 +671,10 @@ def test_a_hand_over_is_one_command_for_two() -> None:
     with pytest.raises(StopIteration) as end:
         steps.send(Answer(Reply(found=False), 1, 2))
     assert end.value.value == (False, None)
+    next(steps := procedures.release("k", "giver", ACQUISITION))
+    with pytest.raises(StopIteration) as end:
+        steps.send(answer := Answer(WHOLE, 1, 2))
+    assert end.value.value == (True, answer)
 
 
 # Owners
@@ -658,6 +735,12 @@ def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
     assert ended.value.value.token == 7
 
 
+def test_what_an_action_is_about() -> None:
+    """The key, if there is only one; and of an owner, also its process."""
+    assert [ReleaseUncontended(keys, keys).key for keys in (("a",), ("a", "b"))] == ["a", None]
+    assert replace(OWNED, process="p").entry["process"] == "p"
+
+
 # Methods in pairs: one that blocks and one that is awaited, made of the same steps
 
 
@@ -689,6 +772,7 @@ def test_the_same_steps() -> None:
     """Each is run in its own way."""
     counter = Counter()
     assert counter.add(1) == 10
+    assert Counter().add(1, times=2) == 20
     assert asyncio.run(counter.aadd(2, times=2)) == 410
     assert inspect.iscoroutinefunction(counter.aadd)
 
