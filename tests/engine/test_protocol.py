@@ -465,7 +465,7 @@ def test_the_cheap_release_comes_first(left: set[str]) -> None:
             steps.send(left)
         assert end.value.value == (True, None)
     for others in ({"heir": ACQUISITION}, {"leave_tombstone": True}):
-        assert isinstance(next(procedures.release("k", "g", uncontended=True, **others)), Apply)  # type: ignore[arg-type]
+        assert isinstance(next(procedures.release("k", "g", uncontended=True, **others)), Apply)
 
 
 # Bells, the line of the process, deadlocks

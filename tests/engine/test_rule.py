@@ -483,6 +483,16 @@ def test_the_second_copy_of_a_command_that_resumes_puts_nothing_at_the_head(twin
     assert [e["grant"] for e in (*twin.read()["holders"], *twin.read()["waiters"])] == ["g3", "g4", "g2"]
 
 
+def test_a_renewal_may_lengthen_and_count(twin: Twin) -> None:
+    """Who holds has the longer lease for good; who waits says how many of its process stand behind it."""
+    twin.add("h", TERMS)
+    twin.add("w", TERMS)
+    twin.renew("w", "h", behind=(3, 0), lease=60_000, server_lease=66_000)
+    ((holder,), (waiter,)) = (twin.read()[field] for field in ("holders", "waiters"))
+    assert (holder["lease"], holder["server_lease"], holder.get("behind")) == (60_000, 66_000, None)
+    assert (waiter["lease"], waiter["server_lease"], waiter["behind"]) == (20_000, 22_000, 3)
+
+
 def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
     """P1, P5: it waits until there is room for all of it, and no lighter one that came later overtakes it."""
     terms = Terms("semaphore", 4)

@@ -22,6 +22,7 @@ from django_mongolock.engine.rule.document import (
 from django_mongolock.engine.rule.in_python import (
     NOTHING,
     Moment,
+    _is_former,
     _Rule,
     apply_rule,
     is_free,
@@ -422,7 +423,7 @@ def test_what_the_reply_says() -> None:
     key.ask(1, "q", READING)
     for grant in "wv":
         key.ask(2, grant)
-    key.do(2, renew=("w",), behind=(3,))
+    key.do(2, renew=("w",), behind=(3,), beat=7)
 
     def reply(grant: str, owner: str | None = None) -> Any:
         return reply_of("k", key.document, grant, at(4), owner)
@@ -430,6 +431,8 @@ def test_what_the_reply_says() -> None:
     assert [reply(grant).place for grant in "pwvx"] == [None, 0, 1, None]
     assert [reply(grant).held for grant in "pqwx"] == [True, True, False, False]
     assert reply("w").waiting == 5
+    assert [reply(grant).beat for grant in "pwvx"] == [0, 7, 0, 0]
+    assert not any(_is_former(holder, "x", None) for holder in key.document["holders"])
     assert reply("w").first_end == 18
     assert (reply("p").mine["grant"], reply("q").theirs["grant"]) == ("p", "p")
     formers = [reply(*asked).former for asked in (("x", "bob"), ("p", "bob"), ("x", "ann"), ("x", None))]

@@ -210,7 +210,7 @@ class _Rule:
         expires_at = max((e["until"] for e in document["holders"]), default=None)
         brief = self.limits.brief(self.step.tombstone_ttl)
         retention = timedelta(milliseconds=self.limits.retention if document["contended"] else brief)
-        keep = max(self.now, expires_at or self.now) + retention
+        keep = (expires_at or self.now) + retention
         stays = document["purge_at"] >= keep
         purge_at = document["purge_at"] if stays else keep + timedelta(milliseconds=PURGE_STEP)
         return {"expires_at": expires_at, "purge_at": purge_at}
