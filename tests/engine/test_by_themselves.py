@@ -227,6 +227,7 @@ def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
         (REFUSED_TLS, client(server(REFUSED_TLS), server(REFUSED_TLS)), "no TLS", False),
         (REFUSED_TLS, client(server(REFUSED_TLS), server(OSError("refused"))), "no TLS", True),
         (WriteConcernError("secret", 64, {"codeName": "Late"}), None, "did not confirm in time .Late", True),
+        (AutoReconnect("secret"), None, "did not answer within 2.0 s .AutoReconnect", True),
         (NetworkTimeout("secret"), None, "did not answer within 2.0 s .NetworkTimeout.$", True),
         (NetworkTimeout("secret"), client(), "within.*no server belongs to the replica set 'rs0'", True),
         (failure(50, name="Late"), None, "did not answer within", True),
