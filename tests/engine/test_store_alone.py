@@ -94,8 +94,10 @@ def test_what_a_project_may_choose_of_the_client() -> None:
 
 
 def test_how_documents_are_read_and_written() -> None:
-    """P3, F55: by the majority and the primary; one that cannot be read as it is spoils no other."""
-    store = MongoStore(StoreConfig({"connect": False}, "d"))
+    """P3, F55: by the majority and the primary, whatever the project wants for its own; one document that cannot be
+    read as it is spoils no other."""
+    weak = {"w": 1, "readConcernLevel": "local", "readPreference": "secondaryPreferred"}
+    store = MongoStore(StoreConfig({"connect": False, **weak}, "d"))
     options = store.collection.codec_options
     assert options.datetime_conversion is DatetimeConversion.DATETIME_AUTO
     assert (options.tz_aware, options.unicode_decode_error_handler) == (True, "replace")
