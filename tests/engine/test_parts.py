@@ -42,7 +42,7 @@ class Bare:
     pid = os.getpid()
 
     def __init__(self) -> None:
-        self.time, self.takes = 100.0, True
+        self.time, self.asked, self.takes = 100.0, 0, True
         self.looks, self.calls = list[float](), list[tuple[Any, int, str | None]]()
         self.heartbeat = Mock(now=self.now, see_to=self.looks.append)
         self.threads = self
@@ -57,6 +57,8 @@ class Bare:
         self.orphans = Orphans(session, self.ending)
 
     def now(self) -> float:
+        self.asked += 1
+        assert self.asked < 10_000  # in a loop without an end
         return self.time
 
     def submit(self, call: Any, priority: int = -1, key: str | None = None) -> bool:
