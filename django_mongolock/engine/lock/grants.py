@@ -342,7 +342,7 @@ class LockGrants:
 
 def calling_line() -> str:
     """File and line of the program that called into the library: the nearest that is not part of it."""
-    frame = sys._getframe(1)
+    frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
