@@ -242,24 +242,6 @@ def test_a_renewal_of_a_waiter_is_worth_a_place(memory: Memory, monkeypatch: pyt
     waiter.let_go()
 
 
-def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F178: a document that cannot be written costs others no more than a sixth of what they have, and one that was
-    just handed over has no whole lease yet."""
-    grant = grant_of(memory.lock(terms=replace(LONG, waiter_lease=6.0)).acquire())
-    grant.lease.until = memory.session.now() + 6.0
-    limits: list[float] = []
-
-    def renew(keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        limits.append(timeout)
-        return {}
-
-    monkeypatch.setattr(memory.session.store, "renew", renew)
-    memory.session.renewals.renew([grant])
-    assert limits == [pytest.approx(1.0)]
-
-
 def test_a_grant_that_is_answered_after_the_wait_is_given_back(memory: Memory) -> None:
     """P6: a hand-over is answered between the last look of who waits for it, and the end of that wait."""
     session, documents = memory.session, memory.server.documents
@@ -545,21 +527,6 @@ def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: 
     waiter.let_go().end()
 
 
-def test_nothing_is_renewed_that_was_never_granted(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
-    """F153: a place in a queue that cannot be renewed is no renewal that failed."""
-    theirs = memory.other().acquire()
-    waiter = memory.waiter()
-    assert eventually(lambda: len(memory.server.documents["k"]["waiters"]) == 1)
-    (grant,) = memory.session.queue.waiting.values()
-    for each, said in ((grant, "places in queues not renewed"), (grant_of(theirs), "renewal failed")):
-        memory.server.away = threading.current_thread()
-        memory.session.renewals.renew([each])
-        memory.server.away = None
-        assert said in caplog.messages[-1]
-    theirs.release()
-    waiter.let_go().end()
-
-
 def test_a_wrong_guess_lengthens_no_wait(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F118: the short form takes four of five seconds and finds the key held: one second is left for the whole rule."""
     given: list[float] = []
@@ -759,14 +726,6 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
     with mine:
         assert mine._session() is memory.session
         assert len(sessions) == 2
-
-
-@pytest.mark.parametrize(("failures", "seconds"), [(0, 2.0), (1, 0.3), (2, 4.0)])
-def test_how_long_a_renewal_may_take(memory: Memory, failures: int, seconds: float) -> None:
-    """P7: the second one, for each key, less: it is for those that are not stuck."""
-    grant = new_grant(memory.session, memory.lock(terms=Terms(lease=12, margin=1, waiter_lease=12)), object())
-    grant.lease.failures = failures
-    assert memory.session.renewals._limit([grant]) == pytest.approx(seconds)
 
 
 class Idle:
