@@ -218,8 +218,16 @@ def test_what_is_left_of_a_wait(memory: Memory, sent: bool, doubt: str, error: B
 
 
 def test_a_lock_object_is_used_again(memory: Memory) -> None:
-    """After a refusal because it is in use, and after a cancelled wait; a `cancel` of no wait does nothing."""
-    lock = memory.lock().acquire()
+    """After a refusal because it is in use, and after a cancelled wait; a `cancel` of no wait does nothing; and each
+    loss is told."""
+    told: list[object] = []
+    lock = memory.lock(on_lost=told.append)
+    for number in (1, 2):
+        lock.acquire()
+        memory.session.lose("k")
+        lock.release()
+        assert len(told) == number
+    lock.acquire()
     with pytest.raises(LockMisused, match="in use"):
         lock.acquire()
     lock.release()
@@ -307,11 +315,10 @@ def test_how_several_keys_stand(memory: Memory, now: Any) -> None:
         both.ensure_held()
     both.acquire()
     first, second = own(both).grants
-    assert not both.in_danger
-    assert both.release_requested is None
+    assert (both.in_danger, both.release_requested) == (False, None)
     second.lease.failures, second.reporting.release_requested_by = 1, "ann"
     assert both.in_danger
-    assert str(both.release_requested) == "ann"
+    assert both.release_requested == "ann"
     second.lease.failures = 0
     for grant, left in ((first, 3.0), (second, 2.0)):
         grant.lease.until, grant.reporting.waited = 100.0 + left, left
