@@ -433,28 +433,31 @@ def test_a_thread_is_woken_twice() -> None:
 
 
 async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: like a thread; a wait of more than a day has no timer."""
-    loop, wakeup, timers = asyncio.get_running_loop(), Wakeup(), list[Any]()
+    """P5: like a thread, and it may be woken twice; a wait of more than a day has no timer."""
+    loop, wakeup, seen = asyncio.get_running_loop(), Wakeup(), list[Any]()
+
+    def twice(wake: Callable[[], None]) -> None:
+        wake()
+        wake()
+        seen.append("woken")
 
     def later(seconds: float, wake: Callable[[], None]) -> Any:
-        timers.append(seconds)
-        loop.call_soon(wake)
-        loop.call_soon(wake)
-        return SimpleNamespace(cancel=lambda: timers.append("cancelled"))
+        seen.append(seconds)
+        loop.call_soon(twice, wake)
+        return SimpleNamespace(cancel=lambda: seen.append("cancelled"))
 
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "call_later", later)
-        await wakeup.await_(86_400)
-        wakeup.wake()
-        await wakeup.await_(5)
-        assert timers == [86_400, "cancelled", 5, "cancelled"]
-        loop.call_soon(wakeup.wake)
-        loop.call_soon(wakeup.wake)
-        await wakeup.await_(86_401)
-        assert len(timers) == 4
-    assert not wakeup._woken
+    monkeypatch.setattr(loop, "call_later", later)
+    await wakeup.await_(86_400)
+    assert seen == [86_400, "woken", "cancelled"]
+    wakeup.wake()
+    await wakeup.await_(5)
+    assert seen[3:] == [5, "cancelled"]
     await asyncio.sleep(0)
-    wakeup._wake_coroutine()
+    loop.call_soon(twice, wakeup.wake)
+    async with asyncio.timeout(5):
+        await wakeup.await_(86_401)
+    assert seen[5:] == ["woken", "woken"]
+    assert not wakeup._woken
 
 
 def test_a_waiter_of_a_closed_loop_is_woken() -> None:
