@@ -4,15 +4,18 @@ import os
 import threading
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from bson.int64 import Int64
 
+from django_mongolock.engine import clock
 from django_mongolock.engine.lock.detached import Belief, Detached, Parked, park, park_held
 from django_mongolock.engine.lock.downgrade import downgrade
-from django_mongolock.engine.protocol.actions import Apply
+from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.protocol.actions import Apply, Pause
 from django_mongolock.engine.protocol.processes import NO_PROCESS
-from django_mongolock.engine.rule.document import Step, entry
+from django_mongolock.engine.rule.document import UNLIMITED, Step, entry
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
 from tests.engine.conftest import make_lock
@@ -171,6 +174,10 @@ def test_what_cannot_be_downgraded(memory: Memory) -> None:
     with pytest.raises(LockMisused, match="atomic"):
         lock.downgrade()
     grant_of(lock).resume_renewals()
+    again = memory.lock(terms=CALM, reentrant=True).acquire()
+    with pytest.raises(LockMisused, match="another lock object"):
+        lock.downgrade()
+    again.release()
     assert lock.held
     lock.release()
 
@@ -186,6 +193,7 @@ def test_a_downgraded_lock_goes_on(memory: Memory) -> None:
     assert after.lease.last == pytest.approx(before.lease.last, abs=0.2)
     assert after.acquired_from == before.acquired_from
     assert (after.terms.mode, after.terms.lease, after.terms.owner) == ("shared", 80, "o")
+    assert after.terms.capacity == UNLIMITED
     assert (memory.entries()[0]["mode"], memory.holders()) == ("shared", [after.id])
     assert after.waiting.back_by == pytest.approx(before.lease.until + memory.session.commands.timeout, abs=0.1)
     assert not tombstones(memory)
@@ -212,20 +220,27 @@ def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.Mo
 
     if how == "no answer":
         monkeypatch.setattr(memory.session.store, "apply", fail)
-        with pytest.raises(LockBackendFailed):
+        with pytest.raises(LockBackendFailed) as failed:  # which keeps the frames
             lock.downgrade()
         monkeypatch.undo()
+        assert failed.value.key == "b"
     else:
         if how == "taken away":
             memory.session.store.apply("b", Step(remove=(grants[1].id,), force=True), TIMEOUT)
         else:
-            mark, self = grants[1].mark_released, type(grants[1])
-            monkeypatch.setattr(self, "mark_released", lambda it: it.id != grants[1].id and mark.__func__(it))  # type: ignore[attr-defined]
-            grants[1].lease.until, grants[1].lease.auto_renew = 0.0, False
+
+            def late(key: str, step: Step, timeout: float) -> Reply:
+                grants[1].lease.until = 0.0
+                return apply(key, step, timeout)
+
+            monkeypatch.setattr(memory.session.store, "apply", late)
         with pytest.raises(LockLost):
             lock.downgrade()
+        assert list(memory.session.registry.grants.values()) == list(own(lock).grants[:1])
         lock.release()
         monkeypatch.undo()
+    assert not memory.session.registry.grants
+    assert not memory.session.queue.waiting
     assert not lock.held
     memory.server.advance(2)
     assert eventually(lambda: (memory.holders("a"), memory.holders("b")) == ([], []))
@@ -337,6 +352,17 @@ def test_how_many_wait_behind_is_told_while_it_changes(memory: Memory) -> None:
         grant.waiting.behind = behind
         session.renewals.renew([grant])
     assert [step.behind for _, step, _ in told] == [(), (2,), (3,), (0,), ()]
+
+
+def test_a_downgrade_is_tried_until_the_end_of_the_lease(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F104: then it is given up, and no later."""
+    monkeypatch.setattr(procedures, "backoff", lambda failures: 99.0)
+    monkeypatch.setattr(clock, "now", lambda: 100.0)
+    lock = memory.lock(terms=CALM).acquire()
+    asked = downgrade(own(lock))
+    assert isinstance(next(asked), Apply)
+    assert asked.throw(LockBackendFailed("away", "k")) == Pause(ANY, CALM.lease)
+    asked.close()
 
 
 def test_a_downgrade_gives_no_time_to_the_longest_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
