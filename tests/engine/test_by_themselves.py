@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -88,7 +87,8 @@ class AsyncCall:
         *(({"on_lost": coroutine}, TypeError), ({"on_release_requested": AsyncCall()}, TypeError)),
         *(({"mode": "semaphore"}, ValueError), ({"release": "later"}, ValueError)),
         *(({"permits": 2, "mode": "shared"}, TypeError), ({"permits": 0}, ValueError), ({"permits": True}, TypeError)),
-        *(({"permits": "2"}, TypeError), ({"permits": 2, "weight": 3}, ValueError), ({"permits": 10**6}, ValueError)),
+        *(({"permits": value}, TypeError) for value in ("2", 2.5)),
+        *(({"permits": 2, "weight": 3}, ValueError), ({"permits": 10**6}, ValueError)),
         *(({"permits": 2, "weight": 0}, ValueError), ({"weight": 2}, TypeError), ({"resize": True}, TypeError)),
     ],
     ids=lambda value: str(value).partition(" at 0x")[0][:40],
@@ -227,6 +227,7 @@ def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
         (REFUSED_TLS, client(server(REFUSED_TLS), server(REFUSED_TLS)), "no TLS", False),
         (REFUSED_TLS, client(server(REFUSED_TLS), server(OSError("refused"))), "no TLS", True),
         (WriteConcernError("secret", 64, {"codeName": "Late"}), None, "did not confirm in time .Late", True),
+        (AutoReconnect("secret"), None, "did not answer within 2.0 s .AutoReconnect", True),
         (NetworkTimeout("secret"), None, "did not answer within 2.0 s .NetworkTimeout.$", True),
         (NetworkTimeout("secret"), client(), "within.*no server belongs to the replica set 'rs0'", True),
         (failure(50, name="Late"), None, "did not answer within", True),
@@ -680,7 +681,7 @@ def test_errands_of_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None
     assert errands._untried
     errands.flush(0.03)
     assert errands._untried
-    monkeypatch.setattr(time, "sleep", lambda _: threads.calls.pop(0)())
+    monkeypatch.setattr(errands_module, "time", SimpleNamespace(sleep=lambda _: threads.calls.pop(0)()))
     errands.flush(10)
     assert not errands._untried
 
@@ -706,6 +707,9 @@ def test_releases_are_remembered_until_a_majority_has_them() -> None:
         assert releases.look_at == (now + FAILOVER_LOOK_EVERY if left else float("inf"))
     assert releases.made(third)
     assert (releases.undone("one", 200 + REMEMBERED_FOR), len(releases)) == ([], 0)
+    assert releases.made(third)
+    releases.confirmed("one", 201)
+    assert not len(releases)
     releases.close()
     assert (releases.made(third), len(releases)) == (False, 0)
 
@@ -727,9 +731,9 @@ def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys.guess("b")
     assert not keys.guess("c")
     monkeypatch.setattr(releases_module, "MAX_KEYS", 3)
-    for key in "defgdh":
+    for key in "defdg":
         keys.released(key)
-    assert list(keys._left) == ["g", "d", "h"]
+    assert list(keys._left) == ["f", "d", "g"]
 
 
 class Hearing:
@@ -771,7 +775,7 @@ def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: 
     something and hears no more, it has all waiters look."""
     away = LockBackendFailed("away", "k")
     session: Any = Hearing([[away]] * 8 + [[None, "bell", away], [AutoReconnect("gone")], []])
-    monkeypatch.setattr(time, "sleep", session.sleep)
+    monkeypatch.setattr("django_mongolock.engine.session.waits.time", SimpleNamespace(sleep=session.sleep))
     listener: Any = Listener(session, session)
     begins = list[float]()
     listen = session.listen
