@@ -2,233 +2,23 @@
 
 import asyncio
 import contextlib
-import gc
 import inspect
-import itertools
 import threading
-from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bson.int64 import Int64
 from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern
-from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock import transaction
-from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.lock.transaction import TRANSIENT, UNKNOWN, Atomic
-from django_mongolock.engine.rule.document import Terms
+from django_mongolock.engine.lock.transaction import Atomic
 from django_mongolock.engine.store.mongo import MongoStore
-from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockTransactionAborted
-from tests.engine.test_by_themselves import client, failure, server
-
-# How they end
-
-
-class Held:
-    """A lock that is held, for a transaction."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        grant = SimpleNamespace(key="k", token=7, resume_renewals=lambda: self.calls.append("resume"))
-        self.grants, self.lost = (grant,), False
-
-    def ensure_held(self) -> None:
-        if self.lost:
-            raise LockLost("k", 7)
-
-    def extend(self) -> None:
-        self.calls.append("extend")
-
-
-def in_transaction(lock: Any, matches: bool = True) -> Any:
-    """A transaction that has begun, with its calls named."""
-    atomic: Any = Atomic(lock, MongoClient(connect=False))
-    atomic._grants = lock.grants
-    atomic._registry = SimpleNamespace(see_to=lambda grant: lock.calls.append("see to"))
-    named = {name: (lambda name=name: name) for name in ("commit_transaction", "abort_transaction", "end_session")}
-    atomic._client_session = SimpleNamespace(in_transaction=True, session_id="id", **named)
-
-    def match() -> Generator[Any, Any, bool]:
-        yield from ()
-        return matches
-
-    atomic._match = match
-    return atomic
-
-
-def play(calls: Generator[Any, Any, Any], **fails: BaseException | None) -> list[str]:
-    """Make the calls of a transaction; those that are named fail. Return their names, and what was raised."""
-    made, outcome = list[str](), None
-    try:
-        while True:
-            call = calls.throw(outcome) if outcome is not None else next(calls)
-            name = getattr(call, "__name__", "command")
-            made.append(str(call()) if name == "<lambda>" else name)
-            if made[-1] == "extend":
-                call()
-            outcome = fails.get(made[-1])
-    except StopIteration:
-        return made
-    except Exception as error:  # noqa: BLE001 - it is what is looked at
-        return [*made, type(error).__name__]
-
-
-def labelled(*labels: str) -> PyMongoError:
-    return failure(1, *labels)
-
-
-OVER = ["abort_transaction", "end_session"]
-ABORTED = ["commit_transaction", *OVER, "extend", "LockTransactionAborted"]
-UNCLEAR = ["commit_transaction", "command", "LockBackendFailed"]
-
-
-@pytest.mark.parametrize(
-    ("given", "fails", "made"),
-    [
-        ({}, {}, ["commit_transaction"]),
-        ({"error": ValueError()}, {}, []),
-        ({"lost": True}, {}, ["LockLost"]),
-        ({"matches": False}, {}, [*OVER, "extend", "LockMisused"]),
-        ({"matches": False}, {"extend": LockLost("k", 7)}, [*OVER, "extend", "LockLost"]),
-        ({}, {"commit_transaction": labelled(TRANSIENT)}, ABORTED),
-        (
-            {},
-            {"commit_transaction": labelled(TRANSIENT), "extend": LockBackendFailed("away", "k")},
-            ABORTED,
-        ),
-        (
-            {},
-            dict.fromkeys(("commit_transaction", *OVER), labelled(TRANSIENT)),
-            ABORTED,
-        ),
-        ({}, {"commit_transaction": labelled()}, ["commit_transaction", "OperationFailure"]),
-        (
-            {"limit": 0.0},
-            {"commit_transaction": labelled(UNKNOWN)},
-            UNCLEAR,
-        ),
-        (
-            {"limit": 0.0},
-            dict.fromkeys(("commit_transaction", "command"), labelled(UNKNOWN)),
-            UNCLEAR,
-        ),
-    ],
-)
-def test_how_a_transaction_ends(
-    given: dict[str, Any], fails: dict[str, Any], made: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P9: with which calls, and which error; the lock is renewed as usual then, in any case."""
-    monkeypatch.setattr(transaction, "COMMIT_LIMIT", given.get("limit", 30.0))
-    lock = Held()
-    lock.lost = given.get("lost", False)
-    atomic = in_transaction(lock, given.get("matches", True))
-    assert play(atomic._end(given.get("error"), lock.extend), **fails) == made
-    assert lock.calls[-2:] == ["resume", "see to"]
-
-
-def test_a_commit_is_repeated_while_its_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P9, F7: by a commit that is safe to repeat, until the limit; and no other error is repeated."""
-    monkeypatch.setattr(clock, "now", itertools.count().__next__)
-    made = play(in_transaction(Held())._commit(), commit_transaction=labelled(UNKNOWN))
-    assert made == ["commit_transaction"] * 30 + ["OperationFailure"]
-    assert not list(transaction.pauses(0))
-    assert len(list(transaction.pauses(5))) == 4
-
-
-def test_what_begins_no_transaction() -> None:
-    """P9: another object than a client; a second entry; an error of the first command, after which nothing is left."""
-    with pytest.raises(TypeError, match='using="locks"'):
-        Atomic(Held(), "locks")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="needs a client"):
-        MongoLock(lambda: None, ("k",), Terms()).atomic()  # type: ignore[arg-type,return-value]
-    atomic = in_transaction(Held())
-    assert play(atomic._begin()) == ["LockMisused"]
-
-
-def test_which_errors_have_a_transaction_done_again() -> None:
-    """P9: those by which MongoDB has aborted it, also below one of Django's; none of a hook that ran after a commit."""
-    aborted = LockTransactionAborted("k", 1, "conflict")
-    wrapped = ValueError("Django's")
-    wrapped.__cause__ = labelled(TRANSIENT)
-    for error, again in (
-        *((labelled(TRANSIENT), True), (labelled(), False), (wrapped, True), (ValueError(), False)),
-        *((aborted, True), (LockBackendFailed("x", "k"), False)),
-    ):
-        assert transaction.is_transient(error) == again
-    source = "def on_commit(error): raise error\ndef else_where(error): raise error"
-    for module, name, is_hook in (
-        *(("django.db.models", "on_commit", True), ("django_mongodb_backend.base", "on_commit", True)),
-        *(("django.db.models", "else_where", False), ("shop.models", "on_commit", False)),
-    ):
-        space: dict[str, Any] = {"__name__": module}
-        exec(source, space)  # noqa: S102 - code of another module
-        with pytest.raises(OperationFailure) as caught:
-            space[name](labelled(TRANSIENT))
-        assert transaction.is_transient(caught.value) != is_hook
-        group = ExceptionGroup("", [ExceptionGroup("", [caught.value]), ValueError()])
-        assert transaction.out_of_commit_hook(group) == is_hook
-        assert transaction.leaves(group) == [caught.value, group.exceptions[1]]
-
-
-@pytest.mark.parametrize("awaited", [False, True])
-async def test_work_in_a_transaction_is_done_again(  # noqa: C901
-    awaited: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P9: while MongoDB aborts it, and not after its limit or another error."""
-
-    class Aborting(MongoLock):
-        @contextmanager
-        def atomic(self, *fails: BaseException) -> Iterator[Any]:  # type: ignore[override]
-            yield "session"
-            if len(done) <= len(fails):
-                raise fails[len(done) - 1]
-
-    class Entered:
-        def __init__(self, plain: Any) -> None:
-            self.plain = plain
-
-        async def __aenter__(self) -> Any:
-            return self.plain.__enter__()
-
-        async def __aexit__(self, *error: object) -> Any:
-            return self.plain.__exit__(*error)
-
-    lock = Aborting(lambda: None, ("k",), Terms())  # type: ignore[arg-type,return-value]
-    plain, done = lock.atomic, list[Any]()
-
-    def plain_work(session: Any) -> str:
-        done.append(session)
-        return "result"
-
-    async def work(session: Any) -> str:
-        return plain_work(session)
-
-    async def run(*fails: BaseException, **options: Any) -> Any:
-        done.clear()
-        if not awaited:
-            return lock.run_atomic(plain_work, *fails, **options)
-        monkeypatch.setattr(lock, "atomic", lambda *fails: Entered(plain(*fails)))
-        return await lock.arun_atomic(work, *fails, **options)
-
-    again = LockTransactionAborted("k", 1, "conflict")
-    assert await run(again, again) == "result"
-    assert done == ["session"] * 3
-    for fails, options, tries in (((again,) * 9, {"limit": 0}, 1), ((ValueError(),), {}, 1)):
-        with pytest.raises((LockTransactionAborted, ValueError)):
-            await run(*fails, **options)
-        assert len(done) == tries
-    assert await run(again, limit=timedelta(seconds=30)) == "result"
-    with pytest.raises(TypeError, match="mongo_locked"):
-        lock()  # type: ignore[operator]
-    with pytest.raises(LockMisused, match="several keys"):
-        MongoLock(lambda: None, ("a", "b"), Terms()).key  # type: ignore[arg-type,return-value]  # noqa: B018
-
+from django_mongolock.exceptions import LockMisused
+from tests.engine.test_by_themselves import OVER, Held, client, in_transaction, labelled, play, server
 
 # What is sent
 
@@ -342,32 +132,6 @@ def test_the_pauses_before_work_is_done_again(monkeypatch: pytest.MonkeyPatch) -
 
 
 # Work that is not over
-
-
-async def test_a_step_that_is_cancelled_is_waited_for() -> None:
-    """P6: until it is over; what it raised then is not reported as unseen."""
-    loop, unseen = asyncio.get_running_loop(), list[Any]()
-    loop.set_exception_handler(lambda _, context: unseen.append(context))
-    for outcome in ("result", "error", "cancelled"):
-        step = loop.create_future()
-        waiting = asyncio.ensure_future(transaction.outlast(step))
-        await asyncio.sleep(0)
-        for _ in range(2):
-            waiting.cancel()
-            await asyncio.wait([waiting], timeout=0.001)
-        assert not waiting.done()
-        if outcome == "result":
-            step.set_result(None)
-        elif outcome == "error":
-            step.set_exception(OSError())
-        else:
-            step.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await transaction.outlast(step)
-        del step, waiting
-    gc.collect()
-    assert unseen == []
 
 
 async def unfinished() -> None:
