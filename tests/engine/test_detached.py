@@ -1,6 +1,7 @@
 """Locks that no process keeps alive, and those whose grant another one replaces: in memory."""
 
 import os
+import re
 import threading
 from dataclasses import replace
 from typing import Any
@@ -59,6 +60,7 @@ def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch
     assert (memory.holders(), tombstones(memory)) == (["h"], ["g"])
     assert not run(theirs.leaving("x", 1_000, given="x")).found
     assert (memory.holders(), tombstones(memory)) == (["h"], ["g"])
+    memory.server.documents["k"]["holders"][0]["min_hold"] = Int64(60_000)
     run(theirs.leaving("h", 1_000))
     assert (memory.holders(), tombstones(memory)) == (["waits"], ["g", "h"])
     child = Belief(memory.session.now() + 10, memory.session.now, -1)
@@ -79,6 +81,7 @@ def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
         park(store, "k", CALM, {})
     parked = park(store, "k", OWNED, {"label": "x"})
     assert isinstance(parked, Parked)
+    assert re.fullmatch(r"[0-9a-f]{12}\.1", parked.grant)
     assert [(e["process"], e["owner"], e["label"], e["beat"]) for e in memory.entries()] == [(NO_PROCESS, "o", "x", 0)]
     refused = park(store, "k", replace(OWNED, owner="p"), {})
     assert isinstance(refused, Reply)
@@ -108,7 +111,9 @@ def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(memory.holders()) == left
 
 
-@pytest.mark.parametrize("what", ["held", "in doubt", "taken away", "found lost", "away", "not acquired", "two keys"])
+@pytest.mark.parametrize(
+    "what", ["held", "in doubt", "taken away", "found lost", "away", "a parent's", "not acquired", "two keys"]
+)
 def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one command, so that nobody gets it in between; the lock object holds nothing then, whatever came of it."""
     lock = memory.lock(*(("a", "b") if what == "two keys" else ("k",)), terms=OWNED)
@@ -118,7 +123,14 @@ def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.Mo
         with pytest.raises(LockMisused, match="one key"):
             park_held(lock, OWNED, {})
         return
-    grant, events = grant_of(lock), memory.events
+    grant, events, limits = grant_of(lock), memory.events, list[Any]()
+    memory.session.commands.timeout = 7.0
+    watch(memory.session, "apply", limits)
+    if what == "a parent's":
+        monkeypatch.setattr(memory.session, "pid", -1)
+        assert park_held(lock, OWNED, {}) is None
+        assert memory.holders() == [grant.id]
+        return
     grant.outcome_unknown = what == "in doubt"
     if what in ("taken away", "found lost"):
         memory.apply(remove=(grant.id,), force=True)
@@ -129,13 +141,15 @@ def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(memory.session.store, "answer", lambda key=None: away(key))
         with pytest.raises(LockBackendFailed):
             park_held(lock, OWNED, {})
-        assert memory.session.cleanup.pending
+        (removal,) = memory.session.cleanup.pending.values()
+        assert not removal.action.step.force  # it would end a minimum hold
         monkeypatch.undo()
         memory.server.away = None
     else:
         parked = park_held(lock, OWNED, {})
         assert (parked is None) == (what in ("taken away", "found lost"))
         assert memory.holders() == [parked.grant] if parked else memory.holders() != [grant.id]
+        assert [timeout for _, step, timeout in limits if step.resumes] == [7.0] * (what != "found lost")
         assert what == "found lost" or tombstones(memory) == [grant.id] * (what == "in doubt")
         assert eventually(lambda: not memory.session.known)
     assert (lock.held, own(lock).grants) == (False, ())
@@ -362,6 +376,9 @@ def test_a_downgrade_is_tried_until_the_end_of_the_lease(memory: Memory, monkeyp
     asked = downgrade(own(lock))
     assert isinstance(next(asked), Apply)
     assert asked.throw(LockBackendFailed("away", "k")) == Pause(ANY, CALM.lease)
+    (reader,) = memory.session.queue.waiting.values()  # so that it can be woken; in no line
+    assert (reader.terms.mode, memory.session.queue.lines) == ("shared", {})
+    assert reader.id in memory.session.registry.grants
     asked.close()
 
 
