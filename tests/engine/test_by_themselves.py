@@ -3,7 +3,6 @@
 import itertools
 import os
 import re
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -22,7 +21,7 @@ from pymongo.errors import (
     WriteConcernError,
 )
 
-from django_mongolock.engine import clock, text_checks
+from django_mongolock.engine import clock, logs, text_checks
 from django_mongolock.engine.lock import transaction
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.lock.transaction import TRANSIENT, UNKNOWN, Atomic
@@ -30,7 +29,8 @@ from django_mongolock.engine.protocol import processes
 from django_mongolock.engine.protocol.actions import Apply, Pause, ReleaseUncontended
 from django_mongolock.engine.protocol.processes import this_process
 from django_mongolock.engine.rule.document import Step, Terms
-from django_mongolock.engine.rule.options import LockOptions, refuse_options
+from django_mongolock.engine.rule.options import LockOptions, check_age, check_wait, refuse_options
+from django_mongolock.engine.rule.replies import Bell
 from django_mongolock.engine.session import errands as errands_module
 from django_mongolock.engine.session import releases as releases_module
 from django_mongolock.engine.session.errands import MOST_TRIES, Errand, Errands
@@ -45,6 +45,7 @@ from django_mongolock.engine.session.releases import (
 from django_mongolock.engine.session.session import PerProcess, Sessions
 from django_mongolock.engine.session.waits import LINGER, RETRY_FIRST, RETRY_LAST, SILENCE, Listener
 from django_mongolock.engine.store import errors, layout
+from django_mongolock.engine.store.base import is_heard_here
 from django_mongolock.engine.store.election import ClockEncoder, _ClusterTimeEncoder
 from django_mongolock.exceptions import (
     LockBackendFailed,
@@ -86,7 +87,8 @@ class AsyncCall:
         *(({"on_lost": coroutine}, TypeError), ({"on_release_requested": AsyncCall()}, TypeError)),
         *(({"mode": "semaphore"}, ValueError), ({"release": "later"}, ValueError)),
         *(({"permits": 2, "mode": "shared"}, TypeError), ({"permits": 0}, ValueError), ({"permits": True}, TypeError)),
-        *(({"permits": "2"}, TypeError), ({"permits": 2, "weight": 3}, ValueError), ({"permits": 10**6}, ValueError)),
+        *(({"permits": value}, TypeError) for value in ("2", 2.5)),
+        *(({"permits": 2, "weight": 3}, ValueError), ({"permits": 10**6}, ValueError)),
         *(({"permits": 2, "weight": 0}, ValueError), ({"weight": 2}, TypeError), ({"resize": True}, TypeError)),
     ],
     ids=lambda value: str(value).partition(" at 0x")[0][:40],
@@ -118,6 +120,18 @@ def test_options_that_are_right() -> None:
         with pytest.raises(TypeError, match=told):
             refuse_options({name: 1})
     refuse_options({})
+    for check, value, seconds in (
+        *((check_age, 0, 0.0), (check_age, 1, 1.0), (check_age, timedelta(seconds=2), 2.0)),
+        *((check_wait, 0, 0.0), (check_wait, 1, 1.0), (check_wait, 2.5, 2.5), (check_wait, None, None)),
+    ):
+        assert (found := check(value)) == seconds
+        assert type(found) is type(seconds)
+    for check, wrong, told in (
+        *((check_age, False, "older_than is a number"), (check_age, -1, "older_than must be more than 0")),
+        *((check_wait, -1, "wait is 0 for a single try"), (check_wait, "3", "wait is a number of seconds or")),
+    ):
+        with pytest.raises((TypeError, ValueError), match=told):
+            check(wrong)
     with pytest.raises(TypeError, match="two things"):
         MongoLock(lambda: None, ("k",), Terms()).acquire(timeout=1)  # type: ignore[arg-type,return-value]
 
@@ -142,6 +156,45 @@ def test_texts_that_are_stored() -> None:
     assert (
         len(text_checks.tidy_fact("\xe9" * 999)) == len(text_checks.tidy_fact("x" * 999)) == text_checks.MAX_FACT_LENGTH
     )
+
+
+def test_plain_text_is_not_gone_through_letter_by_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P8: nearly every key, owner and label is plain, and each lock has some."""
+    monkeypatch.setattr(text_checks, "unicodedata", None)
+    assert text_checks.check_text("owner", "order:5") == text_checks.tidy_fact("order:5") == "order:5"
+
+
+# Lines in the log, and pauses
+
+
+def test_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """F57, F60: an event and its facts, none of which can pass for another; the same as fields, for who reads JSON."""
+    caplog.set_level(logs.INFO, "django_mongolock")
+    logs.log(logs.DEBUG, "not wanted")
+    logs.log(logs.INFO, "lock lost", key="a", why='two "words"', label="x=y", token=5, left=1.5, place="", at=Path("/"))
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logs.log_exception("callback failed", key="b")
+    said, failed = caplog.records
+    assert said.getMessage() == r'lock lost key=a why="two \"words\"" label="x=y" token=5 left=1.5 at=/'
+    fields = {name: value for name, value in vars(said).items() if name.startswith("lock_")}
+    assert fields == {
+        "lock_key": "a", "lock_why": 'two "words"', "lock_label": "x=y", "lock_token": 5, "lock_left": 1.5,
+        "lock_place": "", "lock_at": "/",
+    }  # fmt: skip
+    assert said.funcName == failed.funcName == "test_a_line_in_the_log"
+    assert (failed.levelname, failed.getMessage()) == ("ERROR", "callback failed key=b")
+    assert failed.exc_info
+    assert not said.exc_info
+    assert failed.exc_info[0] is ValueError
+
+
+def test_a_pause_grows_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anything from nothing to twice as much after each attempt: those who failed together do not come together."""
+    monkeypatch.setattr("random.uniform", lambda least, most: (least, most))
+    longest: list[Any] = [clock.backoff(attempt) for attempt in (1, 2, 3, 5, 6, 5_000)]
+    assert longest == [(0, 0.05), (0, 0.1), (0, 0.2), (0, 0.8), (0, 1.0), (0, 1.0)]
 
 
 # Errors of the driver
@@ -174,6 +227,7 @@ def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
         (REFUSED_TLS, client(server(REFUSED_TLS), server(REFUSED_TLS)), "no TLS", False),
         (REFUSED_TLS, client(server(REFUSED_TLS), server(OSError("refused"))), "no TLS", True),
         (WriteConcernError("secret", 64, {"codeName": "Late"}), None, "did not confirm in time .Late", True),
+        (AutoReconnect("secret"), None, "did not answer within 2.0 s .AutoReconnect", True),
         (NetworkTimeout("secret"), None, "did not answer within 2.0 s .NetworkTimeout.$", True),
         (NetworkTimeout("secret"), client(), "within.*no server belongs to the replica set 'rs0'", True),
         (failure(50, name="Late"), None, "did not answer within", True),
@@ -200,6 +254,21 @@ def test_what_an_error_of_the_driver_becomes(error: PyMongoError, at: Any, told:
     assert errors.translate(error, 2.0, "k").key == "k"
 
 
+def test_an_error_keeps_no_frame_alive() -> None:
+    """The frames of who called the driver hold the lock object, which would look used for ever."""
+    for error in (failure(2), AutoReconnect("away")):
+        try:
+            try:
+                raise OSError("refused")
+            except OSError:
+                raise error  # noqa: B904 - as the driver does
+        except PyMongoError as caught:
+            shown = errors.bare(caught)
+        assert (error.__traceback__, getattr(error.__context__, "__traceback__", error)) == (None, None)
+        assert (shown is error) == isinstance(error, AutoReconnect)
+    assert (str(errors.bare(failure(2, name="Bad"))), errors.bare(failure(2)).code) == ("Bad", 2)  # type: ignore[attr-defined]
+
+
 def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """P5: another namespace's /proc has another process of this number, and would show that it has ended."""
     (tmp_path / "1").mkdir()
@@ -218,12 +287,13 @@ def test_a_process_is_named_by_its_namespaces() -> None:
     assert re.fullmatch(r"[-0-9a-f]{36} pid:\[\d+\] (time:\[\d+\]|-) \d+ \d+", this_process())
 
 
-def test_where_a_server_is_said_to_be() -> None:
+def test_where_a_server_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """F9: the servers that do not answer, why, and what to look at."""
     refused = OSError("h:1: [Errno 111] Connection refused (configured timeouts: …)")
     for servers, writable, told in (
         ([server()], True, "h:1 (primary). Is the primary overloaded"),
         ([server(kind="RSSecondary")], False, "h:1 (secondary). There is no primary"),
+        ([server(), server(refused, known=False)], False, "h:1 (Connection refused). There is no primary"),
         ([server(refused, known=False)], False, "h:1 (Connection refused). Is it running"),
         ([server(OSError("it timed out"), known=False, address=("::1", 2))], False, "[::1]:2 (no answer)"),
         ([server(ValueError("x"), known=False, address=("/s.sock", None))], False, "/s.sock (ValueError)"),
@@ -231,12 +301,26 @@ def test_where_a_server_is_said_to_be() -> None:
         ([server()] * 3, True, "h:1 (primary). "),
     ):
         assert told in errors.whereabouts(client(*servers, writable=writable))
-    assert "needs no server" in errors.whereabouts(client(server(refused, known=False)))
+    away = client(server(refused, known=False))
+    assert errors.whereabouts(away).endswith(" A test that asks for the fixture mongolock needs no server.")
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    assert errors.whereabouts(away).endswith("are HOST and PORT right?")
     assert errors.is_out_of_reach(client(server(refused), server(refused)))
     assert not errors.is_out_of_reach(client(server(refused), server()))
 
 
 # What is in the database, and which server that is
+
+
+class Cursor:
+    """A cursor that finds nothing. stays: whether it is alive after that."""
+
+    def __init__(self, stays: bool) -> None:
+        self.alive, self.stays = True, stays
+
+    def __next__(self) -> object:
+        self.alive = self.stays
+        raise StopIteration
 
 
 class Capped:
@@ -263,7 +347,7 @@ class Capped:
         assert cursor_type == CursorType.TAILABLE
         if self.alive is None:
             raise failure(2)
-        yield SimpleNamespace(__next__=None, alive=self.alive)
+        yield Cursor(self.alive)
 
     def command(self, name: str, collection: str, *, cappedSize: int) -> None:  # noqa: N803
         assert (name, collection, cappedSize) == ("collMod", "bells", 4096)
@@ -275,19 +359,52 @@ class Capped:
     [
         *((None, False, False, False), (48, True, True, False), (48, True, False, False), (48, True, None, True)),
         *((13, False, True, True), (13, True, True, False), (13, True, None, True), (99, True, True, True)),
+        (48, False, True, False),
     ],
 )
 @pytest.mark.parametrize("resize", [False, True])
 def test_a_collection_with_a_limit(
-    code: int | None, there: bool, alive: bool | None, *, raises: bool, resize: bool, monkeypatch: pytest.MonkeyPatch
+    code: int | None, there: bool, alive: bool | None, *, raises: bool, resize: bool
 ) -> None:
     """F44: it is made, or is there and has a limit to its size, or else the error is raised."""
-    monkeypatch.setattr(layout, "next", lambda cursor, default: default, raising=False)
     collection: Any = Capped(code, there, alive)
     with pytest.raises(OperationFailure) if raises else nullcontext():
         layout.make_capped(collection, 4096, resize=resize)
     assert collection.changed is (resize and code is not None and not raises)
     assert (layout.exists(collection), layout.stays_open(collection)) == (there, alive)
+
+
+def test_indexes_are_looked_for_once_in_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F144: in the background, by a thread that keeps no process from ending; only those that are missing are made."""
+    now, started, made = 1_000.0, list[Any](), list[str]()
+    monkeypatch.setattr(clock, "now", lambda: now)
+    monkeypatch.setattr("threading.Thread", lambda **how: SimpleNamespace(start=lambda: started.append(how)))
+    there = dict.fromkeys(layout.INDEXES)
+    collection: Any = SimpleNamespace(
+        index_information=lambda: there,
+        create_indexes=lambda models: made.extend(each.document["name"] for each in models),
+    )
+    keeper = layout.IndexKeeper()
+    for seconds in (59, 1, 0, 59, 1):
+        now += seconds
+        keeper.see_to(collection)
+    assert started == 2 * [
+        {"target": layout._make_missing, "args": [collection], "name": "mongolock-indexes", "daemon": True}
+    ]
+    layout._make_missing(collection)
+    assert made == []
+    del there["mongolock_purge_at"], there["mongolock_contended"]
+    layout._make_missing(collection)
+    assert made == ["mongolock_contended", "mongolock_purge_at"]
+
+
+def test_a_bell_is_told_to_the_session_of_this_process() -> None:
+    """Or else it is rung for another one."""
+    heard: list[Bell] = []
+    store: Any = SimpleNamespace(hearers={"mine": heard.append})
+    for session in ("mine", "another"):
+        assert is_heard_here(store, Bell(session, "g")) == (session == "mine")
+    assert heard == [Bell("mine", "g")]
 
 
 def test_the_name_of_the_primary() -> None:
@@ -564,7 +681,7 @@ def test_errands_of_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None
     assert errands._untried
     errands.flush(0.03)
     assert errands._untried
-    monkeypatch.setattr(time, "sleep", lambda _: threads.calls.pop(0)())
+    monkeypatch.setattr(errands_module, "time", SimpleNamespace(sleep=lambda _: threads.calls.pop(0)()))
     errands.flush(10)
     assert not errands._untried
 
@@ -590,6 +707,9 @@ def test_releases_are_remembered_until_a_majority_has_them() -> None:
         assert releases.look_at == (now + FAILOVER_LOOK_EVERY if left else float("inf"))
     assert releases.made(third)
     assert (releases.undone("one", 200 + REMEMBERED_FOR), len(releases)) == ([], 0)
+    assert releases.made(third)
+    releases.confirmed("one", 201)
+    assert not len(releases)
     releases.close()
     assert (releases.made(third), len(releases)) == (False, 0)
 
@@ -611,9 +731,9 @@ def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys.guess("b")
     assert not keys.guess("c")
     monkeypatch.setattr(releases_module, "MAX_KEYS", 3)
-    for key in "defgdh":
+    for key in "defdg":
         keys.released(key)
-    assert list(keys._left) == ["g", "d", "h"]
+    assert list(keys._left) == ["f", "d", "g"]
 
 
 class Hearing:
@@ -655,7 +775,7 @@ def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: 
     something and hears no more, it has all waiters look."""
     away = LockBackendFailed("away", "k")
     session: Any = Hearing([[away]] * 8 + [[None, "bell", away], [AutoReconnect("gone")], []])
-    monkeypatch.setattr(time, "sleep", session.sleep)
+    monkeypatch.setattr("django_mongolock.engine.session.waits.time", SimpleNamespace(sleep=session.sleep))
     listener: Any = Listener(session, session)
     begins = list[float]()
     listen = session.listen

@@ -1,5 +1,6 @@
 """What a key and a fact may be, and how damage is found in what is stored."""
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,12 +12,25 @@ from django_mongolock.engine.rule.document import (
     DOCUMENT_FIELDS,
     LAST_TOKEN,
     Terms,
+    describe,
     entry,
     find_damage,
     is_holder,
     is_waiter,
 )
-from django_mongolock.engine.rule.replies import read_reply
+from django_mongolock.engine.rule.replies import (
+    Beat,
+    Bell,
+    Former,
+    Found,
+    News,
+    Reply,
+    read_bell,
+    read_bells,
+    read_found,
+    read_reply,
+    read_taken,
+)
 from django_mongolock.engine.text_checks import MAX_FACT_LENGTH, MAX_TEXT_LENGTH, check_fact
 from django_mongolock.exceptions import LockDocumentDamaged
 from tests.support import lock_documents as made
@@ -101,21 +115,70 @@ def test_what_a_newer_release_wrote_is_to_be_left_alone() -> None:
 
 def test_a_reply_tells_how_a_grant_stands() -> None:
     """P4: what it says of times is for timers and people; no more than a whole lease, whatever the clocks say."""
-    ends = NOW + timedelta(seconds=10)
-    raw = {"now": NOW, "mine": holder(beat=3), "place": -1, "waiting": 2, "first_end": ends, "holder": holder()}
-    reply = read_reply("k", raw)
-    assert (reply.token, reply.beat, reply.place, reply.waiting) == (5, 3, None, 2)
-    assert reply.first_end == 10.0
-    assert reply.held
+    mine, theirs, ends = holder(beat=3), holder(grant="g2", host="web2"), NOW + timedelta(seconds=10)
+    others = {
+        "granted": [{"to": "s2", "grant": "g3", "token": 6, "at": NOW}],
+        "former": {"grant": "g0", "process": "p"},
+    }
+    raw = {"now": NOW, "token": Int64(9), "mine": mine, "place": -1, "waiting": 2, "first_end": ends, "holder": theirs}
+    known: dict[str, Any] = {"waiting": 2, "first_end": 10.0, "holder": describe(theirs, NOW), "last_token": 9}
+    held: dict[str, Any] = {"held": True, "token": 5, "acquired_at": mine["acquired_at"]}
+    reply = read_reply("k", {**raw, **others})
+    bells = (Bell("s2", "g3", News(6, NOW)),)
+    assert reply == Reply(**held, beat=3, **known, former=Former("g0", "p"), bells=bells)
+    assert (reply.now, reply.mine, reply.theirs) == (NOW, mine, theirs)
+    queued = {**raw, "mine": None, "queued": waiter(beat=4), "former": {"grant": "g0"}}
+    assert read_reply("k", {**queued, "place": 0}) == Reply(beat=4, place=0, **known)
+    assert read_reply("k", {**queued, "place": None}) == Reply(beat=4, **known)
     set_back = read_reply("k", {**raw, "first_end": NOW + timedelta(hours=1)})
-    assert set_back.first_end == holder()["server_lease"] / 1000
-    queued = read_reply("k", {**raw, "mine": None, "place": 0})
-    assert (queued.held, queued.first_end, queued.place) == (False, 10.0, 0)
+    assert set_back.first_end == theirs["server_lease"] / 1000
+    own = read_reply("k", {**raw, "mine": theirs})
+    assert (own.holder, own.beat) == (None, 0)
+    assert read_reply("k", {**raw, "mine": None, "holder": None}).first_end == 10.0
+    assert read_reply("k", {"now": NOW, "waiting": 0}) == Reply()
+    assert read_reply("k", None) == Reply(found=False)
+    taken = {"now": NOW, "token": 5, "mine": mine}
+    assert read_taken("k", taken) == Reply(**held, beat=3, first_end=10.0, last_token=5)
 
 
-@pytest.mark.parametrize("name", ["mine", "holder"])
-def test_a_damaged_entry_in_a_reply_is_an_error(name: str) -> None:
+def test_for_how_long_the_first_holder_has_held() -> None:
+    """It is for people, and for retries: never less than nothing, and unknown where nobody holds the key."""
+    theirs = holder()
+    for now, seconds in ((NOW, 2.0), (theirs["acquired_at"], 0.0), (NOW - timedelta(hours=1), 0.0), (None, math.inf)):
+        assert Reply(now=now, theirs=theirs).held_for == seconds
+    assert Reply(now=NOW).held_for == math.inf
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("mine", "holders is damaged"), ("holder", "holders is damaged"), ("queued", "waiters"), ("first_end", "a date")],
+)
+def test_a_damaged_entry_in_a_reply_is_an_error(name: str, told: str) -> None:
     """F55: a grant is never read out of an entry that we did not write."""
     raw = {"now": NOW, "place": -1, "waiting": 0, "first_end": None, name: {"grant": "g", "until": NOW}}
-    with pytest.raises(LockDocumentDamaged, match="damaged"):
+    with pytest.raises(LockDocumentDamaged, match=told):
         read_reply("k", raw)
+
+
+def test_a_bell_is_read_as_it_was_rung() -> None:
+    """F55: and what nobody of ours has written there is none."""
+    for bell in (Bell("s", "g", News(5, NOW)), Bell("s", "g")):
+        assert read_bell(bell.message) == bell
+    heard = {"to": "s", "grant": "g"}
+    assert read_bells({"granted": [7, {"to": "s"}, heard]}) == (Bell("s", "g"),)
+    assert read_bells({"granted": None}) == read_bells({}) == ()
+
+
+def test_what_a_renewal_found() -> None:
+    """F55: whatever else stands there, the grants that can be read are."""
+    asked = {"grant": "g", "beat": 3, "token": Int64(5), "release_requested_by": "a\nb"}
+    odd = [7, {"grant": 7}, {"grant": "h", "beat": "3", "release_requested_by": 5}, asked]
+    assert read_found({"token": 9, "holders": odd}) == Found(9, {"g": Beat(3, "a?b", 5), "h": Beat(0)}, {})
+    assert read_found({"token": "9", "holders": 7, "waiters": [asked]}) == Found(0, {}, {"g": Beat(3, "a?b", 5)})
+
+
+def test_the_server_lets_a_lease_live_longer_than_its_holder_believes() -> None:
+    """P1: by a tenth of it, and by the margin at least."""
+    terms = Terms(lease=30.0, margin=1.0, clock_margin=0.1)
+    assert (terms.server_lease, terms.server_lease_of(5.0)) == (33.0, 6.0)
+    assert (terms.holder_lease_of(30.0), terms.holder_lease_of(5.0)) == (27.0, 4.0)

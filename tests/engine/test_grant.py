@@ -130,6 +130,12 @@ def test_when_it_is_renewed(make: Callable[..., Grant], now: Clock) -> None:
     assert (capped.lease.until, capped.lease.last) == (200, 200)
     now.time = 200
     assert (capped.held, capped.reason) == (False, "it was held longer than max_hold")
+    now.time = 100
+    for max_hold in (None, 40.0):
+        reader = make(max_hold=max_hold)
+        reader.lease.last = 115  # as a downgrade leaves it
+        assert reader.mark_held(Granted(5, NOW, 130, 100))
+        assert (reader.lease.until, reader.lease.last) == (115, 115)
 
 
 def test_what_a_renewal_gives(make: Callable[..., Grant]) -> None:
@@ -183,10 +189,14 @@ def test_a_renewal_that_failed_is_tried_again(make: Callable[..., Grant], monkey
     for _ in range(2_000):
         short.postpone(0)  # with no number that is too large
     assert short.lease.renew_at == 0.5
+    short.lease.waiter_length = FOREVER
+    short.postpone(0)
+    assert short.lease.renew_at == 1024
 
 
-def test_who_has_a_grant(make: Callable[..., Grant]) -> None:
-    """F65: lock objects that share it; the last one stays noted. Those that are gone do not count."""
+def test_who_has_a_grant(make: Callable[..., Grant], monkeypatch: pytest.MonkeyPatch) -> None:
+    """F65: lock objects that share it; the last one stays noted. Those that are gone do not count. For a single one no
+    object is made, at which the garbage collector might run under the mutex."""
     locks = [OwnerToken() for _ in range(3)]
     refs: list[weakref.ref[object]] = [weakref.ref(lock) for lock in locks]
     users = [User(ref, {}) for ref in refs]
@@ -215,6 +225,8 @@ def test_who_has_a_grant(make: Callable[..., Grant]) -> None:
     other.users = (users[1],)
     assert other.drop_user(refs[0]) is None
     assert other.held
+    monkeypatch.delattr(Grant, "_users_but")
+    assert other.drop_user(refs[1]) is True
 
 
 def test_what_may_still_arrive(make: Callable[..., Grant], now: Clock) -> None:

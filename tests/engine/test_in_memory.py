@@ -15,7 +15,7 @@ import pytest
 
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol.actions import FOREVER, Apply, Pause, QueueNext
-from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
+from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.rule.options import LockOptions
@@ -242,24 +242,6 @@ def test_a_renewal_of_a_waiter_is_worth_a_place(memory: Memory, monkeypatch: pyt
     waiter.let_go()
 
 
-def test_what_was_queued_for_has_the_time_of_a_place_for_its_first_renewal(
-    memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F178: a document that cannot be written costs others no more than a sixth of what they have, and one that was
-    just handed over has no whole lease yet."""
-    grant = grant_of(memory.lock(terms=replace(LONG, waiter_lease=6.0)).acquire())
-    grant.lease.until = memory.session.now() + 6.0
-    limits: list[float] = []
-
-    def renew(keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        limits.append(timeout)
-        return {}
-
-    monkeypatch.setattr(memory.session.store, "renew", renew)
-    memory.session.renewals.renew([grant])
-    assert limits == [pytest.approx(1.0)]
-
-
 def test_a_grant_that_is_answered_after_the_wait_is_given_back(memory: Memory) -> None:
     """P6: a hand-over is answered between the last look of who waits for it, and the end of that wait."""
     session, documents = memory.session, memory.server.documents
@@ -457,24 +439,6 @@ def test_a_cancelled_wait_sleeps_no_more(memory: Memory) -> None:
     theirs.release()
 
 
-def test_a_heartbeat_that_was_closed_starts_no_thread(memory: Memory) -> None:
-    """F108: in the main thread, the close of its session would wait until one of the threads is free."""
-    heartbeat, started = memory.new_session().heartbeat, list[Callable[[], None]]()
-    heartbeat.close()
-    heartbeat.elsewhere = started.append  # type: ignore[method-assign,assignment]
-    heartbeat.see_to(0.0)
-    assert not started
-
-
-def test_a_heartbeat_has_one_thread(memory: Memory) -> None:
-    """P8: however often it is started."""
-    heartbeat = memory.session.heartbeat
-    heartbeat.start()
-    first = heartbeat.thread
-    heartbeat.start()
-    assert heartbeat.thread is first is not None
-
-
 def test_an_extension_that_is_answered_late_brings_no_end_nearer(memory: Memory) -> None:
     """P7: renewals that were sent after it have given more."""
     mine = memory.lock(terms=CALM).acquire()
@@ -545,21 +509,6 @@ def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: 
     waiter.let_go().end()
 
 
-def test_nothing_is_renewed_that_was_never_granted(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
-    """F153: a place in a queue that cannot be renewed is no renewal that failed."""
-    theirs = memory.other().acquire()
-    waiter = memory.waiter()
-    assert eventually(lambda: len(memory.server.documents["k"]["waiters"]) == 1)
-    (grant,) = memory.session.queue.waiting.values()
-    for each, said in ((grant, "places in queues not renewed"), (grant_of(theirs), "renewal failed")):
-        memory.server.away = threading.current_thread()
-        memory.session.renewals.renew([each])
-        memory.server.away = None
-        assert said in caplog.messages[-1]
-    theirs.release()
-    waiter.let_go().end()
-
-
 def test_a_wrong_guess_lengthens_no_wait(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F118: the short form takes four of five seconds and finds the key held: one second is left for the whole rule."""
     given: list[float] = []
@@ -604,22 +553,6 @@ def test_a_release_that_an_election_has_undone_is_made_again(memory: Memory, clo
     else:
         memory.server.advance(FAILOVER_LOOK_EVERY)
     assert eventually(lambda: memory.holders() == [])
-
-
-def test_a_removal_is_tried_for_as_long_as_its_command_may_arrive_and_then_given_up(
-    memory: Memory, caplog: pytest.LogCaptureFixture
-) -> None:
-    """F17, F9: a server that is away for good is not asked for ever; by then the lease has ended by itself."""
-    mine = memory.lock(terms=CALM).acquire()
-    memory.server.away = threading.Thread()
-    mine.release()
-    memory.server.advance(TOMBSTONE_TTL / 1000)
-    time.sleep(0.1)
-    assert memory.session.cleanup.pending
-    memory.server.advance(CALM.lease + 10)
-    assert eventually(lambda: not memory.session.cleanup.pending)
-    assert "removal given up" in caplog.text
-    memory.server.away = None
 
 
 def test_the_end_of_a_session_makes_up_for_what_had_failed(memory: Memory) -> None:
@@ -759,14 +692,6 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
     with mine:
         assert mine._session() is memory.session
         assert len(sessions) == 2
-
-
-@pytest.mark.parametrize(("failures", "seconds"), [(0, 2.0), (1, 0.3), (2, 4.0)])
-def test_how_long_a_renewal_may_take(memory: Memory, failures: int, seconds: float) -> None:
-    """P7: the second one, for each key, less: it is for those that are not stuck."""
-    grant = new_grant(memory.session, memory.lock(terms=Terms(lease=12, margin=1, waiter_lease=12)), object())
-    grant.lease.failures = failures
-    assert memory.session.renewals._limit([grant]) == pytest.approx(seconds)
 
 
 class Idle:

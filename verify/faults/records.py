@@ -15,7 +15,8 @@ lines behind. Times are by the one clock that all processes of the machine share
     told     id                     on_lost was called
     force    key, tokens, ids       somebody is about to take the lock from the holders with these tokens; `ids`: whose
                                     they are, where the documents say that
-    starved  t, u                   a thread of this process that does nothing but sleep woke so late
+    starved  t, u                   a thread of this process waited so long for a processor: one that does nothing but
+                                    sleep woke late, or Linux says it of another one
     end                             the process ends in order
     run      seed, lock, …          the run begins
                                     timeout: the bound on a command, by which it promises when `acquire` is back
@@ -31,6 +32,7 @@ lines behind. Times are by the one clock that all processes of the machine share
     free     key, since, seen       afterwards, somebody new could take this key; it could be tried from `since` on
 """
 
+import contextlib
 import json
 import os
 import threading
@@ -78,13 +80,27 @@ class Journal:
         """From now on, write down when this process did not get to run: it was stopped, or the machine was busy."""
 
         def watch() -> None:
+            waited = _waits_for_a_processor()
             while True:
                 due = now() + _BEAT
                 time.sleep(_BEAT)
-                if (woke := now()) > due + _BEAT:
-                    self.write("starved", due, u=woke)
+                woke, before = now(), waited
+                waited = _waits_for_a_processor()
+                longest = max((seconds - before.get(thread, 0.0) for thread, seconds in waited.items()), default=0.0)
+                since = min(due, woke - longest)
+                if woke > since + _BEAT:
+                    self.write("starved", since, u=woke)
 
         threading.Thread(target=watch, name="watch", daemon=True).start()
+
+
+def _waits_for_a_processor() -> dict[str, float]:
+    """For how many seconds each thread of this process has been ready to run, and did not; nothing but on Linux."""
+    found = {}
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # it has ended
+            found[task.parent.name] = int(task.read_text().split()[1]) / 1e9
+    return found
 
 
 def read(folder: Path) -> list[Record]:

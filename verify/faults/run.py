@@ -72,8 +72,8 @@ RESTS: Final = {
 FAVOURED: Final = 3
 #: How many seconds after the lease of a stopped process another one is given to be let in.
 RIVAL: Final = 5.0
-#: Who needs longer for a plain write, in seconds, stands still.
-STALL: Final = 0.5
+#: Who needs longer for a plain write, in seconds, stands still: the first renewal of a short lease has no more.
+STALL: Final = 0.25
 
 
 @dataclass(slots=True)

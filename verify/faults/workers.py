@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+import django
+
 from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockLost
 from django_mongolock.inspection.operations import clear_stale, force_release
@@ -388,6 +390,7 @@ def work(  # noqa: PLR0917 - passed on by multiprocessing
         os.dup2(log.fileno(), 2)
     logging.basicConfig(level=logging.ERROR)
     faulthandler.register(signal.SIGUSR1, file=2)
+    django.setup()  # else the first lock of a document does it, and an event loop stands still meanwhile
     journal = Journal(folder, kind)
     journal.watch()
     worker = Worker(Ours(uri), journal, seed, habits)

@@ -156,7 +156,7 @@ def read_reply(key: str, raw: Document | None) -> Reply:
     mine, holder, place, first_end, queued = (
         raw.get(name) for name in ("mine", "holder", "place", "first_end", "queued")
     )
-    if not all(entry is None or is_holder(entry) for entry in ((mine,) if holder is mine else (mine, holder))):
+    if not all(entry is None or is_holder(entry) for entry in (mine, holder)):
         raise LockDocumentDamaged(key, "an entry of its holders is damaged")
     if queued is not None and not is_waiter(queued):
         raise LockDocumentDamaged(key, "an entry of its waiters is damaged")
@@ -183,7 +183,7 @@ def read_reply(key: str, raw: Document | None) -> Reply:
 def read_taken(key: str, raw: Document) -> Reply:
     """Read the answer to `short_forms.TAKE_FREE`, which has taken a free lock: see `read_reply`."""
     mine = raw["mine"]
-    return read_reply(key, {**raw, "place": -1, "waiting": 0, "first_end": mine.get("until"), "holder": mine})
+    return read_reply(key, {**raw, "waiting": 0, "first_end": mine.get("until"), "holder": mine})
 
 
 def _read_int(document: Document, name: str) -> int:

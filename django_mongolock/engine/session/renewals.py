@@ -99,9 +99,9 @@ class Renewals:
         """Renew a batch, and distinguish what is lost for good from what may only be late."""
         number, sent = next(self._commands.numbers), self._session.now()
         # Now: what waits while the command is sent, and holds the lock when it is answered, was given a place by it.
-        lengths = [grant.length for grant in grants]
-        behind = tuple(grant.waiting.behind for grant in grants)
-        counts = any(grant.waiting.counted or count for grant, count in zip(grants, behind, strict=True))
+        asked = [(grant, grant.length, grant.waiting.behind) for grant in grants]
+        behind = tuple(count for _, _, count in asked)
+        counts = any(behind) or any(grant.waiting.counted for grant in grants)
         step = Step(renew=tuple(grant.id for grant in grants), beat=number, behind=behind if counts else ())
         found: dict[str, Found] = {}
         try:
@@ -112,7 +112,7 @@ class Renewals:
             level = WARNING if news else DEBUG
             log(level, "renewal failed" if held else "places in queues not renewed", grants=len(grants), error=error)
         finally:
-            for grant, length, count in zip(grants, lengths, behind, strict=True):
+            for grant, length, count in asked:
                 grant.waiting.counted = count > 0
                 self.judge(grant, found.get(grant.key), number, sent, length)
                 if grant.lease.once_more:

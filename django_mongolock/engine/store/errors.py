@@ -142,7 +142,7 @@ def is_refusal(error: PyMongoError) -> bool:
     something that passes."""
     if not isinstance(error, OperationFailure) or isinstance(error, WriteConcernError):
         return False
-    return not (error.timeout or error.code in _REFUSALS or _is_passing(error))
+    return not (error.code in _REFUSALS or _is_passing(error))
 
 
 def _is_passing(error: OperationFailure) -> bool:

@@ -137,7 +137,6 @@ class MongoStore:
                 ) from None
             return database.get_collection(
                 self.config.collection,
-                codec_options=options,
                 read_preference=ReadPreference.PRIMARY,
                 write_concern=MAJORITY,
                 read_concern=ReadConcern("majority"),
@@ -237,7 +236,7 @@ class MongoStore:
             except WriteError as error:
                 if error.timeout or len(keys) > 1:
                     raise  # otherwise its document is damaged: the whole rule says how
-            return set(keys) if len(keys) == 1 else {each["_id"] for each in self.latest.find(where, {"_id": 1})}
+            return set(keys) if len(keys) == 1 else {each["_id"] for each in self.latest.find(where, {"_id": True})}
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         """See Store.read()."""
@@ -255,8 +254,8 @@ class MongoStore:
             "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
-        entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
-        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": BELL_MESSAGES}
+        entry = {"grant": True, "beat": True, "release_requested_by": True}
+        fields = {"holders": {**entry, "token": True}, "waiters": entry, "token": True, "granted": BELL_MESSAGES}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
@@ -285,9 +284,9 @@ class MongoStore:
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
         """See Store.deadlock(). It is looked for twice: waits that were read one after another need not be a cycle."""
-        cycle = self._find_cycle(key, grant, timeout)
-        again = cycle and self._find_cycle(key, grant, timeout)
-        return again if cycle and again and cycle.grants == again.grants else None
+        if (cycle := self._find_cycle(key, grant, timeout)) and (again := self._find_cycle(key, grant, timeout)):
+            return again if again.grants == cycle.grants else None
+        return None
 
     def _find_cycle(self, key: str, grant: str, timeout: float) -> Cycle | None:
         with self.bounded(timeout):
