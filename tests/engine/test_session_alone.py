@@ -50,7 +50,7 @@ from django_mongolock.engine.session.releases import NO_GUESS_FOR
 from django_mongolock.engine.session.session import PerProcess
 from django_mongolock.engine.session.waits import CANCELLED_WITHIN, LONGEST_HANDOVER, Listener, Waits
 from django_mongolock.engine.session.wakeups import Wakeup
-from django_mongolock.engine.session.worker_threads import LEAST, Blocking, Call, WorkerThreads
+from django_mongolock.engine.session.worker_threads import LEAST, OVERTIME, Awaited, Blocking, Call, WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed, LockMisused
 from django_mongolock.testing.memory_server import MemoryServer, MemorySession, MemoryStore
 from tests.engine.memory import LONG, Memory
@@ -134,7 +134,7 @@ def test_two_calls_of_a_key_and_those_behind_them() -> None:
     enter(lanes, later := call("z"))
     assert lanes.end(calls[0], None) == []
     assert list(lanes.waiting[0]) == [calls[3], later]
-    assert calls[3].lane == OrderedDict()
+    assert calls[3] not in calls[3].lane  # taken back it stays in its place, so that the next of its key follows
     assert lanes.begin_next(2.0)[0] is calls[3]
     assert lanes.free_place("k")
     assert (lanes.begin_next(2.0)[0], lanes.begin_next(2.0)[0]) == (later, calls[2])
@@ -217,8 +217,8 @@ def test_a_call_is_taken_back_once() -> None:
     assert Call(lambda left: None).take_back()
 
 
-def test_what_a_blocking_call_brings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F67: its result or its error; in no time none, and then it is not begun."""
+def test_what_a_blocking_call_brings() -> None:
+    """F67: its result or its error; when its time is over, it is not begun, or it has a moment more to end."""
     one: Blocking[Any] = Blocking(lambda left: 5, 3.0)
     one.begin()
     assert one.wait(0.0) == 5
@@ -226,9 +226,37 @@ def test_what_a_blocking_call_brings(monkeypatch: pytest.MonkeyPatch) -> None:
     failing.begin()
     with pytest.raises(ZeroDivisionError):
         failing.wait(None)
-    for timeout in (0.0, -1.0):
-        with pytest.raises(LockBackendFailed, match="not sent within"):
-            Blocking(lambda left: 5, timeout).wait(timeout)
+    for timeout, begun, times, told in (
+        *((0.0, False, [0.0], "was not sent within"), (-1.0, False, [0.0], "was not sent within")),
+        *((3.0, True, [3.0, OVERTIME], "was sent, but did not end"), (None, True, [-1, OVERTIME], "within inf")),
+    ):
+        stuck, waited = Blocking[Any](lambda left: 5, timeout), list[float]()
+        if begun:
+            stuck.decided.acquire()
+        stuck.ended = SimpleNamespace(acquire=lambda timeout, note=waited.append: note(timeout))  # type: ignore[assignment]
+        with pytest.raises(LockBackendFailed, match=told):
+            stuck.wait(timeout)
+        assert waited == times
+
+
+@pytest.mark.parametrize(("begun", "done"), [(False, False), (True, False), (True, True)])
+async def test_what_an_awaited_call_brings(begun: bool, done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F67: the same, when its time is over."""
+    later, one = list[Any](), Awaited[Any](lambda left: 5, 3.0)
+    monkeypatch.setattr(one, "loop", SimpleNamespace(call_later=lambda *given: later.append(given)))
+    if begun:
+        one.decided.acquire()
+    if done:
+        one.future.set_result(5)
+    one.expire(3.0)
+    assert [given[0] for given in later] == [OVERTIME] * (begun and not done)
+    for _, end, *given in later * 2:
+        end(*given)
+    if done:
+        assert await one.future == 5
+    else:
+        with pytest.raises(LockBackendFailed, match="did not end within 3.0 s" if begun else "was not sent within 3.0"):
+            await one.future
 
 
 # How a call finds a thread
@@ -321,6 +349,34 @@ def test_a_thread_that_serves(
     assert threads._watched == (watched or returned is not None)
 
 
+def test_a_result_is_passed_on(started: list[Any]) -> None:
+    """F110: to the calls that asked the same."""
+    threads, known = WorkerThreads(4), list[Any]()
+    other = Call(lambda left, **given: known.append(given))
+    follow: Any = iter([(Call(lambda left: "refused"), None), (None, None)])
+    threads._lanes.begin_next = lambda now: next(follow)  # type: ignore[method-assign]
+    threads._lanes.end = lambda entry, result: [other]  # type: ignore[method-assign]
+    threads._serve()
+    assert known == [{"known": "refused"}]
+
+
+def test_a_thread_that_watches(started: list[Any]) -> None:
+    """F159: it looks again when the first of the calls becomes slow, or when it is woken; then another one may."""
+    threads, seen = WorkerThreads(4), list[object]()
+    pauses: Any = iter([0.25, None, None])
+
+    def serve() -> Any:
+        seen.append(threads._watched)
+        return next(pauses)
+
+    threads._serve = serve  # type: ignore[method-assign]
+    threads._alarm = SimpleNamespace(acquire=lambda timeout=None: seen.append(timeout))  # type: ignore[assignment]
+    threads._watched = True
+    threads.close()
+    threads._work()
+    assert seen == [True, 0.25, False, False]
+
+
 def test_a_thread_ends_with_its_last_call(started: list[Any]) -> None:
     """F108: what was entered before the end is made, and the next thread is told."""
     threads, made, given = WorkerThreads(2), list[str](), list[bool]()
@@ -345,7 +401,12 @@ def test_a_caller_of_closed_threads_makes_its_call_itself(started: list[Any]) ->
     """F108: nothing says that it was not made; also where they are closed just then, with threads that have ended."""
     told, ends = list[str](), WorkerThreads(2)
     ends._unstarted.pop()
-    ends._wake_one = ends.close  # type: ignore[method-assign]
+
+    def close() -> None:
+        told.append("woken")
+        ends.close()
+
+    ends._wake_one = close  # type: ignore[method-assign]
     for _ in range(2):  # closed on the way, and before
         assert ends.call(lambda left: (_thread.get_ident(), left), 0.5, on_withdrawn=lambda: told.append("no")) == (
             _thread.get_ident(),
@@ -353,7 +414,7 @@ def test_a_caller_of_closed_threads_makes_its_call_itself(started: list[Any]) ->
         )
         assert not ends.submit(lambda: None)
         assert not any(ends._lanes.waiting)
-    assert told == []
+    assert told == ["woken"]
 
 
 def test_calls_that_a_thread_makes_itself(started: list[Any]) -> None:
@@ -366,6 +427,7 @@ def test_calls_that_a_thread_makes_itself(started: list[Any]) -> None:
     assert not threads.begin_own("k")
     threads.end_own("k")
     assert (list(threads._lanes.waiting[0]), threads._tickets.qsize()) == ([one], 1)
+    assert not threads.begin_own("k")  # though only one is under way
     threads.end_own("k")
     threads.end_own(None)
     assert threads._tickets.qsize() == 1
@@ -385,6 +447,8 @@ async def test_a_coroutine_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> N
     assert [timer.cancelled() for timer in timers] == [True]
     assert await threads.acall(lambda left: left) == FOREVER
     assert len(timers) == 1
+    with pytest.raises(ZeroDivisionError):
+        await threads.acall(lambda left: 1 / 0)
     threads.close()
 
 
@@ -855,10 +919,11 @@ def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, questio
 def test_what_an_entry_says_of_its_arrival(waited: float, said: int, behind: int) -> None:
     """P5, F69: for how long it has waited, unless it just came, and how many stand behind it."""
     one = grant()
-    one.waiting.began, one.waiting.behind = 2.0**-10, behind
-    step = commands(one).with_arrival(ENTER.step, one, 2.0**-10 + waited)
-    assert step.waited == said
-    assert step.add == {**(ENTER.step.add or {}), **({"behind": 2} if behind else {})}
+    for began in (2.0**-10, NOW)[: 1 if waited == JUST_CAME else 2]:
+        one.waiting.began, one.waiting.behind = began, behind
+        step = commands(one).with_arrival(ENTER.step, one, began + waited)
+        assert step.waited == said
+        assert step.add == {**(ENTER.step.add or {}), **({"behind": 2} if behind else {})}
 
 
 def test_commands_that_are_closed() -> None:
@@ -1064,6 +1129,16 @@ def held_by_nobody(memory: Memory) -> Grant:
     one = new_grant(memory.session, memory.lock(), object())
     memory.session.queue.join(one, trial=False)
     return one
+
+
+def test_how_much_a_session_knows() -> None:
+    """P6: of all that is held, waited for or to be removed, so that a leak shows."""
+    session: Any = MemorySession(MemoryStore(MemoryServer(), Limits()))
+    assert session.known == 0
+    parts = session.registry.grants, session.registry.by_line, session.queue.waiting, session.queue.lines
+    for number, part in enumerate((*parts, session.cleanup.pending)):
+        part.update(dict.fromkeys(range(2**number)))
+    assert session.known == 0b11111
 
 
 def test_a_grant_that_has_ended_before_it_is_noted(memory: Memory) -> None:

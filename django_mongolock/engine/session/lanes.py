@@ -105,9 +105,8 @@ class Lanes(Generic[E]):
             del self.under_way[key]
         for lane in self.waiting_for_key.get(key, ()):
             if (entry := first(lane)) is not None:
-                # Taken back, it leaves `entry.lane`, which is an empty one here. So it stays in `waiting`, until a
+                # Taken back, it leaves `entry.lane`, where it is not any more. So it stays in `waiting`, until a
                 # thread takes it out, finds that it was taken back, and calls `end`: then the next of its key follows.
-                entry.lane = OrderedDict()
                 self.waiting[entry.priority][entry] = None
                 self.waiting[entry.priority].move_to_end(entry, last=False)
                 return True
