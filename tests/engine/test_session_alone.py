@@ -2,6 +2,7 @@
 
 import _thread
 import asyncio
+import itertools
 import logging
 import os
 import threading
@@ -47,7 +48,7 @@ from django_mongolock.engine.session.grant import CLOSED, Grant, State, User
 from django_mongolock.engine.session.lanes import SLOW, Lanes
 from django_mongolock.engine.session.notifications import Notifications
 from django_mongolock.engine.session.releases import NO_GUESS_FOR
-from django_mongolock.engine.session.session import PerProcess
+from django_mongolock.engine.session.session import PerProcess, Sessions
 from django_mongolock.engine.session.waits import CANCELLED_WITHIN, LONGEST_HANDOVER, Listener, Waits
 from django_mongolock.engine.session.wakeups import Wakeup
 from django_mongolock.engine.session.worker_threads import LEAST, OVERTIME, Awaited, Blocking, Call, WorkerThreads
@@ -824,6 +825,32 @@ def test_a_listener_has_one_thread(
         assert started[0].how == {"target": listener._run, "name": "mongolock-listener", "daemon": True}
 
 
+def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
+    """P8: the bells, but not what says that the server is there; and none after that."""
+    session, heard = Parts(), list[object]()
+    other: Any = SimpleNamespace(hear=heard.append, is_waited=lambda: not heard)
+    session.listen = lambda name: (each for each in (name, None, "late"))  # type: ignore[attr-defined]
+    listener: Any = Listener(session, other)  # type: ignore[arg-type]
+    assert listener._listen() == "it ended"
+    assert heard == ["s"]
+    heard.clear()
+    session.listen = lambda name: (each for each in (None, name))  # type: ignore[attr-defined]
+    listener._listen()
+    assert heard == ["s"]
+
+
+@pytest.mark.parametrize("came", [False, True])
+def test_a_listener_that_ends_while_somebody_comes(came: bool) -> None:
+    """P5: who has still seen its thread is heard for by another one."""
+    session, started = Parts(), list[object]()
+    listener: Any = Listener(session, session)  # type: ignore[arg-type]
+    goes_on: Any = iter([False, came])
+    listener._goes_on, listener._thread = lambda: next(goes_on), "this one"
+    listener.start = lambda: started.append(listener._thread)
+    listener._run()
+    assert (started, listener._thread) == ([None] * came, None)
+
+
 def test_a_listener_that_is_closed_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """P6: it does not wait for the end of its pause; else for that, and no longer."""
     session: Any = Parts()
@@ -1206,21 +1233,24 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_locks_of_a_fork_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """F29: a mutex that was taken while its process forked is not taken in the child; what the parent has made is
-    noted once."""
+    noted once, and never taken for the child's, also where nobody was told of the fork."""
     monkeypatch.setattr(PerProcess, "_all", weakref.WeakSet())
     monkeypatch.setattr(PerProcess, "_inherited", [])
     monkeypatch.setattr(PerProcess, "_mutex", PerProcess._mutex)
-    made, never = PerProcess(lambda: "value"), PerProcess(lambda: "never")
-    made.current()
+    numbers = itertools.count()
+    made, never = PerProcess(lambda: next(numbers)), Sessions[Any](lambda: None)
+    assert [made.current(), made.current()] == [0, 0]
     PerProcess._before_fork()
     mutex = PerProcess._mutex
     PerProcess._after_fork_in_child()
     PerProcess._after_fork_in_child()
     assert (mutex.locked(), PerProcess._mutex.locked()) == (True, False)
     mutex.release()
-    assert (PerProcess._inherited, made._made, never._made) == (["value"], None, None)
+    assert (PerProcess._inherited, made._made, never._made) == ([0], None, None)
     PerProcess._before_fork()
     PerProcess._after_fork_in_parent()
     assert not PerProcess._mutex.locked()
-    assert made.current() == "value"
-    assert made._made == (os.getpid(), "value")
+    assert made.current() == 1
+    never.close()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert (made.current(), made.current(), made._made) == (2, 2, (-1, 2))
