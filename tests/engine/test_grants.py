@@ -1,7 +1,10 @@
 """What a lock object decides by itself: each step of its acquisition, release and extension, by a clock that stands."""
 
 import _thread
+import asyncio
+import copy
 import gc
+import pickle
 import re
 import threading
 from collections.abc import Callable, Generator
@@ -18,12 +21,13 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.protocol.actions import Answer, Apply, Pause, ReleaseUncontended, Turn, WaitResult
 from django_mongolock.engine.rule.document import Step, Terms
-from django_mongolock.engine.rule.options import LockOptions
+from django_mongolock.engine.rule.options import UNSET, LockOptions
 from django_mongolock.engine.rule.replies import Reply
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockLost, LockMisused, LockNotAcquired
 from tests.engine.conftest import make_lock
+from tests.engine.faces import ASYNC, BLOCKING, Face
 from tests.engine.memory import LONG, Memory
 from tests.engine.twins import CALM
 from tests.support.grants import grant_of, new_grant, own
@@ -305,6 +309,73 @@ def test_the_line_that_called(memory: Memory) -> None:
     lock.release()
 
 
+# What a lock object is, and is not
+
+
+def test_what_a_lock_object_is_not(memory: Memory) -> None:
+    """Errors name what there is instead."""
+    lock = memory.lock()
+    for name, told in (("colour", "'colour'$"), ("locked", "'locked'; `held`.*lock_info")):
+        with pytest.raises(AttributeError, match=told) as missing:
+            getattr(lock, name)
+        assert (missing.value.name, missing.value.obj) == (name, lock)
+    for wrong, told in (
+        (lambda: pickle.dumps(lock), r"mongo_lock\('k'\)"),
+        (lambda: copy.copy(lock), r"mongo_lock\('k'\)"),
+        (lambda: lock(print), "mongo_locked"),  # type: ignore[operator]
+        (lambda: lock.try_acquire(timeout=1), "two things"),  # type: ignore[arg-type]
+        (lambda: asyncio.run(lock.atry_acquire(timeout=1)), "two things"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match=told):
+            wrong()
+
+
+async def test_who_blocks_an_event_loop_is_warned(memory: Memory, recwarn: pytest.WarningsRecorder) -> None:
+    """With what to write instead, which warns of nothing."""
+    lock = memory.lock()
+    async with lock:
+        assert not recwarn
+    with pytest.warns(RuntimeWarning, match="Use `async with`"):
+        lock.acquire()
+    await lock.arelease()
+
+
+def test_how_long_a_lock_is_waited_for(memory: Memory) -> None:
+    """As long as it is asked to, else as it was made, else without end."""
+    for made, given, limit in (
+        (UNSET, UNSET, None),
+        (5.0, UNSET, 5.0),
+        (None, UNSET, None),
+        (5.0, 2, 2.0),
+        (5, None, None),
+    ):
+        assert memory.lock(wait=made)._limit(given, {}) == limit
+
+
+@pytest.mark.parametrize("face", [BLOCKING, ASYNC], ids=lambda face: face.name)
+def test_a_lost_lock_goes_no_further(memory: Memory, face: Face) -> None:
+    """P7: it is not extended, nor downgraded, and its block ends with an error; that of the block itself is not
+    hidden."""
+    lock = memory.lock().acquire()
+    memory.session.lose("k")
+    for name in ("extend", "downgrade"):
+        with pytest.raises(LockLost):
+            face.call(lock, name)
+    with pytest.raises(LockLost):
+        face.call(lock, "__exit__", None, None, None)
+    error = ValueError()
+    face.acquire(lock)
+    face.extend(lock)
+    memory.session.lose("k")
+    assert face.call(lock, "__exit__", ValueError, error, None) is False
+    assert "'k'" in str(error.__notes__)
+    face.acquire(lock)
+    face.call(lock, "downgrade")
+    for _ in ("held", "released in the block"):
+        assert face.call(lock, "__exit__", None, None, None) is False
+        assert not memory.holders()
+
+
 # How several keys stand
 
 
@@ -315,7 +386,7 @@ def test_how_several_keys_stand(memory: Memory, now: Any) -> None:
         both.ensure_held()
     both.acquire()
     first, second = own(both).grants
-    assert (both.in_danger, both.release_requested) == (False, None)
+    assert (both.in_danger, both.release_requested, both.lost) == (False, None, False)
     second.lease.failures, second.reporting.release_requested_by = 1, "ann"
     assert both.in_danger
     assert both.release_requested == "ann"

@@ -692,6 +692,7 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
     with mine:
         assert mine._session() is memory.session
         assert len(sessions) == 2
+    assert mine._session() is not memory.session
 
 
 class Idle:
