@@ -14,7 +14,7 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.lock.detached import Belief, Detached, Parked, park, park_held
 from django_mongolock.engine.lock.downgrade import downgrade
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.protocol.actions import Apply, Pause
+from django_mongolock.engine.protocol.actions import Answer, Apply, Pause
 from django_mongolock.engine.protocol.processes import NO_PROCESS
 from django_mongolock.engine.rule.document import UNLIMITED, Step, entry
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
@@ -51,6 +51,10 @@ def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch
     assert CALM.lease - 1 < mine._belief.remaining
     assert not run(theirs.taking(new("h"))).held
     assert not run(theirs.keeping("h", OWNED)).held
+    keeping: Any = theirs.keeping("h", OWNED)
+    next(keeping)
+    with pytest.raises(StopIteration):  # a place in the queue is no lock
+        keeping.send(Answer(Reply(place=0), memory.session.now(), memory.session.now(), whole=True))
     assert not theirs._belief
     assert not memory.server.documents["k"]["waiters"]
     memory.server.documents["k"]["holders"][0]["min_hold"] = Int64(60_000)
