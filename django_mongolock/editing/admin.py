@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from django.contrib import admin, messages
@@ -12,9 +11,8 @@ from django.contrib.admin.options import InlineModelAdmin
 from django.contrib.admin.utils import flatten_fieldsets, quote, unquote
 from django.core import checks
 from django.core.exceptions import ValidationError
-from django.db import router
 from django.db.models import Model
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponseRedirect
 from django.template.loader import select_template
 from django.urls import reverse
 from django.utils.html import format_html
@@ -27,11 +25,12 @@ from ..engine.text_checks import check_key
 from ..exceptions import LockBackendFailed, printable
 from ..inspection import display, queries
 from ..inspection.snapshot import LockSnapshot, ShownState
+from ..transactions import PendingRelease, open_transactions
 from ..versions.admin import SealedPages
-from ..versions.seal import Fields, begin_apart, keep_what_no_page_shows
+from ..versions.seal import Fields, begin_apart, from_primary, keep_what_no_page_shows, say_deleted
 from . import texts
 from .edit_lock import EditLockStatus, edit_key
-from .page import Editing, gone
+from .page import Editing
 from .page_request import ACTION, SEAL
 
 __all__ = ["EditLockMixin"]
@@ -64,6 +63,8 @@ class EditLockMixin(SealedPages, ModelAdmin):
     through this admin is not locked.
     """
 
+    seal_field = SEAL
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if issubclass(cls, InlineModelAdmin):
@@ -86,52 +87,30 @@ class EditLockMixin(SealedPages, ModelAdmin):
         obj = self._get(request, object_id)
         if obj is None or not self.has_change_permission(request, obj):
             if is_message:
-                return self._gone(request, object_id) if self.has_change_permission(request) else gone()
-            again = obj is None and self._was_deleted(request, object_id)
-            return super().changeform_view(request, None if again else object_id, *args, **kwargs)
+                return Editing(request, self.model(pk=unquote(object_id))).gone()
+            return super().changeform_view(request, object_id, *args, **kwargs)
         editing = Editing.open(request, obj, respond=False)
         if is_message:
             return editing.respond(obj, *self._shown(request, obj)) if editing.page.takes else editing.respond()
         setattr(request, _EDITING, editing)
-        if request.method == "POST":
-            return self._save(request, editing, object_id, *args, **kwargs)
-        return super().changeform_view(request, object_id, *args, **kwargs)
+        if request.method != "POST":
+            return super().changeform_view(request, object_id, *args, **kwargs)
 
-    def _gone(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return Editing(request, self.model(pk=self._to_pk(object_id))).gone()
-
-    def _to_pk(self, object_id: str) -> Any:
-        with suppress(ValidationError, ValueError):
-            return self.opts.pk.to_python(unquote(object_id))
-        return unquote(object_id)
-
-    # Saving
-
-    def _save(self, request: HttpRequest, editing: Editing, object_id: str, *args: Any, **kwargs: Any) -> Any:
-        def attempt() -> tuple[bool, Any]:
-            found = self._get(request, object_id)
-            if found is None:
-                return True, self.changeform_view(request, object_id, *args, **kwargs)
-            editing.check(found, *self._shown(request, found))
+        def attempt(_stored: object) -> tuple[bool, Any]:
+            if (found := self._get(request, object_id)) is not None:  # as the admin's get_queryset() has it
+                editing.check(found, *self._shown(request, found))
             response = super(EditLockMixin, self).changeform_view(request, object_id, *args, **kwargs)
             return not editing.shown, response
 
-        return editing.save(self.model, router.db_for_write(self.model), attempt)
+        return editing.save(attempt)
 
-    def _was_deleted(self, request: HttpRequest, object_id: str) -> bool:
-        """Return whether to show a page for adding, with what was typed into the page of an object that was deleted."""
-        if request.method != "POST" or SEAL not in request.POST or not self.has_add_permission(request):
-            return False
-        if self._is_stored(request, object_id):
-            return False
+    def _get_obj_does_not_exist_redirect(self, request: HttpRequest, *args: Any) -> Any:
         editing = Editing(request, f"{self.opts.label_lower}:new")
         editing.deleted = True
-        if request.POST[SEAL]:
-            editing.refusals.append(
-                _("Not saved: this was deleted while you were editing it. Save again to create it again.")
-            )
+        if request.POST.get(SEAL):
+            editing.refusals.append(say_deleted())
         setattr(request, _EDITING, editing)
-        return True
+        return super()._get_obj_does_not_exist_redirect(request, *args)
 
     # What a page shows
 
@@ -142,16 +121,14 @@ class EditLockMixin(SealedPages, ModelAdmin):
         rows = list[tuple[Model, Fields]]()
         for formset, inline in self.get_formsets_with_inlines(request, obj):
             if inline.has_change_permission(request, obj) or inline.has_delete_permission(request, obj):
-                rows += _rows(formset(instance=obj, queryset=self._from_primary(request, inline.get_queryset(request))))
+                given = self.get_formset_kwargs(request, obj, inline, formset.get_default_prefix())
+                rows += _rows(formset(**{**given, "data": None, "files": None}))
         return form.base_fields, rows
 
-    def get_queryset(self, request: HttpRequest) -> Any:
-        """When saving, read from the primary: a replica may be behind."""
-        return self._from_primary(request, super().get_queryset(request))
-
-    def _from_primary(self, request: HttpRequest, queryset: Any) -> Any:
-        saves = request.method == "POST" and _editing(request) is not None
-        return queryset.using(router.db_for_write(queryset.model)) if saves else queryset
+    def get_formset_kwargs(self, request: HttpRequest, *args: Any) -> dict[str, Any]:
+        """When saving, read the rows from the primary, too."""
+        given: dict[str, Any] = super().get_formset_kwargs(request, *args)
+        return {**given, "queryset": from_primary(request, given["queryset"])}
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         """Return a form that says why, if what was sent is not to be saved; and that writes only what was typed."""
@@ -174,8 +151,8 @@ class EditLockMixin(SealedPages, ModelAdmin):
         editing.shown = True
         form, inlines = context["adminform"].form, context["inline_admin_formsets"]
         if not form.is_bound and not editing.readonly:
-            rows = [row for each in inlines if _may_change(each) for row in _rows(each.formset)]
-            editing.show(form.instance, form.fields, rows)
+            may_change = [each.formset for each in inlines if each.has_change_permission or each.has_delete_permission]
+            editing.show(form.instance, form.fields, [row for formset in may_change for row in _rows(formset)])
         if editing.readonly and not add:
             context |= dict.fromkeys(("show_save", "show_save_and_continue", "show_save_and_add_another"), False)
         response: Any = super().render_change_form(request, context, add, *args, **kwargs)
@@ -234,7 +211,9 @@ class EditLockMixin(SealedPages, ModelAdmin):
                 editing.status = editing.lock.take_over(status.editor.token)  # from another tab of this user
             return response
         finally:
-            if editing.held:
+            if editing.held and (opened := open_transactions()):
+                PendingRelease(editing.done, lambda: None).wait(opened)
+            elif editing.held:
                 editing.done()
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> Any:
@@ -284,7 +263,9 @@ def _is_readonly(request: HttpRequest) -> bool:
 
 def _is_closed(status: EditLockStatus) -> bool:
     """Return whether someone else is editing; with EDIT_FAIL_CLOSED, also if that is not known."""
-    return status.is_others or (bool(status.problem) and get_settings().EDIT_FAIL_CLOSED)
+    if status.problem:
+        return get_settings().EDIT_FAIL_CLOSED
+    return status.editor is not None and status.editor.who == "other"
 
 
 def _unless_readonly(method: Callable[..., bool]) -> Callable[..., bool]:
@@ -293,10 +274,6 @@ def _unless_readonly(method: Callable[..., bool]) -> Callable[..., bool]:
         return not _is_readonly(request) and method(self, request, *args, **kwargs)
 
     return guarded
-
-
-def _may_change(inline: Any) -> bool:
-    return bool(inline.has_change_permission or inline.has_delete_permission)
 
 
 def _rows(formset: Any) -> list[tuple[Model, Fields]]:

@@ -85,11 +85,6 @@ class EditLockStatus:
         return self.editor is not None and self.editor.who == "mine"
 
     @property
-    def is_others(self) -> bool:
-        """Whether another user holds the lock."""
-        return self.editor is not None and self.editor.who == "other"
-
-    @property
     def free(self) -> bool:
         """Whether it is known that there is no editor."""
         return self.editor is None and not self.problem

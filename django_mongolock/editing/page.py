@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from asgiref.sync import sync_to_async
 from django.core.exceptions import ValidationError
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, router, transaction
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
 from django.utils.text import capfirst
@@ -36,8 +36,6 @@ from . import texts
 from .edit_lock import EditLock, EditLockStatus, edit_key
 from .page_request import ACTION, FORMER, PageRequest
 
-R = TypeVar("R")
-
 #: How long a page may take to load and to beat for the first time, in seconds: one that the browser gave up, as after
 #: a double click, keeps the lock no longer.
 LOADING_TIME: Final = 20.0
@@ -63,7 +61,8 @@ class Editing:
         self.shown = False
         #: Whether the object was deleted, so that there is nothing to lock.
         self.deleted = False
-        self.pk = target.pk if isinstance(target, Model) else None
+        self.model: Any = target._meta.model if isinstance(target, Model) else None
+        self.pk = getattr(target, "pk", None)
         self.lock = EditLock(edit_key(target), self.page.person(), facts={"place": view_name(request)})
         self.status = EditLockStatus()
 
@@ -123,28 +122,28 @@ class Editing:
 
     # Saving
 
-    def save(self, model: type[Model], using: str, attempt: Callable[[], tuple[bool, R]]) -> R:
-        """Call *attempt* in a transaction that has locked the row; it says whether it has saved, and what to return.
+    def save(self, attempt: Callable[[Any], tuple[bool, HttpResponse]], conflicts: int = 0) -> HttpResponse:
+        """Call *attempt* in a transaction that has locked the row, with what is stored (None if it was deleted). It
+        returns whether the lock is to be released, and what to return.
 
-        It is called again if a writer without the edit lock was faster. The lock is released after the commit.
+        It is called again if a writer without the edit lock was faster; after a second conflict, only to show the form.
+        The lock is released after the commit.
         """
+        using = router.db_for_write(self.model)
+        self.refusals, self.shown, self.conflict = [], False, conflicts == 2
         try:
-            saved, outcome = self._attempt(model, using, attempt)
+            with all_or_nothing(using):
+                rows = self.model._base_manager.using(using).select_for_update().filter(pk=self.pk)
+                ends, outcome = attempt(next(iter(rows), None))
         except (VersionConflict, DatabaseError) as error:
-            if not is_conflict(error):
+            if conflicts == 2 or not is_conflict(error):
                 raise
-            saved, outcome = self._attempt(model, using, attempt)
-        if saved and open_transaction(using):
+            return self.save(attempt, conflicts + 1)
+        if ends and open_transaction(using):
             transaction.on_commit(self.done, using=using)
-        elif saved:
+        elif ends:
             self.done()
         return outcome
-
-    def _attempt(self, model: type[Model], using: str, attempt: Callable[[], tuple[bool, R]]) -> tuple[bool, R]:
-        self.refusals, self.shown = [], False
-        with all_or_nothing(using):
-            list(model._base_manager.using(using).select_for_update().filter(pk=self.pk))
-            return attempt()
 
     def check(self, obj: Model, fields: Fields, rows: Shown = ()) -> bool:
         """Return whether what was sent may be saved to *obj*, which was read just now; if not, `refusals` say why.
@@ -155,7 +154,7 @@ class Editing:
         shown, had = [(obj, fields), *rows], self._had
         if not self.may_write:
             self.refusals.append(texts.lost(self.status))
-        self.conflict = not is_unchanged(had, shown)
+        self.conflict = self.conflict or not is_unchanged(had, shown)
         if self.conflict:
             known = [(had[name_of(one)], one, its) for one, its in shown if had and name_of(one) in had]
             names = [capfirst(str(field.verbose_name)) for each in known for field in changed(*each)]
@@ -223,10 +222,10 @@ class Editing:
         return _json(answer)
 
     def gone(self) -> HttpResponse:
-        """Release the lock of an object that was deleted, and return the answer to the page's script."""
+        """Release the lock, since there is nothing to edit any more, or no right to; answer the page's script."""
         self.lock.tab = self.page.tab or self.lock.tab
         self.lock.release()
-        return gone()
+        return _json({"state": "gone", "text": texts.gone(), "detail": ""})
 
     @property
     def context(self) -> Mapping[str, Any]:
@@ -278,22 +277,10 @@ class Editing:
         return status
 
     def _take_over(self, token: str) -> EditLockStatus:
-        # It may be free by now, or this very page's.
-        self.status = self.lock.take(self.page.tab) if self.page.tab else self.lock.read()
-        if self.held:
-            return self.status
-        editor = self.status.editor
-        if editor is None and not self.status.problem:
-            return self.lock.take()
-        if self.may_take_over and editor is not None and token == self._token:
-            return self.lock.take_over(editor.token)
+        self.status = self.lock.take(self.page.tab)  # it may be free by now, or this very page's
+        if self.may_take_over and self.status.editor is not None and token == self._token:
+            return self.lock.take_over(self.status.editor.token)
         return self.status
-
-
-def gone() -> HttpResponse:
-    """Return the answer to the page's script when there is nothing to edit any more, or no right to."""
-    text = _("This cannot be edited any more: it was deleted, or you may not change it. What you typed is still here.")
-    return _json({"state": "gone", "text": text, "detail": ""})
 
 
 def _json(answer: dict[str, Any]) -> HttpResponse:

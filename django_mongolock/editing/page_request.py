@@ -64,15 +64,12 @@ class PageRequest:
         """Whether only to read the lock: unless the page is opened, saved, or asks for the lock itself."""
         if self.is_post:
             return self.action not in ("", "take", "take-over")
-        return self.http.method != "GET" or not self._is_opened
-
-    @property
-    def _is_opened(self) -> bool:
-        """Whether the browser opens the page: it neither prefetches it, nor loads it as an image or in a frame, as
-        another site may have it do."""
+        # The browser opens a page that it neither prefetches, nor loads as an image or in a frame, as another site may
+        # have it do.
         headers = self.http.headers
         prefetch = "prefetch" in headers.get("Sec-Purpose", "") or headers.get("Purpose") == "prefetch"
-        return not prefetch and headers.get("Sec-Fetch-Dest", "document") == "document"
+        opened = not prefetch and headers.get("Sec-Fetch-Dest", "document") == "document"
+        return self.http.method != "GET" or not opened
 
     @property
     def is_idle(self) -> bool:

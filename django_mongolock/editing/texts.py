@@ -77,6 +77,11 @@ def _release_request(text: str | None) -> str:
     return _("%s asks you to finish.") % name if name else ""
 
 
+def gone() -> str:
+    """Say that there is nothing to edit any more, or no right to."""
+    return _("This cannot be edited any more: it was deleted, or you may not change it. What you typed is still here.")
+
+
 def lost(status: EditLockStatus) -> str:
     """Say that it was not saved because of the lock."""
     if status.problem:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.db import router
-from django.http import HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.views.generic import UpdateView
 
+from ..versions.seal import from_primary, keys_of, unseal
+from . import texts
 from .page import Editing
+from .page_request import SEAL
 
 if TYPE_CHECKING:
     View = UpdateView[Any, Any]
@@ -39,27 +42,59 @@ class EditLockViewMixin(View):
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         """Save what was sent, if it may be; or answer the page's script."""
-        self.editing = Editing.open(request, self.get_object(), respond=False)
-        if self.editing.page.action:
+        try:
             self.object = self.get_object()
-            return self.editing.respond(self.object, self.get_form_class().base_fields)
-        model = self.get_queryset().model
-        return self.editing.save(model, router.db_for_write(model), self._save)
+        except Http404 as error:
+            return self._deleted(error)
+        self.editing = Editing.open(request, self.object, respond=False)
+        if self.editing.page.takes:
+            return self.editing.respond(self.object, self.get_form().fields)
+        if self.editing.page.action:
+            return self.editing.respond()
+        return self.editing.save(self._save)
 
-    def _save(self) -> tuple[bool, HttpResponse]:
-        """Check and save. Return whether it was saved, and the response."""
-        self.object, stored = self.get_object(), self.get_object()
+    def _save(self, stored: Any) -> tuple[bool, HttpResponse]:
+        """Check and save. Return whether the lock is to be released, and the response."""
+        if stored is None:
+            return True, self._deleted(Http404())
+        before, self.object = self.object, self.get_object()
+        if self.object is before:  # the request had it, such as `request.user`
+            self.object.refresh_from_db(stored._state.db)
         form = self.get_form()
-        self.editing.check(stored, form.fields)
-        if form.is_valid() and not self.editing.refusals:
-            return True, self.form_valid(form)
-        self.editing.refuse(form, stored)
-        return False, self.form_invalid(form)
+        may_save = self.editing.check(stored, form.fields)
+        if form.is_valid() and may_save:
+            response = self.form_valid(form)
+        else:
+            self.editing.refuse(form, stored)
+            response = self.form_invalid(form)
+        return not self.editing.shown, response
+
+    def _deleted(self, error: Exception) -> HttpResponse:
+        """Show what was typed into the page of an object that was deleted, or answer the page's script. Raise *error*
+        for any other object."""
+        model = self.get_form_class()._meta.model
+        keys = keys_of(unseal(self.request.POST.get(SEAL)) or {}, model)
+        if not keys or model._base_manager.using(router.db_for_write(model)).filter(pk=keys[0]).exists():
+            raise error
+        self.object = model(pk=keys[0])
+        self.editing = Editing(self.request, self.object)
+        answer, form = self.editing.gone(), self.get_form()
+        if self.editing.page.action:
+            return answer
+        self.editing.deleted, self.editing.seal = True, self.request.POST[SEAL]
+        self.editing.refusals.append(texts.gone())
+        form.is_valid()
+        self.editing.refuse(form, model())
+        return self.form_invalid(form)
+
+    def form_invalid(self, form: Any) -> HttpResponse:
+        """Note that nothing was saved, also if form_valid() calls it."""
+        self.editing.shown = True
+        return super().form_invalid(form)
 
     def get_queryset(self) -> Any:
-        """When saving, read from the primary: a replica may be behind."""
-        queryset = super().get_queryset()
-        return queryset.using(router.db_for_write(queryset.model)) if self.request.method == "POST" else queryset
+        """See from_primary()."""
+        return from_primary(self.request, super().get_queryset())
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         """Add `editing`."""

@@ -19,12 +19,11 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..context import own_address
-from ..engine.lock.transaction import out_of_commit_hook
 from ..exceptions import VersionConflict
 from ..inspection import display
-from .checking import all_or_nothing, counted, version_field
+from .checking import UnlessOvertaken, counted, version_field
 from .forms import FIELD, SealedModelForm, VersionedModelForm
-from .seal import SALT, pages_of, show, unseal
+from .seal import SALT, from_primary, pages_of, show, unseal
 
 __all__ = ["VersionedAdmin", "VersionedForms"]
 
@@ -38,23 +37,37 @@ else:
     ModelAdmin, BaseModelAdmin = admin.ModelAdmin, admin.options.BaseModelAdmin
 
 
-class SealedPages(ModelAdmin):
+class FromPrimary(BaseModelAdmin):
+    """See from_primary()."""
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """See from_primary()."""
+        return from_primary(request, super().get_queryset(request))
+
+
+class SealedPages(FromPrimary, ModelAdmin):
     """Pages that change only what their user has seen: the list, and the one that deletes."""
+
+    #: The hidden field by which a page that was edited is known.
+    seal_field = FIELD
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
         """With list_editable, put the seals of the rows into the page, and conflicts into their rows."""
-        try:
-            response = super().changelist_view(request, extra_context)
-        except VersionConflict as error:
-            if "_save" not in request.POST or out_of_commit_hook(error):  # an action is not run twice
-                raise
+        response = None
+        if "_save" in request.POST:  # an action is not run twice
+            with UnlessOvertaken(router.db_for_write(self.model)):
+                response = super().changelist_view(request, extra_context)
+        if response is None:
             response = super().changelist_view(request, extra_context)
         context = getattr(response, "context_data", None) or {}
         formset = getattr(context.get("cl"), "formset", None)
         if formset is not None:
             for form in formset.initial_forms:
-                if FIELD in form.fields:
-                    _carry(form, formset.management_form)
+                if FIELD in form.fields:  # Django's list page has room for hidden fields in the management form only
+                    shown = form[FIELD].value()
+                    field = forms.CharField(widget=forms.HiddenInput, required=False, initial=shown)
+                    show(field, shown)
+                    formset.management_form.fields[f"{form.prefix.rpartition('-')[2]}-{FIELD}"] = field
         return response
 
     def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
@@ -89,6 +102,13 @@ class SealedPages(ModelAdmin):
             return rows.filter(**{field.name: field.to_python(unquote(object_id))}).exists()
         return False
 
+    def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:
+        """Show what was typed if the object was deleted while it was being edited, so that it can be created again."""
+        edited = request.method == "POST" and self.seal_field in request.POST and self.has_add_permission(request)
+        if edited and not self._is_stored(request, object_id):
+            return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
+        return super()._get_obj_does_not_exist_redirect(request, opts, object_id)  # type: ignore[misc]
+
     def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
         """Ask for confirmation about what is stored now: the address of the page carries its seal."""
         obj, using = self._get(request, object_id), router.db_for_write(self.model)
@@ -96,20 +116,15 @@ class SealedPages(ModelAdmin):
             return super().delete_view(request, object_id, extra_context)
         if request.method != "POST" and FIELD not in request.GET:
             return _ask(request, signing.dumps(_tree(obj), salt=TREE))
-        try:
-            with all_or_nothing(using):
-                if request.method == "POST":
-                    found = self.model._base_manager.using(using).select_for_update().filter(pk=obj.pk).first()
-                    if found is None or unseal(request.GET.get(FIELD), TREE) != _tree(found):
-                        raise counted(VersionConflict(obj._meta.label, obj.pk, None))
-                return super().delete_view(request, object_id, extra_context)
-        except VersionConflict as error:
-            if out_of_commit_hook(error):
-                raise
-            self.message_user(
-                request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR
-            )
-            return _ask(request, None)
+        with UnlessOvertaken(using):
+            if request.method == "POST":
+                rows = self.model._base_manager.using(using).select_for_update().filter(pk=obj.pk)
+                found = next(iter(rows), None)  # not first(): Oracle locks no row of a slice
+                if found is None or unseal(request.GET.get(FIELD), TREE) != _tree(found):
+                    raise counted(VersionConflict(obj._meta.label, obj.pk, None))
+            return super().delete_view(request, object_id, extra_context)
+        self.message_user(request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR)
+        return _ask(request, None)
 
 
 def _tree(instance: Any) -> list[str]:
@@ -122,18 +137,13 @@ def _tree(instance: Any) -> list[str]:
     return [instance._meta.label, str(instance.pk), hashlib.sha256(text.encode()).hexdigest()[:32]]
 
 
-class VersionedForms(BaseModelAdmin):
+class VersionedForms(FromPrimary):
     """Pages that carry the version. For inlines: ``class Lines(VersionedForms, admin.TabularInline)``.
 
     Derive your own forms from VersionedModelForm.
     """
 
     form = VersionedModelForm
-
-    def get_queryset(self, request: HttpRequest) -> Any:
-        """When saving, read from the primary: a replica may be behind."""
-        queryset = super().get_queryset(request)
-        return queryset.using(router.db_for_write(queryset.model)) if request.method == "POST" else queryset
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Add the hidden field, also if the fields are listed explicitly."""
@@ -162,20 +172,9 @@ class VersionedAdmin(SealedPages, VersionedForms, ModelAdmin):
 
     def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Show or save the page. If another writer is faster while it is being saved, the form shows the conflict."""
-        try:
-            with all_or_nothing(router.db_for_write(self.model)):
-                return super().changeform_view(request, *args, **kwargs)
-        except VersionConflict as error:
-            if out_of_commit_hook(error):
-                raise
+        with UnlessOvertaken(router.db_for_write(self.model)):
             return super().changeform_view(request, *args, **kwargs)
-
-    def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:
-        """Show what was typed if the object was deleted while it was being edited, so that it can be created again."""
-        edited = request.method == "POST" and FIELD in request.POST and self.has_add_permission(request)
-        if edited and not self._is_stored(request, object_id):
-            return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
-        return super()._get_obj_does_not_exist_redirect(request, opts, object_id)  # type: ignore[misc]
+        return super().changeform_view(request, *args, **kwargs)
 
 
 def _ask(request: HttpRequest, shown: str | None) -> HttpResponse:
@@ -185,11 +184,3 @@ def _ask(request: HttpRequest, shown: str | None) -> HttpResponse:
     if shown is not None:
         query[FIELD] = shown
     return HttpResponseRedirect(own_address(request, query))
-
-
-def _carry(form: Any, management_form: Any) -> None:
-    """Put the version of a row into the management form, where Django's list page has room for hidden fields."""
-    shown = form[FIELD].value()
-    field = forms.CharField(widget=forms.HiddenInput, required=False, initial=shown)
-    show(field, shown)
-    management_form.fields[f"{form.prefix.rpartition('-')[2]}-{FIELD}"] = field

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import wraps
+from types import TracebackType
 from typing import Any, Final
 
 from django.db import DatabaseError, connections, router, transaction
@@ -112,6 +113,22 @@ def all_or_nothing(using: str) -> AbstractContextManager[Any]:
     if not connection.features._supports_transactions:
         return nullcontext()
     return mongo_atomic(using)
+
+
+class UnlessOvertaken(AbstractContextManager[None, bool]):
+    """Run the block in a transaction. If another writer is faster, nothing is written, and the code below it runs."""
+
+    def __init__(self, using: str) -> None:
+        self._transaction = all_or_nothing(using)
+
+    def __enter__(self) -> None:
+        self._transaction.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self._transaction.__exit__(kind, error, traceback)
+        return isinstance(error, VersionConflict) and not out_of_commit_hook(error)
 
 
 def next_version(field: Field[Any, Any]) -> CombinedExpression:

@@ -8,11 +8,8 @@ from django import forms
 from django.core.exceptions import ValidationError
 from django.db import models, router
 from django.forms.formsets import DELETION_FIELD_NAME
-from django.utils.translation import gettext as _
 
-from ..engine.lock.transaction import out_of_commit_hook
-from ..exceptions import VersionConflict
-from .checking import all_or_nothing, version_field
+from .checking import UnlessOvertaken, version_field
 from .seal import (
     Fields,
     Pages,
@@ -24,6 +21,7 @@ from .seal import (
     keys_of,
     name_of,
     say_changed,
+    say_deleted,
     seal,
     show,
     show_stored,
@@ -91,21 +89,17 @@ class SealedModelForm(ModelForm):
     def try_save(self) -> bool:
         """Save, and return whether it was saved. If another writer was faster, the form shows the conflict."""
         using = router.db_for_write(self._meta.model, instance=self.instance)
-        try:
-            with all_or_nothing(using):
-                self.save()
-        except VersionConflict as error:
-            if out_of_commit_hook(error):
-                raise
-            stored = self._meta.model._base_manager.using(using).filter(pk=self.instance.pk).first()
-            if stored is None:
-                self.instance._state.adding = True
-                self._show_deleted()
-            else:
-                self._show_conflict(stored)
-                self.instance = stored
-            return False
-        return True
+        with UnlessOvertaken(using):
+            self.save()
+            return True
+        stored = self._meta.model._base_manager.using(using).filter(pk=self.instance.pk).first()
+        if stored is None:
+            self.instance._state.adding = True
+            self._show_deleted()
+        else:
+            self._show_conflict(stored)
+            self.instance = stored
+        return False
 
     def _writes_anything(self) -> bool:
         """Return whether the form differs from what is stored. (`has_changed` compares with `initial`.)"""
@@ -129,8 +123,7 @@ class SealedModelForm(ModelForm):
     def _show_deleted(self) -> None:
         self.conflict = True
         show(self.fields[FIELD], "")
-        message = _("This was deleted while you were editing it. Save again to create it again.")
-        self.add_error(None, ValidationError(message, code="deleted"))
+        self.add_error(None, ValidationError(say_deleted(), code="deleted"))
 
     def _show_conflict(self, stored: models.Model) -> None:
         self.conflict = True

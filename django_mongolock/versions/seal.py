@@ -15,8 +15,8 @@ from django import forms
 from django.core import signing
 from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import UploadedFile
-from django.db import models
-from django.http import QueryDict
+from django.db import models, router
+from django.http import HttpRequest, QueryDict
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
@@ -68,7 +68,7 @@ def pages_of(shown: Shown) -> Pages:
         for field in columns(instance, fields):
             value = field.value_from_object(instance)
             page["fields"][field.name] = digest(field, value)
-            if (other := digest_left_alone(field, fields[field.name], value)) != page["fields"][field.name]:
+            if (other := digest(field, sent_back(fields[field.name], value))) != page["fields"][field.name]:
                 page["alone"][field.name] = other
     return pages
 
@@ -121,6 +121,11 @@ def say_changed(names: Iterable[str]) -> str:
     return " ".join((*said, _("What you typed is still here: save again to replace what is stored.")))
 
 
+def say_deleted() -> str:
+    """Say that it was deleted since the page was made."""
+    return _("Not saved: this was deleted while you were editing it. Save again to create it again.")
+
+
 def begin_apart(form: Any) -> None:
     """Have a form begin with copies of embedded documents. django-mongodb-backend 6.1 puts what is typed into those
     that it begins with, and they are what is stored."""
@@ -141,11 +146,16 @@ def keep_what_no_page_shows(form: Any) -> None:
     """
     for field in () if form.instance._state.adding else columns(form.instance, form.cleaned_data):
         stored = field.value_from_object(form.instance)
-        alone, typed = digest_left_alone(field, form.fields.get(field.name), stored), form.cleaned_data[field.name]
+        alone, typed = digest(field, sent_back(form.fields.get(field.name), stored)), form.cleaned_data[field.name]
         if alone != digest(field, stored) and alone == digest(field, typed):
             form.cleaned_data[field.name] = stored
         elif field.primary_key and digest(field, typed) != digest(field, stored):
             form.instance._state.adding = True
+
+
+def from_primary(request: HttpRequest, queryset: Any) -> Any:
+    """When saving, read from the primary: a replica may be behind."""
+    return queryset.using(router.db_for_write(queryset.model)) if request.method == "POST" else queryset
 
 
 def show(field: forms.Field, value: Any) -> None:
@@ -168,11 +178,6 @@ def digest(field: models.Field[Any, Any], value: Any) -> str:
     return salted_hmac(f"{SALT}.{field}", text.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()[:12]
 
 
-def digest_left_alone(field: models.Field[Any, Any], form_field: forms.Field | None, value: Any) -> str:
-    """Return the digest of what comes back of *value* if a person leaves the field alone."""
-    return digest(field, value if form_field is None else sent_back(form_field, value))
-
-
 def columns(instance: models.Model, names: Container[str]) -> list[Any]:
     """Return the fields of the model that are among *names*."""
     options = instance._meta
@@ -181,7 +186,7 @@ def columns(instance: models.Model, names: Container[str]) -> list[Any]:
 
 def name_of(instance: models.Model) -> str:
     """Return the name of an object, by model and key."""
-    return f"{_prefix(type(instance))}{instance.pk}"
+    return f"{_prefix(instance)}{instance.pk}"
 
 
 def keys_of(pages: Pages, model: type[models.Model]) -> list[str]:
@@ -189,23 +194,25 @@ def keys_of(pages: Pages, model: type[models.Model]) -> list[str]:
     return [name.removeprefix(_prefix(model)) for name in pages if name.startswith(_prefix(model))]
 
 
-def _prefix(model: type[models.Model]) -> str:
+def _prefix(model: models.Model | type[models.Model]) -> str:
     return f"{(model._meta.concrete_model or model)._meta.label} "
 
 
 def _version(instance: models.Model) -> int | None:
-    field = version_field(type(instance))
+    field = version_field(instance._meta.model)  # its type may be that of `request.user`, a SimpleLazyObject
     return version_read(instance, field) if field else None
 
 
-def sent_back(field: forms.Field, value: Any) -> Any:
+def sent_back(field: forms.Field | None, value: Any) -> Any:
     """Return what the form makes of *value* after a browser has shown it; *value* itself if that is not valid.
 
     It is not always what is stored: a text area gets other line ends, a text field loses them, a date its microseconds;
     and the form strips what it gets.
     """
-    if isinstance(field, _UNCHANGED) or (
-        isinstance(value, list) and any(isinstance(each, models.Model) for each in value)
+    if (
+        field is None
+        or isinstance(field, _UNCHANGED)
+        or (isinstance(value, list) and any(isinstance(each, models.Model) for each in value))
     ):
         return value  # embedded documents in a list are forms of their own, which the widget does not show
     widget: Any = getattr(field.widget, "widget", field.widget)  # the admin wraps some

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
     TabularInline = admin.TabularInline[Any, Any]
     OrderView = UpdateView[Order, Any]
+    UserView = UpdateView[User, Any]
     ModelForm = forms.ModelForm[Order]
 else:
-    ModelAdmin, TabularInline, OrderView = admin.ModelAdmin, admin.TabularInline, UpdateView
+    ModelAdmin, TabularInline, OrderView, UserView = admin.ModelAdmin, admin.TabularInline, UpdateView, UpdateView
     ModelForm = forms.ModelForm
 
 site = admin.AdminSite("editing")
@@ -36,10 +37,18 @@ site.register(Note, NoteAdmin)
 site.register(Author)
 
 
+class RowForm(ModelForm):
+    """Of a row; wants more than Django gives it."""
+
+    def __init__(self, *args: Any, user: User, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
 class OrderRows(TabularInline):
     """The orders of a buyer."""
 
     model = Order
+    form = RowForm
     fields = ("item", "price")
     extra = 1
 
@@ -51,6 +60,9 @@ class BuyerAdmin(EditLockMixin, ModelAdmin):
     fields = ("username", "first_name", "last_name")
     inlines = (OrderRows,)
     search_fields = ("username",)
+
+    def get_formset_kwargs(self, request: HttpRequest, *args: Any) -> dict[str, Any]:
+        return super().get_formset_kwargs(request, *args) | {"form_kwargs": {"user": request.user}}
 
 
 @admin.register(Order, site=site)
@@ -91,21 +103,36 @@ class RateAdmin(EditLockMixin, VersionedAdmin):
     fields = ("value", "note")
 
 
+class OrderForm(ModelForm):
+    """Of both views; leaves out a field that its class has."""
+
+    class Meta:
+        model = Order
+        fields = ("item", "price", "state")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        del self.fields["state"]
+
+
 class OrderEdit(EditLockViewMixin, OrderView):
     """A class of one's own."""
 
     model = Order
-    fields = ("item", "price")
+    form_class = OrderForm
     template_name = "editing/order.html"
     success_url = "/done/"
 
 
-class OrderForm(ModelForm):
-    """Of the view below."""
+class UserEdit(EditLockViewMixin, UserView):
+    """Of the user's own."""
 
-    class Meta:
-        model = Order
-        fields = ("item", "price")
+    form_class = forms.modelform_factory(User, fields=("first_name", "last_name"))
+    template_name = "editing/order.html"
+    success_url = "/done/"
+
+    def get_object(self, queryset: Any = None) -> Any:
+        return self.request.user
 
 
 async def order_edit(request: HttpRequest, pk: int) -> HttpResponse:
@@ -133,6 +160,7 @@ urlpatterns = [
     path("admin/", site.urls),
     path("locks/", admin.site.urls),
     path("own/<int:pk>/", OrderEdit.as_view()),
+    path("user/", UserEdit.as_view()),
     path("async/<int:pk>/", order_edit),
     path("done/", lambda request: HttpResponse("<!doctype html><title>done</title>saved")),
     path("login/", LoginView.as_view(template_name="shop/login.html"), name="login"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib import admin
-from django.contrib.auth.models import AnonymousUser, User
-from django.db import transaction
+from django.contrib.auth.models import User
+from django.db import OperationalError, connections
 from django.http import HttpRequest
 from django.test import Client, RequestFactory
 from pytest_django import Settings
@@ -16,9 +17,10 @@ from pytest_django import Settings
 from django_mongolock.editing import Editing
 from django_mongolock.editing import checks as edit_checks
 from django_mongolock.editing.admin import EditLockMixin
+from django_mongolock.exceptions import VersionConflict
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
-from tests.editing.site import OrderAdmin, OrderRows
+from tests.editing.site import OrderAdmin, OrderEdit, OrderRows
 from tests.editing.staff import TAKES, Tab, holders, state_of
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
@@ -35,17 +37,7 @@ class TestOwnViews:
     def address(self, order: Order, kind: str) -> str:
         return f"/{kind}/{order.pk}/"
 
-    def test_two_people(self, order: Order, address: str) -> None:
-        """The second reads; the first saves; then the second may."""
-        anna, ben = Tab("anna", address), Tab("ben", address)
-        assert anna.state == "mine"
-        assert "This is being edited by anna." in ben.text
-        assert "Save" not in ben.text
-        assert anna.send(item="car").status_code == 302
-        assert Order.objects.get().item == "car"
-        assert holders(order) == []
-
-    def test_lost(self, address: str) -> None:
+    def test_lost(self, order: Order, address: str) -> None:
         """Nothing is saved; what was left alone takes theirs; sent again, it is saved."""
         anna = Tab("anna", address)
         Order.objects.update(item="boat", price=7)
@@ -56,10 +48,10 @@ class TestOwnViews:
         assert (anna.fields["item"], anna.fields["price"]) == ("car", "7.00")
         assert anna.send().status_code == 302
         saved = Order.objects.get()
-        assert (saved.item, int(saved.price)) == ("car", 7)
+        assert (saved.item, int(saved.price), holders(order)) == ("car", 7, [])
 
     def test_script(self, address: str) -> None:
-        """Beats, leaving, taking again, taking over."""
+        """Beats, leaving, taking again, taking over; a form is up to date with the fields that it has."""
         anna, boss = Tab("anna", address), Tab("boss", address, TAKES)
         assert anna.tell("beat")["state"] == "mine"
         looked = boss.tell("read")
@@ -68,7 +60,8 @@ class TestOwnViews:
         assert boss.state == "mine"
         assert anna.tell("beat")["state"] == "busy"
         boss.tell("leave")
-        assert anna.tell("take")["state"] == "mine"
+        told = anna.tell("take")
+        assert (told["state"], "changed meanwhile" in told["text"]) == ("mine", False)
 
 
 def test_an_editor_without_a_login(order: Order) -> None:
@@ -77,9 +70,6 @@ def test_an_editor_without_a_login(order: Order) -> None:
     assert first.state == "mine"
     assert "This is being edited by someone else." in second.text
     assert first.tell("beat")["state"] == "mine"
-    request = RequestFactory().get("/")
-    request.user = AnonymousUser()
-    assert Editing.open(request, "anything").held
 
 
 def test_anything_that_has_a_name(locks: Locks) -> None:
@@ -93,18 +83,63 @@ def test_anything_that_has_a_name(locks: Locks) -> None:
     assert holders("settings") == []
 
 
-def test_released_after_the_commit(order: Order, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under ATOMIC_REQUESTS as well: who comes next sees what was saved."""
-    from django_mongolock.editing import page as edited
+@pytest.mark.parametrize("page", ["change", "delete"])
+def test_released_after_the_commit(order: Order, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    """Under ATOMIC_REQUESTS as well: who comes next sees what was saved, or that it was deleted."""
+    monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
+    database: Any = connections["default"]
+    key, left, commit, anna = f"shop.order:{order.pk}", list[int](), database._commit, Tab("anna", order)
+    delete = anna.client.get(anna.address.replace("change", "delete"))["Location"]
 
-    monkeypatch.setattr(edited, "open_transaction", lambda using: True)
-    waiting: list[Any] = []
-    monkeypatch.setattr(transaction, "on_commit", lambda call, using: waiting.append(call))
-    Tab("anna", order).send(item="car")
-    assert len(holders(order)) == 1
-    for call in waiting:
-        call()
-    assert holders(order) == []
+    def look() -> None:
+        left.append(len(holders(key)))
+        commit()
+
+    monkeypatch.setattr(database, "_commit", look)
+    anna.client.post(delete, {"post": "yes"}) if page == "delete" else anna.send(item="car")
+    assert (left[0], holders(key)) == (1, [])
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_conflict_each_time(order: Order, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
+    """What was typed is shown again, however often another writer is faster."""
+    anna = Tab("anna", f"/own/{order.pk}/" if own else order)
+    error = OperationalError(1213, "Deadlock found") if own else VersionConflict("shop.Order", order.pk, 1)
+    monkeypatch.setattr(Order, "save", Mock(side_effect=error))
+    anna.send(item="car")
+    assert (anna.state, anna.fields["item"]) == ("refused", "car")
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_deleted_meanwhile(order: Order, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    """Also while it is being saved: what was typed is shown each time that it is sent, and nothing stays locked."""
+    anna, key, save = Tab("anna", f"/own/{order.pk}/"), f"shop.order:{order.pk}", Editing.save
+    if late:
+        monkeypatch.setattr(Editing, "save", lambda *args: (order.delete(), save(*args))[1])
+    else:
+        order.delete()
+    for _ in range(2):
+        anna.send(item="car")
+        assert (anna.state, anna.fields["item"], holders(key)) == ("refused", "car", [])
+    assert anna.tell("beat")["state"] == "gone"
+
+
+def test_what_the_request_has_read_before(locks: Locks) -> None:
+    """As `request.user`: it is compared as it is stored, and what was left alone takes that."""
+    anna = Tab("anna", "/user/")
+    User.objects.update(last_name="theirs")
+    anna.send(first_name="mine")
+    assert (anna.state, anna.fields["last_name"]) == ("refused", "theirs")
+    assert anna.send().status_code == 302
+    assert User.objects.values_list("first_name", "last_name").get() == ("mine", "theirs")
+
+
+def test_a_view_that_shows_the_form_again(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From form_valid(): nothing was saved, so it has the lock."""
+    monkeypatch.setattr(OrderEdit, "form_valid", OrderEdit.form_invalid)
+    anna = Tab("anna", f"/own/{order.pk}/")
+    anna.send(item="car")
+    assert (anna.state, len(holders(order))) == ("mine", 1)
 
 
 class Stubborn(OrderAdmin):

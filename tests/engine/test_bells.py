@@ -120,17 +120,6 @@ def test_a_renewal_rings_for_whom_it_grants(session: Session, monkeypatch: pytes
     assert [(bell.session, bell.grant) for bell in rung] == [("session of first", "first")]
 
 
-def test_the_listener_has_looked_at_all_bells(collection: Collection[Document]) -> None:
-    """A release does not look first whether the bell is there: the thread that listens has done so."""
-    ours = bells.Bells(collection)
-    for each in ours.collections:
-        bells.make(each)
-    listening = ours.listen("mine")
-    assert [next(listening), next(listening)] == [None, None]
-    assert len(ours._seen) == bells.COLLECTIONS
-    listening.close()
-
-
 @pytest.mark.parametrize("kind", ["earlier", "twice", "nobody", "damaged"])
 def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kind: str) -> None:
     """P1, F28, F107: a bell for a grant from before its present place, and that twice, for a session that is gone, and

@@ -6,7 +6,6 @@ import gc
 import itertools
 import os
 import re
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -92,7 +91,8 @@ class AsyncCall:
         *(({"on_lost": coroutine}, TypeError), ({"on_release_requested": AsyncCall()}, TypeError)),
         *(({"mode": "semaphore"}, ValueError), ({"release": "later"}, ValueError)),
         *(({"permits": 2, "mode": "shared"}, TypeError), ({"permits": 0}, ValueError), ({"permits": True}, TypeError)),
-        *(({"permits": "2"}, TypeError), ({"permits": 2, "weight": 3}, ValueError), ({"permits": 10**6}, ValueError)),
+        *(({"permits": value}, TypeError) for value in ("2", 2.5)),
+        *(({"permits": 2, "weight": 3}, ValueError), ({"permits": 10**6}, ValueError)),
         *(({"permits": 2, "weight": 0}, ValueError), ({"weight": 2}, TypeError), ({"resize": True}, TypeError)),
     ],
     ids=lambda value: str(value).partition(" at 0x")[0][:40],
@@ -231,6 +231,7 @@ def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
         (REFUSED_TLS, client(server(REFUSED_TLS), server(REFUSED_TLS)), "no TLS", False),
         (REFUSED_TLS, client(server(REFUSED_TLS), server(OSError("refused"))), "no TLS", True),
         (WriteConcernError("secret", 64, {"codeName": "Late"}), None, "did not confirm in time .Late", True),
+        (AutoReconnect("secret"), None, "did not answer within 2.0 s .AutoReconnect", True),
         (NetworkTimeout("secret"), None, "did not answer within 2.0 s .NetworkTimeout.$", True),
         (NetworkTimeout("secret"), client(), "within.*no server belongs to the replica set 'rs0'", True),
         (failure(50, name="Late"), None, "did not answer within", True),
@@ -272,33 +273,40 @@ def test_an_error_keeps_no_frame_alive() -> None:
     assert (str(errors.bare(failure(2, name="Bad"))), errors.bare(failure(2)).code) == ("Bad", 2)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("state", "tasks", "shown", "name"),
-    [
-        ("S", ["7"], "7", "boot pid:[4] - 7 19"),
-        ("Z", ["7", "8"], "7", "boot pid:[4] - 7 19"),
-        ("Z", ["7"], "7", ""),
-        ("X", ["7"], "7", ""),
-        ("S", ["7"], "8", ""),
-        (None, [], "7", ""),
-    ],
-)
-def test_what_proc_shows_of_a_process(  # noqa: PLR0917 - columns
-    state: str | None, tasks: list[str], shown: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P5, F49: its name; none if it has ended, which it has not while one of its threads runs, and none where /proc is
-    that of another namespace: there another process has its number, and would show that it has ended."""
+def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P5: another namespace's /proc has another process of this number, and would show that it has ended."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1/stat").write_text("1 (init) S " + " ".join("0" * 30))
+    (tmp_path / "self").symlink_to("2")
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "sys/kernel/random/boot_id").write_text("boot")
     monkeypatch.setattr(processes, "_PROC", tmp_path)
-    for folder in (f"{shown}/ns", "sys/kernel/random", *(f"7/task/{task}" for task in tasks)):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "self").symlink_to(shown)
+    assert processes._name.__wrapped__(1) == ""
+
+
+@pytest.mark.parametrize(
+    ("state", "threads", "started"),
+    [(b"S", "7", "19"), (b"Z", "7", None), (b"X", "7", None), (b"Z", "78", "19"), (b"S", "78", "19")],
+)
+def test_when_a_process_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: bytes, threads: str, started: str | None
+) -> None:
+    """F49: whatever it is called. One that has ended stays in the list until its parent asks; one whose first thread
+    has ended looks the same, but for its other threads."""
+    for thread in threads:
+        (tmp_path / "7/task" / thread).mkdir(parents=True)
+    (tmp_path / "7/stat").write_bytes(b"7 (a) \xff) " + state + "".join(f" {n}" for n in range(1, 30)).encode())
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to("pid:[1]")
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
     (tmp_path / "sys/kernel/random/boot_id").write_text("boot\n")
-    (tmp_path / "self/ns/pid").symlink_to("pid:[4]")
-    (tmp_path / "self/ns/time").write_text("this kernel has no such thing")
-    if state is not None:
-        stat = f"{state} {' '.join(map(str, range(1, 30)))}"
-        (tmp_path / "7/stat").write_bytes(b"7 (a name \xff) of 8) " + stat.encode())
-    assert processes._name.__wrapped__(7) == name
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert (processes._started(7), processes._place()) == (started, "boot pid:[1] -")
+
+
+def test_a_process_that_has_ended_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_started", lambda pid: None)
+    assert processes._name.__wrapped__(os.getpid()) == ""
 
 
 def test_whether_a_process_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -814,7 +822,7 @@ def test_errands_of_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None
     assert errands._untried
     errands.flush(0.03)
     assert errands._untried
-    monkeypatch.setattr(time, "sleep", lambda _: threads.calls.pop(0)())
+    monkeypatch.setattr(errands_module, "time", SimpleNamespace(sleep=lambda _: threads.calls.pop(0)()))
     errands.flush(10)
     assert not errands._untried
 
@@ -840,6 +848,9 @@ def test_releases_are_remembered_until_a_majority_has_them() -> None:
         assert releases.look_at == (now + FAILOVER_LOOK_EVERY if left else float("inf"))
     assert releases.made(third)
     assert (releases.undone("one", 200 + REMEMBERED_FOR), len(releases)) == ([], 0)
+    assert releases.made(third)
+    releases.confirmed("one", 201)
+    assert not len(releases)
     releases.close()
     assert (releases.made(third), len(releases)) == (False, 0)
 
@@ -861,9 +872,9 @@ def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keys.guess("b")
     assert not keys.guess("c")
     monkeypatch.setattr(releases_module, "MAX_KEYS", 3)
-    for key in "defgdh":
+    for key in "defdg":
         keys.released(key)
-    assert list(keys._left) == ["g", "d", "h"]
+    assert list(keys._left) == ["f", "d", "g"]
 
 
 class Hearing:
@@ -905,7 +916,7 @@ def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: 
     something and hears no more, it has all waiters look."""
     away = LockBackendFailed("away", "k")
     session: Any = Hearing([[away]] * 8 + [[None, "bell", away], [AutoReconnect("gone")], []])
-    monkeypatch.setattr(time, "sleep", session.sleep)
+    monkeypatch.setattr("django_mongolock.engine.session.waits.time", SimpleNamespace(sleep=session.sleep))
     listener: Any = Listener(session, session)
     begins = list[float]()
     listen = session.listen

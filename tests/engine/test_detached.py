@@ -1,18 +1,22 @@
 """Locks that no process keeps alive, and those whose grant another one replaces: in memory."""
 
 import os
+import re
 import threading
 from dataclasses import replace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from bson.int64 import Int64
 
+from django_mongolock.engine import clock
 from django_mongolock.engine.lock.detached import Belief, Detached, Parked, park, park_held
 from django_mongolock.engine.lock.downgrade import downgrade
-from django_mongolock.engine.protocol.actions import Apply
+from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.protocol.actions import Answer, Apply, Pause
 from django_mongolock.engine.protocol.processes import NO_PROCESS
-from django_mongolock.engine.rule.document import Step, entry
+from django_mongolock.engine.rule.document import UNLIMITED, Step, entry
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
 from tests.engine.conftest import make_lock
@@ -47,6 +51,10 @@ def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch
     assert CALM.lease - 1 < mine._belief.remaining
     assert not run(theirs.taking(new("h"))).held
     assert not run(theirs.keeping("h", OWNED)).held
+    keeping: Any = theirs.keeping("h", OWNED)
+    next(keeping)
+    with pytest.raises(StopIteration):  # a place in the queue is no lock
+        keeping.send(Answer(Reply(place=0), memory.session.now(), memory.session.now(), whole=True))
     assert not theirs._belief
     assert not memory.server.documents["k"]["waiters"]
     memory.server.documents["k"]["holders"][0]["min_hold"] = Int64(60_000)
@@ -56,6 +64,7 @@ def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch
     assert (memory.holders(), tombstones(memory)) == (["h"], ["g"])
     assert not run(theirs.leaving("x", 1_000, given="x")).found
     assert (memory.holders(), tombstones(memory)) == (["h"], ["g"])
+    memory.server.documents["k"]["holders"][0]["min_hold"] = Int64(60_000)
     run(theirs.leaving("h", 1_000))
     assert (memory.holders(), tombstones(memory)) == (["waits"], ["g", "h"])
     child = Belief(memory.session.now() + 10, memory.session.now, -1)
@@ -77,6 +86,7 @@ def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
         park(store, "k", CALM, {})
     parked = park(store, "k", OWNED, {"label": "x"})
     assert isinstance(parked, Parked)
+    assert re.fullmatch(r"[0-9a-f]{12}\.1", parked.grant)
     assert [(e["process"], e["owner"], e["label"], e["beat"]) for e in memory.entries()] == [(NO_PROCESS, "o", "x", 0)]
     refused = park(store, "k", replace(OWNED, owner="p"), {})
     assert isinstance(refused, Reply)
@@ -106,7 +116,9 @@ def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(memory.holders()) == left
 
 
-@pytest.mark.parametrize("what", ["held", "in doubt", "taken away", "found lost", "away", "not acquired", "two keys"])
+@pytest.mark.parametrize(
+    "what", ["held", "in doubt", "taken away", "found lost", "away", "a parent's", "not acquired", "two keys"]
+)
 def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one command, so that nobody gets it in between; the lock object holds nothing then, whatever came of it."""
     lock = memory.lock(*(("a", "b") if what == "two keys" else ("k",)), terms=OWNED)
@@ -116,7 +128,14 @@ def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.Mo
         with pytest.raises(LockMisused, match="one key"):
             park_held(lock, OWNED, {})
         return
-    grant, events = grant_of(lock), memory.events
+    grant, events, limits = grant_of(lock), memory.events, list[Any]()
+    memory.session.commands.timeout = 7.0
+    watch(memory.session, "apply", limits)
+    if what == "a parent's":
+        monkeypatch.setattr(memory.session, "pid", -1)
+        assert park_held(lock, OWNED, {}) is None
+        assert memory.holders() == [grant.id]
+        return
     grant.outcome_unknown = what == "in doubt"
     if what in ("taken away", "found lost"):
         memory.apply(remove=(grant.id,), force=True)
@@ -127,13 +146,15 @@ def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(memory.session.store, "answer", lambda key=None: away(key))
         with pytest.raises(LockBackendFailed):
             park_held(lock, OWNED, {})
-        assert memory.session.cleanup.pending
+        (removal,) = memory.session.cleanup.pending.values()
+        assert not removal.action.step.force  # it would end a minimum hold
         monkeypatch.undo()
         memory.server.away = None
     else:
         parked = park_held(lock, OWNED, {})
         assert (parked is None) == (what in ("taken away", "found lost"))
         assert memory.holders() == [parked.grant] if parked else memory.holders() != [grant.id]
+        assert [timeout for _, step, timeout in limits if step.resumes] == [7.0] * (what != "found lost")
         assert what == "found lost" or tombstones(memory) == [grant.id] * (what == "in doubt")
         assert eventually(lambda: not memory.session.known)
     assert (lock.held, own(lock).grants) == (False, ())
@@ -172,6 +193,10 @@ def test_what_cannot_be_downgraded(memory: Memory) -> None:
     with pytest.raises(LockMisused, match="atomic"):
         lock.downgrade()
     grant_of(lock).resume_renewals()
+    again = memory.lock(terms=CALM, reentrant=True).acquire()
+    with pytest.raises(LockMisused, match="another lock object"):
+        lock.downgrade()
+    again.release()
     assert lock.held
     lock.release()
 
@@ -187,6 +212,7 @@ def test_a_downgraded_lock_goes_on(memory: Memory) -> None:
     assert after.lease.last == pytest.approx(before.lease.last, abs=0.2)
     assert after.acquired_from == before.acquired_from
     assert (after.terms.mode, after.terms.lease, after.terms.owner) == ("shared", 80, "o")
+    assert after.terms.capacity == UNLIMITED
     assert (memory.entries()[0]["mode"], memory.holders()) == ("shared", [after.id])
     assert after.waiting.back_by == pytest.approx(before.lease.until + memory.session.commands.timeout, abs=0.1)
     assert not tombstones(memory)
@@ -213,20 +239,27 @@ def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.Mo
 
     if how == "no answer":
         monkeypatch.setattr(memory.session.store, "apply", fail)
-        with pytest.raises(LockBackendFailed):
+        with pytest.raises(LockBackendFailed) as failed:  # which keeps the frames
             lock.downgrade()
         monkeypatch.undo()
+        assert failed.value.key == "b"
     else:
         if how == "taken away":
             memory.session.store.apply("b", Step(remove=(grants[1].id,), force=True), TIMEOUT)
         else:
-            mark, self = grants[1].mark_released, type(grants[1])
-            monkeypatch.setattr(self, "mark_released", lambda it: it.id != grants[1].id and mark.__func__(it))  # type: ignore[attr-defined]
-            grants[1].lease.until, grants[1].lease.auto_renew = 0.0, False
+
+            def late(key: str, step: Step, timeout: float) -> Reply:
+                grants[1].lease.until = 0.0
+                return apply(key, step, timeout)
+
+            monkeypatch.setattr(memory.session.store, "apply", late)
         with pytest.raises(LockLost):
             lock.downgrade()
+        assert list(memory.session.registry.grants.values()) == list(own(lock).grants[:1])
         lock.release()
         monkeypatch.undo()
+    assert not memory.session.registry.grants
+    assert not memory.session.queue.waiting
     assert not lock.held
     memory.server.advance(2)
     assert eventually(lambda: (memory.holders("a"), memory.holders("b")) == ([], []))
@@ -338,6 +371,20 @@ def test_how_many_wait_behind_is_told_while_it_changes(memory: Memory) -> None:
         grant.waiting.behind = behind
         session.renewals.renew([grant])
     assert [step.behind for _, step, _ in told] == [(), (2,), (3,), (0,), ()]
+
+
+def test_a_downgrade_is_tried_until_the_end_of_the_lease(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F104: then it is given up, and no later."""
+    monkeypatch.setattr(procedures, "backoff", lambda failures: 99.0)
+    monkeypatch.setattr(clock, "now", lambda: 100.0)
+    lock = memory.lock(terms=CALM).acquire()
+    asked = downgrade(own(lock))
+    assert isinstance(next(asked), Apply)
+    assert asked.throw(LockBackendFailed("away", "k")) == Pause(ANY, CALM.lease)
+    (reader,) = memory.session.queue.waiting.values()  # so that it can be woken; in no line
+    assert (reader.terms.mode, memory.session.queue.lines) == ("shared", {})
+    assert reader.id in memory.session.registry.grants
+    asked.close()
 
 
 def test_a_downgrade_gives_no_time_to_the_longest_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

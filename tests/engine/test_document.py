@@ -135,6 +135,7 @@ def test_a_reply_tells_how_a_grant_stands() -> None:
     own = read_reply("k", {**raw, "mine": theirs})
     assert (own.holder, own.beat) == (None, 0)
     assert read_reply("k", {**raw, "mine": None, "holder": None}).first_end == 10.0
+    assert read_reply("k", {**raw, "holder": None}).holder is None
     assert read_reply("k", {"now": NOW, "waiting": 0}) == Reply()
     assert read_reply("k", None) == Reply(found=False)
     taken = {"now": NOW, "token": 5, "mine": mine}

@@ -15,7 +15,7 @@ import pytest
 
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol.actions import FOREVER, Apply, Pause, QueueNext
-from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE, TOMBSTONE_TTL
+from django_mongolock.engine.protocol.procedures import LOCAL_HANDOVER_GRACE
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.rule.options import LockOptions
@@ -439,24 +439,6 @@ def test_a_cancelled_wait_sleeps_no_more(memory: Memory) -> None:
     theirs.release()
 
 
-def test_a_heartbeat_that_was_closed_starts_no_thread(memory: Memory) -> None:
-    """F108: in the main thread, the close of its session would wait until one of the threads is free."""
-    heartbeat, started = memory.new_session().heartbeat, list[Callable[[], None]]()
-    heartbeat.close()
-    heartbeat.elsewhere = started.append  # type: ignore[method-assign,assignment]
-    heartbeat.see_to(0.0)
-    assert not started
-
-
-def test_a_heartbeat_has_one_thread(memory: Memory) -> None:
-    """P8: however often it is started."""
-    heartbeat = memory.session.heartbeat
-    heartbeat.start()
-    first = heartbeat.thread
-    heartbeat.start()
-    assert heartbeat.thread is first is not None
-
-
 def test_an_extension_that_is_answered_late_brings_no_end_nearer(memory: Memory) -> None:
     """P7: renewals that were sent after it have given more."""
     mine = memory.lock(terms=CALM).acquire()
@@ -571,22 +553,6 @@ def test_a_release_that_an_election_has_undone_is_made_again(memory: Memory, clo
     else:
         memory.server.advance(FAILOVER_LOOK_EVERY)
     assert eventually(lambda: memory.holders() == [])
-
-
-def test_a_removal_is_tried_for_as_long_as_its_command_may_arrive_and_then_given_up(
-    memory: Memory, caplog: pytest.LogCaptureFixture
-) -> None:
-    """F17, F9: a server that is away for good is not asked for ever; by then the lease has ended by itself."""
-    mine = memory.lock(terms=CALM).acquire()
-    memory.server.away = threading.Thread()
-    mine.release()
-    memory.server.advance(TOMBSTONE_TTL / 1000)
-    time.sleep(0.1)
-    assert memory.session.cleanup.pending
-    memory.server.advance(CALM.lease + 10)
-    assert eventually(lambda: not memory.session.cleanup.pending)
-    assert "removal given up" in caplog.text
-    memory.server.away = None
 
 
 def test_the_end_of_a_session_makes_up_for_what_had_failed(memory: Memory) -> None:
@@ -726,6 +692,7 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
     with mine:
         assert mine._session() is memory.session
         assert len(sessions) == 2
+    assert mine._session() is not memory.session
 
 
 class Idle:

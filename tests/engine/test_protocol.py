@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Generator
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,15 +24,23 @@ from django_mongolock.engine.protocol.actions import (
     Pause,
     QueueNext,
     Read,
+    ReleaseUncontended,
     Turn,
     WaitResult,
 )
 from django_mongolock.engine.protocol.procedures import PollSchedule
 from django_mongolock.engine.protocol.processes import NO_PROCESS, Fate
 from django_mongolock.engine.rule.deadlock import Cycle, Wait
-from django_mongolock.engine.rule.document import Step, Terms
+from django_mongolock.engine.rule.document import Mode, Step, Terms
 from django_mongolock.engine.rule.replies import Former, News, Reply
-from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockDeadlock, LockNotAcquired, LockQueueFull
+from django_mongolock.exceptions import (
+    LockBackendFailed,
+    LockCancelled,
+    LockDeadlock,
+    LockMisused,
+    LockNotAcquired,
+    LockQueueFull,
+)
 
 NOW = datetime.now(UTC)
 TERMS = Terms(lease=10, margin=1, waiter_lease=5)
@@ -107,8 +116,36 @@ def test_a_single_try_is_one_command() -> None:
     assert play.action.step.trial
     with pytest.raises(LockNotAcquired) as refusal:
         play.answer(Reply(first_end=9, holder="somebody"))
-    assert (refusal.value.holder, refusal.value.retry_after) == ("somebody", 9)
+    assert (refusal.value.holder, refusal.value.retry_after, refusal.value.owner) == ("somebody", 9, "")
     assert not isinstance(refusal.value, LockQueueFull)
+
+
+@pytest.mark.parametrize(("left", "retry_after"), [(-3, 0), (0, 0), (None, 0), (0.5, 0.5)])
+def test_a_refusal_tells_when_to_come_again_and_whose_the_lock_is(left: float | None, retry_after: float) -> None:
+    with pytest.raises(LockNotAcquired) as refusal:
+        Play(wait=0).answer(Reply(first_end=left, theirs={"owner": "bob", "acquired_at": NOW}))
+    assert (refusal.value.retry_after, refusal.value.owner, refusal.value.waited) == (retry_after, "bob", 0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "resize", "theirs", "refused"),
+    [
+        ("semaphore", False, ("semaphore", 3), True),
+        ("semaphore", False, ("semaphore", 2), False),
+        ("semaphore", False, ("shared", 3), False),
+        ("semaphore", True, ("semaphore", 3), False),
+        ("shared", False, ("semaphore", 3), False),
+        ("semaphore", False, None, False),
+    ],
+)
+def test_another_number_of_permits_is_a_mistake(
+    mode: Mode, resize: bool, theirs: tuple[str, int] | None, refused: bool
+) -> None:
+    """Unless it is meant to change; locks of other modes have no number to compare."""
+    play = Play(60, replace(ACQUISITION, terms=replace(TERMS, mode=mode, capacity=2, resize=resize)))
+    reply = replace(QUEUED, theirs=theirs and {"mode": theirs[0], "capacity": theirs[1]})
+    with pytest.raises(LockMisused, match="3 permits") if refused else nullcontext():
+        assert isinstance(play.answer(reply), Pause)
 
 
 def test_a_queue_that_is_full_refuses_at_once() -> None:
@@ -167,10 +204,11 @@ def test_a_look_alone_never_grants() -> None:
     assert play.result is None
 
 
-@pytest.mark.parametrize("then", [GONE, replace(QUEUED, first_end=None), replace(QUEUED, first_end=-0.1)])
+@pytest.mark.parametrize("then", [GONE, *(replace(QUEUED, first_end=left) for left in (None, 0.0, -0.1))])
 def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Reply) -> None:
     """F27, F41: out of the queue, nobody holds the lock, or the holder's lease is over: an update decides."""
-    play = queued()
+    play = queued(replace(QUEUED, first_end=0.5))
+    assert play.action.timer == 0.5 + procedures.SLACK
     play.pause()
     action = play.answer(then)
     assert action == Apply("k", Step(ask="g", add=ACQUISITION.entry))
@@ -189,6 +227,29 @@ def test_the_wait_ends_with_a_trial() -> None:
     assert refusal.value.waited == pytest.approx(5.0, abs=0.05)
 
 
+def test_news_at_the_end_of_the_wait_are_no_last_try() -> None:
+    """P6, F43: who hears of the lock, or of its place in the queue, as late as that, has no trial yet: so it is either
+    granted the lock, or leaves the queue."""
+    for heard in ({"answer": Answer(QUEUED, 105.0, 106.0, whole=True)}, {"news": News(9, NOW), "queued_until": 106.2}):
+        play = queued(wait=5)
+        action = play.hear(after=6, **heard)
+        assert play.called_next == 0
+        if "news" in heard:
+            assert is_confirmation(action)
+        else:
+            assert (type(action), action.timer) == (Pause, 0.0)
+            assert play.pause().step.trial
+    play = queued(wait=5)
+    play.now = 104.0
+    assert play.hear(after=1).step.trial
+    assert play.called_next == 1
+
+
+def test_a_hand_over_that_finds_no_room_in_the_queue_refuses() -> None:
+    with pytest.raises(LockQueueFull):
+        queued().hear(answer=Answer(GONE, 100.0, 100.1))
+
+
 def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
     """F44: many waiters do not make a storm of commands: pauses grow with time and with the place in the queue."""
     monkeypatch.setattr("django_mongolock.engine.protocol.procedures.random.uniform", lambda low, high: high)
@@ -196,11 +257,14 @@ def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest
     assert PollSchedule(0).poll(1) == 2 * PollSchedule(0).poll(0)
     assert PollSchedule(0).poll(1_000_000) == procedures.LONGEST_POLL
     schedule = PollSchedule(0)
-    polls = [schedule.poll(0) for _ in range(40)]
-    assert polls == sorted(polls)
-    assert polls[-1] == procedures.LONGEST_POLL
+    polls = [round(schedule.poll(0) / procedures.SHORTEST_POLL) for _ in range(28)]
+    assert polls == [times for times in (1, 2, 4, 8, 16, 32, 50) for _ in range(4)]
     assert schedule.poll(0) > schedule.poll(1)
     assert schedule.reads == 0
+    schedule.reads = 100_000
+    assert schedule.poll(1) == procedures.LONGEST_POLL
+    monkeypatch.setattr("django_mongolock.engine.protocol.procedures.random.uniform", lambda low, high: low)
+    assert schedule.poll(1) == procedures.SHORTEST_POLL / 4
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
@@ -241,13 +305,38 @@ def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
 
 def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """F9: after many failures a pause is long; the last one is no longer than was left when the command was sent."""
+    monkeypatch.setattr(procedures, "backoff", float)
+    play = Play(wait=None)
+    for attempt in (2, 3, 4):
+        assert play.fail().timer == attempt
+        play.pause()
     monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.0)
+    assert Play(wait=0).fail(took=1.0).timer == 0.1
     play = Play(wait=5.2)
     assert play.fail(took=4.0).timer == 1
     play.pause()
     assert play.fail(took=4.0).timer == pytest.approx(0.2)
     with pytest.raises(LockBackendFailed):
         play.pause()
+
+
+@pytest.mark.parametrize(
+    ("wait", "took", "sent"),
+    [(2.0, (0.5, 0.5), 2), (4.0, (2.5,), 1), (4.0, (0.5, 0.5, 0.0), 3), (3.0, (2.5, 0.5), 1)],
+)
+def test_a_command_is_sent_once_more_at_the_end_of_the_wait(
+    monkeypatch: pytest.MonkeyPatch, wait: float, took: tuple[float, ...], sent: int
+) -> None:
+    """F9: if the failure came at once, be it the last of several; not if it took the time that was left."""
+    monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.5)
+    play, commands = Play(wait), 0
+    with suppress(LockBackendFailed):
+        for seconds in took:
+            commands += isinstance(play.action, Apply)
+            play.fail(took=seconds)
+            play.pause()
+        pytest.fail("it goes on")
+    assert commands == sent
 
 
 def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
@@ -275,9 +364,11 @@ def test_a_wait_that_is_cancelled_while_the_server_is_away() -> None:
     """F176, F9: it ends at once, without another command."""
     play = Play(wait=60)
     play.fail(took=3)
+    play.hear(after=2)
+    play.fail(took=3)
     with pytest.raises(LockCancelled) as refusal:
         play.hear(after=1, cancelled=True)
-    assert refusal.value.waited == pytest.approx(4)
+    assert refusal.value.waited == pytest.approx(9)
     assert isinstance(refusal.value.__cause__, LockBackendFailed)
 
 
@@ -289,6 +380,28 @@ def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
     with pytest.raises(StopIteration) as end:
         steps.send(Answer(WHOLE, 100.1, 100.2, whole=True))
     assert end.value.value.until == 110.1
+
+
+def test_a_downgrade_that_has_found_nothing_is_none() -> None:
+    """P1: what stands in the queue at most is no reader."""
+    steps = procedures.downgrade(ACQUISITION, "former", FOREVER, 100.0)
+    next(steps)
+    assert is_confirmation(steps.send(Answer(QUEUED, 100.0, 100.1, whole=True)))
+    with pytest.raises(StopIteration) as end:
+        steps.send(Answer(QUEUED, 100.1, 100.2, whole=True))
+    assert end.value.value is None
+
+
+def test_a_downgrade_is_tried_until_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.5)
+    steps = procedures.downgrade(ACQUISITION, "former", 110.0, 100.0)
+    next(steps)
+    for answer in (SHORT, WHOLE):
+        pause = steps.throw(LockBackendFailed("gone", "k", True))
+        assert pause == Pause("g", 1.5)
+        steps.send(WaitResult(101.5))
+        if answer is SHORT:
+            steps.send(Answer(SHORT, 101.5, 102.0))
 
 
 def test_a_final_refusal_is_raised_at_once() -> None:
@@ -325,15 +438,34 @@ def test_an_exclusive_grant_without_waiters_is_uncontended(terms: Terms, waiting
     assert play.result.uncontended is uncontended
 
 
-def test_release_and_removal_for_good_are_one_command_each() -> None:
-    """P8: and the removal for good leaves a tombstone, by force."""
-    assert next(procedures.release("k", "g")) == Apply("k", Step(remove=("g",), force=True, given="g"))
-    removal = procedures.removal_for_good("k", "g")
-    assert (removal.step.remove, removal.step.force, removal.step.tombstone_ttl) == (
-        ("g",),
-        True,
-        procedures.TOMBSTONE_TTL,
-    )
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize(("copies", "tombstone_ttl"), [(False, 0), (True, procedures.TOMBSTONE_TTL)])
+def test_what_is_removed_by_which_command(stays: bool, copies: bool, tombstone_ttl: int) -> None:
+    """P8: one each. By force, unless it has a minimum hold; with a tombstone, if a copy of it may still arrive."""
+    step = Step(remove=("g",), given="g", force=not stays, tombstone_ttl=tombstone_ttl)
+    assert next(procedures.release("k", "g", stays=stays, leave_tombstone=copies)) == Apply("k", step)
+    for_good = Step(remove=("g",), ask="g", force=not stays, tombstone_ttl=procedures.TOMBSTONE_TTL)
+    assert procedures.removal_for_good("k", "g", stays=stays) == Apply("k", for_good)
+    resumed = Step(ask="g", add=ACQUISITION.entry, resumes=True, trial=True)
+    resumed = replace(resumed, remove=("old",), given="old", force=True, tombstone_ttl=tombstone_ttl)
+    steps = procedures.downgrade(ACQUISITION, "old", FOREVER, 0.0, leave_tombstone=copies)
+    assert next(steps) == Apply("k", resumed)
+
+
+@pytest.mark.parametrize("left", [set(), {"k"}])
+def test_the_cheap_release_comes_first(left: set[str]) -> None:
+    """P8: where it did nothing, the whole one follows. It is not tried for an heir, nor where copies are on their
+    way."""
+    steps = procedures.release("k", "g", uncontended=True)
+    assert next(steps) == ReleaseUncontended(("k",), ("g",))
+    if left:
+        assert steps.send(left) == procedures.releasing("k", "g")
+    else:
+        with pytest.raises(StopIteration) as end:
+            steps.send(left)
+        assert end.value.value == (True, None)
+    for others in ({"heir": ACQUISITION}, {"leave_tombstone": True}):
+        assert isinstance(next(procedures.release("k", "g", uncontended=True, **others)), Apply)
 
 
 # Bells, the line of the process, deadlocks
@@ -392,12 +524,21 @@ def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> N
     assert play.result.token == 10
 
 
+def test_news_that_comes_in_time_is_enough() -> None:
+    """P8: with a quarter of a place left it is used before it is renewed."""
+    play = Play(60)
+    play.answer(QUEUED, took=0.5)
+    play.hear(after=0.5, news=News(9, NOW), queued_until=101 + TERMS.waiter_lease / 4)
+    assert play.result.until == 102.25
+
+
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
     """P1, F26, F28: when little is left of the place in the queue, a renewal has to show that it is still ours."""
     play = queued()
     assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + left))
     assert play.result is None
+    assert play.answer(GONE) == Apply("k", Step(ask="g", add=ACQUISITION.entry))  # it is too late
 
 
 def test_a_lock_without_renewal_takes_a_whole_lease() -> None:
@@ -436,8 +577,9 @@ def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found
     action: Any = play._send(found)
     if dies:
         assert action.step.remove == ("g",)
-        with pytest.raises(LockDeadlock):
+        with pytest.raises(LockDeadlock) as refusal:
             play.answer(GONE)
+        assert refusal.value.waited == pytest.approx(procedures.DEADLOCK_CHECK_AFTER, abs=0.2)
     else:
         assert isinstance(action, Pause)
     play = Play(None)
@@ -479,6 +621,11 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
     assert action.timer == pytest.approx(procedures.LOCAL_HANDOVER_GRACE - 0.1)
     play.hear(turn="next", after=procedures.LOCAL_HANDOVER_GRACE)
     assert isinstance(play.result, WaitResult)
+    play = InLine("behind")
+    for seconds, timer in ((3.0, 0.5), (0.25, 0.25)):
+        assert play.hear(turn="next", after=seconds).timer == timer
+    play.hear(turn="next", after=0.25)
+    assert isinstance(play.result, WaitResult)
     play = InLine("next")
     assert isinstance(play.hear(turn="behind", after=procedures.LOCAL_HANDOVER_GRACE), Pause)  # put back meanwhile
     play = InLine("next")
@@ -489,10 +636,16 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
 def test_the_wait_in_line_ends_in_time() -> None:
     """F67: who is behind others at its deadline is refused without a command, since they are before it in any case; the
     next in line gets a last try. Or it gets LockCancelled."""
-    with pytest.raises(LockNotAcquired) as refusal:
-        InLine("behind", wait=5).hear(after=6, turn="behind", holder="host h")
-    assert (refusal.value.waited, refusal.value.holder) == (6, "host h")
+    for seconds in (5, 6):
+        with pytest.raises(LockNotAcquired) as refusal:
+            InLine("behind", wait=5).hear(after=seconds, turn="behind", holder="host h")
+        assert (refusal.value.waited, refusal.value.holder) == (seconds, "host h")
+    assert InLine("behind", wait=-1).action.timer == 0.0
+    play = InLine("next", wait=0.25)
+    play.hear(after=0.25, turn="next")
+    assert isinstance(play.result, WaitResult)
     play = InLine("next", wait=0.1)
+    assert play.action.timer == pytest.approx(0.1)
     play.hear(after=5, turn="next")
     assert isinstance(play.result, WaitResult)
     with pytest.raises(LockCancelled) as cancelled:
@@ -518,6 +671,10 @@ def test_a_hand_over_is_one_command_for_two() -> None:
     with pytest.raises(StopIteration) as end:
         steps.send(Answer(Reply(found=False), 1, 2))
     assert end.value.value == (False, None)
+    next(steps := procedures.release("k", "giver", ACQUISITION))
+    with pytest.raises(StopIteration) as end:
+        steps.send(answer := Answer(WHOLE, 1, 2))
+    assert end.value.value == (True, answer)
 
 
 # Owners
@@ -578,6 +735,12 @@ def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
     assert ended.value.value.token == 7
 
 
+def test_what_an_action_is_about() -> None:
+    """The key, if there is only one; and of an owner, also its process."""
+    assert [ReleaseUncontended(keys, keys).key for keys in (("a",), ("a", "b"))] == ["a", None]
+    assert replace(OWNED, process="p").entry["process"] == "p"
+
+
 # Methods in pairs: one that blocks and one that is awaited, made of the same steps
 
 
@@ -609,6 +772,7 @@ def test_the_same_steps() -> None:
     """Each is run in its own way."""
     counter = Counter()
     assert counter.add(1) == 10
+    assert Counter().add(1, times=2) == 20
     assert asyncio.run(counter.aadd(2, times=2)) == 410
     assert inspect.iscoroutinefunction(counter.aadd)
 

@@ -8,7 +8,6 @@ from typing import Any
 import pymongo.errors
 import pytest
 from pymongo import MongoClient
-from pymongo.errors import InvalidOperation
 from pymongo.synchronous.database import Database
 
 from django_mongolock.engine.rule.document import Step, Terms, entry
@@ -257,25 +256,6 @@ def test_however_few_connections_are_allowed_renewals_have_theirs(mongo_uri: str
         store = MongoStore(StoreConfig({"host": host, **options}, "d"))
         assert store.client.options.pool_options.max_pool_size == had
         store.close()
-
-
-def test_a_store_that_is_closed_closes_its_history(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has happened is written before the process ends."""
-    closed: list[bool] = []
-    monkeypatch.setattr(store, "history", SimpleNamespace(close=lambda: closed.append(True)))
-    store.close()
-    assert closed == [True]
-
-
-def test_a_store_that_is_closed_closes_its_client(config: StoreConfig) -> None:
-    """P6: and makes none for that."""
-    unused, used = MongoStore(config), MongoStore(config)
-    used.client.admin.command("ping")
-    for store in (unused, used):
-        store.close()
-    assert "client" not in unused.__dict__
-    with pytest.raises(InvalidOperation):
-        used.client.admin.command("ping")
 
 
 @pytest.mark.parametrize(("owner", "found"), [(None, False), ("import", True), ("another", False)])

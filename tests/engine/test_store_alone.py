@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, Mock, call
 
+import bson
 import pytest
 from bson.codec_options import DatetimeConversion
 from pymongo import CursorType, ReadPreference, UpdateOne, WriteConcern
@@ -15,9 +16,11 @@ from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
+from django_mongolock.engine.rule.pipeline import pipeline
 from django_mongolock.engine.rule.replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER, Beat, Bell, Found, Reply
-from django_mongolock.engine.rule.short_forms import IS_UNCONTENDED, RELEASE_UNCONTENDED
+from django_mongolock.engine.rule.short_forms import IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from django_mongolock.engine.store import bells
+from django_mongolock.engine.store.election import CLOCK
 from django_mongolock.engine.store.mongo import GONE, MAJORITY, UNNOTICED, MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockDocumentDamaged
 from tests.engine.test_document import NOW, document, holder
@@ -94,8 +97,10 @@ def test_what_a_project_may_choose_of_the_client() -> None:
 
 
 def test_how_documents_are_read_and_written() -> None:
-    """P3, F55: by the majority and the primary; one that cannot be read as it is spoils no other."""
-    store = MongoStore(StoreConfig({"connect": False}, "d"))
+    """P3, F55: by the majority and the primary, whatever the project wants for its own; one document that cannot be
+    read as it is spoils no other."""
+    weak = {"w": 1, "readConcernLevel": "local", "readPreference": "secondaryPreferred"}
+    store = MongoStore(StoreConfig({"connect": False, **weak}, "d"))
     options = store.collection.codec_options
     assert options.datetime_conversion is DatetimeConversion.DATETIME_AUTO
     assert (options.tz_aware, options.unicode_decode_error_handler) == (True, "replace")
@@ -103,6 +108,7 @@ def test_how_documents_are_read_and_written() -> None:
     assert store.collection.read_preference == ReadPreference.PRIMARY
     assert (store.collection.read_concern, store.latest.read_concern) == (ReadConcern("majority"), ReadConcern("local"))
     assert store._clock.client is store.client
+    assert bson.encode({"clock": CLOCK}, codec_options=options)
     store.close()
 
 
@@ -145,6 +151,7 @@ def test_what_is_sent_of_a_step(
     assert (command["query"], command["upsert"]) == ({"_id": {"$eq": "k"}, **where}, upserts)
     assert (command["new"], command["writeConcern"]) == (True, {"w": "majority", "j": True})
     assert command["fields"] is fields
+    assert command["update"] is pipeline(step)
     assert options == {"codec_options": collection_of(store).codec_options}
     assert not collection_of(store).find_one.called
 
@@ -180,6 +187,14 @@ def test_what_the_majority_has_not_confirmed_is_an_error(store: MongoStore) -> N
 def test_an_answer_that_the_rule_never_gives(store: MongoStore, step: Step, reply: Reply, is_puzzling: bool) -> None:
     """F55, P8: has the document looked at; no other answer has."""
     assert store._is_puzzling(step, reply) == is_puzzling
+
+
+def test_whom_a_step_has_granted_the_key_besides_is_rung_for(store: MongoStore) -> None:
+    """P5."""
+    answers(store, {**THERE, "value": {"now": NOW, "waiting": 2, "granted": found_in("a")["granted"]}})
+    bells_ = store.apply("k", ADD, 5).bells
+    assert [bell.session for bell in bells_] == ["session of a"]
+    assert store.bells.ring.call_args_list == [call(list(bells_))]  # type: ignore[attr-defined]
 
 
 def test_damage_is_looked_for_where_the_answer_is_puzzling(store: MongoStore) -> None:
@@ -251,6 +266,7 @@ def test_a_free_lock_is_taken_or_the_whole_rule_says_why_not(store: MongoStore, 
     ((command,), _) = collection_of(store).database.command.call_args
     assert (command["query"]["_id"], command["upsert"]) == ({"$eq": "k"}, True)
     assert command["fields"] is REPLY_TAKEN
+    assert command["update"] is TAKE_FREE
 
 
 @pytest.mark.parametrize(
@@ -324,6 +340,7 @@ def test_nothing_is_made_where_nothing_is_gone(store: MongoStore) -> None:
     """P8: one update and one read."""
     collection_of(store).find.side_effect = [[found_in("a")]]
     assert set(store.renew(["a"], RENEW, 5)) == {"a"}
+    assert collection_of(store).update_many.call_args.kwargs["let"]["c"]["$literal"]["renew"] == ("g",)
     assert not collection_of(store).bulk_write.called
 
 
@@ -341,8 +358,13 @@ def test_a_cycle_of_waits_is_seen_twice(
     assert look.call_args_list == looks * [call("k", "g", 5)]
 
 
-def test_a_lock_without_a_document_is_in_no_cycle(store: MongoStore) -> None:
-    """F29."""
+def test_a_cycle_is_looked_for_in_what_was_read(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: a lock without a document is in none."""
+    monkeypatch.setattr("django_mongolock.engine.store.mongo.cycle_of", lambda *read: SimpleNamespace(grants=read))
+    first = {"now": NOW, "chain": ["second", "third"]}
+    collection_of(store).aggregate.return_value = [first]
+    found: Any = store.deadlock("k", "g", 5)
+    assert found.grants == ([first, "second", "third"], "g", NOW)
     collection_of(store).aggregate.return_value = []
     assert store.deadlock("k", "g", 5) is None
 
@@ -445,9 +467,11 @@ class Reading(MagicMock):
         self.__next__ = following
 
 
-def test_who_listens_hears_all_until_its_cursor_ends(tower: Tower) -> None:
+@pytest.mark.parametrize("there", [True, False])
+def test_who_listens_hears_all_until_its_cursor_ends(tower: Tower, there: bool) -> None:
     """F11: also what came together with the end; and makes the bell again then. Meanwhile it looks at all bells twice
-    a minute, so that no release of this process has to."""
+    a minute, there or not, so that no release of this process has to."""
+    tower.there = there
     bell, cursor, session = Bell(at(3), "g"), Reading(), at(3)
     collection: Any = tower.bells.collections[3]
     collection.find.return_value.max_await_time_ms.return_value = cursor
@@ -459,9 +483,9 @@ def test_who_listens_hears_all_until_its_cursor_ends(tower: Tower) -> None:
     assert looks == [(None, 0), (bell, 7), (None, 7), (bell, 15)]
     assert tower.made == [3]
     tower.bells.ring([bell])
-    assert len(tower.looks) == 15
+    assert len(tower.looks) == (15 if there else 16)
     assert list(heard) == []
-    assert set(tower.bells._seen) == set(range(8)) - {3}
+    assert set(tower.bells._seen) == (set(range(8)) - {3} if there else set())
     assert collection.find.call_args == call({"to": session}, cursor_type=CursorType.TAILABLE_AWAIT)
     assert collection.find.return_value.max_await_time_ms.call_args == call(bells.AWAIT_MS)
 

@@ -113,7 +113,7 @@ def test_what_is_abandoned_and_not_removed_is_found(monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def no_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     """F69 again: a waiter that comes back to the queue has just arrived."""
-    monkeypatch.setattr(Commands, "with_arrival", lambda self, step, entry, grant, now: step)
+    monkeypatch.setattr(Commands, "with_arrival", lambda self, step, grant, now: step)
 
 
 @pytest.mark.long

@@ -468,7 +468,7 @@ def taken_and_forgotten(end: Whole, self: Ending, grant: Grant, how: How, **opti
 
 @_defect
 def arrival_forgotten(patches: Patches) -> None:
-    patches.set(Commands, "with_arrival", lambda self, made, entry, grant, now: made)
+    patches.set(Commands, "with_arrival", lambda self, made, grant, now: made)
 
 
 @_instead_of(Renewals, "judge")

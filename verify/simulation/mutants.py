@@ -146,7 +146,7 @@ def tested(name: str) -> str | None:
     module = name.partition(":")[0]
     stem = module.rpartition(".")[2]
     touching = ANYWHERE if name in ROWS else TOUCHED_BY.get(module, ())
-    likely = (stem, f"{stem}s", *touching, "in_memory", "rule", "session")
+    likely = (stem, f"{stem}s", "parts", "by_themselves", *touching, "in_memory", "rule", "session")
     files = [path for file in likely if (path := f"tests/engine/test_{file}.py") and (ROOT / path).exists()]
     for what in (list(dict.fromkeys(files)), ["tests/engine", "tests/contract"]):
         skipped: list[str] = []

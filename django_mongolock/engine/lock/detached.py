@@ -79,7 +79,9 @@ class Detached:
 
     def leaving(self, grant: str, tombstone_ttl: int, given: str = "") -> Protocol[Reply]:
         """See to it that a grant is gone, also one whose command is still on its way. given: only if it is there."""
-        return self._apply(Step(ask=grant, remove=(grant,), force=True, tombstone_ttl=tombstone_ttl, given=given), 0.0)
+        step = Step(remove=(grant,), force=True, tombstone_ttl=tombstone_ttl, given=given)
+        answer: Answer = yield Apply(self._stored, step)
+        return answer.reply
 
     def looking(self, grant: str = "") -> Protocol[Reply]:
         """Read how the lock stands. It makes no belief longer."""

@@ -137,14 +137,15 @@ class LockGrants:
         owner_tokens.append(grant.new_owner_token(session.heartbeat.inbox.put))
         began, deadline = times
         grant.waiting.began, grant.waiting.back_by = began, deadline + session.commands.timeout
-        answer = None
         try:
             self.wanted = grant
-            now, turn = began, session.queue.join(grant, trial=trial)
+            turn = session.queue.join(grant, trial=trial)
             if self.is_cancelled:  # while another key was acquired
                 raise LockCancelled(key, 0.0)
-            if turn != "now":
-                result = yield from procedures.wait_in_line(grant.acquisition, turn, deadline, now)
+            if turn == "now":
+                answer, now = None, began
+            else:
+                result = yield from procedures.wait_in_line(grant.acquisition, turn, deadline, began)
                 answer, now = result.answer, result.now
                 trial = answer is None and now >= deadline
             session.registry.expect(grant)
@@ -342,7 +343,7 @@ class LockGrants:
 
 def calling_line() -> str:
     """File and line of the program that called into the library: the nearest that is not part of it."""
-    frame = sys._getframe(1)
+    frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -115,12 +115,12 @@ class _Rule:
         """
         holders: Entries = self.document["holders"]
         if self.other_primary:
-            wholes = [self.after(e["server_lease"]) for e in holders]
-            holders = [
-                {**e, "until": min(whole, e["until"]) if "released" in e else whole}
-                for e, whole in zip(holders, wholes, strict=True)
-            ]
+            holders = [{**e, "until": self.whole_end(e)} for e in holders]
         return [e for e in holders if e["until"] > self.now]
+
+    def whole_end(self, e: Document) -> datetime:
+        whole = self.after(e["server_lease"])
+        return min(whole, e["until"]) if "released" in e else whole
 
     def live_waiters(self) -> Entries:
         """The waiters whose time is not over. With times of another clock, each begins a whole place again."""
@@ -139,7 +139,7 @@ class _Rule:
             end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["min_hold"])
             if e["grant"] not in self.step.remove:
                 kept.append(e)
-            elif e["min_hold"] and end > self.now and not self.step.force:
+            elif end > self.now and not self.step.force:
                 released = {"until": end, "server_lease": e["min_hold"], "released": self.now}
                 kept.append(e if "released" in e else {**e, **released})
         return kept
@@ -178,11 +178,9 @@ class _Rule:
             return queue
         for there in queue:
             if there["grant"] == new["grant"]:
-                if there["since"] <= since or not self.step.waited:
+                if there["since"] <= since:
                     return queue
                 entry = {**there, "since": since}
-        if not self.step.waited:
-            return [*queue, entry]
         return [
             *(e for e in others if e["since"] <= since),
             entry,
@@ -192,10 +190,10 @@ class _Rule:
     def grant_count(self, kept: Entries, queue: Entries) -> int:
         """How many fit, counted from the head of the queue; the smallest number of permits counts."""
         mode = next((e["mode"] for e in (*kept, *queue)), None)
-        capacity = min((e["capacity"] for e in kept), default=MAX_HOLDERS)
+        capacity = min((MAX_HOLDERS, *(e["capacity"] for e in kept)))
         used = sum(map(weight, kept))
         for place, e in enumerate(queue):
-            capacity, used = min(capacity, e["capacity"], MAX_HOLDERS), used + weight(e)
+            capacity, used = min(capacity, e["capacity"]), used + weight(e)
             if e["mode"] != mode or used > capacity:
                 return place
         return len(queue)
@@ -212,7 +210,7 @@ class _Rule:
         expires_at = max((e["until"] for e in document["holders"]), default=None)
         brief = self.limits.brief(self.step.tombstone_ttl)
         retention = timedelta(milliseconds=self.limits.retention if document["contended"] else brief)
-        keep = max(self.now, expires_at or self.now) + retention
+        keep = (expires_at or self.now) + retention
         stays = document["purge_at"] >= keep
         purge_at = document["purge_at"] if stays else keep + timedelta(milliseconds=PURGE_STEP)
         return {"expires_at": expires_at, "purge_at": purge_at}
@@ -232,8 +230,8 @@ class _Rule:
             "held_ms": sum(holds),
         }
         fields: Document = {name: Int64(document[name] + number) for name, number in more.items()}
-        fields["longest_wait_ms"] = Int64(max(document["longest_wait_ms"], *waits, 0))
-        fields["longest_hold_ms"] = Int64(max(document["longest_hold_ms"], *holds, 0))
+        fields["longest_wait_ms"] = Int64(max((document["longest_wait_ms"], *waits)))
+        fields["longest_hold_ms"] = Int64(max((document["longest_hold_ms"], *holds)))
         if ended:
             fields["last_holder"] = ended[-1]
         return fields

@@ -137,7 +137,7 @@ def _without_removed(holders: Expression) -> Expression:
     """Holders without the removed. One with a minimum hold that is not over is kept, and changed no more."""
     end = {"$add": [{"$min": ["$$e.acquired_at", "$$now"]}, "$$e.min_hold"]}
     return for_each(
-        only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$and": ["$$e.min_hold", {"$gt": [end, "$$now"]}]}]}),
+        only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$gt": [end, "$$now"]}]}),
         {
             "$cond": [
                 {"$and": [_IS_REMOVED, {"$not": ["$$e.released"]}]},

@@ -164,7 +164,7 @@ class Commands:
         step = replace(step, beat=next(self.numbers))
         if step.add is not None and grant is not None:
             grant.waiting.sent = True
-            step = self.with_arrival(step, step.add, grant, sent)
+        step = self.with_arrival(step, grant, sent)
         try:
             reply = self._send_step(key, step, timeout, grant)
         except LockBackendFailed:
@@ -174,8 +174,10 @@ class Commands:
         self.releases.confirmed(self._session.store.sent_to(), sent)
         return self.answer(step.ask, reply, sent, step.beat)
 
-    def with_arrival(self, step: Step, entry: dict[str, Any], grant: Grant, now: float) -> Step:
-        """The step with how long *grant* has waited, and how many wait behind it here."""
+    def with_arrival(self, step: Step, grant: Grant | None, now: float) -> Step:
+        """The step with how long *grant*, which it adds, has waited, and how many wait behind it here."""
+        if (entry := step.add) is None or grant is None:
+            return step
         waiting = grant.waiting
         if now - waiting.began >= JUST_CAME:
             step = replace(step, waited=milliseconds(now - waiting.began))
@@ -191,8 +193,7 @@ class Commands:
                 return reply
             self._free_keys.was_wrong(key)
             timeout = max(SHORTEST_COMMAND, timeout - (self._session.now() - started))
-            if step.add is not None and grant is not None:
-                step = self.with_arrival(step, step.add, grant, self._session.now())
+            step = self.with_arrival(step, grant, self._session.now())
         return self._session.store.apply(key, step, timeout)
 
     def _queue_next(self, grant_id: str, timeout: float) -> None:

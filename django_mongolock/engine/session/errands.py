@@ -83,16 +83,16 @@ class Errands:
 
     def _keep_time(self) -> None:
         """Have each errand tried when it is due. One thread does this at a time, for as long as there are any."""
-        waiting: list[Errand] = []
-        while waiting or not self._inbox.empty():
+        while not self._inbox.empty():
             if not self._keeping_time.acquire(blocking=False):
                 return
             try:
-                self._wait(waiting)
+                self._wait()
             finally:
                 self._keeping_time.release()
 
-    def _wait(self, waiting: list[Errand]) -> None:
+    def _wait(self) -> None:
+        waiting: list[Errand] = []
         while True:
             with suppress(Empty):
                 left = max(0.0, waiting[0].due - clock.now()) if waiting else 0.0

@@ -51,12 +51,12 @@ class Lanes(Generic[E]):
 
     def begin_next(self, now: float) -> tuple[E | None, float | None]:
         """Take out the call whose turn it is. If there is none: None, and how long there is none at least."""
-        quick = [began for began in self.running.values() if began > now - SLOW]
+        quick = [left for began in self.running.values() if (left := began + SLOW - now) > 0]
         self.slow = len(self.running) - len(quick)
-        for lane, (size, most) in zip(self.waiting, self._limits, strict=True):
+        for priority, (size, most) in enumerate(self._limits):
             if len(quick) >= size or len(self.running) >= most:
-                return None, max(0.0, quick[0] + SLOW - now) if quick else None
-            if (entry := self._first_of(lane)) is not None:
+                return None, quick[0] if quick else None
+            if (entry := self._first_of(self.waiting[priority])) is not None:
                 self.running[entry] = now
                 return entry, None
         return None, None
@@ -76,7 +76,8 @@ class Lanes(Generic[E]):
         if key is None:
             return True
         count = self.under_way.get(key, 0)
-        self.under_way[key] = min(count + 1, PER_KEY)
+        if count < PER_KEY:
+            self.under_way[key] = count + 1
         return count < PER_KEY
 
     def end(self, entry: E, result: object) -> list[E]:
@@ -84,7 +85,7 @@ class Lanes(Generic[E]):
         began = self.running.pop(entry)
         shared: list[E] = []
         if entry.same is not None and isinstance(result, Answer) and not result.reply.held:
-            waiting = [other for lane in self.waiting_for_key.get(entry.key or "", ()) for other in list(lane)]
+            waiting = [other for lane in self.waiting_for_key.get(str(entry.key), ()) for other in list(lane)]
             shared = [other for other in waiting if other.same == entry.same and other.since <= began]
             for other in shared:
                 other.lane.pop(other, None)
@@ -104,9 +105,8 @@ class Lanes(Generic[E]):
             del self.under_way[key]
         for lane in self.waiting_for_key.get(key, ()):
             if (entry := first(lane)) is not None:
-                # Taken back, it leaves `entry.lane`, which is an empty one here. So it stays in `waiting`, until a
+                # Taken back, it leaves `entry.lane`, where it is not any more. So it stays in `waiting`, until a
                 # thread takes it out, finds that it was taken back, and calls `end`: then the next of its key follows.
-                entry.lane = OrderedDict()
                 self.waiting[entry.priority][entry] = None
                 self.waiting[entry.priority].move_to_end(entry, last=False)
                 return True

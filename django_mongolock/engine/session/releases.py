@@ -112,7 +112,7 @@ class FreeKeys:
         """It was released, and was free then."""
         with self._mutex:
             self._unknown_are_free |= key not in self._left
-            self._keep(key, min(1, self._left.get(key, 0) + 1))
+            self._keep(key, self._left.get(key, 0) + 1)
 
     def guess(self, key: str) -> bool:
         """Whether it is probably free. A guess is made once for each release, and once for a key that is not known."""

@@ -88,7 +88,7 @@ class Session(SessionCore):
         # In this order: at no time may the next in line be asked for beside it.
         self.registry.note_held(grant)
         self.queue.leave(grant)
-        if (due := min(grant.lease.renew_at, grant.lease.until)) < seen_to:
+        if (due := grant.lease.renew_at) < seen_to:
             self.heartbeat.see_to(due)
         for user in grant.users:
             if "on_release_requested" in user.calls:

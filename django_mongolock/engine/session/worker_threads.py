@@ -276,8 +276,8 @@ class WorkerThreads:
     def _start_if_needed(self) -> None:
         waiting = sum(map(len, self._lanes.waiting))
         # One more than make calls: it watches for one of these to become slow.
-        if len(self._idle) < waiting and len(self) <= self._size + self._lanes.slow and self._unstarted:
-            with contextlib.suppress(IndexError, RuntimeError):  # another was faster; the interpreter is shutting down
+        if len(self._idle) < waiting and len(self) <= self._size + self._lanes.slow:
+            with contextlib.suppress(IndexError, RuntimeError):  # there are the most; the interpreter is shutting down
                 self._unstarted.pop()
                 try:
                     _thread.start_new_thread(self._work, ())  # not a Thread: starting one waits for it by an Event

@@ -78,15 +78,15 @@ class Bells:
         if number not in self._seen:
             make(collection)
             self._seen[number] = clock.now()
-        looked = -inf
+        looked, often = -inf, LOOK_EVERY / 2  # so that no release of this process has to look
         kind = CursorType.TAILABLE_AWAIT
         with collection.find({"to": session}, cursor_type=kind).max_await_time_ms(AWAIT_MS) as cursor:
             while (message := next(cursor, None)) is not None or cursor.alive:
                 yield read_bell(message)
-                if clock.now() - looked >= LOOK_EVERY / 2:  # so that no release of this process has to look
+                if clock.now() - looked >= often:
                     looked = clock.now()
                     for other in range(COLLECTIONS):
-                        self._is_there(other, LOOK_EVERY / 2)
+                        self._is_there(other, often)
         self._seen.pop(number, None)  # it is not there any more, or is empty
 
 

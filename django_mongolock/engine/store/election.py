@@ -54,10 +54,10 @@ class ClockEncoder(TypeEncoder):
     def server(self) -> ServerDescription | None:
         """Where this thread's command goes to."""
         server: ServerDescription | None = getattr(self._seen, "server", None)
-        if server is None or server.election_id is None:
+        if server is None:
             # A single server without discovery: no selection is made, and its clock is the only one.
             known = self._servers()
-            return known[0] if len(known) == 1 else server
+            return known[0] if len(known) == 1 else None
         return server
 
     def transform_python(self, value: object) -> str:

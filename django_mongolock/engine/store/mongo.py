@@ -137,7 +137,6 @@ class MongoStore:
                 ) from None
             return database.get_collection(
                 self.config.collection,
-                codec_options=options,
                 read_preference=ReadPreference.PRIMARY,
                 write_concern=MAJORITY,
                 read_concern=ReadConcern("majority"),
