@@ -278,6 +278,33 @@ def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypat
     (tmp_path / "sys/kernel/random/boot_id").write_text("boot")
     monkeypatch.setattr(processes, "_PROC", tmp_path)
     assert processes._name.__wrapped__(1) == ""
+    monkeypatch.setattr(processes, "this_process", lambda: "")
+    assert processes.fate("1 0") == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("state", "threads", "started"),
+    [(b"S", "7", "19"), (b"Z", "7", None), (b"X", "7", None), (b"Z", "78", "19"), (b"S", "78", "19")],
+)
+def test_when_a_process_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: bytes, threads: str, started: str | None
+) -> None:
+    """F49: whatever it is called. One that has ended stays in the list until its parent asks; one whose first thread
+    has ended looks the same, but for its other threads."""
+    for thread in threads:
+        (tmp_path / "7/task" / thread).mkdir(parents=True)
+    (tmp_path / "7/stat").write_bytes(b"7 (a) \xff) " + state + "".join(f" {n}" for n in range(1, 30)).encode())
+    (tmp_path / "self/ns").mkdir(parents=True)
+    (tmp_path / "self/ns/pid").symlink_to("pid:[1]")
+    (tmp_path / "sys/kernel/random").mkdir(parents=True)
+    (tmp_path / "sys/kernel/random/boot_id").write_text("boot\n")
+    monkeypatch.setattr(processes, "_PROC", tmp_path)
+    assert (processes._started(7), processes._place()) == (started, "boot pid:[1] -")
+
+
+def test_a_process_that_has_ended_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_started", lambda pid: None)
+    assert processes._name.__wrapped__(os.getpid()) == ""
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/ns"), reason="names of processes are for Linux")  # noqa: PTH112

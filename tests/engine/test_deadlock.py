@@ -154,7 +154,7 @@ def test_who_goes_on_is_in_no_cycle() -> None:
     ahead = [("gpu", "0", OF_THREE), ("gpu", "1", OF_THREE), ("gpu", "2", HEAVY), ("gpu", "owner", OF_THREE)]
     documents, now = documents_of(("data", "owner", QUICK), *ahead, ("data", "1", QUICK))
     assert not cycles(documents, now)
-    assert not cycles([{"_id": "k"}, {"_id": "l", "holders": 3, "waiters": [{}]}], now)
+    assert not cycles([{"_id": "k", "holders": [{}]}, {"_id": "l", "holders": 3, "waiters": [{}]}], now)
 
 
 @pytest.mark.long

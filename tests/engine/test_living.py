@@ -309,7 +309,8 @@ def test_the_name_of_a_process() -> None:
     assert fate(_with(3, str(2**22 + 1))) == "gone"  # no such pid
     assert fate(_with(3, "1", 4, "x")) in ("alive", "gone")  # somebody else's: we may look, not touch
     assert fate(NO_PROCESS) == "gone"
-    for unknown in ("", "x", _with(0, "another boot"), _with(1, "pid:[1]"), _with(2, "time:[1]"), _with(3, "x")):
+    others = (_with(0, "another boot"), _with(1, "pid:[1]"), _with(2, "time:[1]"), _with(3, "x"), _with(3, "²"))
+    for unknown in ("", "x", *others):
         assert fate(unknown) == "unknown"
 
 

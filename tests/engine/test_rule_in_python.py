@@ -172,6 +172,10 @@ def test_what_is_counted() -> None:
     key.look(40)
     assert counted() == (4, 2, 10_000, 7_000, 31_000, 22_000, 1)
     assert (key.document["last_holder"]["grant"], key.document["changes"]) == ("d", 11)
+    key = Key()
+    key.ask(0, "g", replace(TERMS, min_hold=10))
+    key.do(9, remove=("g",))
+    assert key.do(5, "another", remove=("g",), force=True)["held_ms"] == 5_000
 
 
 @pytest.mark.parametrize("mark", [0, 2**50])
@@ -327,6 +331,8 @@ def test_who_resumes_a_reader_stands_at_the_head() -> None:
     assert (key.holders, key.queue) == ("pq", "wr")
     key.ask(1, "r", READING, remove=("p",), resumes=True)
     assert (key.holders, key.queue) == ("qr", "w")
+    key.ask(2, "x", READING, remove=("q",))  # a hand-over: it stands behind those who came before it
+    assert (key.holders, key.queue) == ("r", "wx")
 
 
 def test_what_is_done_is_not_done_again() -> None:

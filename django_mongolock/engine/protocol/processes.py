@@ -62,10 +62,10 @@ def fate(name: str) -> Fate:
     """What became of the process of that name, as far as it can be seen from here."""
     if name == NO_PROCESS:
         return "gone"
-    place, _, rest = this_process().rpartition(" ")[0].rpartition(" ")
+    place = this_process().rpartition(" ")[0].rpartition(" ")[0]
     theirs, _, started = name.rpartition(" ")
     theirs, _, pid = theirs.rpartition(" ")
-    if not place or not rest or theirs != place or not (pid.isascii() and pid.isdigit()):
+    if not place or theirs != place or not (pid.isascii() and pid.isdigit()):
         return "unknown"
     try:
         os.kill(int(pid), 0)

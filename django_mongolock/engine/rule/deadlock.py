@@ -95,11 +95,10 @@ def cycles(documents: Iterable[Document], now: datetime) -> list[Cycle]:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A wait, the workers that hold its key, as how many each counts, and how many of these must be released."""
+    """A wait, the workers that hold its key and as how many each counts, and how many of these must be released."""
 
     wait: Wait
-    holders: list[str]
-    weights: list[int]
+    holders: list[tuple[str, int]]
     needed: int
 
 
@@ -119,7 +118,7 @@ def _stuck(edges: Edges) -> Edges:
 
 def _released(edge: Edge, stuck: Edges) -> int:
     """What the holders that go on will release."""
-    return sum(weight for worker, weight in zip(edge.holders, edge.weights, strict=True) if worker not in stuck)
+    return sum(weight for worker, weight in edge.holders if worker not in stuck)
 
 
 def _edges(documents: Iterable[Document], now: datetime) -> Edges:
@@ -127,14 +126,14 @@ def _edges(documents: Iterable[Document], now: datetime) -> Edges:
     edges: Edges = {}
     for document in documents:
         holders = [entry for entry in _list(document, "holders") if is_holder(entry)]
-        workers, weights = [entry["worker"] for entry in holders], [weight(entry) for entry in holders]
+        workers = [(entry["worker"], weight(entry)) for entry in holders]
         needed = 1
         for waiter in _list(document, "waiters"):
             if is_waiter(waiter) and waiter["until"] > now:
                 # Never fewer than a waiter ahead in the queue needs.
                 needed = max(needed, _needed(waiter, holders))
                 wait = Wait(document["_id"], waiter["grant"], waiter["since"], describe(waiter, now))
-                edges.setdefault(waiter["worker"], []).append(Edge(wait, workers, weights, needed))
+                edges.setdefault(waiter["worker"], []).append(Edge(wait, workers, needed))
     return edges
 
 
@@ -152,10 +151,11 @@ def _needed(waiter: Document, holders: list[Document]) -> int:
 
 def _search(edges: Edges, worker: str, first: Edge) -> Cycle | None:
     """Depth first from *first*, a wait of *worker*, back to *worker*."""
-    stack: list[tuple[tuple[Wait, ...], list[str]]] = [((first.wait,), first.holders)]
+    stack: list[tuple[tuple[Wait, ...], list[tuple[str, int]]]] = [((first.wait,), first.holders)]
     seen: set[str] = set()
     while stack:
-        path, holders = stack.pop()
+        path, held = stack.pop()
+        holders = [holder for holder, _ in held]
         if worker in holders:
             return Cycle(path)
         for holder in holders:
