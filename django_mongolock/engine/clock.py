@@ -6,10 +6,6 @@ import random
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
-
-#: How often the limit doubles at most: after some 1,000 times it would be too large for a float.
-_MOST_DOUBLINGS: Final = 60
 
 #: Seconds on a clock that cannot be set and that, if the system has such a clock, goes on while the machine sleeps, as
 #: a lease does. Only differences of its values within one process mean something.
@@ -21,4 +17,4 @@ now: Callable[[], float] = (
 def backoff(attempt: int, first: float = 0.05, longest: float = 1.0) -> float:
     """Return how many seconds to wait after *attempt* (1, 2, and so on): a random time, up to a limit that is *first*
     seconds, doubles each time, and is at most *longest* (full jitter)."""
-    return random.uniform(0, min(longest, first * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS)))  # noqa: S311 - spreads load
+    return random.uniform(0, min(longest, first * 2.0 ** min(attempt - 1, 60)))  # noqa: S311 - spreads load

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import re
+import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta

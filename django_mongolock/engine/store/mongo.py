@@ -236,7 +236,7 @@ class MongoStore:
             except WriteError as error:
                 if error.timeout or len(keys) > 1:
                     raise  # otherwise its document is damaged: the whole rule says how
-            return set(keys) if len(keys) == 1 else {each["_id"] for each in self.latest.find(where, {"_id": True})}
+            return set(keys) if len(keys) == 1 else {each["_id"] for each in self.latest.find(where, {"_id": 1})}
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
         """See Store.read()."""
@@ -254,8 +254,8 @@ class MongoStore:
             "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
-        entry = {"grant": True, "beat": True, "release_requested_by": True}
-        fields = {"holders": {**entry, "token": True}, "waiters": entry, "token": True, "granted": BELL_MESSAGES}
+        entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
+        fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": BELL_MESSAGES}
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
