@@ -137,9 +137,10 @@ def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.Mo
         assert memory.holders() == [grant.id]
         return
     grant.outcome_unknown = what == "in doubt"
+    other = memory.other(terms=CALM)  # kept: a lock object that is dropped is released
     if what in ("taken away", "found lost"):
         memory.apply(remove=(grant.id,), force=True)
-        other = memory.other(terms=CALM).acquire()  # a lock object that is dropped is released
+        other.acquire()
     if what == "found lost":
         grant.mark_lost("by a test")
     if what == "away":
