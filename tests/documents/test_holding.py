@@ -103,7 +103,7 @@ class TestMethods:
         assert ground.read(held.id, "time") > before
         assert held.remaining > 50
 
-    def test_several_writers(self, ground: Ground, held: Any) -> None:
+    def test_several_writers(self, ground: Ground, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """Tasks of the flow write at the same time, such as one that renews: one after the other. A failure waits for
         none of them."""
 
@@ -112,9 +112,11 @@ class TestMethods:
 
         asyncio.run(write())
         assert (held.version, ground.read(held.id, "version")) == (8, 8)
-        held._turn[None], held._context.courier.timeout = object(), 0.01
+        held._turn[None] = object()
+        monkeypatch.setattr(held._context.courier, "timeout", 0.01)
         with pytest.raises(LockBackendFailed, match="no answer yet"):
             held.renew()
+        monkeypatch.undo()
         assert held.fail()
 
     @pytest.mark.parametrize("name", WRITES)
