@@ -702,7 +702,7 @@ async def test_work_in_a_transaction_is_done_again(  # noqa: C901
 
 
 async def test_a_wait_outlasts_its_cancellations() -> None:
-    """F154: until what it waits for is done; whose error is then nobody's."""
+    """It ends when what it waits for is done, whose error is then nobody's."""
     loop, complaints = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     for outcome in (ValueError(), asyncio.CancelledError(), None):
