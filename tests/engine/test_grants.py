@@ -4,6 +4,7 @@ import _thread
 import asyncio
 import copy
 import gc
+import os
 import pickle
 import re
 import threading
@@ -456,6 +457,22 @@ def test_how_far_an_extension_goes(memory: Memory, now: Any, had: float, wanted:
     grant, (stored,) = grant_of(lock), memory.entries()
     assert (stored["until"] - memory.server.time).total_seconds() == grant.terms.server_lease_of(given) > given + 1
     assert grant.lease.length == given
+
+
+@pytest.mark.parametrize("why", ["not acquired", "over", "a child's"])
+def test_what_is_not_held_is_not_extended(memory: Memory, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """P1, F29: nothing is sent for it; in a forked child it is the parent's."""
+    lock = memory.lock()
+    if why != "not acquired":
+        lock.acquire()
+    if why == "over":
+        grant_of(lock).lease.until = 0.0
+    if why == "a child's":
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+    steps = own(lock).extend_all(None)
+    with pytest.raises(StopIteration) as end:
+        next(steps)
+    assert end.value.value is False
 
 
 def test_what_has_been_released_is_not_replaced(memory: Memory) -> None:
