@@ -430,7 +430,7 @@ def test_what_is_accused(story: Story, found: str) -> None:
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     """In the order of time, over the files of several processes, each line with the process that wrote it."""
-    one, two = Journal(tmp_path, "one"), Journal(tmp_path, "two")
+    one, two = Journal(tmp_path, "one"), Journal(tmp_path, "two")  # as of two processes
     first, second = one.new_id(), one.new_id()
     assert first != second
     one.write("ask", id=first)
@@ -438,8 +438,18 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     one.write("got", 1.0, id=first)
     records = read(tmp_path)
     assert [record["what"] for record in records] == ["got", "start", "start", "ask", "ask"]
-    assert {record["pid"] for record in records} == {one.pid}
     assert 0 <= now() - records[-1]["t"] < 60
+
+
+def test_a_pid_that_is_used_again(tmp_path: Path) -> None:
+    """It is another process, and another group: the first of them was killed, the second was not."""
+    one = Journal(tmp_path, "one")
+    one.write("kill", group=one.pid)
+    two = Journal(tmp_path, "two")
+    two.write("kill", group=one.pid)
+    starts_and_kills = read(tmp_path)
+    assert [record["pid"] for record in starts_and_kills] == [one.pid, one.pid, one.pid + 2**23, one.pid + 2**23]
+    assert [record["group"] for record in starts_and_kills if record["what"] == "kill"] == [one.pid, one.pid + 2**23]
 
 
 def test_a_torn_line(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ lines behind. Times are by the one clock that all processes of the machine share
     free     key, since, seen       afterwards, somebody new could take this key; it could be tried from `since` on
 """
 
+import bisect
 import contextlib
 import json
 import os
@@ -44,6 +45,8 @@ Record = dict[str, Any]
 
 #: How often a thread that does nothing else wakes, and how much later it must wake to be starved, in seconds.
 _BEAT: Final = 0.1
+#: More than there are pids.
+_PIDS: Final = 2**23
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -61,7 +64,8 @@ class Journal:
         self.pid = os.getpid()
         path = folder / f"{kind}-{self.pid}-{time.time_ns()}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._count = 0
+        # A pid that is used again makes other names.
+        self._began, self._count = int(now()), 0
         self._mutex = threading.Lock()
         self.write("start", pid=self.pid, group=os.getpgrp(), kind=kind)
 
@@ -69,7 +73,7 @@ class Journal:
         """A name for an attempt that no other has."""
         with self._mutex:
             self._count += 1
-            return f"{self.kind}-{self.pid}-{self._count}"
+            return f"{self.kind}-{self.pid}-{self._began}-{self._count}"
 
     def write(self, what: str, t: float | None = None, **facts: Any) -> None:
         """Write down that this happens now, or happened at *t*."""
@@ -106,12 +110,24 @@ def _waits_for_a_processor() -> dict[str, float]:
 def read(folder: Path) -> list[Record]:
     """All records of a run, in the order of their times; each knows the `pid` that wrote it.
 
-    The last line of a file may be torn, if its process was killed in it; any other damage raises ValueError.
+    Where a pid is used again, that of the later process, and of its group, is made another one. The last line of a file
+    may be torn, if its process was killed in it; any other damage raises ValueError.
     """
-    records: list[Record] = []
+    files: list[list[Record]] = []
     for path in sorted(folder.glob("*.jsonl")):
         lines = path.read_text().split("\n")
-        found = [json.loads(line) for line in lines[:-1]]
-        pid = found[0]["pid"] if found else 0
-        records += ({"pid": pid, **record} for record in found)
+        files += [found] if (found := [json.loads(line) for line in lines[:-1]]) else []
+    began: dict[int, list[float]] = {}
+    for start in sorted((found[0] for found in files), key=lambda start: float(start["t"])):
+        began.setdefault(start["pid"], []).append(start["t"])
+
+    def alone(pid: int, t: float) -> int:
+        return pid + max(0, bisect.bisect_right(began.get(pid, []), t) - 1) * _PIDS
+
+    records: list[Record] = []
+    for found in files:
+        pid = alone(found[0]["pid"], found[0]["t"])
+        for record in found:
+            group = {"group": alone(record["group"], record["t"])} if "group" in record else {}
+            records.append({**record, "pid": pid, **group})
     return sorted(records, key=lambda record: float(record["t"]))
