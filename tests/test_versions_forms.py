@@ -433,6 +433,14 @@ class TestAdmin:
         assert tab.send(_save="Save").status_code == 302
         assert [rate.value for rate in Rate.objects.all()] == [10, 200]
 
+    def test_an_untouched_row_of_the_list(self, person: Client) -> None:
+        """Where nothing was typed and nothing shown has changed, nobody is bothered."""
+        Rate.objects.create(name="USD", value=2)
+        tab = Tab(person, LIST)
+        Rate.objects.filter(pk="USD").update(note="new")
+        assert tab.send({"form-0-value": "10"}, _save="Save").status_code == 302
+        assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
+
     def test_what_a_user_sees_no_more(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
         """It is not deleted: no second one is made of what was typed, but Django's own answer given."""
         tab, queryset = Tab(person, PAGE), RateAdmin.get_queryset

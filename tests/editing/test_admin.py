@@ -9,6 +9,7 @@ import pytest
 from django.contrib.admin.utils import quote
 from django.contrib.auth.models import Permission, User
 from django.core.exceptions import ValidationError
+from django.db import connections
 from django.forms import ModelForm
 from django.test import Client
 from django.urls import reverse
@@ -333,6 +334,14 @@ class TestSave:
         assert anna.send().status_code == 302
         assert Order.objects.get().item == "car"
 
+    def test_what_a_user_sees_no_more(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It is not deleted: no second one is made of what was typed, but Django's own answer given."""
+        anna, queryset = Tab("anna", order), OrderAdmin.get_queryset
+        monkeypatch.setattr(OrderAdmin, "get_queryset", lambda *args: queryset(*args).exclude(state="closed"))
+        Order.objects.update(state="closed")
+        assert anna.send(item="car")["Location"] == "/admin/"
+        assert [each.item for each in Order.objects.all()] == ["bike"]
+
     def test_a_form_whose_clean_raises(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
         """What was left alone takes what is stored, whatever else is wrong with the form."""
 
@@ -350,6 +359,24 @@ class TestSave:
         assert anna.send(item="car").status_code == 302
         order.refresh_from_db()
         assert (order.item, int(order.price)) == ("car", 7)
+
+    @pytest.mark.long
+    def test_a_race_in_the_moment_of_the_save(self, mongo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whoever is faster between the look and the save is found out by the database, and shown."""
+        ad = Ad.objects.create(user_id="1", title="boat", price=5)
+        documents = mongo[connections["mongo"].settings_dict["NAME"]][Ad._meta.db_table]
+        anna, save = Tab("anna", ad), Ad.save
+
+        def slower(self: Ad, *args: Any, **kwargs: Any) -> None:
+            documents.update_one({"_id": ad.pk}, {"$set": {"price": 7}})
+            save(self, *args, **kwargs)
+
+        monkeypatch.setattr(Ad, "save", slower)
+        anna.send(title="ship")
+        assert anna.state == "refused"
+        assert "Changed meanwhile: Price." in anna.text
+        ad.refresh_from_db()
+        assert (ad.title, ad.price) == ("boat", 7)
 
     def test_a_model_and_an_admin_that_know_versions(self) -> None:
         """The version counts, also of what the form does not show; saved again, both checks have seen it."""

@@ -342,6 +342,16 @@ def test_second_tab(people: Callable[..., Person], order: Order) -> None:
     says(first, "This is now being edited by you, in another tab.")
 
 
+def test_double_click(people: Callable[..., Person], order: Order) -> None:
+    """The browser asks for the page twice, and shows one: it is not told of itself."""
+    anna = people("anna")
+    anna.open(page_of(order)).close(run_before_unload=True)
+    assert eventually(lambda: not holders(order))
+    tab = anna.open("/admin/shop/order/")
+    tab.dblclick("th.field-pk a")
+    says(tab, "You are editing this.")
+
+
 def test_idle(people: Callable[..., Person], order: Order, settings: Settings) -> None:
     """After a time without a key: free for others; one click goes on."""
     set_locks(settings, EDIT_IDLE=1)

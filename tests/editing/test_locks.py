@@ -13,7 +13,9 @@ from django.contrib.auth.models import User
 from pytest_django import Settings
 
 from django_mongolock import mongo_lock
+from django_mongolock.backends import mongo_store
 from django_mongolock.editing import EditLock, EditLockStatus, Editor, Person, edit_key
+from django_mongolock.inspection import operations
 from django_mongolock.testing import override_locks
 from testproject.shop.models import Order
 from tests.editing.conftest import set_locks
@@ -241,6 +243,14 @@ def test_the_work_on_a_row_does_not_wait_for_people(locks: Locks) -> None:
     assert EditLock(edit_key(order), ANNA).take().held
     with mongo_lock(order, wait=0) as lock:
         assert lock.held
+
+
+def test_clearing_stale_locks_leaves_a_living_editor(key: str, locks: Locks) -> None:
+    """And clears one that is over, as any lock."""
+    anna = EditLock(key, ANNA)
+    anna.take()
+    assert operations.clear_stale(mongo_store(), [key]) == (0, 0)
+    assert anna.beat().held
 
 
 def test_in_memory(key: str) -> None:

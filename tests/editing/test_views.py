@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 from django.contrib import admin
-from django.contrib.auth.models import User
+from django.contrib.auth.models import AnonymousUser, User
 from django.db import OperationalError, connections
 from django.http import HttpRequest
 from django.test import Client, RequestFactory
@@ -36,6 +36,16 @@ class TestOwnViews:
     @pytest.fixture
     def address(self, order: Order, kind: str) -> str:
         return f"/{kind}/{order.pk}/"
+
+    def test_two_people(self, order: Order, address: str) -> None:
+        """The second reads; the first saves; then the second may."""
+        anna, ben = Tab("anna", address), Tab("ben", address)
+        assert anna.state == "mine"
+        assert "This is being edited by anna." in ben.text
+        assert "Save" not in ben.text
+        assert anna.send(item="car").status_code == 302
+        assert Order.objects.get().item == "car"
+        assert holders(order) == []
 
     def test_lost(self, order: Order, address: str) -> None:
         """Nothing is saved; what was left alone takes theirs; sent again, it is saved."""
@@ -70,6 +80,9 @@ def test_an_editor_without_a_login(order: Order) -> None:
     assert first.state == "mine"
     assert "This is being edited by someone else." in second.text
     assert first.tell("beat")["state"] == "mine"
+    request = RequestFactory().get("/")
+    request.user = AnonymousUser()
+    assert Editing.open(request, "anything").held
 
 
 def test_anything_that_has_a_name(locks: Locks) -> None:
