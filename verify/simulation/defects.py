@@ -17,7 +17,7 @@ from bson.int64 import Int64
 
 from django_mongolock.engine.lock.grants import LockGrants
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.protocol.actions import Acquisition, Answer, Apply, Granted, WaitResult
+from django_mongolock.engine.protocol.actions import FOREVER, Acquisition, Answer, Apply, Granted, WaitResult
 from django_mongolock.engine.rule import in_python
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.in_python import Moment, _Rule, is_there, reply_of
@@ -448,6 +448,7 @@ def look_as_renewal(answer: Whole, self: Commands, grant_id: str, reply: Reply, 
 @_defect
 def no_deadline(patches: Patches) -> None:
     patches.set(Grant, "held", property(lambda self: self.state is State.HELD))
+    patches.set(Grant, "ends_at", property(lambda self: FOREVER))  # else the heartbeat looks for it all the time
 
 
 @_defect
