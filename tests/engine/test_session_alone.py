@@ -10,17 +10,14 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
-from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from django_mongolock.engine import clock
 from django_mongolock.engine.protocol.actions import (
     FOREVER,
     Acquisition,
@@ -47,7 +44,6 @@ from django_mongolock.engine.session.commands import (
 )
 from django_mongolock.engine.session.core import RELEASE, REQUEST
 from django_mongolock.engine.session.ending import How
-from django_mongolock.engine.session.errands import Errands
 from django_mongolock.engine.session.grant import CLOSED, Grant, State, User
 from django_mongolock.engine.session.lanes import SLOW, Lanes
 from django_mongolock.engine.session.notifications import Notifications
@@ -1230,67 +1226,6 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
     done.clear()
     session.close()
     assert done == []
-
-
-# Errands
-
-
-@pytest.fixture
-def errands() -> Any:
-    """Those of a session whose threads only note what they are to do, in `calls`."""
-    calls = list[Any]()
-    note: Any = calls.append
-    threads: Any = SimpleNamespace(submit=lambda one, priority: not note(one), call=lambda *given: ("sent", *given))
-    made: Any = Errands(threads)
-    made.calls = calls
-    return made
-
-
-def test_where_a_call_of_another_part_is_made(errands: Any) -> None:
-    """F29: the main thread, where a signal may strike, has it made; any other thread makes it."""
-
-    def one(left: float) -> object:
-        return left
-
-    assert errands.send(one, 3.0) == ("sent", one, 3.0)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(errands.send, one, 3.0).result(5) == 3.0
-
-
-def test_when_an_errand_is_due(errands: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: after its pause; at once if that is over meanwhile. Each that was tried is waited for no more."""
-    times: Any = iter([10.0, 10.5, 12.0, 12.0])
-    monkeypatch.setattr(clock, "now", lambda: next(times))
-    errands.in_background(lambda: True, (1.0,))
-    coming, timeouts = [errands._inbox.get(block=False)], list[float]()
-    assert coming[0].due == 11.0
-
-    def get(timeout: float) -> object:
-        timeouts.append(timeout)
-        if not coming:
-            raise Empty
-        return coming.pop()
-
-    errands._inbox, errands._untried = SimpleNamespace(get=get), [None] * 2
-    errands._wait()
-    assert timeouts == [0.0] * 3
-    errands.calls.pop()()
-    assert errands._untried == [None]
-
-
-def test_how_long_errands_are_waited_for(errands: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: until each was tried, or the time is over."""
-    moment = [10.0]
-
-    def sleep(seconds: float) -> None:
-        assert seconds <= 0.01
-        moment[0] += 1
-
-    monkeypatch.setattr(clock, "now", lambda: moment[0])
-    monkeypatch.setattr(time, "sleep", sleep)
-    errands._untried = [None]
-    errands.flush(3.0)
-    assert moment == [13.0]
 
 
 # Processes
