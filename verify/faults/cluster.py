@@ -152,6 +152,13 @@ class Cluster(Runnable):
             self._written.close()
             self._written = None
 
+    def replicates(self) -> bool:
+        """Is a write there to stay within a few seconds?"""
+        with contextlib.suppress(ServerError, PyMongoError), self.client() as client:
+            client["filler"]["beats"].update_one({"_id": 2}, {"$inc": {"beats": 1}}, upsert=True)
+            return True
+        return False
+
     def command(self, member: int, *command: Any, timeout: float = 5.0, **options: Any) -> Any:
         """Send one member a command of `admin`, past the proxies; None if it does not answer or refuses."""
         with contextlib.suppress(PyMongoError), self.members[member].client(timeout) as client:

@@ -252,25 +252,35 @@ def wrong_clocks(scene: Scene) -> None:
     scene.last(0, 2)
 
 
-def clock_set_back(scene: Scene) -> None:
+def clock_set_back(scene: Scene) -> dict[str, Any]:
     """The running primary's clock is set back."""
-    _set_back(scene, 1, 2 * SKEW, -SKEW)
+    return _set_back(scene, 1, 2 * SKEW, -SKEW)
 
 
-def clock_set_far_back(scene: Scene) -> None:
+def clock_set_far_back(scene: Scene) -> dict[str, Any]:
     """The running primary's clock is set back by ten seconds to ten minutes."""
-    _set_back(scene, 10, FAR_BACK, -FAR_BACK)
+    return _set_back(scene, 10, FAR_BACK, -FAR_BACK)
 
 
-def _set_back(scene: Scene, least: float, most: float, lowest: float) -> None:
-    """Set the primary's clock back by *least* to *most* seconds, though no further than *lowest*."""
+def _set_back(scene: Scene, least: float, most: float, lowest: float) -> dict[str, Any]:
+    """Set the primary's clock back by *least* to *most* seconds, though no further than *lowest*.
+
+    A primary that no longer replicates is started again. MongoDB waits for a millisecond, until a time of this clock,
+    before it shows its oplog to the others (`OplogVisibilityThread`); set back meanwhile, that is minutes away.
+    """
     cluster = scene.cluster
-    dial = cluster.dials[cluster.primary()]
+    primary = cluster.primary()
+    dial = cluster.dials[primary]
     lowest = max(lowest, dial.offset - most, cluster.purged - time.time())
     if dial.offset - least <= lowest:
         raise Skipped
     dial.set(scene.chance.uniform(lowest, dial.offset - least))
     scene.last(0, 2)
+    stuck = not cluster.replicates()
+    if stuck:
+        cluster.members[primary].kill()
+        cluster.run_all()
+    return {"stuck": stuck}
 
 
 def held_up_commands(scene: Scene) -> None:
