@@ -11,14 +11,20 @@ from pymongo.collection import Collection
 
 from django_mongolock.testing.pytest_plugin import mongolock  # as the installed plugin has it
 from tests.support import DATABASE
-from tests.support.lock_fixtures import away, commands, connect, face, history, in_thread, locks
+from tests.support.lock_fixtures import away, commands, connect, do, face, history, in_thread, locks
 from tests.support.packages import packages
 
-__all__ = ["away", "commands", "connect", "face", "history", "in_thread", "locks", "mongolock", "packages"]
+__all__ = ["away", "commands", "connect", "do", "face", "history", "in_thread", "locks", "mongolock", "packages"]
 
 
 @pytest.fixture
 def name() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that nobody else uses."""
     return uuid.uuid4().hex
 
 

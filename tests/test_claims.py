@@ -32,30 +32,13 @@ from django_mongolock.owners import release_owner
 from django_mongolock.testing import override_locks
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.support.looking import holder, new_key
+from tests.support.looking import holder
 from tests.support.waiting import eventually
 from tests.test_admin import browser
 from tests.test_owners import request_of, sign_in
 
-pytestmark = WITH_MONGO
+pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
 Do = Callable[..., Any]
-
-
-@pytest.fixture(params=["blocking", "awaited"])
-def do(request: pytest.FixtureRequest, locks: Locks) -> Do:
-    """Does something with a claim, by one of its two faces."""
-
-    def do(made: Claim, name: str) -> Any:
-        if request.param == "blocking":
-            return getattr(made, name)()
-        return asyncio.run(getattr(made, f"a{name}")())
-
-    return do
-
-
-@pytest.fixture
-def key() -> str:
-    return new_key("claim")
 
 
 class TestClaim:
