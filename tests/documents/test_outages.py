@@ -4,9 +4,6 @@ exit hands over what it leaves (F82 to F85, F88), and a child holds nothing of i
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,6 +21,7 @@ from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentL
 from tests.documents.conftest import FINAL, PENDING, Ground
 from tests.support.forking import FORKS, in_child
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.programs import python
 from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
@@ -294,8 +292,7 @@ lock = DocumentLock(raw, state="exportStatus", pending={PENDING!r}, final={FINAL
 held = lock.acquire(({id_!r}, 1), "exporting")
 abandon(held._context, [held._own])
 """
-        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
-        subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+        python("-c", program, DJANGO_SETTINGS_MODULE="testproject.settings")
         assert plain.read(id_, "state", "holder") == ("failed", None)
 
 
