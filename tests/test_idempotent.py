@@ -879,7 +879,11 @@ class TestTasks:
 
         assert [asyncio.run(task(key)) for _ in "12"] == [1, 1]
 
-    @pytest.mark.parametrize("result", [object(), {1, 2}, "x" * 1_000_001], ids=["object", "set", "large"])
+    @pytest.mark.parametrize(
+        "result",
+        [object(), {1, 2}, "x" * 1_000_001, functools.reduce(lambda inner, _: [inner], range(100_000), None)],
+        ids=["object", "set", "large", "deep"],
+    )
     def test_what_is_not_kept(self, backend: str, key: str, result: Any, caplog: pytest.LogCaptureFixture) -> None:
         """It is not done again: SKIPPED, and the log says why."""
         task: Any = idempotent(key="a:{name}")(lambda name: (do(name), result)[1])
