@@ -155,9 +155,8 @@ class OnceTask(DjangoTask):  # type: ignore[type-arg]
         else:
             key = KeyTemplate(self.once_key).fill(call_arguments(inspect.signature(self.run), given, named))
         once = Once(str(key), self.once_lease, self.once_using, self.once_release).checked()
-        waited_for = bool(
-            options.get("task_id") or options.get("link")
-        )  # in a canvas, each has an id before it is sent
+        # In a canvas, each has an id before it is sent.
+        waited_for = bool(options.get("task_id") or options.get("link"))
         return _enqueue(once, self, partial(send, given, named), options, waited_for=waited_for)[0]
 
 

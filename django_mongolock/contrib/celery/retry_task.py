@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self, cast
 
 from celery import current_task
 from celery.exceptions import Ignore, Reject, Retry
@@ -55,14 +55,6 @@ class Note:
     times: int = 0
     away_since: float | None = None
     former: Sequence[Any] | None = None
-
-    @classmethod
-    def of(cls, request: Any) -> Self:
-        """Return the note of a running task; an empty one for what this library did not write."""
-        try:
-            return cls(**(request.headers or {})[RETURNED])
-        except (KeyError, TypeError):
-            return cls()
 
 
 class GivenBack(Reject, Ignore):
@@ -271,8 +263,13 @@ def _take_note(request: Any) -> Note:
 
 
 def _note(request: Any) -> Note:
-    taken: Note | None = getattr(request, NOTE, None)
-    return taken if taken is not None else Note.of(request)
+    """Return the note of a running task; an empty one for what this library did not write."""
+    if (taken := getattr(request, NOTE, None)) is not None:
+        return cast("Note", taken)
+    try:
+        return Note(**(request.headers or {})[RETURNED])
+    except (KeyError, TypeError):
+        return Note()
 
 
 def _come_back_soon(task: Any, error: LockNotAcquired) -> NoReturn:
