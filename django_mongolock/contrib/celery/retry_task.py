@@ -296,8 +296,7 @@ def _come_back(task: Any, error: LockError, note: Note, longest: float) -> NoRet
         setattr(request, UNSENT, again)
     else:
         _send(task, again)
-    outcome: Exception = Retry(str(error), error, countdown, sig=again)  # type: ignore[arg-type]
-    raise outcome
+    raise Retry(str(error), error, countdown, sig=again)
 
 
 def _send(task: Any, again: Any) -> None:
