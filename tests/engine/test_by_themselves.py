@@ -612,7 +612,7 @@ def test_what_begins_no_transaction() -> None:
         MongoLock(lambda: None, ("k",), Terms()).atomic()  # type: ignore[arg-type,return-value]
     atomic = in_transaction(Held())
     assert play(atomic._begin()) == ["LockMisused"]
-    lost = Held()
+    lost: Any = Held()
     lost.lost = True
     assert play(Atomic(lost, MongoClient(connect=False))._begin()) == ["LockLost"]
 

@@ -748,9 +748,10 @@ def test_a_bell_that_tells_of_a_grant() -> None:
     each = waits(one)
     each.hear(Bell("s", "another", News(5, datetime.now(UTC))))
     assert (one.waiting.news, one.waiting._woken) == (None, False)
-    for token, newest in ((5, 5), (4, 5), (7, 7)):
-        each.hear(Bell("s", "g", News(token, datetime.now(UTC))))
-        assert (one.waiting.news.token, one.waiting._woken) == (newest, True)  # type: ignore[attr-defined]
+    first, earlier, later = (News(token, datetime.now(UTC)) for token in (5, 4, 7))
+    for news, newest in ((first, first), (earlier, first), (later, later)):
+        each.hear(Bell("s", "g", news))
+        assert (one.waiting.news, one.waiting._woken) == (newest, True)
 
 
 @pytest.mark.parametrize("state", ["nothing", "waits", "asks to be told", "not all ask to be told"])
