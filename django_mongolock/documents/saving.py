@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Model
 
 from ..other_collections.places import Source
-from ..versions.checking import FromSave, conflict, is_version_field, version_read
+from ..versions.checking import conflict, is_version_field, version_read
 from .held_document import HeldDocument, Holder
 from .rules import Rules
 
@@ -31,8 +31,8 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(do_update)
     def checked(self: Any, base_qs: Any, using: str, pk: Any, values: Any, *rest: Any) -> Any:
-        if any(is_version_field(field) and not isinstance(value, FromSave) for field, _, value in values):
-            return do_update(self, base_qs, using, pk, values, *rest)  # a fixture
+        if self._state.raw:  # a fixture
+            return do_update(self, base_qs, using, pk, values, *rest)
         kept = [value for value in values if value[0].column not in self.never_saved]
         holder: Holder | None = vars(self).get("_document_held")
         held = None if holder is None else holder()
