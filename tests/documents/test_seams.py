@@ -69,6 +69,18 @@ class TestTheDocumentAsItWillBe:
         assert (seen, look(held.instance), read.settings.opted_in) == ([False], False, True)
         held.fail()
 
+    def test_relations(self, make: Callable[..., Ground]) -> None:
+        """An object that a change relates to is written as its key, as `QuerySet.update()` does."""
+        ground, seen = make(EmbeddingAdvert), list[Any]()
+        other = rows(EmbeddingAdvert).create()
+        ground.add(1)
+        read = rows(EmbeddingAdvert).get(version=1, title=None)
+        held = ground.lock.acquire(read, lambda ad: seen.append(ad.other_id) or "exporting", changes={"other": other})
+        assert (seen, held.instance.other_id) == ([other.pk], other.pk)
+        assert held.update(other=None).other_id is None
+        held.finish("exported", {"other": other})
+        assert ground.read(held.id, "other_id") == other.pk
+
     def test_final(self, ground: Ground) -> None:
         """Also with the changes of `finish`; and inside of arrays."""
 
