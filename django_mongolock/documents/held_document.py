@@ -167,10 +167,9 @@ class HeldDocument(Block, Generic[D]):
         if answer is not None:
             return True
         found = yield from send(read_one(rules.fields, self.id))  # the driver may have sent it twice
-        if found is not None and get_path(found, rules.fields.token) == token:
-            return True
-        own.ended = LOST
-        return False
+        if found is None or get_path(found, rules.fields.token) != token:
+            own.ended = LOST
+        return own.ended != LOST
 
     fail, afail = twins(_fail)
 

@@ -67,23 +67,19 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
     MongoDB, the versions stay raised.
     """
     read = [(instance, version_read(instance, field)) for instance in instances]
-    _refuse_copies(instances, field)
-    for instance in instances:
-        if instance._state.adding:
-            raise conflict(instance, None, using, problem="it was not read before")
-    block, done, kept = all_or_nothing(using), False, False
+    _refuse_unread(instances, field, using)
+    block, done = all_or_nothing(using), False
     try:
         with block:
             _raise_versions(read, field, using)
             for instance, version in read:
                 setattr(instance, field.attname, (version or 0) + 1)
-            kept = isinstance(block, nullcontext)
             yield
             done = True
     except BaseException as error:
         if done and out_of_commit_hook(error):
             raise
-        for instance, version in [] if kept else read:
+        for instance, version in [] if isinstance(block, nullcontext) else read:
             setattr(instance, field.attname, version)
         if isinstance(error, _VersionsDiffer):
             raise _find_conflict(read, field, using) from None
@@ -92,10 +88,13 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
         raise
 
 
-def _refuse_copies(instances: Sequence[Model], field: Field[Any, Any]) -> None:
-    """Raise ValueError if two instances are the same row: one would be written over by the other, in any version."""
+def _refuse_unread(instances: Sequence[Model], field: Field[Any, Any], using: str) -> None:
+    """Raise VersionConflict for an instance that was not read. And ValueError if two are the same row: one would be
+    written over by the other, in any version."""
     found: dict[Any, Model] = {}
     for instance in instances:
+        if instance._state.adding:
+            raise conflict(instance, None, using, problem="it was not read before")
         if found.setdefault(instance._get_pk_val(field.model._meta), instance) is not instance:
             raise ValueError(
                 f"{instance._meta.label} {instance.pk!r} is in the list twice, as two instances: only one could be "

@@ -126,29 +126,24 @@ class TestMethods:
         """What is given up knows every write that has begun, and no other one begins: it is released."""
         writing, failing, given_up = Own.writing, Own.failing, list[Any]()
         monkeypatch.setattr(Courier, "send_in_background", lambda _, command: given_up.append(command))
+        one, two = (plain.lock.acquire((plain.add(1), 1), "exporting") for _ in range(2))
 
-        def between(name: str, call: Any) -> Any:
-            held = plain.lock.acquire((plain.add(1), 1), "exporting")
-            monkeypatch.setattr(Own, name, call(held))
-            return held
+        def after_the_end(*values: Any, **options: Any) -> Any:
+            abandon(one._context, [one._own])
+            return writing(*values, **options)
 
-        def write_later(held: Any) -> Any:
-            return lambda own, *values, **how: abandon(held._context, [own]) or writing(own, *values, **how)
-
-        def write_before(held: Any) -> Any:
-            def write(own: Own, *values: Any) -> Any:
-                statement = failing(own, *values)
+        def before_the_end(own: Own, *values: Any) -> Any:
+            statement = failing(own, *values)
+            if own is two._own:
                 with pytest.raises(LockMisused):
-                    held.renew()
-                return statement
+                    two.renew()
+            return statement
 
-            return write
-
-        one = between("writing", write_later)
+        monkeypatch.setattr(Own, "failing", before_the_end)
+        monkeypatch.setattr(Own, "writing", after_the_end)
         with pytest.raises(LockMisused):
             one.renew()
         monkeypatch.setattr(Own, "writing", writing)
-        two = between("failing", write_before)
         abandon(two._context, [two._own])
         for held, command in zip((one, two), given_up, strict=True):
             assert held._context.courier.send(command)

@@ -75,7 +75,12 @@ class TestTheDocumentAsItWillBe:
         other = rows(EmbeddingAdvert).create()
         ground.add(1)
         read = rows(EmbeddingAdvert).get(version=1, title=None)
-        held = ground.lock.acquire(read, lambda ad: seen.append(ad.other_id) or "exporting", changes={"other": other})
+
+        def work_on(ad: Any) -> str:
+            seen.append(ad.other_id)
+            return "exporting"
+
+        held = ground.lock.acquire(read, work_on, changes={"other": other})
         assert (seen, held.instance.other_id) == ([other.pk], other.pk)
         assert held.update(other=None).other_id is None
         held.finish("exported", {"other": other})
