@@ -73,11 +73,6 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
             yield "memory"
 
 
-@pytest.fixture
-def key() -> str:
-    return uuid.uuid4().hex
-
-
 def sent(key: str | None, body: Any = "a", path: str = "/charge/", **options: Any) -> HttpRequest:
     """A request with *key*. options: its method, content_type and headers, and attributes for it."""
     headers = {"Accept": "application/json"} | ({} if key is None else {"Idempotency-Key": key})

@@ -182,18 +182,10 @@ def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:
         asyncio.run(enter())
 
 
-def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks) -> None:
+def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks, do: Callable[..., Any]) -> None:
     """In a user's test without a database: both faces say what is missing, rather than that there is no database."""
-    with mongo_lock("a") as lock:
-        with pytest.raises(LockMisused, match="not kept in MongoDB"), lock.atomic():
-            pass
-
-        async def enter() -> None:
-            async with lock.atomic():
-                pass
-
-        with pytest.raises(LockMisused, match="not kept in MongoDB"):
-            asyncio.run(enter())
+    with mongo_lock("a") as lock, pytest.raises(LockMisused, match="not kept in MongoDB"):
+        do(lock.atomic(), "__enter__")
 
 
 # What a project has forgotten

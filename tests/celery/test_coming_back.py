@@ -50,11 +50,6 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return messages
 
 
-@pytest.fixture
-def key() -> str:
-    return uuid.uuid4().hex
-
-
 def carries(**facts: Any) -> dict[str, Any]:
     """The headers of a message that came back."""
     return {RETURNED: asdict(Note(sender="before", **facts))}
