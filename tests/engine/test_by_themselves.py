@@ -48,7 +48,6 @@ from django_mongolock.engine.session.releases import (
     Releases,
     UnconfirmedRelease,
 )
-from django_mongolock.engine.session.session import PerProcess, Sessions
 from django_mongolock.engine.session.waits import LINGER, RETRY_FIRST, RETRY_LAST, SILENCE, Listener
 from django_mongolock.engine.store import errors, layout
 from django_mongolock.engine.store.base import is_heard_here
@@ -1013,34 +1012,3 @@ def test_for_how_long_it_is_listened() -> None:
     listener.close()
     assert not listener._goes_on()
     assert listener.want()
-
-
-# Processes
-
-
-def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a child makes its own, keeps that of its parent from being finalized, and closes only its own."""
-    closed, made = list[int](), itertools.count()
-
-    def make() -> Any:
-        number = next(made)
-        return SimpleNamespace(number=number, close=lambda: closed.append(number))
-
-    sessions = Sessions[Any](make)
-    first = sessions.current()
-    assert sessions.current() is first
-    monkeypatch.setattr(PerProcess, "_all", {sessions})
-    monkeypatch.setattr(PerProcess, "_inherited", [])
-    monkeypatch.setattr(PerProcess, "_mutex", PerProcess._mutex)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    sessions.close()  # not through the child's first call
-    PerProcess._after_fork_in_child()
-    assert not closed
-    second = sessions.current()
-    assert (second.number, PerProcess._inherited) == (1, [])
-    PerProcess._after_fork_in_child()
-    assert PerProcess._inherited == [second]
-    third = sessions.current()
-    Sessions.close_all()
-    assert closed == [third.number]
-    assert sessions.current() is not third
