@@ -18,7 +18,7 @@ from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.rule.replies import Found, Reply, read_found
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, Removal
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired
 from django_mongolock.testing.memory_server import MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.memory import LONG, TIMEOUT, Memory
@@ -344,21 +344,6 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
 
 
 # Threads
-
-
-def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(memory: Memory) -> None:
-    """P6: nobody waits for ever in a session that does nothing any more: neither the first nor those behind it."""
-    theirs = memory.other().acquire()
-    session = memory.new_session()
-    waiters = [Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None)) for _ in range(3)]
-    assert eventually(lambda: len(session.queue.waiting) == 3)
-    assert eventually(lambda: session.heartbeat.thread)
-    heartbeat = session.heartbeat.thread
-    assert heartbeat is not None
-    session.close()
-    assert [type(waiter.end().error) for waiter in waiters] == [LockMisused] * 3
-    assert eventually(lambda: not heartbeat.is_alive())
-    theirs.release()
 
 
 def test_removals_that_come_while_others_are_looked_at(memory: Memory) -> None:
