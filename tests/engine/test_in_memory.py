@@ -207,39 +207,6 @@ def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool)
     theirs.release()
 
 
-def test_an_extension_that_is_answered_late_brings_no_end_nearer(memory: Memory) -> None:
-    """P7: renewals that were sent after it have given more."""
-    mine = memory.lock(terms=CALM).acquire()
-    apply = memory.session.store.apply
-
-    def late(key: str, step: Step, timeout: float) -> Reply:
-        reply = apply(key, step, timeout)
-        memory.server.advance(CALM.lease / 2)  # renews
-        return reply
-
-    memory.session.store.apply = late  # type: ignore[method-assign]
-    until = grant_of(mine).lease.until
-    mine.extend()
-    assert mine.held
-    assert grant_of(mine).lease.until >= until + CALM.lease / 3 - 1
-    memory.session.store.apply = apply  # type: ignore[method-assign]
-    mine.release()
-
-
-def test_a_release_of_many_keys_waits_for_one_answer(memory: Memory) -> None:
-    """P6: where the first has none, the others are released in the background."""
-    session = memory.new_session(Silent)
-    store: Any = session.store
-    mine = make_lock(session, "a", "b", "c", terms=LONG, wait=None)
-    mine.acquire()
-    for grant in mine._own.grants:
-        grant.lease.uncontended = False
-    store.down = True
-    mine.release()
-    assert store.tries == 1
-    store.down = False
-
-
 @pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])
 def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: Memory, looks: bool) -> None:
     """F175, F27: one who came before it is put back before it, and dies: as a holder, whose lease ends sooner than the
