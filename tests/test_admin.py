@@ -281,6 +281,16 @@ class TestKept:
         confirm(admin, select(admin, "force_release", "once"))
         assert locks.read("once")["holders"] == []
 
+    def test_over(self, admin: Client, locks: Locks) -> None:
+        """When its minimum hold is over, it is free on every page and in the list of the command."""
+        locks.add("past", [entry(1, left=-5, held_for=100, released=now() - timedelta(seconds=60))])
+        assert "past ○ free – held for – lease left – waiting 0" in text_of(admin.get(f"{LIST}?state=free"))
+        page = text_of(admin.get(page_of("past")))
+        assert "Held by (0) The lock is free." in page
+        assert "mean time held 2.5 s" in page
+        assert re.search(r"past free; last granted 1 min 4\d s ago", text_of(admin.get(DASHBOARD)))
+        assert re.search(r"past +free +- +- +- +0", run("list_locks", "--all")[0])
+
 
 class TestEmpty:
     """A list without locks says why, and where to look."""
