@@ -154,7 +154,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Lock | None:
         """Only the key: the actions on a lock are shown even if its document is deleted."""
-        return Lock(key=object_id) if object_id.startswith(get_settings().KEY_PREFIX) else None
+        return Lock(key=object_id) if object_id and object_id.startswith(get_settings().KEY_PREFIX) else None
 
     @admin.display(description=gettext_lazy("key"), ordering="key")
     def key_link(self, lock: Lock) -> SafeString | str:
