@@ -232,7 +232,7 @@ class LockChangeList(BoundedChangeList):
             return super().get_ordering_field_columns()
         order = self.by[0] if self.by else self.queryset.query.order_by[0]
         name = {"key": "key_link", "expires_at": "left"}.get(order, order)
-        return {self.list_display.index(name): "asc"}
+        return {self.list_display.index(name): "asc"} if name in self.list_display else {}
 
     def get_results(self, request: HttpRequest) -> None:
         """See BoundedChangeList.get_results()."""
