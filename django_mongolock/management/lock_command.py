@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
@@ -25,13 +26,18 @@ from ..inspection.queries import ping
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = 100 * 365 * 86_400
+#: The exit code of a command whose output nobody reads to its end: 128 plus the number of SIGPIPE.
+PIPE: Final = 141
 
 
 class PlainOutput(OutputWrapper):
-    """A stream that shows control characters and direction marks by their codes. Only a style may add some."""
+    """A stream that shows control characters, direction marks and what its encoding lacks by their codes. Only a style
+    may add some."""
 
     def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
-        super().write(printable(msg, keep="\n\t"), style_func, ending)
+        encoding = getattr(self._out, "encoding", None) or "utf-8"
+        text = printable(msg, keep="\n\t").encode(encoding, "backslashreplace").decode(encoding)
+        super().write(text, style_func, ending)
 
 
 class PlainCommand(BaseCommand):
@@ -51,7 +57,12 @@ class PlainCommand(BaseCommand):
         return parser
 
     def run_from_argv(self, argv: list[str]) -> None:
-        super().run_from_argv(argv)
+        try:
+            super().run_from_argv(argv)
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads has enough, as `head` has
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it once more at the end
+            self.code = PIPE
         if self.code:
             sys.exit(self.code)
 
