@@ -12,14 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from pymongo import MongoClient
-
+from bench.load import World, lock
 from bench.world import cpu_of
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from testproject.servers import ReplicaSet
 
 ROUNDS, BULK, SINGLE = 5, 4_000, 300
@@ -34,15 +30,13 @@ def microseconds(pid: int, count: int, insert: Callable[[], object]) -> float:
 
 def main(processes: int) -> None:
     """Measure by turns, and print the medians."""
-    terms = Terms(lease=600)
     with ReplicaSet() as servers:
         (member,) = servers.members
-        pid, orders = member.pid, MongoClient[dict[str, object]](servers.uri).shop.orders
-        config = StoreConfig({"host": servers.uri}, "neighbours")
-        sessions = [Session(MongoStore(config)) for _ in range(processes + 1)]
+        world = World(servers.uri, processes + 1)
+        pid, orders = member.pid, world.client.shop.orders
 
-        def lock(number: int, session: Session) -> MongoLock:
-            return MongoLock(lambda: session, (f"k{number}",), terms, LockOptions(wait=600))
+        def of(number: int, session: Session) -> MongoLock:
+            return lock(session, f"k{number}", 600, lease=600)
 
         def row() -> list[float]:
             many: list[dict[str, object]] = [{"text": "x" * 300} for _ in range(BULK)]
@@ -53,9 +47,9 @@ def main(processes: int) -> None:
         without, waiting = [], []
         for _ in range(ROUNDS):
             without.append(row())
-            held = [lock(number, sessions[-1]).acquire() for number in range(processes)]
+            held = [of(number, world.sessions[-1]).acquire() for number in range(processes)]
             threads = [
-                threading.Thread(target=lambda number=number: lock(number, sessions[number]).acquire().release())
+                threading.Thread(target=lambda number=number: of(number, world.sessions[number]).acquire().release())
                 for number in range(processes)
             ]
             for thread in threads:
@@ -70,8 +64,7 @@ def main(processes: int) -> None:
         for name, column in (("bulk", 0), ("single", 1)):
             one, other = (statistics.median(row[column] for row in rows) for rows in (without, waiting))
             print(f"{name}: {one:.0f} us, {other:.0f} us with {processes} that wait: {other / one:.2f} times")
-        for session in sessions:
-            session.close()
+        world.close()
 
 
 if __name__ == "__main__":

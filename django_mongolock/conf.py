@@ -241,6 +241,10 @@ def _forget(*, setting: str, **kwargs: object) -> None:
 setting_changed.connect(_forget)
 
 
+#: The apps of this package that are in use, and by what: known when the modules that use them are imported.
+used_apps: Final[dict[str, str]] = {}
+
+
 def missing_app(app: str, what: str, obj: object = None) -> list[checks.CheckMessage]:
     """Return the error that an app of this package, which *what* needs, is not installed."""
     if apps.is_installed(app):

@@ -10,15 +10,23 @@ from pymongo import MongoClient
 from pymongo.collection import Collection
 
 from django_mongolock.testing.pytest_plugin import mongolock  # as the installed plugin has it
+from testproject.servers import Redis
+from tests import parts
 from tests.support import DATABASE
-from tests.support.lock_fixtures import away, commands, connect, face, history, in_thread, locks
+from tests.support.lock_fixtures import away, commands, connect, do, face, history, in_thread, locks
 from tests.support.packages import packages
 
-__all__ = ["away", "commands", "connect", "face", "history", "in_thread", "locks", "mongolock", "packages"]
+__all__ = ["away", "commands", "connect", "do", "face", "history", "in_thread", "locks", "mongolock", "packages"]
 
 
 @pytest.fixture
 def name() -> str:
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def key() -> str:
+    """A key that nobody else uses."""
     return uuid.uuid4().hex
 
 
@@ -33,6 +41,14 @@ def mongo(mongo_uri: str) -> Iterator[MongoClient[dict[str, Any]]]:
     """A client of the MongoDB of this test run."""
     with MongoClient[dict[str, Any]](mongo_uri, serverSelectionTimeoutMS=5000) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[Redis]:
+    """A Redis, for all tests that need one."""
+    parts.require("Redis")
+    with Redis() as server:
+        yield server
 
 
 @pytest.fixture

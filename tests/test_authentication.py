@@ -240,8 +240,8 @@ class Authority:
         path.write_bytes(b"".join(blob.bytes() for blob in blobs))
         return path
 
-    def access(self, host: str) -> Access:
-        made = self.ca.issue_cert(host)
+    def access(self, host: str, *others: str) -> Access:
+        made = self.ca.issue_cert(host, *others)
         return Access(
             certificate=self.file(f"{host}.pem", made.private_key_pem, *made.cert_chain_pems),
             authority=self.file("ca.pem", self.ca.cert_pem),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import re
 import time
 from collections.abc import Callable
@@ -32,30 +31,14 @@ from django_mongolock.owners import release_owner
 from django_mongolock.testing import override_locks
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
-from tests.support.looking import holder, new_key
+from tests.support.looking import holder
+from tests.support.programs import said_by
 from tests.support.waiting import eventually
 from tests.test_admin import browser
 from tests.test_owners import request_of, sign_in
 
-pytestmark = WITH_MONGO
+pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
 Do = Callable[..., Any]
-
-
-@pytest.fixture(params=["blocking", "awaited"])
-def do(request: pytest.FixtureRequest, locks: Locks) -> Do:
-    """Does something with a claim, by one of its two faces."""
-
-    def do(made: Claim, name: str) -> Any:
-        if request.param == "blocking":
-            return getattr(made, name)()
-        return asyncio.run(getattr(made, f"a{name}")())
-
-    return do
-
-
-@pytest.fixture
-def key() -> str:
-    return new_key("claim")
 
 
 class TestClaim:
@@ -300,9 +283,7 @@ class TestLooking:
         """As a claim of its owner that no process holds: in the table, in JSON, on the page, in the ORM."""
         claim(key, owner="session:x", label="checkout").acquire()
         mongo_lock("other").acquire()
-        out = io.StringIO()
-        call_command("list_locks", "--wide", stdout=out)
-        (line,) = [line for line in out.getvalue().splitlines() if key in line]
+        (line,) = [line for line in said_by("list_locks", "--wide").splitlines() if key in line]
         assert "checkout, no process: a claim · owner session:x" in line
         (lock,) = Lock.objects.owned_by("session:x")
         (holder,) = lock.holders

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-import trustme
 from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
 from django_mongolock.conf import database_from_url, get_settings
 from django_mongolock.management import checks
-from testproject.servers import Access, ReplicaSet
+from testproject.servers import ReplicaSet
+from tests.support.programs import python
+from tests.test_authentication import Authority
 from tests.test_checks import ids
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,41 +51,21 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(shop: Path, settings: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    environment = {"DJANGO_SETTINGS_MODULE": settings, "DATABASE_URL": "sqlite:///:memory:", **environment}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(shop), str(ROOT)]), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def encrypted(directory: Path) -> Access:
-    """A server with users, and with certificates of its own authority."""
-    authority = trustme.CA()
-    certificate = authority.issue_cert("127.0.0.1", "localhost").private_key_and_cert_chain_pem
-    certificate.write_to_path(directory / "server.pem")
-    authority.cert_pem.write_to_path(directory / "ca.pem")
-    return Access(users=True, certificate=directory / "server.pem", authority=directory / "ca.pem")
-
-
 @pytest.mark.long
 def test_a_project_from_the_environment(shop: Path) -> None:
     """Settings as on the page; several servers, TLS, a login; a password that has to be encoded: a lock."""
-    access = encrypted(shop)
+    access = replace(Authority(shop).access("127.0.0.1", "localhost"), users=True)
     with ReplicaSet(access=access) as servers:
         with servers.members[0].client() as client:
             client.admin.command("createUser", "ro@t", pwd=f"{SECRET}/?", roles=["root"])
         port = servers.members[0].port
         url = f"mongodb://ro%40t:{SECRET}%2F%3F@127.0.0.1:{port},localhost:{port}/shop?authSource=admin"
         url += f"&replicaSet=rs0{access.query}"
-        done = run(shop, "from_url", "-c", HOLD, MONGOLOCK_URL=url)
-        assert (done.stdout, done.returncode) == ("30 True\n", 0), done.stderr
-        text = json.dumps({"DATABASE": "locks", "LEASE": 35})
-        done = run(shop, "from_json", "-c", HOLD, MONGOLOCK_URL=url, MONGOLOCK=text)
-        assert (done.stdout, done.returncode) == ("35 True\n", 0), done.stderr
+        environment = {"PYTHONPATH": f"{shop}{os.pathsep}{ROOT}", "DATABASE_URL": "sqlite:///:memory:"}
+        environment["MONGOLOCK_URL"] = url
+        assert python("-c", HOLD, folder=None, DJANGO_SETTINGS_MODULE="from_url", **environment) == "30 True\n"
+        environment["MONGOLOCK"] = json.dumps({"DATABASE": "locks", "LEASE": 35})
+        assert python("-c", HOLD, folder=None, DJANGO_SETTINGS_MODULE="from_json", **environment) == "35 True\n"
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from django_mongolock.signals import lock_forced, lock_release_requested
 from tests.editing.staff import text_of
 from tests.support.lock_documents import TOKEN, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
+from tests.support.looking import heard
 from tests.support.waiting import eventually
 from tests.test_admin import LIST, NAMES, RELEASE, browser, fields_of, notes, page_of, select
 from tests.test_commands import run
@@ -99,24 +100,16 @@ class TestTheReason:
 
     def test_it_is_kept(self, locks: Locks, admin: Client) -> None:
         """In the log of the admin, and for the receivers of the signal."""
-        heard: list[Any] = []
-
-        def receive(**facts: Any) -> None:
-            heard.append((facts["key"], facts["by"], facts["reason"]))
-
-        lock_forced.connect(receive)
-        try:
-            locks.held("k")
+        locks.held("k")
+        with heard(lock_forced) as told:
             page = select(admin, "force_release", "k")
             admin.post(RELEASE, {**fields_of(page), "reason": " web-3 hangs \u202e"})
-        finally:
-            lock_forced.disconnect(receive)
         assert message("k").startswith(
             f"Forced its release; it was held by unknown, fencing token {TOKEN + 1}. Reason: web-3 hangs"
         )
-        ((key, by, reason),) = heard
-        assert (key, by) == ("k", LogEntry.objects.get().user.get_username())
-        assert reason.startswith("web-3 hangs")
+        (facts,) = told
+        assert (facts["key"], facts["by"]) == ("k", LogEntry.objects.get().user.get_username())
+        assert facts["reason"].startswith("web-3 hangs")
 
     def test_the_holder_learns_it(self, locks: Locks, admin: Client) -> None:
         """Who asks, where and why; without a reason, who and where."""
@@ -228,25 +221,17 @@ class TestTheCommand:
 @pytest.mark.long
 def test_the_holder_is_asked_and_does_as_it_sees_fit(locks: Locks) -> None:
     """The holder learns of it at its next renewal: by its lock, its callback and a signal, once each."""
-    heard: list[Any] = []
-
-    def receive(**facts: Any) -> None:
-        heard.append((facts["key"], facts["reason"]))
-
-    lock_release_requested.connect(receive)
-    try:
-        with mongo_lock("k", lease=1, on_release_requested=heard.append) as lock:
-            before = lock.release_requested
-            assert before is None
-            out, _ = run("release_lock", "k", "--ask", "--by", "$anna: deploying")
-            assert "1 asked" in out
-            assert eventually(lambda: len(heard) == 2, 3)
-            assert lock.release_requested == "$anna: deploying"
-            assert lock.held
-            time.sleep(0.7)  # two more beats
-        assert len(heard) == 2
-    finally:
-        lock_release_requested.disconnect(receive)
+    called: list[Any] = []
+    with heard(lock_release_requested) as told, mongo_lock("k", lease=1, on_release_requested=called.append) as lock:
+        before = lock.release_requested
+        assert before is None
+        out, _ = run("release_lock", "k", "--ask", "--by", "$anna: deploying")
+        assert "1 asked" in out
+        assert eventually(lambda: (len(called), len(told)) == (1, 1), 3)
+        assert lock.release_requested == "$anna: deploying"
+        assert lock.held
+        time.sleep(0.7)  # two more beats
+    assert (len(called), len(told)) == (1, 1)
 
 
 def test_the_orm_asks(locks: Locks) -> None:

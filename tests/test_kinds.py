@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from django.core.checks import CheckMessage, Info
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from pytest_django import Settings
 
 from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, kinds, sources
@@ -21,6 +20,7 @@ from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.management.checks import check_kinds
 from tests.support.lock_documents import TOKEN, Locks
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.programs import said_by as run
 from tests.test_admin import DASHBOARD, browser
 from tests.test_admin import LIST as ADMIN
 
@@ -87,12 +87,6 @@ def rooms(locks: Locks) -> Iterator[Rooms]:
     sources.append(source)
     yield found
     sources.remove(source)
-
-
-def run(*arguments: str) -> str:
-    out = io.StringIO()
-    call_command(*arguments, stdout=out)
-    return out.getvalue()
 
 
 def of_rooms(text: str) -> Any:

@@ -11,8 +11,9 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from django.apps import AppConfig, apps
@@ -20,6 +21,7 @@ from django.contrib import admin
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
+from django.urls import clear_url_caches
 from django.views import View
 from pymongo.errors import AutoReconnect
 from pymongo.hello import Hello
@@ -30,8 +32,9 @@ from pytest_django import Settings
 
 from django_mongolock import LockBackendFailed, LockNotAcquired, mongo_lock, mongo_locked, mongo_semaphore, once_per
 from django_mongolock.backends import close_backends
-from django_mongolock.conf import get_settings
+from django_mongolock.conf import get_settings, used_apps
 from django_mongolock.contrib.celery import enqueue_once
+from django_mongolock.decorator.calls import shared_by_all
 from django_mongolock.decorator.locked_command import LockedCommand
 from django_mongolock.documents.admin import DocumentLockAdminMixin
 from django_mongolock.engine.lock.lock import MongoLock
@@ -41,7 +44,7 @@ from django_mongolock.exceptions import LockMisused
 from django_mongolock.fencing import fenced_update
 from django_mongolock.history.models import LockEvent
 from django_mongolock.inspection.queries import ping
-from django_mongolock.management.checks import check_settings, check_shared_locks
+from django_mongolock.management.checks import check_apps, check_settings, check_shared_locks
 from django_mongolock.models import Lock
 from django_mongolock.router import MongoLockRouter
 from django_mongolock.rows import locked
@@ -182,18 +185,10 @@ def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:
         asyncio.run(enter())
 
 
-def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks) -> None:
+def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks, do: Callable[..., Any]) -> None:
     """In a user's test without a database: both faces say what is missing, rather than that there is no database."""
-    with mongo_lock("a") as lock:
-        with pytest.raises(LockMisused, match="not kept in MongoDB"), lock.atomic():
-            pass
-
-        async def enter() -> None:
-            async with lock.atomic():
-                pass
-
-        with pytest.raises(LockMisused, match="not kept in MongoDB"):
-            asyncio.run(enter())
+    with mongo_lock("a") as lock, pytest.raises(LockMisused, match="not kept in MongoDB"):
+        do(lock.atomic(), "__enter__")
 
 
 # What a project has forgotten
@@ -408,6 +403,31 @@ def test_a_lock_that_all_calls_share() -> None:
     assert found.id == "mongolock.W009"
     assert found.msg.startswith("All calls of tests.test_mistakes.without_a_key() share one lock")
     assert '@mongo_locked("order:{order_id}")' in str(found.hint)
+
+
+LATE_VIEWS = """
+from django.urls import path
+from django_mongolock import mongo_locked
+from django_mongolock.conf import used_apps
+used_apps["django_mongolock.absent"] = "A view"
+@mongo_locked()
+def late(request, pk): ...
+urlpatterns = [path("<int:pk>/", late)]
+"""
+
+
+def test_what_only_views_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    """The checks import the views themselves: Django's own one, which does, may come after them."""
+    (tmp_path / "late_views.py").write_text(LATE_VIEWS)
+    monkeypatch.syspath_prepend(tmp_path)
+    settings.ROOT_URLCONF = "late_views"
+    with patch.dict(used_apps, clear=True):
+        assert [found.id for found in check_apps(app_configs=None)] == ["mongolock.E026"]
+    del sys.modules["late_views"]
+    clear_url_caches()
+    shared_by_all.discard("late_views.late")
+    assert any("late_views.late()" in found.msg for found in check_shared_locks(app_configs=None))
+    shared_by_all.discard("late_views.late")
 
 
 def test_metrics_without_their_config(monkeypatch: pytest.MonkeyPatch) -> None:

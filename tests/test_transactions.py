@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from django.db import IntegrityError, connections, transaction
@@ -23,6 +22,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.exceptions import LockReentry
 from django_mongolock.models import Lock
 from django_mongolock.signals import lock_released
+from tests.engine.faces import Face
 from tests.support.grants import own
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.looking import holders, new_key
@@ -290,29 +290,18 @@ class TestWarning:
             assert cure in str(warning.message)
 
     @pytest.mark.parametrize("error", [None, KeyError])
-    def test_warnings_that_are_errors(self, rows: Rows, error: type[KeyError] | None) -> None:
+    def test_warnings_that_are_errors(
+        self, rows: Rows, face: Face, monkeypatch: pytest.MonkeyPatch, error: type[KeyError] | None
+    ) -> None:
         """The lock is released all the same, and the error of the block is what is raised."""
-        module._reported.clear()
+        monkeypatch.setattr(locks, "open_transactions", lambda: [connections["file"]])  # a coroutine has others
         lock = mongo_lock(new_key())
-        with warnings.catch_warnings(), transaction.atomic(using="file"), pytest.raises(error or RuntimeWarning):
+        with warnings.catch_warnings(), pytest.raises(error or RuntimeWarning):
             warnings.simplefilter("error")
-            with lock:
+            with face.block(lock):
                 if error:
                     raise error
         assert (lock.held, holders(lock.key)) == (False, [])
-
-    async def test_awaited_warnings_that_are_errors(self) -> None:
-        """See test_warnings_that_are_errors()."""
-        for error in (RuntimeWarning, KeyError):
-            lock = mongo_lock(new_key())
-            with warnings.catch_warnings(), pytest.raises(error):
-                warnings.simplefilter("error")
-                with patch.object(locks, "open_transactions", lambda: [connections["default"]]):
-                    module._reported.clear()
-                    async with lock:
-                        if error is KeyError:
-                            raise error
-            assert not lock.held
 
     @pytest.mark.parametrize("release", ["now", "on_commit"])
     def test_not_warned(self, rows: Rows, release: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 from django.db.models import BooleanField, Func, Model
 from pymongo.collection import Collection
 
+from ..conf import used_apps
 from ..engine.lock.grants import calling_line
 from ..engine.protocol.actions import twins
 from ..engine.rule.options import Seconds, check_age, check_wait
@@ -256,6 +257,7 @@ def declare(lock: DocumentLock[Any]) -> None:
         raise ValueError(f"there is a document lock {lock.name!r} already: give this one a name= of its own")
     check_apart(lock)
     _declared[lock.name] = lock
+    used_apps.setdefault("django_mongolock.documents", f"The document lock {lock.name!r}")
 
 
 def check_apart(lock: DocumentLock[Any]) -> None:

@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from pymongo.collection import Collection
 
 from ..backends import database_settings
-from ..conf import error, get_settings, missing_app, warning
+from ..conf import error, get_settings, warning
 from ..exceptions import LockBackendFailed
 from ..inspection.kinds import Choice, Counts, LockKind, Swept
 from ..inspection.server import DOCUMENT_RIGHTS, missing_rights
@@ -108,9 +108,7 @@ def kinds(using: str | None = None) -> list[LockKind]:
 @register()
 def check_document_places(**kwargs: Any) -> list[CheckMessage]:
     """Check that the models of the declared document locks are in MongoDB, which a router decides late."""
-    if not declared():
-        return []
-    found = missing_app("django_mongolock.documents", f"The document lock {declared()[0].name!r}")
+    found: list[CheckMessage] = []
     for lock in declared():
         try:
             if lock.alias is not None:

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any, Final, Never, TypeVar
 
 from asgiref.sync import iscoroutinefunction
-from django.core.checks import CheckMessage, register
 
-from ..conf import missing_app
+from ..conf import used_apps
 from ..decorator import decorate
 from ..decorator.calls import LockPlan
 from ..decorator.policies import find_request
@@ -89,7 +88,5 @@ def _decorate(plan: LockPlan, function: Any) -> Any:
     return decorate(plan, function)
 
 
-@register()
-def check_installed(**kwargs: Any) -> list[CheckMessage]:
-    """Check that the app is in INSTALLED_APPS, as something has imported it: it removes what is kept too long."""
-    return missing_app("django_mongolock.idempotency", "@idempotent")
+#: It removes what is kept too long.
+used_apps["django_mongolock.idempotency"] = "@idempotent"

@@ -5,6 +5,7 @@ An id is never used for another check. E0xx and W0xx need no server; E1xx and W1
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
@@ -34,6 +35,7 @@ from ..conf import (
     get_settings,
     missing_app,
     raw_settings,
+    used_apps,
     warning,
 )
 from ..decorator import TEMPLATES
@@ -233,8 +235,16 @@ _AS_TYPED: Final = (StringConverter, PathConverter)
 
 
 @register()
+def check_apps(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    """Check that the apps which are in use are installed."""
+    _import_views()
+    return [message for app, user in sorted(used_apps.items()) for message in missing_app(app, user)]
+
+
+@register()
 def check_shared_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Check that a function with arguments says which of its calls exclude one another."""
+    _import_views()
     return [
         warning(
             "W009",
@@ -249,12 +259,20 @@ def check_shared_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any
 @register(Tags.urls)
 def check_views(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     """Warn of locked views whose key has a part of the address as it was typed, in any spelling."""
-    if not getattr(settings, "ROOT_URLCONF", None):
-        return []
-    try:
-        return list(_check_patterns(get_resolver().url_patterns, "", frozenset()))
-    except Exception:  # noqa: BLE001 - Django's own check reports addresses that cannot be loaded
-        return []
+    found: list[CheckMessage] = []
+    with contextlib.suppress(Exception):  # Django's own check reports addresses that cannot be loaded
+        found += _check_patterns(_patterns(), "", frozenset())
+    return found
+
+
+def _import_views() -> None:
+    """What views use is known from now on."""
+    with contextlib.suppress(Exception):
+        _patterns()
+
+
+def _patterns() -> Sequence[Any]:
+    return get_resolver().url_patterns if getattr(settings, "ROOT_URLCONF", None) else []
 
 
 def _check_patterns(patterns: Sequence[Any], start: str, typed: frozenset[str]) -> Iterator[CheckMessage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,13 +19,11 @@ from tests.celery.workers import Place, placed
 SOON = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2}
 
 MakePlace = Callable[..., Place]
-
-
-@pytest.fixture(scope="session")
-def redis() -> Iterator[Redis]:
-    parts.require("Redis")
-    with Redis() as server:
-        yield server
+#: For tests with real workers.
+WITH_WORKERS = [
+    parts.needs("Redis"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
+]
 
 
 @pytest.fixture(scope="session")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 
 from django_mongolock import mongo_lock
-from tests import parts
 from tests.celery import app as tasks
-from tests.celery.conftest import MakePlace
+from tests.celery.conftest import WITH_WORKERS, MakePlace
 from tests.celery.workers import Place
 from tests.support.waiting import eventually
 
-pytestmark = [
-    parts.needs("Redis"),
-    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
-]
+pytestmark = WITH_WORKERS
 
 
 def all_run_once(here: Place, name: str, kind: str, rows: list[tuple[float, int]], **options: Any) -> None:

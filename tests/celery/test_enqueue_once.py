@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from django_mongolock.contrib.celery import enqueue_once
-from tests import parts
 from tests.celery import app as tasks
-from tests.celery.conftest import MakePlace
+from tests.celery.conftest import WITH_WORKERS, MakePlace
 from tests.celery.workers import Place
 from tests.support.looking import document, holders
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.long,
-    parts.needs("Redis"),
-    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
-]
+pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
 #: Each way in which a task can end: the task, its arguments, the options of its message.
 WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from testproject.servers import RabbitMQ, ReplicaSet
-from tests import parts
 from tests.celery import app as tasks
-from tests.celery.conftest import MakePlace
+from tests.celery.conftest import WITH_WORKERS, MakePlace
 from tests.celery.records import Story
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.long,
-    parts.needs("Redis"),
-    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
-]
+pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
 
 @pytest.fixture

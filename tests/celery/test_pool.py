@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import Any
 
 import pytest
 
 from django_mongolock import mongo_lock
-from tests import parts
 from tests.celery import app as tasks
-from tests.celery.conftest import MakePlace
+from tests.celery.conftest import WITH_WORKERS, MakePlace
 from tests.celery.workers import Place
 from tests.support.looking import holders
 from tests.support.waiting import eventually
 
-pytestmark = [
-    pytest.mark.long,
-    parts.needs("Redis"),
-    pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),
-]
+pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
 
 def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str) -> None:

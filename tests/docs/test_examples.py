@@ -18,11 +18,8 @@ from django.test import RequestFactory
 from django.test.utils import isolate_apps
 from pymongo import MongoClient
 from pytest_django import Settings
-from redis import Redis as RedisClient
 
 from testproject.celery import app as shop
-from testproject.servers import Redis
-from tests import parts
 from tests.docs.pages import ELSEWHERE, ROOT, Page, pages
 from tests.documents.conftest import forget
 from tests.support.looking import document, held_elsewhere, holder, holders, new_key
@@ -79,13 +76,6 @@ def locks_alias() -> Iterator[None]:
     yield
     del connections["locks"]
     mongo.database.drop_collection("log")
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisClient]:
-    parts.require("Redis")
-    with Redis() as server, RedisClient.from_url(server.uri) as client:
-        yield client
 
 
 @pytest.fixture

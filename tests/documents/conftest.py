@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import uuid
@@ -164,19 +163,6 @@ def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[.
 
     with failpoints.failpoint(mongo, "failCommand", {}, "off"):
         yield set_failpoint
-
-
-def blocking(thing: Any, name: str, *arguments: Any, **options: Any) -> Any:
-    return getattr(thing, name)(*arguments, **options)
-
-
-def awaiting(thing: Any, name: str, *arguments: Any, **options: Any) -> Any:
-    twin = name.replace("__e", "__ae") if name.startswith("__") else f"a{name}"
-
-    async def call() -> Any:
-        return await getattr(thing, twin)(*arguments, **options)
-
-    return asyncio.run(call())
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -26,6 +24,7 @@ from django_mongolock.exceptions import (
 )
 from tests.documents.conftest import Document, Ground
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.programs import python
 
 pytestmark = WITH_MONGO
 #: What makes the name of a process that has ended.
@@ -35,7 +34,7 @@ NAME = "from django_mongolock.engine.protocol.processes import this_process; pri
 @pytest.fixture(scope="module")
 def dead() -> str:
     """The name of a process that has ended."""
-    return subprocess.run([sys.executable, "-c", NAME], check=True, capture_output=True, text=True).stdout.strip()
+    return python("-c", NAME).strip()
 
 
 class TestGranted:

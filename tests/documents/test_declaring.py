@@ -19,6 +19,7 @@ from django_mongolock import LockBackendFailed
 from django_mongolock.documents import DocumentLock, declared
 from django_mongolock.documents.kind import check_document_places
 from django_mongolock.inspection.kinds import find_kind
+from django_mongolock.management.checks import check_apps
 from testproject.shop.models import Ad, ad_exports
 from tests.documents.conftest import FINAL, PENDING, Document, Ground
 from tests.documents.models import Advert, LongAdvert, Proxied
@@ -170,11 +171,12 @@ def test_the_apps_that_are_missing(settings: Settings) -> None:
 
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("django_mongolock.")]
     found = [
-        *check_document_places(app_configs=None),
+        *check_apps(app_configs=None),
         *Ad._meta.get_field("document_version").check(),
         *admin.site._registry[Ad].check(),
     ]
     named = [str(message.hint) for message in found if message.id == "mongolock.E026"]
     assert named == [
-        f'Put "django_mongolock.{app}" into INSTALLED_APPS.' for app in ("documents", "versions", "editing")
+        f'Put "django_mongolock.{app}" into INSTALLED_APPS.'
+        for app in ("documents", "idempotency", "versions", "editing")
     ]

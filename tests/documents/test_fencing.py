@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from bson import Int64
 from pymongo.collection import Collection
 
+from django_mongolock import fencing
 from django_mongolock.exceptions import DocumentDamaged, StaleToken
-from django_mongolock.fencing import _writer, afenced_update, fenced_update
+from django_mongolock.fencing import _writer, fenced_update
 from testproject.shop.models import Ad
 from tests.documents.conftest import Document, Ground
 from tests.documents.models import EmbeddingAdvert
@@ -20,15 +21,10 @@ from tests.support.lock_fixtures import WITH_MONGO
 pytestmark = WITH_MONGO
 
 
-def awaited(*arguments: Any, **options: Any) -> Any:
-    return asyncio.run(afenced_update(*arguments, **options))
-
-
-@pytest.fixture(params=[fenced_update, awaited])
-def write(request: pytest.FixtureRequest) -> Callable[..., Any]:
+@pytest.fixture
+def write(do: Callable[..., Any]) -> Callable[..., Any]:
     """Both faces."""
-    face: Callable[..., Any] = request.param
-    return face
+    return partial(do, fencing, "fenced_update")
 
 
 @pytest.mark.parametrize("field", ["fencing_token", "lock.token"])

@@ -27,7 +27,8 @@ from django_mongolock.exceptions import (
     LockBackendFailed,
     LockMisused,
 )
-from tests.documents.conftest import FINAL, OTHERS, PENDING, Document, Ground, awaiting
+from tests.documents.conftest import FINAL, OTHERS, PENDING, Document, Ground
+from tests.engine.faces import ASYNC
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
 
@@ -43,7 +44,7 @@ def held(ground: Ground) -> Any:
 
 def test_awaited(ground: Ground) -> None:
     """Each method has a twin that is awaited, and `async with` does what `with` does."""
-    lock = ground.lock
+    lock, awaiting = ground.lock, ASYNC.call
     (taken,) = awaiting(lock, "acquire_many", [(ground.add(1), 1)], "exporting")
     (seen,) = awaiting(lock, "snapshots")
     assert (seen.id, seen.version) == (taken.id, 2)

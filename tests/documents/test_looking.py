@@ -28,6 +28,7 @@ from tests.documents.conftest import FINAL, PENDING, USUAL, Document, Ground, ne
 from tests.documents.models import Advert
 from tests.support.lock_documents import Locks, entry
 from tests.support.lock_fixtures import NOBODY, WITH_MONGO
+from tests.support.programs import said_by as run
 from tests.test_admin import DASHBOARD, browser
 
 pytestmark = WITH_MONGO
@@ -58,12 +59,6 @@ def ids(found: Any) -> list[Any]:
 
 def fail(*arguments: Any, **options: Any) -> None:
     raise LockBackendFailed("it is away")
-
-
-def run(*arguments: str) -> str:
-    out = io.StringIO()
-    call_command(*arguments, stdout=out)
-    return out.getvalue()
 
 
 @pytest.fixture

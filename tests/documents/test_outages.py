@@ -4,9 +4,6 @@ exit hands over what it leaves (F82 to F85, F88), and a child holds nothing of i
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,22 +18,16 @@ from django_mongolock.documents.updates import refusal_of
 from django_mongolock.engine.session.errands import Errands
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentLockLost, LockBackendFailed, LockMisused
-from tests.documents.conftest import FINAL, PENDING, Ground, awaiting, blocking
+from tests.documents.conftest import FINAL, PENDING, Ground
 from tests.support.forking import FORKS, in_child
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.programs import python
 from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 Call = Callable[..., Any]
 #: What each write is called with, if anything.
 GIVEN: dict[str, tuple[Any, ...]] = {"finish": ("exported", {"price": 9}), "update": ({"price": 9},)}
-
-
-@pytest.fixture(params=[blocking, awaiting])
-def call(request: pytest.FixtureRequest) -> Call:
-    """Each method in both of its faces: what strikes a thread, and what strikes a coroutine."""
-    face: Call = request.param
-    return face
 
 
 def states(ground: Ground, ids: list[Any]) -> list[tuple[Any, Any]]:
@@ -56,12 +47,12 @@ class TestLostAnswers:
         held.finish("exported")
 
     @pytest.mark.parametrize("how", ["acquire", "acquire_many"])
-    def test_never_known(self, ground: Ground, strike: Call, call: Call, how: str) -> None:
+    def test_never_known(self, ground: Ground, strike: Call, do: Call, how: str) -> None:
         """Not reported as held; what it may have been granted is released in the background."""
         ids = [ground.add(1) for _ in range(2)]
         strike(ground, 1, 2)
         with pytest.raises(LockBackendFailed):
-            call(ground.lock, how, (ids[0], 1) if how == "acquire" else [(id_, 1) for id_ in ids], "exporting")
+            do(ground.lock, how, (ids[0], 1) if how == "acquire" else [(id_, 1) for id_ in ids], "exporting")
         taken = ids[:1] if how == "acquire" else ids
         assert eventually(lambda: states(ground, taken) == [("failed", None)] * len(taken))
 
@@ -75,12 +66,12 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     @pytest.mark.parametrize("name", ["finish", "update", "renew", "fail"])
-    def test_held(self, ground: Ground, call: Call, strike: Call, name: str, lost: bool) -> None:
+    def test_held(self, ground: Ground, do: Call, strike: Call, name: str, lost: bool) -> None:
         """Done once, and known to be done; a failure is left to the background, which finds out."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         strike(ground, 1, lost=lost)
         with pytest.raises(LockBackendFailed) if name == "fail" else nullcontext():
-            call(held, name, *GIVEN.get(name, ()))
+            do(held, name, *GIVEN.get(name, ()))
         expected = {"finish": "exported", "fail": "failed"}.get(name, "exporting")
         assert held.ended == (None if expected == "exporting" else expected)
         assert eventually(lambda: ground.read(held.id, "state", "version") == (expected, 3))
@@ -133,7 +124,7 @@ class TestLostAnswers:
             held.update(price=9)
         assert held.fail()
 
-    def test_finished_and_acquired(self, ground: Ground, call: Call, strike: Call) -> None:
+    def test_finished_and_acquired(self, ground: Ground, do: Call, strike: Call) -> None:
         """F85: it was written, then the next flow came: the error does not say that nothing was written."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         found: list[Any] = []
@@ -141,7 +132,7 @@ class TestLostAnswers:
             ground, 1, before=lambda n: found.append(ground.lock.acquire((held.id, 3), "exporting")) if n == 2 else None
         )
         with pytest.raises(DocumentLockLost, match="may have been done") as caught:
-            call(held, "finish", "exported", {"price": 9})
+            do(held, "finish", "exported", {"price": 9})
         assert caught.value.maybe_written
         assert ground.read(held.id, "holder", "price") == (found[0].owner, 9)
         found[0].fail()
@@ -207,7 +198,7 @@ class TestEveryExit:
     @pytest.mark.parametrize("number", range(1, 6))
     @pytest.mark.parametrize("error", [LockBackendFailed("away"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
     def test_acquire_many(  # noqa: PLR0917
-        self, plain: Ground, call: Call, strike: Call, monkeypatch: Any, number: int, error: BaseException
+        self, plain: Ground, do: Call, strike: Call, monkeypatch: Any, number: int, error: BaseException
     ) -> None:
         """At whichever command it ends, that of an earlier 500 or the reading of why others were refused."""
         monkeypatch.setattr("django_mongolock.documents.hold.BATCH", 3)
@@ -215,19 +206,19 @@ class TestEveryExit:
         ids.insert(1, plain.add(1, holder="other", state="exporting"))
         strike(plain, *((number, number + 1) if isinstance(error, LockBackendFailed) else (number,)), error=error)
         with pytest.raises(type(error)):
-            call(plain.lock, "acquire_many", [(id_, 1) for id_ in ids], "exporting")
+            do(plain.lock, "acquire_many", [(id_, 1) for id_ in ids], "exporting")
         assert eventually(lambda: not any(holder not in (None, "other") for _, holder in states(plain, ids)), 15)
         assert plain.read(ids[1], "state", "holder") == ("exporting", "other")
 
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
-    def test_batch_away(self, plain: Ground, call: Call, strike: Call, lost: bool) -> None:
+    def test_batch_away(self, plain: Ground, do: Call, strike: Call, lost: bool) -> None:
         """MongoDB is away at the end of a batch: two sendings for all documents together, then the background, which
         has one command for the one that was sent, and one for the rest."""
         ids = [plain.add(1) for _ in range(10)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
         sent = strike(plain, 1, 2, lost=lost)
         with pytest.raises(LockBackendFailed):
-            call(batch, "__exit__", None, None, None)
+            do(batch, "__exit__", None, None, None)
         assert len(sent) <= 4
         first = "failed" if lost else "exported"
         assert eventually(lambda: states(plain, ids) == [(first, None), *[("failed", None)] * 9], 15)
@@ -301,8 +292,7 @@ lock = DocumentLock(raw, state="exportStatus", pending={PENDING!r}, final={FINAL
 held = lock.acquire(({id_!r}, 1), "exporting")
 abandon(held._context, [held._own])
 """
-        environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "testproject.settings"}
-        subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+        python("-c", program, DJANGO_SETTINGS_MODULE="testproject.settings")
         assert plain.read(id_, "state", "holder") == ("failed", None)
 
 
@@ -358,18 +348,18 @@ class TestForks:
     pytestmark = FORKS
 
     @pytest.mark.parametrize("error", [None, RuntimeError("in the child")], ids=["well", "with an error"])
-    def test_the_child_leaves_the_block(self, ground: Ground, call: Call, error: Exception | None) -> None:
+    def test_the_child_leaves_the_block(self, ground: Ground, do: Call, error: Exception | None) -> None:
         """However it leaves, the document stays the parent's, who then ends its work, changes and all."""
         block = ground.lock.hold((ground.add(1), 1), "exporting", final="exported")
         with block as held:
             before = ground.raw(held.id)
-            in_child(lambda: call(block, "__exit__", type(error) if error else None, error, None))
+            in_child(lambda: do(block, "__exit__", type(error) if error else None, error, None))
             assert ground.raw(held.id) == before
             held.finish("withdrawn", {"price": 9})
         assert ground.read(held.id, "state", "price", "version", "holder") == ("withdrawn", 9, 3, None)
 
     @pytest.mark.parametrize("name", ["finish", "update", "renew", "__enter__", "fail"])
-    def test_the_child_goes_on(self, ground: Ground, call: Call, name: str) -> None:
+    def test_the_child_goes_on(self, ground: Ground, do: Call, name: str) -> None:
         """It holds nothing, and nothing is sent."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         before = ground.raw(held.id)
@@ -378,22 +368,22 @@ class TestForks:
             held._turn[None] = object()  # another thread of the parent was writing just then
             assert (held.ended, held.remaining) == ("lost", 0)
             if name == "fail":
-                assert call(held, "fail") is False
+                assert do(held, "fail") is False
                 return
             with pytest.raises(DocumentLockLost, match="forked child"):
-                call(held, name, *GIVEN.get(name, ()))
+                do(held, name, *GIVEN.get(name, ()))
 
         in_child(go_on)
         assert ground.raw(held.id) == before
-        call(held, "finish", "exported", {"price": 8})
+        do(held, "finish", "exported", {"price": 8})
         assert ground.read(held.id, "state", "price", "version") == ("exported", 8, 3)
 
-    def test_a_batch(self, ground: Ground, call: Call) -> None:
+    def test_a_batch(self, ground: Ground, do: Call) -> None:
         """Several at once are the parent's as well."""
         ids = [ground.add(1) for _ in range(3)]
         with ground.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported") as batch:
             before = [ground.raw(id_) for id_ in ids]
-            in_child(lambda: call(batch, "__exit__", None, None, None))
+            in_child(lambda: do(batch, "__exit__", None, None, None))
             assert [ground.raw(id_) for id_ in ids] == before
         assert states(ground, ids) == [("exported", None)] * 3
 

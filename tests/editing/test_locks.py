@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,32 +21,12 @@ from tests.editing.conftest import set_locks
 from tests.support.forking import FORKS, in_child
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO, Commands
-from tests.support.looking import new_key
 from tests.support.waiting import eventually
 
-pytestmark = WITH_MONGO
+pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
 
 ANNA, BEN = Person("1", "anna", "session:a"), Person("2", "ben", "session:b")
 Do = Callable[..., EditLockStatus]
-
-
-@pytest.fixture(params=["blocking", "awaited"])
-def do(request: pytest.FixtureRequest, locks: Locks) -> Do:
-    """Does something with a lock, by one of its two faces."""
-
-    def do(lock: EditLock, name: str, *args: Any) -> EditLockStatus:
-        if request.param == "blocking":
-            found: EditLockStatus = getattr(lock, name)(*args)
-            return found
-        awaited: EditLockStatus = asyncio.run(getattr(lock, f"a{name}")(*args))
-        return awaited
-
-    return do
-
-
-@pytest.fixture
-def key() -> str:
-    return new_key("edit")
 
 
 def editor(status: EditLockStatus) -> Editor:

@@ -42,15 +42,15 @@ class Face:
             self.call(lock, "__exit__", None, None, None)
 
 
-def _blocking(lock: MongoLock, name: str, *arguments: Any) -> Any:
-    return getattr(lock, name)(*arguments)
+def _blocking(lock: object, name: str, *arguments: Any, **options: Any) -> Any:
+    return getattr(lock, name)(*arguments, **options)
 
 
-def _async(lock: MongoLock, name: str, *arguments: Any) -> Any:
+def _async(lock: object, name: str, *arguments: Any, **options: Any) -> Any:
     name = name.replace("__e", "__ae") if name.startswith("__") else f"a{name}"
 
     async def call() -> Any:
-        return await getattr(lock, name)(*arguments)
+        return await getattr(lock, name)(*arguments, **options)
 
     return asyncio.run(call())
 

@@ -39,11 +39,15 @@ def write(key: str, value: int) -> None:
     _numbers().replace_one({"_id": key}, {"n": value}, upsert=True)
 
 
+def add_one(key: str) -> None:
+    before = number(key)
+    time.sleep(MOMENT)
+    write(key, before + 1)
+
+
 def count(key: str) -> None:
     with mongo_lock(key):
-        before = number(key)
-        time.sleep(MOMENT)
-        write(key, before + 1)
+        add_one(key)
 
 
 later: Any = getattr(queues, f"retry_in_{os.environ.get('PLATFORM_QUEUE')}", "raise")
@@ -52,9 +56,7 @@ later: Any = getattr(queues, f"retry_in_{os.environ.get('PLATFORM_QUEUE')}", "ra
 @mongo_locked("{key}", wait=0, on_contention=later)
 def count_or_come_back(key: str) -> None:
     """The same in a task that does not wait in its worker."""
-    before = number(key)
-    time.sleep(MOMENT)
-    write(key, before + 1)
+    add_one(key)
 
 
 def count_view(request: HttpRequest, key: str) -> HttpResponse:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from testproject.servers import Redis
-from tests import parts
 from tests.platforms.programs import PLATFORMS, ROOT, counted, environment, held, key, program
 from tests.support.waiting import eventually
 
@@ -31,13 +29,6 @@ WORKERS = {
     "huey processes": ("huey_consumer", "tests.platforms.queues.huey", "--workers=4", "--worker-type=process"),
     "huey greenlets": ("huey_consumer", "tests.platforms.queues.huey", "--workers=4", "--worker-type=greenlet"),
 }
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[Redis]:
-    parts.require("Redis")
-    with Redis() as server:
-        yield server
 
 
 def send(name: str, **more: str) -> None:

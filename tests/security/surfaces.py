@@ -1,11 +1,13 @@
 """Every page, endpoint and command of the package. What is new must be added here: `test_surfaces` compares."""
 
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from django.contrib import admin
+from django.core.management import CommandError, call_command
 from django.test import Client
 
 import django_mongolock
@@ -118,6 +120,16 @@ def operator(*permissions: str, **fields: Any) -> Client:
     client = browser(*(permissions or EVERYTHING), **fields)
     client.raise_request_exception = False
     return client
+
+
+def said(*command: str) -> str:
+    """What a command says, also if it is an error."""
+    out = io.StringIO()
+    try:
+        call_command(*command, stdout=out, stderr=out)
+    except CommandError as error:
+        out.write(str(error))
+    return out.getvalue()
 
 
 def known_mixins() -> dict[str, set[str]]:

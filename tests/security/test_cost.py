@@ -1,6 +1,5 @@
 """What looking at locks costs, however many wait for them, and however large the documents of another program are."""
 
-import io
 import json
 import sys
 import time
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from bson import json_util
-from django.core.management import CommandError, call_command
 from django.db import connections
 from django.utils import timezone
 from pymongo import MongoClient
@@ -19,7 +17,7 @@ from pytest_django import Settings
 
 from django_mongolock.documents import DocumentLock
 from django_mongolock.documents.document_lock import undeclare
-from tests.security.surfaces import operator
+from tests.security.surfaces import operator, said
 from tests.support.lock_documents import Document, Locks, entry, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_admin import DASHBOARD, LIST
@@ -36,7 +34,7 @@ def test_fifty_thousand_waiters(locks: Locks) -> None:
     client = operator()
     client.get(LIST)
     looks: list[Callable[[], Any]] = [
-        lambda: client.get(f"{LIST}?state=waited"), lambda: said(["list_locks", "--deadlocks"])
+        lambda: client.get(f"{LIST}?state=waited"), lambda: said("list_locks", "--deadlocks")
     ]  # fmt: skip
     for look in looks:
         times = []
@@ -45,16 +43,6 @@ def test_fifty_thousand_waiters(locks: Locks) -> None:
             look()
             times.append(time.monotonic() - started)
         assert min(times) < 1
-
-
-def said(command: list[str]) -> str:
-    """What a command says, also if it is an error."""
-    out = io.StringIO()
-    try:
-        call_command(*command, stdout=out, stderr=out)
-    except CommandError as error:
-        out.write(str(error))
-    return out.getvalue()
 
 
 def memory(name: str) -> int:
@@ -75,7 +63,7 @@ def assert_cheap(looks: dict[str, Callable[[], Any]]) -> None:
 
 
 def commands(*lines: str) -> dict[str, Callable[[], str]]:
-    return {line: (lambda line=line: said(line.split())) for line in lines}  # type: ignore[misc]
+    return {line: (lambda line=line: said(*line.split())) for line in lines}  # type: ignore[misc]
 
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 import json
 import logging
 import re
@@ -14,7 +13,6 @@ import pytest
 from bson import json_util
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.hashers import make_password
-from django.core.management import CommandError, call_command
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.utils import timezone, translation
@@ -40,6 +38,7 @@ from tests.security.surfaces import (
     known_mixins,
     known_pages,
     operator,
+    said,
 )  # fmt: skip
 from tests.support.lock_documents import DAMAGE, TOKEN, Document, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
@@ -127,18 +126,11 @@ class TestShown:
     @pytest.mark.parametrize("name", COMMANDS)
     def test_commands(self, evil: Locks, name: str, capfd: pytest.CaptureFixture[str]) -> None:
         """What every command prints, and its errors; it prints something about the lock, too."""
-        said = []
-        for arguments in COMMANDS[name]:
-            out = io.StringIO()
-            options = [argument.format(key=EVIL_KEY, owner=EVIL) for argument in arguments]
-            try:
-                call_command(name, *options, stdout=out, stderr=out)
-            except CommandError as error:
-                said.append(str(error))
-            said += [out.getvalue(), *capfd.readouterr()]  # also what a program says that it starts
-        found = shown("".join(said))
+        texts = [said(name, *(each.format(key=EVIL_KEY, owner=EVIL) for each in words)) for words in COMMANDS[name]]
+        text = "".join([*texts, *capfd.readouterr()])  # also what a program says that it starts
+        found = shown(text)
         assert not found, sorted(map(ascii, found))
-        assert "evil" in "".join(said)
+        assert "evil" in text
 
     def test_errors(self, evil: Locks) -> None:
         (cycle,) = find_deadlocks(mongo_store())
@@ -192,15 +184,10 @@ class TestAnotherSite:
     @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"run_locked", "run_leader"}))
     def test_commands(self, theirs: None, name: str) -> None:
         """Every command but the one that runs a program under a key of its own."""
-        out = io.StringIO()
-        for arguments in COMMANDS[name]:
-            options = [argument.format(key="theirs-only:1", owner="theirs-only") for argument in arguments]
-            try:
-                call_command(name, *options, stdout=out, stderr=out)
-            except CommandError as error:
-                out.write(str(error))
         asked = r"mine:(no such )?theirs-only:1|theirs-only:1\*|\"theirs-only\"|'theirs-only'"
-        assert "theirs-only" not in re.sub(asked, "", out.getvalue())
+        for words in COMMANDS[name]:
+            text = said(name, *(each.format(key="theirs-only:1", owner="theirs-only") for each in words))
+            assert "theirs-only" not in re.sub(asked, "", text)
 
 
 class TestHtml:

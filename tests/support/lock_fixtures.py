@@ -105,6 +105,12 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 
 @pytest.fixture
+def do(face: Face) -> Callable[..., Any]:
+    """Calls a method of any object by its name: the method itself, or its awaited twin."""
+    return face.call
+
+
+@pytest.fixture
 def in_thread() -> Iterator[Callable[..., threading.Thread]]:
     """Starts daemon threads and sees to it that they have ended when the test has."""
     started: list[threading.Thread] = []

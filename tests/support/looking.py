@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from django.dispatch import Signal
+
 from django_mongolock import LockNotAcquired, mongo_lock
 from django_mongolock.backends import mongo_store
 from django_mongolock.engine.lock.lock import MongoLock
@@ -31,6 +33,21 @@ def holder(key: str) -> dict[str, Any]:
     """The only holder of *key*."""
     (found,) = holders(key)
     return found
+
+
+@contextmanager
+def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """What a receiver of *signal* is told within the block."""
+    told: list[dict[str, Any]] = []
+
+    def note(**facts: Any) -> None:
+        told.append(facts)
+
+    signal.connect(note)
+    try:
+        yield told
+    finally:
+        signal.disconnect(note)
 
 
 @contextmanager

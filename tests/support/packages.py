@@ -1,14 +1,14 @@
 """The sdist and the wheel of this checkout, built once for all tests that look at them."""
 
 import os
-import subprocess
-import sys
 import tarfile
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,9 +41,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
 
 def build(folder: Path) -> Packages:
     """Build them into *folder*."""
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    python("-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
     return find(folder)
 
 

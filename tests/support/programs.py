@@ -1,5 +1,6 @@
 """Starts a management command as a cron job would: without a terminal, and with the test's databases."""
 
+import io
 import os
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from django.core.management import call_command
 from django.db import connections
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -32,6 +34,13 @@ def python(*arguments: str, folder: Path | None = None, **environment: str) -> s
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def said_by(*command: str) -> str:
+    """What a management command prints, which runs in this process."""
+    out = io.StringIO()
+    call_command(*command, stdout=out)
+    return out.getvalue()
 
 
 def starting() -> Iterator[Start]:

@@ -281,6 +281,10 @@ CASES: dict[str, tuple[Story, str]] = {
         Story().ask(10, "a").got(10, "a", 1).tell("force", 11, "janitor", key="k", tokens=[1]).ask(10, "b")
         .got(12, "b", 2).leave(13, "a").fault(12.9, 14), ""
     ),
+    "its session was closed before the answer": (
+        Story().ask(10, "a").got(10, "a", 1).tell("force", 11, "janitor", key="k", tokens=[1]).ask(10, "b")
+        .got(12, "b", 2).leave(13, "a").tell("closed", 13.005, "a"), ""
+    ),
     # Order
     "overtaken": (overtaken(3), "order"),
     "nobody knows whose command came first": (overtaken(1), ""),

@@ -1,26 +1,22 @@
 """The engine under virtual time: no seed breaks a promise, and a broken engine is found and told."""
 
 import json
-import os
-import subprocess
-import sys
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import pytest
 
-from django_mongolock.engine.session import wakeups
 from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.ending import Cleanup
 from django_mongolock.engine.session.grant_registry import GrantRegistry, LocalQueue
+from tests.support.programs import python
+from tests.verify.test_mutants import engine
 from verify.simulation.constants import EXEMPT, LOW, VALUES, constants, lowered
 from verify.simulation.faults import FAULTS, Event
 from verify.simulation.kernel import Kernel, Process
 from verify.simulation.link import Link
 from verify.simulation.run import Outcome, simulate
 from verify.simulation.schedule import schedule
-from verify.simulation.shell import ENGINE
 from verify.simulation.standing import Watch
 from verify.simulation.story import story
 from verify.simulation.strikes import LineStrike, Struck
@@ -54,9 +50,8 @@ def test_a_seed_is_always_the_same_run() -> None:
     assert told(simulate(8, 6.0)) != first
     assert told(simulate(7, 6.0)) == first
     program = "from tests.verify.test_simulation import *; print(told(simulate(7, 6.0)))"
-    environment = {**os.environ, "PYTHONHASHSEED": "1", "DJANGO_SETTINGS_MODULE": "testproject.settings"}
-    command = [sys.executable, "-c", program]
-    assert subprocess.check_output(command, env=environment, text=True).strip() == first
+    said = python("-c", program, PYTHONHASHSEED="1", DJANGO_SETTINGS_MODULE="testproject.settings")
+    assert said.strip() == first
 
 
 def test_every_fault_is_chosen_by_some_seed() -> None:
@@ -127,23 +122,11 @@ def test_a_broken_engine_is_found_and_told() -> None:
     assert 5 <= len(text.splitlines()) <= 30
 
 
-def engine() -> dict[str, Any]:
-    """Everything that the modules of the engine hold."""
-    modules = [(name, module) for name, module in sys.modules.items() if name.startswith(ENGINE)]
-    held = {
-        f"{name}.{attribute}": value
-        for name, module in modules
-        for attribute, value in vars(module).items()
-        if attribute != "__warningregistry__"
-    }
-    return held | {"wait": wakeups.Wakeup.wait, "wake": wakeups.Wakeup.wake}
-
-
 def test_the_engine_is_left_as_it_was() -> None:
     before = engine()
     with pytest.raises(KeyError):
         simulate(1, 2.0, [Event("no such fault", 1.0, 1)])
-    assert {name for name, value in engine().items() if before.get(name) is not value} == set()
+    assert engine() == before
 
 
 def test_every_constant_of_the_engine_is_lowered_in_some_run_or_says_why_not() -> None:

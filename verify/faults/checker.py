@@ -140,12 +140,18 @@ def losses_are_told(history: History) -> Iterator[Violation]:
 
 
 def _releases_after_others(history: History) -> Iterator[Violation]:
-    """Where somebody else certainly held the key in between, a release must not say that it was ours until then."""
+    """Where somebody else certainly held the key in between, a release must not say that it was ours until then.
+
+    One whose session is closed meanwhile may: it does not know what that has released.
+    """
+    closed = {record["pid"]: record["t"] for record in history.more["closed"]}
     for key, attempts in history.by_key().items():
         granted = [a for a in attempts if a.mode == "exclusive" and a.got and a.tokens.get(key) is not None]
         order = sorted(granted, key=lambda attempt: attempt.tokens[key] or 0)
         for mine, other in itertools.pairwise(order):
             if mine.was == "released" and mine.leave is not None and (other.got or 0.0) < mine.leave:
+                if mine.leave < closed.get(mine.pid, 0.0) <= (mine.left or FOREVER):
+                    continue
                 if history.excused(mine, key) < mine.leave and _is_disturbed(history, mine.leave, mine.left):
                     continue  # a release that gets no answer is finished in the background, and says nothing
                 text = f"{mine} released {key!r} as if it were its own: {other} had it before"

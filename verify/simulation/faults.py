@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from django_mongolock.engine.session import core
 from verify.faults.peers import TIMEOUT
 from verify.simulation.client import RETENTION
 from verify.simulation.link import Link
@@ -193,10 +194,12 @@ def stop(world: World, chance: random.Random) -> Steps:
 
 
 def exit_with_many(world: World, chance: random.Random) -> Steps:
-    """A process that holds hundreds of locks ends. Some of their documents may be stuck then, the first one too."""
+    """A process that holds hundreds of locks ends. Some of their documents may be stuck then, the first one too: not so
+    many that they keep all its threads, two each."""
     worker, servers = start(world, "many"), world.servers
     yield chance.uniform(1.0, 8.0)
     stuck = [key for key in worker.bulk if chance.random() < 0.05] if chance.random() < 0.6 else []
+    del stuck[core.COMMAND_THREADS // 2 - 1 :]
     since = world.kernel.time
     servers.stuck += stuck
     if chance.random() < 0.6:  # it goes on for a while with them

@@ -17,6 +17,8 @@ from verify.simulation.world import World
 
 #: How often documents are looked at, in seconds.
 EVERY: Final = 0.2
+#: Within how many seconds the first command of a waiter arrives, where nothing holds it up.
+ARRIVAL: Final = 0.1
 #: How long something may stand in a document while nothing interferes, in seconds. That a later run of its owner holds
 #: the key, and has died, a waiter learns when its place is renewed: after a third of that.
 ALLOWED: Final = {
@@ -74,7 +76,7 @@ class Watch:
 
     def _write(self, standing: Standing) -> None:
         (why, key, name), since = standing, self._since.pop(standing)
-        if (now := self._world.kernel.time) - since > min(ALLOWED.values()):
+        if (now := self._world.kernel.time) - since > min(ALLOWED.values()) or why == OUTSIDE:
             self._world.write("stood", 0, since, u=now, why=why, key=key, id=name)
 
     def _read_records(self) -> None:
@@ -104,6 +106,8 @@ class Watch:
                 yield from self._of_document(key, document, now)
         for name, record in self._waiting.items():
             if len(record["keys"]) > 1 or record["wait"] == 0 or record["pid"] in self._dead or name in self._over:
+                continue
+            if self._world.kernel.time < record["t"] + ARRIVAL:
                 continue
             there = documents.get(record["keys"][0], {"holders": (), "waiters": ()})
             if all(e["pid"] != record["pid"] for e in (*there["holders"], *there["waiters"])):
