@@ -61,12 +61,12 @@ class TestQueries:
     def test_kept(self, locks: Locks) -> None:
         """What is only kept for a minimum hold is neither held nor stale: nobody is at work, and nobody died. When that
         is over, the lock is free."""
-        locks.add("kept", [entry(1, released=now())])
-        locks.add("over", [entry(2, left=-5, released=now())])
-        locks.add("both", [entry(3, mode="shared", released=now()), entry(4, mode="shared")])
-        named = {name: keys(getattr(Lock.objects, name)()) for name in ("held", "kept", "stale", "free", "leased")}
-        leased = ["both", "kept"]
-        assert named == {"held": ["both"], "kept": ["kept"], "stale": [], "free": ["over"], "leased": leased}
+        locks.add("kept", [entry(1, released=now(), owner="me")])
+        locks.add("over", [entry(2, left=-5, released=now(), owner="me")])
+        locks.add("both", [entry(3, mode="shared", released=now(), owner="me"), entry(4, mode="shared")])
+        named = {name: keys(getattr(Lock.objects, name)()) for name in ("held", "kept", "stale", "free")}
+        assert named == {"held": ["both"], "kept": ["kept"], "stale": [], "free": ["over"]}
+        assert keys(Lock.objects.owned_by("me")) == ["both", "kept"]
 
     def test_not_by_our_clock(self, three: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A web server whose clock is a day ahead sees the same."""

@@ -240,7 +240,7 @@ class LockChangeList(BoundedChangeList):
         if is_pattern(self.query):  # the search may take long, but a server that is away shall be noticed at once
             ping(store, get_settings().COMMAND_TIMEOUT)
         super().get_results(request)
-        self.is_unused = not self.result_count and count(store, {}, timeout=self.timeout()) == 0
+        self.is_unused = not self.result_count and count(store, {}, 1, self.timeout()) == 0
         state = chosen_state(request)
         self.is_narrowed = state != "all" or ModeFilter.parameter_name in self.params
         ours = starting(get_settings().KEY_PREFIX)

@@ -169,17 +169,15 @@ def snapshots(
                 return
 
 
-def count(store: MongoStore, query: Document, limit: int | None = None, timeout: float = 60.0) -> int:
+def count(store: MongoStore, query: Document, limit: int, timeout: float) -> int:
     """Count the locks that match *query*, up to *limit*; for a query that matches all, the count is an estimate.
 
     Raises LockBackendFailed.
     """
     with store.bounded(timeout):
         if not query:
-            total = store.collection.estimated_document_count()
-            return total if limit is None else min(total, limit)
-        bound: Document = {} if limit is None else {"limit": limit}
-        return store.collection.count_documents(query, **bound)
+            return min(store.collection.estimated_document_count(), limit)
+        return store.collection.count_documents(query, limit=limit)
 
 
 def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0) -> list[Cycle]:

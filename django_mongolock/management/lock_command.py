@@ -26,8 +26,6 @@ from ..inspection.queries import ping
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _LONGEST: Final = 100 * 365 * 86_400
-#: The exit code of a command whose output nobody reads to its end: 128 plus the number of SIGPIPE.
-PIPE: Final = 141
 
 
 class PlainOutput(OutputWrapper):
@@ -52,6 +50,7 @@ class PlainCommand(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, epilog=self.codes, **kwargs)
+        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
         if self.codes:
             parser.formatter_class = RawDescriptionHelpFormatter
         return parser
@@ -62,7 +61,7 @@ class PlainCommand(BaseCommand):
             sys.stdout.flush()
         except BrokenPipeError:  # who reads has enough, as `head` has
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it once more at the end
-            self.code = PIPE
+            self.code = 141  # 128 plus the number of SIGPIPE
         if self.code:
             sys.exit(self.code)
 
@@ -88,7 +87,6 @@ class LockCommand(PlainCommand):
         )
         parser.add_argument("--owner", help="only locks and documents with exactly this owner")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
     def add_kind(self, parser: CommandParser) -> None:
         """Add the option that chooses kinds of locks."""

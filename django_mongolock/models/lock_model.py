@@ -46,16 +46,12 @@ class LockQuerySet(ReadOnlyQuerySet):
         """Locks with waiters."""
         return self._in_state("waited")
 
-    def leased(self) -> LockQuerySet:
-        """Locks that are held, kept or stale."""
-        return self._in_state("leased")
-
     def _in_state(self, state: str) -> LockQuerySet:
         return self.filter(Condition(queries.in_state(state)))
 
     def owned_by(self, owner: str) -> LockQuerySet:
         """Locks that *owner* holds (`owner=`). `force_release` then takes them from this owner only."""
-        found = self.leased().filter(holders__owner=owner)
+        found = self._in_state("leased").filter(holders__owner=owner)
         found._owner = owner
         return found
 

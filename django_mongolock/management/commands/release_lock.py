@@ -51,7 +51,6 @@ class Command(LockCommand):
         parser.add_argument("--owner", metavar="OWNER", help="instead of KEY: all that this owner holds")
         self.add_kind(parser)
         parser.add_argument("--no-input", action="store_true", help="do not ask for confirmation")
-        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
     def handle(self, **options: Any) -> None:
         self._check(options)
