@@ -260,9 +260,6 @@ class LockChangeList(BoundedChangeList):
         return [Lock.from_judged(each, queryset.db) for each in judged]
 
 
-_NOTHING = "–"
-
-
 class Columns:
     """Each is a column, and takes a `Lock` whose `row` is set; `LockAdmin.list_display` chooses. On a narrow screen, a
     line is a card with labels."""
@@ -286,7 +283,7 @@ class Columns:
     @admin.display(description=_("lease left"), ordering="expires_at")
     def left(self, lock: Lock) -> SafeString:
         left = lock.row.left
-        return labelled(_("lease left"), _NOTHING if left is None else display.seconds_left(left))
+        return labelled(_("lease left"), "–" if left is None else display.seconds_left(left))
 
     @admin.display(description=_("waiting"), ordering=Computed("waiting").desc())
     def waiting(self, lock: Lock) -> SafeString:
@@ -295,7 +292,7 @@ class Columns:
     @admin.display(description=_("longest wait"), ordering=Computed("waited"))
     def waited(self, lock: Lock) -> SafeString:
         seconds = lock.row.lock.longest_wait
-        return labelled(_("longest wait"), _NOTHING if seconds is None else display.duration(seconds))
+        return labelled(_("longest wait"), "–" if seconds is None else display.duration(seconds))
 
 
 def labelled(label: object, value: SafeString | str) -> SafeString:

@@ -107,11 +107,9 @@ class Command(LockCommand):
 
     def _ask(self, found: Found, locks: NamedLocks) -> None:
         requested_by = tidy_fact(f"{self.by}: {self.reason}" if self.reason else self.by)
-        for _kind, rows in found:
-            for row in rows:
-                count = locks.ask(row, requested_by, by=self.by, reason=self.reason)
-                text = f"{row.key!r}: {count} asked. A holder learns of the request at its next renewal."
-                self.stdout.write(text)
+        ((_kind, (row,)),) = found  # see _check()
+        count = locks.ask(row, requested_by, by=self.by, reason=self.reason)
+        self.stdout.write(f"{row.key!r}: {count} asked. A holder learns of the request at its next renewal.")
 
     def _take(self, found: Found, *, asks: bool) -> None:
         if asks:
