@@ -849,6 +849,10 @@ class TestFrameworks:
             idempotent()(around)
 
 
+#: A list in a list, and so on.
+DEEP: list[Any] = functools.reduce(lambda inner, _: [inner], range(100_000), [])
+
+
 class TestTasks:
     def test_once(self, backend: str, key: str) -> None:
         """Whatever way the arguments are passed, a key is done once, and its result comes again."""
@@ -874,7 +878,9 @@ class TestTasks:
 
         assert [asyncio.run(task(key)) for _ in "12"] == [1, 1]
 
-    @pytest.mark.parametrize("result", [object(), {1, 2}, "x" * 1_000_001], ids=["object", "set", "large"])
+    @pytest.mark.parametrize(
+        "result", [object(), {1, 2}, "x" * 1_000_001, DEEP], ids=["object", "set", "large", "deep"]
+    )
     def test_what_is_not_kept(self, backend: str, key: str, result: Any, caplog: pytest.LogCaptureFixture) -> None:
         """It is not done again: SKIPPED, and the log says why."""
         task: Any = idempotent(key="a:{name}")(lambda name: (do(name), result)[1])

@@ -260,6 +260,15 @@ class TestResponse:
             mongolock.advance(5)
             assert view(RequestFactory().get("/"), name)["Retry-After"] == "3"
 
+    def test_a_minimum_hold(self, mongolock: MemoryLocks, name: str) -> None:
+        """A client comes back at its end, however short the work was."""
+        view: Any = mongo_locked("view:{name}", wait=0, on_contention="respond", min_hold=50)(
+            lambda request, name: HttpResponse()
+        )
+        assert view(RequestFactory().get("/"), name).status_code == 200
+        mongolock.advance(10)
+        assert view(RequestFactory().get("/"), name)["Retry-After"] == "40"
+
 
 class TestFindRequest:
     REQUEST: ClassVar[HttpRequest] = RequestFactory().get("/")

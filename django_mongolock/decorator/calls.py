@@ -242,7 +242,7 @@ class LockedCall(CallFacts):
         if self.begun:
             raise error
         if isinstance(error, LockNotAcquired):
-            error.usual = self.function.usual
+            error.usual = max(self.function.usual or 0.0, self.options.min_hold) or None
         return self.policy.refused(error, self)
 
     async def arefused(self, error: Unlocked) -> Any:

@@ -282,7 +282,7 @@ class IdempotentCall(LockedCall):
             return None
         try:
             kept = http.json_as_kept(result) if self.request is None else http.as_kept(result)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             log(WARNING, "a result is not kept, only that there was one", place=self.function.name, error=error)
             kept = http.ONLY_THE_FACT
         return kept and {"for": self.fingerprint, **kept}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import uuid
@@ -242,6 +243,30 @@ def test_a_run_meets_its_sender(sent: list[Any], key: str) -> None:
             headers = sent[-1].options["headers"]
     with in_task(task, headers=headers):
         assert function() == "ran"
+
+
+def test_a_minimum_hold_of_its_own(sent: list[Any], key: str) -> None:
+    """What a task keeps locked for the minimum hold is no run of it: the policy decides, also in its next run."""
+    function: Any = once_per(key, hours=1)(ran)
+    assert deliver(lambda: (function(), function())) == ("ran", SKIPPED)
+    assert deliver(function) is deliver(function, retries=1) is SKIPPED
+    with pytest.raises(LockNotAcquired):
+        deliver(mongo_locked(key, wait=0)(ran))
+    assert sent == []
+
+
+def test_two_coroutines_of_one_run(sent: list[Any], key: str) -> None:
+    """The one that waits for the other in vain gets the error: it is no second delivery."""
+
+    @mongo_locked(key, wait=0.1)
+    async def function() -> None:
+        await asyncio.sleep(0.3)
+
+    async def both() -> Any:
+        return await asyncio.gather(function(), function(), return_exceptions=True)
+
+    assert [type(each) for each in deliver(lambda: asyncio.run(both()))] == [type(None), LockNotAcquired]
+    assert sent == []
 
 
 def test_it_is_sent_when_the_outermost_call_is_left(sent: list[Any], key: str, settings: Settings) -> None:

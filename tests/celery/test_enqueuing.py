@@ -63,12 +63,14 @@ def test_a_parked_lock(queue_lease: float, countdown: float) -> None:
     assert (again.id, sent) == (result.id, False)
 
 
-@pytest.mark.parametrize("aware", [True, False])
-def test_eta(aware: bool) -> None:
-    """An eta counts, with or without a time zone."""
-    key, eta = new_key(), datetime.now(UTC) + timedelta(seconds=1_000)
-    enqueue_once(export, key=key, queue_lease=500, eta=eta if aware else eta.replace(tzinfo=None))
-    assert left(key) == pytest.approx(1_500, abs=60)
+@pytest.mark.parametrize("form", [datetime.astimezone, partial(datetime.replace, tzinfo=None), datetime.isoformat])
+def test_eta(form: Any) -> None:
+    """An eta counts, with or without a time zone, also as text; a countdown counts more, as it does for Celery."""
+    eta = form(datetime.now(UTC) + timedelta(seconds=1_000))
+    for seconds, countdown in ((1_500, None), (2_500, 2_000)):
+        key = new_key()
+        enqueue_once(export, key=key, queue_lease=500, eta=eta, countdown=countdown)
+        assert left(key) == pytest.approx(seconds, abs=60)
 
 
 def test_a_task_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +129,13 @@ class TestOnceTask:
         assert {call().id for call in calls} == {first.id}
         assert holder(key)["owner"] == first.id
         assert task.delay(2).id != first.id
+
+    @pytest.mark.django_db
+    def test_after_the_commit(self, task: Any, django_capture_on_commit_callbacks: Any) -> None:
+        """Celery's short forms for Django's tasks are there, too."""
+        with django_capture_on_commit_callbacks() as calls:
+            task.delay_on_commit(1)
+        assert [call().id for call in calls] == [task.delay(1).id]
 
     def test_where_others_wait_for_it(self, task: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         """In a chain, a group, or with a link, it is sent although an equal one is on its way: that calls no other."""

@@ -45,6 +45,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
         ({"time_limit": 601}, False),
         ({"acks_late": True, "time_limit": 601, "broker": "amqp://127.0.0.1"}, False),
         ({"acks_late": True, "time_limit": 601, "broker": "sqs://"}, True),
+        ({"acks_late": True, "time_limit": 601, "conf": {"broker_url": [REDIS, REDIS]}}, True),
     ],
 )
 def test_time_limits(found: Any, options: dict[str, Any], warns: bool) -> None:

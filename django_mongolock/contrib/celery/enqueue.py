@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from celery import Task, states
+from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Reject
 from celery.result import AsyncResult
 from celery.signals import after_task_publish, before_task_publish, task_postrun, task_prerun, task_revoked
@@ -116,7 +117,7 @@ def enqueue_once(
     return _enqueue(once, task, partial(task.apply_async, given, named), options)
 
 
-class OnceTask(Task):  # type: ignore[type-arg]
+class OnceTask(DjangoTask):  # type: ignore[type-arg]
     """The base of tasks that are enqueued once, however they are sent: by `delay`, beat, a chain, or another canvas.
 
         @shared_task(base=OnceTask, once_key="export:{ad_id}")
@@ -154,9 +155,8 @@ class OnceTask(Task):  # type: ignore[type-arg]
         else:
             key = KeyTemplate(self.once_key).fill(call_arguments(inspect.signature(self.run), given, named))
         once = Once(str(key), self.once_lease, self.once_using, self.once_release).checked()
-        waited_for = bool(
-            options.get("task_id") or options.get("link")
-        )  # in a canvas, each has an id before it is sent
+        # In a canvas, each has an id before it is sent.
+        waited_for = bool(options.get("task_id") or options.get("link"))
         return _enqueue(once, self, partial(send, given, named), options, waited_for=waited_for)[0]
 
 
@@ -221,12 +221,13 @@ def _facts(task_id: str, task_name: str) -> dict[str, str | int]:
     return {**holder_facts(), "place": place, "label": tidy_fact(task_name[-200:])}
 
 
-def _delay(countdown: float | None, eta: datetime | None) -> float:
+def _delay(countdown: float | None, eta: datetime | str | None) -> float:
     """The seconds until a task may start. Celery, too, compares an eta with the wall clock of this machine."""
-    if eta is not None:
-        aware = eta if eta.tzinfo is not None else eta.replace(tzinfo=UTC)
-        return max(0.0, (aware - datetime.now(UTC)).total_seconds())
-    return max(0.0, countdown or 0.0)
+    if countdown or eta is None:
+        return max(0.0, countdown or 0.0)
+    moment = datetime.fromisoformat(eta) if isinstance(eta, str) else eta
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return max(0.0, (aware - datetime.now(UTC)).total_seconds())
 
 
 def _try(what: str, key: str, call: Callable[[], object]) -> None:
@@ -293,8 +294,7 @@ def _keep(headers: Mapping[str, Any], **kwargs: object) -> None:
     task = _sent_again(headers)
     parked, once = getattr(task and task.request, LOCK, None), _once(task and task.request)
     if once is not None and isinstance(parked, Parked):
-        eta = headers.get("eta")
-        lease = once.queue_lease + _delay(None, datetime.fromisoformat(eta) if isinstance(eta, str) else None)
+        lease = once.queue_lease + _delay(None, headers.get("eta"))
         setattr(task.request, SENT, True)
         _try("extended", once.key, lambda: parked.keep(lease))
 

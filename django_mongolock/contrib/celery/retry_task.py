@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Final, NoReturn, Self, cast
 
 from celery import current_task
 from celery.exceptions import Ignore, Reject, Retry
@@ -55,14 +55,6 @@ class Note:
     times: int = 0
     away_since: float | None = None
     former: Sequence[Any] | None = None
-
-    @classmethod
-    def of(cls, request: Any) -> Self:
-        """Return the note of a running task; an empty one for what this library did not write."""
-        try:
-            return cls(**(request.headers or {})[RETURNED])
-        except (KeyError, TypeError):
-            return cls()
 
 
 class GivenBack(Reject, Ignore):
@@ -175,7 +167,7 @@ def refuse_second_delivery(error: LockError, using: str | None) -> None:
     A run for the same delivery: the message was delivered twice. Redis does that with a task that runs longer than the
     visibility timeout. To drop this delivery would lose the task if that run dies, since both acknowledge the same
     message. A run for another delivery has sent this one, or what sent it, and is about to end: it is no reason to drop
-    anything.
+    anything. What this run itself holds, or a run that has ended keeps for its minimum hold, is left to the policy.
     """
     task: Any = current_task
     owner = str(task_owner())
@@ -189,10 +181,11 @@ def refuse_second_delivery(error: LockError, using: str | None) -> None:
     if found.left is not None:
         log(INFO, "a second delivery of a task that runs", key=error.key, task=task.request.id)
         _come_back_later(task, error, (error.key, delivery, found.expired))
+    if found.stays or not (found.others or error.owner == owner):
+        return
     if error.owner == owner and found.has_just_ended:
         _ignore(task, error.key)
-    if owner in {error.owner, *found.owners}:
-        _come_back_soon(task, error)
+    _come_back_soon(task, error)
 
 
 def _ignore(task: Any, key: str) -> NoReturn:
@@ -202,18 +195,20 @@ def _ignore(task: Any, key: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the document of a key says about a run of a task.
+    """What the document of a key says about another run of the task that runs here.
 
     run: its id, if it is among the holders. left: the seconds that are left of its lease, unless it is proven dead or
-    the lease is over. has_just_ended: whether the last grant that ended was such a run's, and was released. owners: of
-    the holders.
+    the lease is over. has_just_ended: whether the last grant that ended was such a run's, and was released. others: how
+    many runs of the task hold the key, whatever their delivery. stays: how often the task has it otherwise: by the run
+    that reads this, or for a minimum hold.
     """
 
     run: str | None = None
     left: float | None = None
     has_just_ended: bool = False
     expired: int = 0
-    owners: frozenset[str] = frozenset()
+    others: int = 0
+    stays: int = 0
 
     @classmethod
     def read(cls, key: str, using: str | None, which: Mapping[str, str]) -> Self:
@@ -226,13 +221,14 @@ class _Found:
             document = store.latest.find_one({"_id": {"$eq": key}}, {"expired": 1, "now": "$$NOW", **fields})
         if document is None:
             return cls()
-        found, last = document.get("holders"), document.get("last_holder")
+        found, last, own = document.get("holders"), document.get("last_holder") or {}, task_run(current_task.request)
         holders = [each for each in (found if isinstance(found, list) else ()) if isinstance(each, dict)]
-        runs = {str(each["run"]): _left(each, document["now"]) for each in holders if _is(each, which)}
+        mine = [each for each in holders if each.get("owner") == which["owner"]]
+        others = [each for each in mine if each.get("run") != own["run"] and "released" not in each]
+        runs = {str(each["run"]): _left(each, document["now"]) for each in others if _is(each, which)}
         run, left = max(runs.items(), key=lambda each: each[1] or 0.0, default=(None, None))
-        has_just_ended = last is not None and _is(last, which) and last["until"] > document["now"]
-        owners = frozenset(str(each.get("owner")) for each in holders)
-        return cls(run, left, has_just_ended, int(document["expired"]), owners)
+        has_just_ended = _is(last, which) and last["run"] != own["run"] and last["until"] > document["now"]
+        return cls(run, left, has_just_ended, int(document["expired"]), len(others), len(mine) - len(others))
 
 
 #: What is read of an entry.
@@ -267,8 +263,13 @@ def _take_note(request: Any) -> Note:
 
 
 def _note(request: Any) -> Note:
-    taken: Note | None = getattr(request, NOTE, None)
-    return taken if taken is not None else Note.of(request)
+    """Return the note of a running task; an empty one for what this library did not write."""
+    if (taken := getattr(request, NOTE, None)) is not None:
+        return cast("Note", taken)
+    try:
+        return Note(**(request.headers or {})[RETURNED])
+    except (KeyError, TypeError):
+        return Note()
 
 
 def _come_back_soon(task: Any, error: LockNotAcquired) -> NoReturn:
@@ -286,7 +287,8 @@ def _come_back_later(task: Any, error: LockNotAcquired, former: Sequence[Any]) -
 def _come_back(task: Any, error: LockError, note: Note, longest: float) -> NoReturn:
     """Send *task* again, with *note*, in at most *longest* seconds, and end this run."""
     request = task.request
-    countdown = _jittered(min(longest, SHORTEST * 2 ** min(note.times, 16), _half_of_visibility(task)))
+    countdown = min(longest, SHORTEST * 2 ** min(note.times, 16), _half_of_visibility(task))
+    countdown *= random.uniform(0.5, 1.0)  # noqa: S311 - so that tasks that wait for one lock do not all come at once
     again = task.signature_from_request(request, countdown=countdown, retries=request.retries)
     sent = replace(note, number=note.number + 1, sender=task_run(request)["run"], times=note.times + 1)
     again.set(headers={**(again.options.get("headers") or {}), RETURNED: asdict(sent)})
@@ -294,8 +296,7 @@ def _come_back(task: Any, error: LockError, note: Note, longest: float) -> NoRet
         setattr(request, UNSENT, again)
     else:
         _send(task, again)
-    outcome: Exception = Retry(str(error), error, countdown, sig=again)  # type: ignore[arg-type]
-    raise outcome
+    raise Retry(str(error), error, countdown, sig=again)
 
 
 def _send(task: Any, again: Any) -> None:
@@ -325,8 +326,3 @@ def _half_of_visibility(task: Any) -> float:
     """A message that waits in a worker for longer than the visibility timeout would be delivered twice."""
     timeout = (task.app.conf.broker_transport_options or {}).get("visibility_timeout")
     return timeout / 2 if isinstance(timeout, (int, float)) and timeout > 0 else float("inf")
-
-
-def _jittered(seconds: float) -> float:
-    """A time between half of *seconds* and *seconds*, so that tasks that wait for one lock do not all come at once."""
-    return random.uniform(0.5, 1.0) * seconds  # noqa: S311 - spreads load
