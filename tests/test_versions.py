@@ -23,6 +23,7 @@ from bench import rates
 from django_mongolock import LockError
 from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions import VersionField
+from django_mongolock.versions.checking import all_or_nothing
 from testproject.servers import Mongod
 from tests.support.programs import python
 from tests.versioned.databases import added, db, failing_hook, home, mariadb, on_sql, postgres
@@ -293,6 +294,10 @@ class TestDelete:
             thing.delete()
         assert thing.version == 1
         assert stored(thing, db).version == 1, "rolled back: the MongoDB of the test run is a replica set"
+        with all_or_nothing(db):  # MongoDB rolls no part of it back
+            with pytest.raises(ProtectedError):
+                thing.delete()
+            thing.save()
         guard.delete()
         assert thing.delete() == (2, {"versioned.Part": 1, "versioned.Thing": 1})
 
@@ -335,6 +340,17 @@ class TestInheritance:
         refused(child.save)
         assert stored(child, db).delete()[0] == 2
         assert not Base.objects.using(db).exists()
+
+    def test_a_child_that_is_refused(self, db: str) -> None:
+        """Where its parent is rolled back with it, it has the version that is stored: it can be corrected and saved."""
+        Child.objects.using(db).create(name="n", extra="taken")
+        child = Child.objects.using(db).create(name="n", extra="e")
+        child.extra = "taken"
+        with pytest.raises(IntegrityError):
+            child.save()
+        assert child.version == stored(child, db).version
+        child.extra = "f"
+        child.save()
 
     def test_a_child_for_a_parent_that_is_there(self, db: str) -> None:
         """The way of Django's documentation: the parent was read, so this is a change of it."""

@@ -167,7 +167,9 @@ class HeldDocument(Block, Generic[D]):
         if answer is not None:
             return True
         found = yield from send(read_one(rules.fields, self.id))  # the driver may have sent it twice
-        return found is not None and get_path(found, rules.fields.token) == token
+        if found is None or get_path(found, rules.fields.token) != token:
+            own.ended = LOST
+        return own.ended != LOST
 
     fail, afail = twins(_fail)
 
@@ -211,7 +213,6 @@ class HeldDocument(Block, Generic[D]):
     def _write_now(self, changes: Document, ends: str | None, renew: bool) -> Steps[None]:
         """Write, if the document is still as this flow left it. One look at its token tells whether that was done where
         the answer was lost; late copies of earlier writes are refused by their version."""
-        self._check()
         sent = clock.now()
         own, rules, unanswered = self._own, self._context.rules, list[BaseException]()
         if own.sent >= LAST_VERSION - 1:
@@ -220,6 +221,7 @@ class HeldDocument(Block, Generic[D]):
         values = changes if ends is None else {**changes, **releasing(rules, ends, token)}
         statement, in_doubt = own.writing(rules, values, token, renew=renew), own.in_doubt
         own.sent += 1  # it may have been done from now on
+        self._check()  # only now: what ends the work in another thread must know of this write, or forbid it
         answer = yield from send(write_one(statement), unanswered)
         if isinstance(answer, Refusal):
             own.sent -= 1  # it was certainly not done
@@ -325,9 +327,11 @@ class Holder(weakref.ref[HeldDocument[Any]]):
 
 def abandon(context: Context, several: list[Own]) -> None:
     """Have documents released in the background."""
-    put_back(context, several)
-    for own in several:
-        own.ended = own.failed
+    try:
+        for own in several:
+            own.ended = own.failed  # first, as in fail()
+    finally:
+        put_back(context, several)
 
 
 def forgotten(context: Context, own: Own, place: str) -> None:

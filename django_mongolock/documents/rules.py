@@ -41,7 +41,6 @@ class Fields:
         names = self.names()
         for role, name in names.items():
             check_path(f"the field of {role}", name)
-        for role, name in names.items():
             for other, another in names.items():
                 if role != other and meets(name, another):
                     raise ValueError(f"{role}={name!r} and {other}={another!r} are the same place in the document")

@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Model
 
 from ..other_collections.places import Source
-from ..versions.checking import FromSave, conflict, is_version_field, version_read
+from ..versions.checking import conflict, is_version_field, version_read
 from .held_document import HeldDocument, Holder
 from .rules import Rules
 
@@ -18,12 +18,11 @@ def protect(model: type[Any], source: Source, rules: Rules) -> None:
     """Have `save()` of a model, and so its forms and its admin, leave the fields of a lock alone, and a copy be free.
     `QuerySet.update()` writes what it is told to."""
     model = model._meta.concrete_model  # a proxy has the documents of its model
-    if "document_locks" not in vars(model):
+    if "document_lock" not in vars(model):
         model._do_update = _leaving_locks_alone(model._do_update)
         model._do_insert = _as_free(model._do_insert)
-    own = frozenset(name for role, name in rules.fields.names().items() if role != "version")
-    model.document_locks = (*getattr(model, "document_locks", ()), (source, rules))
-    model.never_saved = getattr(model, "never_saved", frozenset()) | own
+    model.document_lock = source, rules  # there is one at most: it has the version of the model
+    model.never_saved = frozenset(name for role, name in rules.fields.names().items() if role != "version")
 
 
 def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,12 +30,15 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(do_update)
     def checked(self: Any, base_qs: Any, using: str, pk: Any, values: Any, *rest: Any) -> Any:
-        if any(is_version_field(field) and not isinstance(value, FromSave) for field, _, value in values):
-            return do_update(self, base_qs, using, pk, values, *rest)  # a fixture
+        if self._state.raw:  # a fixture
+            return do_update(self, base_qs, using, pk, values, *rest)
         kept = [value for value in values if value[0].column not in self.never_saved]
         holder: Holder | None = vars(self).get("_document_held")
         held = None if holder is None else holder()
-        if held is None or held.ended is not None or not _is_meant(held, pk, using):
+        if held is None or held.ended is not None:
+            return do_update(self, base_qs, using, pk, kept, *rest)
+        source = held._context.source
+        if using != source.alias or source.key(pk) != held.id:  # a copy under another key, or in another database
             return do_update(self, base_qs, using, pk, kept, *rest)
         _save_held(self, held, {field.name: value for field, _, value in kept if not is_version_field(field)}, using)
         return True if len(rest) < 3 else [()]
@@ -44,20 +46,13 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _is_meant(held: HeldDocument[Any], pk: object, using: str) -> bool:
-    """Whether the held document is saved, and not a copy under another key, or in another database."""
-    source = held._context.source
-    return using == source.alias and bool(source.key(pk) == held.id)
-
-
 def _as_free(do_insert: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap Model._do_insert(): the insert into one table by one save."""
 
     @wraps(do_insert)
     def free(self: Any, manager: Any, using: str, fields: Any, *rest: Any) -> Any:
-        if not rest[-1]:  # the last one is raw: a fixture
-            for source, rules in self.document_locks:
-                _free(self, source, rules)
+        if not self._state.raw:
+            _free(self, *self.document_lock)
         return do_insert(self, manager, using, fields, *rest)
 
     return free

@@ -160,11 +160,5 @@ class Courier:
 
 
 _errands = PerProcess(lambda: Errands(WorkerThreads(SENDING_THREADS)))
-
-
-def _flush_at_exit() -> None:
-    """Let a process that is interrupted in the middle of a batch release what it has left."""
-    _errands.current().flush(AT_EXIT)
-
-
-atexit.register(_flush_at_exit)
+# A process that is interrupted in the middle of a batch releases what it has left.
+atexit.register(lambda: _errands.current().flush(AT_EXIT))

@@ -226,7 +226,9 @@ class ModelSource(Source):
             if hasattr(value, "resolve_expression"):
                 raise TypeError(f"{name!r}: only plain values can be written here, no expressions")
             head, _, rest = name.partition(".")
-            yield self._concrete(head), rest, value
+            field = self._concrete(head)
+            related = field.remote_field is not None and isinstance(value, Model)
+            yield field, rest, value.prepare_database_save(field) if related else value
 
     def instance(self, document: Mapping[str, Any]) -> Model:
         # Made of the very document that the server returned: reading it again could find it changed.

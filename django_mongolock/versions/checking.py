@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import wraps
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 from django.db import DatabaseError, connections, router, transaction
 from django.db.models import F, Field, Model, Q, QuerySet
@@ -63,16 +63,14 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
     """Raise the versions of *instances*, each from the one that was read, and run the block in the same transaction.
 
     If the block fails, everything is as before. Raises VersionConflict before the block. On a MongoDB without
-    transactions (a standalone server) another writer may come in between.
+    transactions (a standalone server) another writer may come in between; there, and inside of a transaction of
+    MongoDB, the versions stay raised.
     """
     read = [(instance, version_read(instance, field)) for instance in instances]
-    _refuse_copies(instances, field)
-    for instance in instances:
-        if instance._state.adding:
-            raise conflict(instance, None, using, problem="it was not read before")
-    done = False
+    _refuse_unread(instances, field, using)
+    block, done = all_or_nothing(using), False
     try:
-        with all_or_nothing(using):
+        with block:
             _raise_versions(read, field, using)
             for instance, version in read:
                 setattr(instance, field.attname, (version or 0) + 1)
@@ -81,7 +79,7 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
     except BaseException as error:
         if done and out_of_commit_hook(error):
             raise
-        for instance, version in read:
+        for instance, version in [] if isinstance(block, nullcontext) else read:
             setattr(instance, field.attname, version)
         if isinstance(error, _VersionsDiffer):
             raise _find_conflict(read, field, using) from None
@@ -90,10 +88,13 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
         raise
 
 
-def _refuse_copies(instances: Sequence[Model], field: Field[Any, Any]) -> None:
-    """Raise ValueError if two instances are the same row: one would be written over by the other, in any version."""
+def _refuse_unread(instances: Sequence[Model], field: Field[Any, Any], using: str) -> None:
+    """Raise VersionConflict for an instance that was not read. And ValueError if two are the same row: one would be
+    written over by the other, in any version."""
     found: dict[Any, Model] = {}
     for instance in instances:
+        if instance._state.adding:
+            raise conflict(instance, None, using, problem="it was not read before")
         if found.setdefault(instance._get_pk_val(field.model._meta), instance) is not instance:
             raise ValueError(
                 f"{instance._meta.label} {instance.pk!r} is in the list twice, as two instances: only one could be "
@@ -106,11 +107,12 @@ class _VersionsDiffer(Exception):
 
 
 def all_or_nothing(using: str) -> AbstractContextManager[Any]:
-    """Return a transaction, also on MongoDB, where Django's own atomic() does nothing."""
+    """Return a transaction, also on MongoDB, where Django's own atomic() does nothing. Nothing where it could not be
+    rolled back by itself: MongoDB has no savepoints, and a standalone server no transactions."""
     connection: Any = connections[using]
     if connection.vendor != "mongodb":
         return transaction.atomic(using=using)
-    if not connection.features._supports_transactions:
+    if connection.in_atomic_block_mongo or not connection.features._supports_transactions:
         return nullcontext()
     return mongo_atomic(using)
 
@@ -219,23 +221,34 @@ def plain(field: Field[Any, Any], value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
 
 
-class FromSave(int):
-    """What a save (not a fixture, which is raw) asks to write: the version is to be checked and raised."""
-
-    __slots__ = ()
-
-
-#: In an insert it is the first version: the compiler of MongoDB says add=False for a copy of what was read.
-FROM_SAVE: Final = FromSave(1)
-
-
 def notice_copy(save_base: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap Model.save_base(), which every save goes through: without a key an instance is a new row."""
 
     @wraps(save_base)
-    def checked(self: Model, *args: Any, **kwargs: Any) -> Any:
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._state.adding = self._state.adding or self.pk is None
+        self._state.version_read = {}
         return save_base(self, *args, **kwargs)
+
+    return checked
+
+
+def know_what_is_stored(save_table: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Model._save_table(): the writing of one table by one save. If that of a child fails, that of its parent is
+    rolled back. raw: by a fixture, which is written as it is."""
+
+    @wraps(save_table)
+    def checked(self: Any, raw: bool = False, cls: Any = None, *args: Any, **kwargs: Any) -> Any:
+        self._state.raw = raw
+        try:
+            updated = save_table(self, raw, cls, *args, **kwargs)
+        except BaseException:
+            vars(self).update({} if raw else self._state.version_read)
+            raise
+        field = find_version(cls._meta.local_fields)
+        if field is not None and not (updated or raw):
+            setattr(self, field.attname, 1)
+        return updated
 
     return checked
 
@@ -244,11 +257,10 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap Model._do_update(): the update of one table by one save."""
 
     @wraps(do_update)
-    def checked(self: Model, base_qs: QuerySet[Any], using: str, pk: Any, values: Any, *rest: Any) -> Any:
+    def checked(self: Any, base_qs: QuerySet[Any], using: str, pk: Any, values: Any, *rest: Any) -> Any:
         field = find_version(base_qs.model._meta.local_fields)
-        asked = next((value for column, _, value in values if column is field), FROM_SAVE)
-        if field is None or not isinstance(asked, FromSave):
-            return do_update(self, base_qs, using, pk, values, *rest)  # another table, or a fixture
+        if field is None or self._state.raw:
+            return do_update(self, base_qs, using, pk, values, *rest)
         if self._state.adding:
             if base_qs.filter(pk=pk).exists():
                 raise conflict(self, None, using, rest[0], "it was there before, and not read")
@@ -264,22 +276,10 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
             raise lost_race(self, read) from error
         if not updated:
             raise conflict(self, read, using, rest[0])
+        if connections[using].vendor != "mongodb":  # which rolls nothing back
+            self._state.version_read = {field.attname: read}
         setattr(self, field.attname, raised)
         return updated
-
-    return checked
-
-
-def know_on_insert(do_insert: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model._do_insert(): the insert into one table by one save."""
-
-    @wraps(do_insert)
-    def checked(self: Model, manager: Any, using: str, fields: Any, *rest: Any) -> Any:
-        made = do_insert(self, manager, using, fields, *rest)
-        field = version_field(type(self))
-        if field is not None and field in fields and not rest[-1]:  # the last one is raw: a fixture
-            setattr(self, field.attname, 1)
-        return made
 
     return checked
 
@@ -320,7 +320,7 @@ def keep_on_refresh(refresh: Callable[..., Any]) -> Callable[..., Any]:
 HOOKS = {
     "save_base": notice_copy,
     "refresh_from_db": keep_on_refresh,
+    "_save_table": know_what_is_stored,
     "_do_update": check_on_update,
-    "_do_insert": know_on_insert,
     "delete": check_on_delete,
 }

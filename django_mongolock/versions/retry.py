@@ -18,7 +18,7 @@ from pymongo.errors import PyMongoError
 from .. import signals
 from ..engine import clock
 from ..engine.lock.transaction import TRANSIENT, leaves, out_of_commit_hook
-from ..engine.rule.options import Seconds, check_seconds
+from ..engine.rule.options import Seconds, check_number, check_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
 from ..transactions import open_transactions
 
@@ -58,10 +58,7 @@ class Retrying:
     def __init__(
         self, attempts: int = 10, backoff: Seconds = 0.05, longest: Seconds = 1.0, using: str | None = None
     ) -> None:
-        if isinstance(attempts, bool) or not isinstance(attempts, int):
-            raise TypeError(f"attempts is a whole number, not {type(attempts).__name__}")
-        if attempts < 1:
-            raise ValueError(f"attempts must be a whole number of at least 1, not {attempts!r}")
+        check_number("attempts", attempts, 1_000_000)
         self.attempts, self.aliases = attempts, None if using is None else [using]
         self.backoff, self.longest = check_seconds("backoff", backoff), check_seconds("longest", longest)
 

@@ -10,7 +10,7 @@ from django.db import models
 from django.db.models.query_utils import DeferredAttribute
 
 from ..conf import missing_app
-from .checking import FROM_SAVE, HOOKS, is_version_field, next_version, raising_versions, version_field
+from .checking import HOOKS, is_version_field, next_version, raising_versions, version_field
 from .retry import open_transaction, retry_on_conflict
 
 M = TypeVar("M", bound=models.Model)
@@ -70,11 +70,10 @@ class VersionField(BigIntegerField):
                 setattr(cls, method, hook(getattr(cls, method)))
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """Return the first version for a new row, else the mark by which the update knows a save."""
+        """Return the first version, which an update does not write."""
         if add:
             setattr(model_instance, self.attname, 1)
-            return 1
-        return FROM_SAVE
+        return 1
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check also that the model has one version, in its topmost table, and that update() raises it."""

@@ -67,9 +67,10 @@ class Settings(EmbeddedModel):  # type: ignore[misc]
 
 
 class EmbeddingAdvert(Locked):
-    """It embeds a model, and several."""
+    """It embeds a model, and several; and has a relation."""
 
     id = ObjectIdAutoField(primary_key=True)
+    other = models.ForeignKey("self", on_delete=models.CASCADE, null=True)
     settings: Any = EmbeddedModelField(Settings, null=True)
     empty: Any = EmbeddedModelField(Settings, null=True)
     several: Any = EmbeddedModelArrayField(Settings, default=list)

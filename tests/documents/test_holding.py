@@ -16,6 +16,8 @@ from django.db import transaction
 
 from django_mongolock import transactions
 from django_mongolock.documents import DocumentLock
+from django_mongolock.documents.held_document import abandon
+from django_mongolock.documents.updates import Own
 from django_mongolock.engine import clock
 from django_mongolock.exceptions import (
     DocumentChanged,
@@ -27,6 +29,7 @@ from django_mongolock.exceptions import (
     LockBackendFailed,
     LockMisused,
 )
+from django_mongolock.other_collections.courier import Courier
 from tests.documents.conftest import FINAL, OTHERS, PENDING, Document, Ground
 from tests.engine.faces import ASYNC
 from tests.support.lock_fixtures import WITH_MONGO
@@ -120,6 +123,33 @@ class TestMethods:
         monkeypatch.undo()
         assert held.fail()
 
+    def test_given_up_while_a_thread_writes(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is given up knows every write that has begun, and no other one begins: it is released."""
+        writing, failing, given_up = Own.writing, Own.failing, list[Any]()
+        monkeypatch.setattr(Courier, "send_in_background", lambda _, command: given_up.append(command))
+        one, two = (plain.lock.acquire((plain.add(1), 1), "exporting") for _ in range(2))
+
+        def after_the_end(*values: Any, **options: Any) -> Any:
+            abandon(one._context, [one._own])
+            return writing(*values, **options)
+
+        def before_the_end(own: Own, *values: Any) -> Any:
+            statement = failing(own, *values)
+            if own is two._own:
+                with pytest.raises(LockMisused):
+                    two.renew()
+            return statement
+
+        monkeypatch.setattr(Own, "failing", before_the_end)
+        monkeypatch.setattr(Own, "writing", after_the_end)
+        with pytest.raises(LockMisused):
+            one.renew()
+        monkeypatch.setattr(Own, "writing", writing)
+        abandon(two._context, [two._own])
+        for held, command in zip((one, two), given_up, strict=True):
+            assert held._context.courier.send(command)
+            assert plain.read(held.id, "state", "holder") == ("failed", None)
+
     @pytest.mark.parametrize("name", WRITES)
     def test_version_was_raised(self, ground: Ground, held: Any, name: str) -> None:
         """By a program that knows no lock: nothing is written, and the work can still fail."""
@@ -152,6 +182,7 @@ class TestMethods:
         before = ground.raw(held.id)
         if name == "fail":
             assert held.fail() is (role == "version")
+            assert held.ended == ("withdraw_failed" if role == "version" else "lost")
         else:
             with pytest.raises((DocumentLockLost, DocumentChanged)):
                 held.finish("withdrawn")

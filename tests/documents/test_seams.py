@@ -69,6 +69,23 @@ class TestTheDocumentAsItWillBe:
         assert (seen, look(held.instance), read.settings.opted_in) == ([False], False, True)
         held.fail()
 
+    def test_relations(self, make: Callable[..., Ground]) -> None:
+        """An object that a change relates to is written as its key, as `QuerySet.update()` does."""
+        ground, seen = make(EmbeddingAdvert), list[Any]()
+        other = rows(EmbeddingAdvert).create()
+        ground.add(1)
+        read = rows(EmbeddingAdvert).get(version=1, title=None)
+
+        def work_on(ad: Any) -> str:
+            seen.append(ad.other_id)
+            return "exporting"
+
+        held = ground.lock.acquire(read, work_on, changes={"other": other})
+        assert (seen, held.instance.other_id) == ([other.pk], other.pk)
+        assert held.update(other=None).other_id is None
+        held.finish("exported", {"other": other})
+        assert ground.read(held.id, "other_id") == other.pk
+
     def test_final(self, ground: Ground) -> None:
         """Also with the changes of `finish`; and inside of arrays."""
 
