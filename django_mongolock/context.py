@@ -79,8 +79,9 @@ def LockContextMiddleware(get_response: Any) -> Callable[[HttpRequest], Any]:  #
 
 def holder_facts(label: str | None = None) -> dict[str, str | int]:
     """Return host, process, thread or asyncio task, view or Celery task, and user, as far as they are known here."""
-    request = current_request.get()
-    facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": _worker_name()}
+    request, coroutine = current_request.get(), current_task()
+    worker = threading.current_thread().name if coroutine is None else coroutine.get_name()
+    facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": tidy_fact(worker)}
     if (task := running_celery_task()) is not None:
         facts["place"] = task_place(task.name, task.request.id)
         # By these, a worker finds what a killed process of its pool held, and a task another run of itself.
@@ -92,11 +93,6 @@ def holder_facts(label: str | None = None) -> dict[str, str | int]:
     if label is not None:
         facts["label"] = label
     return facts
-
-
-def _worker_name() -> str:
-    task = current_task()
-    return tidy_fact(task.get_name() if task is not None else threading.current_thread().name)
 
 
 def running_celery_task() -> Any | None:

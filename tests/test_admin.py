@@ -449,12 +449,10 @@ class TestForceRelease:
         assert "100 locks were taken" in notes(confirm(admin, asked))
 
     def test_back_to_the_same_list(self, locks: Locks, admin: Client) -> None:
-        """Afterwards the list is filtered as before, and no other address can be smuggled in."""
+        """Afterwards the list is filtered as before."""
         locks.held("k")
         body = select(admin, "force_release", "k", query="?state=all&q=k").content.decode()
         assert 'name="filters" value="state=all&amp;q=k"' in body
-        response = admin.post(RELEASE, {"filters": "//evil.example/\r\nx"})
-        assert response["Location"].startswith(f"{LIST}?")
 
 
 class TestClearStale:

@@ -15,6 +15,7 @@ from django.test import Client
 from pytest_django import Settings
 
 from testproject.demo.browser import Browser
+from tests.support.programs import processes
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.long
@@ -72,7 +73,7 @@ def test_runs_until_its_end(end: signal.Signals) -> None:
         if end == signal.SIGTERM:  # told at once, for what follows may take ten seconds
             assert "Stopped" not in read_until(demo, "Stopping")
         assert demo.wait(60) == (0 if end == signal.SIGTERM else -end)
-        assert eventually(lambda: not started & alive())
+        assert eventually(lambda: not started & processes().keys())
 
 
 @contextmanager
@@ -103,17 +104,6 @@ def descendants(pid: int) -> set[int]:
     parents = processes()
     found = {child for child, parent in parents.items() if parent == pid}
     return found.union(*(descendants(child) for child in found))
-
-
-def alive() -> set[int]:
-    return set(processes())
-
-
-def processes() -> dict[int, int]:
-    """Return the parent of each process that is not a zombie."""
-    table = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
-    rows = (line.split() for line in table.splitlines())
-    return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}
 
 
 def test_incidents_are_for_the_staff_of_the_demo(client: Client, db: None, settings: Settings) -> None:

@@ -1,4 +1,7 @@
-"""A kind of locks is one class: what is added to the kinds is in every list, page, command, count and check."""
+"""A kind of locks is one class: what is added to the kinds is in every list, page, count and check.
+
+What the commands and the pages do with another kind, the tests of document locks show: documents/test_looking.py.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,8 @@ from typing import Any
 import pytest
 from django.core.checks import CheckMessage, Info
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import CommandError
 
-from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, kinds, sources
+from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, sources
 from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.management.checks import check_kinds
 from tests.support.lock_documents import TOKEN, Locks
@@ -93,50 +95,20 @@ def of_rooms(text: str) -> Any:
     return found
 
 
-def test_named_locks_are_the_first(rooms: Rooms) -> None:
-    """The others come by their names."""
-    assert [kind.name for kind in kinds()] == ["locks", "ad exports", "rooms"]
-
-
-class TestCommands:
-    def test_list(self, rooms: Rooms) -> None:
-        """As a table with the same columns, and as JSON with the same fields."""
-        text = run("list_locks")
-        assert re.search(r"Rooms:\nKEY +STATE +HOLDER +HELD FOR +LEFT\nblue +held +anna +5\.0 s +1 min 0 s", text)
-        assert "green" not in text
-        assert re.search(r"green +stale +ben +5\.0 s +ended 5\.0 s ago", run("list_locks", "--stale"))
-        found = of_rooms(run("list_locks", "--all", "--json"))
-        assert [(row["key"], row["state"], row["holder"]) for row in found["locks"]] == [
-            ("blue", "held", "anna"), ("green", "stale", "ben")]  # fmt: skip
-        (named,) = json.loads(run("list_locks", "--json", "--kind", "locks"))["kinds"][0]["locks"]
-        assert found["locks"][0].keys() - named.keys() == {"holder"}
-
-    def test_clear(self, rooms: Rooms) -> None:
-        """The stale ones are cleared, after a dry run that says so."""
-        assert "Stale rooms: 1. Nothing was cleared." in run("clear_stale_locks", "--dry-run")
-        assert of_rooms(run("clear_stale_locks", "--dry-run", "--json"))["found"] == 1
-        assert "Cleared 1 of 1 stale rooms." in run("clear_stale_locks", "--no-input", "--kind", "rooms")
-        assert rooms.rooms.keys() == {"blue"}
-
-    def test_release(self, rooms: Rooms) -> None:
-        """By key, and by owner."""
-        assert "was taken from its holder." in run("release_lock", "blue", "--kind", "rooms", "--no-input")
-        assert "was taken from its holder." in run("release_lock", "--owner", "ben", "--no-input")
-        with pytest.raises(CommandError, match="'blue' is not held now"):
-            run("release_lock", "blue", "--kind", "rooms", "--no-input")
+def test_list(rooms: Rooms) -> None:
+    """As a table with the same columns, and as JSON with the same fields."""
+    text = run("list_locks")
+    assert re.search(r"Rooms:\nKEY +STATE +HOLDER +HELD FOR +LEFT\nblue +held +anna +5\.0 s +1 min 0 s", text)
+    assert "green" not in text
+    assert re.search(r"green +stale +ben +5\.0 s +ended 5\.0 s ago", run("list_locks", "--stale"))
+    found = of_rooms(run("list_locks", "--all", "--json"))
+    assert [(row["key"], row["state"], row["holder"]) for row in found["locks"]] == [
+        ("blue", "held", "anna"), ("green", "stale", "ben")]  # fmt: skip
+    (named,) = json.loads(run("list_locks", "--json", "--kind", "locks"))["kinds"][0]["locks"]
+    assert found["locks"][0].keys() - named.keys() == {"holder"}
 
 
 class TestAdmin:
-    def test_page(self, rooms: Rooms) -> None:
-        """Its list, for people and programs; the dashboard counts it."""
-        client = browser("view_lock", "view_lock_status")
-        page = client.get(f"{ADMIN}others/").content.decode()
-        assert all(word in page for word in ("<bdi>rooms</bdi>", "blue", "anna", "◐</span> stale"))
-        said = client.get(f"{ADMIN}others/", HTTP_ACCEPT="application/json").content.decode()
-        assert [row["key"] for row in of_rooms(said)["locks"]] == ["blue", "green"]
-        counts = of_rooms(client.get(f"{ADMIN}status/").content.decode())
-        assert (counts["held"], counts["stale"]) == (1, 1)
-
     def test_held_only(self, locks: Locks, rooms: Rooms) -> None:
         """Where only locks of other kinds are held, the dashboard does not say that none was acquired."""
         locks.collection.delete_many({})
@@ -166,17 +138,6 @@ class TestAdmin:
         response = browser("view_lock", "view_lock_status").get(page)
         assert response.status_code == 200
         assert "rooms are not in MongoDB" in response.content.decode()
-
-    def test_force(self, rooms: Rooms) -> None:
-        """Behind the same question as every lock, and only from the holder that was shown."""
-        client = browser("view_lock", "force_release_lock")
-        boxes = [unescape(each) for each in re.findall(r'name="lock" value="(.*?)"', page_of(client))]
-        assert "These 2 locks will be taken" in page_of(client, {"force": "selected", "lock": boxes})
-        rooms.rooms["green"] = ("carla", 60.0)
-        done = client.post(f"{ADMIN}force-release/", {"lock": boxes, "reason": "x"}, follow=True).content.decode()
-        assert "1 lock was taken from its holder." in done
-        assert "its holder has changed since it was shown: green" in done
-        assert rooms.rooms == {"green": ("carla", 60.0)}
 
     def test_another_holder_since(self, rooms: Rooms) -> None:
         """If each of the selected locks has another holder by now, that is said: not that none is held."""
@@ -230,11 +191,6 @@ class TestAdmin:
         assert (
             browser("view_lock", "ask_release_lock").post(f"{ADMIN}ask-to-release/", {"lock": room}).status_code == 400
         )
-
-
-def page_of(client: Any, form: dict[str, Any] | None = None) -> str:
-    response = client.get(f"{ADMIN}others/") if form is None else client.post(f"{ADMIN}others/", form)
-    return str(response.content.decode())
 
 
 def test_checks(rooms: Rooms) -> None:

@@ -84,9 +84,7 @@ class TestPages:
                     assert response.status_code < 500
                     if name in ("stranger", "customer", "dismissed"):
                         assert (response.status_code, response["Location"].split("?")[0]) == (302, "/admin/login/")
-                    elif name in ("staff", "forces blindly") or page in NOT_FOR_VIEWERS - (
-                        {"lock_ask_to_release"} if name == "asks" else set()
-                    ):
+                    elif name in ("staff", "forces blindly") or page in NOT_FOR_VIEWERS:
                         assert response.status_code == 403, (name, page, method)
 
     @pytest.mark.parametrize("method", [method for method in METHODS if method != "post"])

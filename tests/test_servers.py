@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from testproject.servers import ServerError, mongodb
+from tests.support.programs import runs
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP and SIGKILL are POSIX signals")
@@ -24,15 +25,6 @@ time.sleep(60)
 """
 
 
-def alive(pid: int) -> bool:
-    """Return whether the process exists and is not a zombie."""
-    try:
-        state = subprocess.check_output(["ps", "-o", "stat=", "-p", str(pid)], text=True)
-    except subprocess.CalledProcessError:
-        return False
-    return not state.startswith("Z")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
@@ -41,9 +33,9 @@ def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as starter:
         assert starter.stdout
         pid, directory = starter.stdout.readline().split()
-        assert alive(int(pid))
+        assert runs(int(pid))
         starter.send_signal(how)
-    assert eventually(lambda: not alive(int(pid)))
+    assert eventually(lambda: not runs(int(pid)))
     assert eventually(lambda: not Path(directory).exists())
 
 

@@ -19,7 +19,7 @@ from ..engine.rule.options import LockOptions, Unset
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
 from ..locks import DjangoLock, make_lock
-from .policies import AGAIN, CallFacts, Policy, Unlocked, find_request, policy_here
+from .policies import AGAIN, VARIABLE, CallFacts, Policy, Unlocked, find_request, policy_here
 from .views import atomic, deferred_aliases, hold_while_streaming
 
 #: Why a call has no lock: contention, a server that does not answer, a value of the call that makes no key.
@@ -135,6 +135,7 @@ class LockedFunction:
         def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             call = self._call(args, kwargs)
             try:
+                call.prepare()
                 with call.lock():
                     call.begun = True
                     return (yield from self.wrapped(*args, **kwargs))
@@ -147,6 +148,7 @@ class LockedFunction:
         async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             call = self._call(args, kwargs)
             try:
+                await call.aprepare()
                 async with call.lock(), aclosing(self.wrapped(*args, **kwargs)) as items:
                     call.begun = True
                     step = anext(items)
@@ -191,6 +193,7 @@ class LockedCall(CallFacts):
 
     async def aprepare(self) -> None:
         """See prepare()."""
+        self.policy.begin(self)
 
     def lock(self) -> DjangoLock:
         """Return a new lock. For a Celery task, its owner is the id of the task."""
@@ -279,8 +282,7 @@ class LockPlan:
 
 def _has_arguments(signature: inspect.Signature) -> bool:
     """Whether calls may differ in more than the request."""
-    variable = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    named = {parameter.name for parameter in signature.parameters.values() if parameter.kind not in variable}
+    named = {parameter.name for parameter in signature.parameters.values() if parameter.kind not in VARIABLE}
     return bool(named - {"self", "cls", "request"})
 
 

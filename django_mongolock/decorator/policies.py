@@ -52,8 +52,8 @@ class Policy:
     name: its ``on_contention=``. kinds: what it fits. unfit: what is said of other kinds. answers: the errors that
     it has an answer to; all others are raised, and so is a LockReentry, which is a mistake in the code. Only
     "respond" and "retry" have an answer while MongoDB does not answer, as it is not known then whether the lock is
-    busy. In a Celery task, `around`, `tries_first` and `begin` are those of its `InTask`; coroutines and generators do
-    not call them.
+    busy. In a Celery task, `around`, `tries_first` and `begin` are those of its `InTask`; coroutines and generators
+    call only `begin`.
     """
 
     name: ClassVar[str] = ""
@@ -167,7 +167,7 @@ class CallFunction(Policy):
             own = inspect.signature(self.function)
         except (TypeError, ValueError):  # written in C
             return
-        plain = [each for each in signature.parameters.values() if each.kind not in _VARIABLE]
+        plain = [each for each in signature.parameters.values() if each.kind not in VARIABLE]
         needed = [each for each in plain if each.default is each.empty]
         if not (_fits(own, plain) and _fits(own, needed)):
             names = ", ".join(["error", *(each.name for each in plain)])
@@ -196,7 +196,8 @@ def as_policy(given: object) -> Policy:
     raise ValueError(f"on_contention is one of {', '.join(map(repr, POLICIES))}, or a callable, not {given!r}")
 
 
-_VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+#: The kinds of parameters that take the other arguments.
+VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import math
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -156,12 +155,12 @@ class _Held:
             self._closing = self.loop.create_task(self._finish(stream))
         else:
             finished = asyncio.run_coroutine_threadsafe(self._finish(stream), self.loop)
-            with contextlib.suppress(concurrent.futures.TimeoutError):
+            with suppress(concurrent.futures.TimeoutError):
                 finished.result(CLEANUP)
 
     async def _finish(self, stream: Any) -> None:
         try:
-            with contextlib.suppress(RuntimeError):  # it is running: another task closes it
+            with suppress(RuntimeError):  # it is running: another task closes it
                 await stream.aclose()
         finally:
             await self.arelease()

@@ -112,6 +112,7 @@ class IdempotentCall(LockedCall):
     async def aprepare(self) -> None:
         """See prepare(). In a thread: it may load the user of the request, and the session."""
         await sync_to_async(self._find_key)()
+        await super().aprepare()
 
     def _find_key(self) -> None:
         """Find the key. Raises LockKeyInvalid, and LockMisused inside of a transaction."""
@@ -127,20 +128,18 @@ class IdempotentCall(LockedCall):
             (filled,) = super().keys()
             self.key = LockKey(f"{where}:{filled}", f"{where}:{self.function.plan.templates[0].template}")
         else:
-            sender = json.dumps([self._client(self.request), self._sent_key(self.request)])
+            client = self._client(self.request)
+            if (sent := self.request.headers.get(self.rules.header)) is None:
+                raise self.refusal(400, "missing_key", _("This needs the header %(header)s."))
+            if (key := http.read_key(sent)) is None:
+                raise self.refusal(400, "invalid_key", _("The header %(header)s is not valid."))
+            sender = json.dumps([client, key])
             self.key = LockKey(f"idempotent:{hashlib.sha256(sender.encode()).hexdigest()}", where)
             self.fingerprint = http.fingerprint(self.request)
 
     def keys(self) -> tuple[Any, ...]:
         """See LockedCall.keys()."""
         return (self.key,)
-
-    def _sent_key(self, request: HttpRequest) -> str:
-        if (sent := request.headers.get(self.rules.header)) is None:
-            raise self.refusal(400, "missing_key", _("This needs the header %(header)s."))
-        if (key := http.read_key(sent)) is None:
-            raise self.refusal(400, "invalid_key", _("The header %(header)s is not valid."))
-        return key
 
     def _client(self, request: HttpRequest) -> str:
         """Who sends the request."""

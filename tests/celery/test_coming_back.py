@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 import uuid
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import pairwise
@@ -155,6 +156,36 @@ def test_a_second_delivery(sent: list[Any], key: str, policy: Any) -> None:
         assert deliver(function, message) is Retry
         run.end()
         assert deliver(function, sent[-1]) is Ignore
+
+
+async def coroutine() -> str:
+    return "ran"
+
+
+def generator() -> Iterator[str]:
+    yield "ran"
+
+
+async def async_generator() -> AsyncIterator[str]:
+    yield "ran"
+
+
+@pytest.mark.parametrize("function", [coroutine, generator, async_generator])
+def test_a_second_delivery_to_other_functions(sent: list[Any], key: str, function: Any) -> None:
+    """F95: of every kind that a task may call."""
+    locked = mongo_locked(key, wait=0)(function)
+
+    async def call() -> Any:
+        return await locked() if function is coroutine else [item async for item in locked()]
+
+    def work() -> Any:
+        return list(locked()) if function is generator else asyncio.run(call())
+
+    with OtherRun(key, task, "the-id") as run:
+        assert deliver(work) is Retry
+        assert deliver(work, sent[-1]) is Retry
+        run.end()
+        assert deliver(work, sent[-1]) is Ignore
 
 
 def test_another_holder_since(sent: list[Any], key: str) -> None:

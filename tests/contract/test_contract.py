@@ -36,13 +36,6 @@ def test_a_try_that_waits(key: str, face: Face, elsewhere: Elsewhere) -> None:
     assert face.release(lock)
 
 
-def test_the_time_that_several_keys_took(world: World) -> None:
-    with mongo_lock(new_key("a"), new_key("b")) as lock:
-        for grant in own(lock).grants:
-            grant.reporting.waited = 2.0
-        assert lock.waited == 4.0
-
-
 FACTS = "fencing_token", "fencing_tokens", "acquired_at", "waited"
 
 

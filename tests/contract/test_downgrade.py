@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from django_mongolock import LockBackendFailed, LockLost, lock_info, mongo_lock
+from django_mongolock import LockLost, lock_info, mongo_lock
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.rule.document import Step
-from django_mongolock.engine.rule.replies import Reply
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.inspection.snapshot import ShownState
-from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
 from tests.engine.faces import Face
 from tests.support.looking import new_key
@@ -114,48 +111,3 @@ def test_a_waiter_of_this_process_comes_to_the_document(key: str, in_thread: Cal
         assert eventually(lambda: lock_info(key).waiting == 1)
         assert not got.is_set()
     assert got.wait(10)
-
-
-@pytest.mark.long
-def test_no_answer_for_one_of_several_keys(face: Face) -> None:
-    """F104: all are given up, also those that are a reader's already."""
-    with override_locks() as locks:
-        keys = [new_key("a"), new_key("b"), new_key("c")]
-        lock = face.acquire(mongo_lock(*keys, lease=1))
-        session = lock._own.session
-        assert session is not None
-        apply = session.store.apply
-
-        def fail_for_the_second(key: str, step: Step, timeout: float) -> Reply:
-            if key == sorted(keys)[1] and step.given and step.add:
-                raise LockBackendFailed("the connection broke", key)
-            return apply(key, step, timeout)
-
-        session.store.apply = fail_for_the_second  # type: ignore[method-assign]
-        with pytest.raises(LockBackendFailed):
-            face.call(lock, "downgrade")
-        assert not lock.held
-        assert eventually(lambda: [lock_info(key).state for key in keys] == ["free"] * 3), locks
-
-
-def test_released_by_another_thread_meanwhile(key: str) -> None:
-    lock = mongo_lock(key).acquire()
-    own = lock._own
-    replace = own.replace
-
-    def late(*arguments: Any) -> None:
-        own.grants = ()  # what a release leaves
-        replace(*arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(own), "replace", lambda _self, *arguments: late(*arguments))
-        with pytest.raises(LockMisused, match="not acquired"):
-            lock.downgrade()
-    assert eventually(lambda: lock_info(key).state == "free")
-
-
-def test_not_while_it_is_shared_with_another_object(key: str, face: Face) -> None:
-    with mongo_lock(key) as lock, mongo_lock(key, reentrant=True):
-        with pytest.raises(LockMisused, match="also held by another lock object"):
-            lock.downgrade()
-        assert lock.held

@@ -283,7 +283,6 @@ class TestChecks:
         found = check_kinds(app_configs=None, databases=["mongo"])
         assert [(one.id, "'test'" in one.msg) for one in found] == ([] if enough else [("mongolock.W105", True)])
         assert check_kinds(app_configs=None, databases=["default"]) == []
-        assert check_kinds(app_configs=None, databases=None) == []
 
     def test_the_index_serves(self, plain: Ground) -> None:
         """What the sweep and the lists ask of the server reads documents that are at work, not those that are free."""

@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.session.wakeups import Wakeup
 from django_mongolock.exceptions import LockNotAcquired
 from tests.engine.conftest import Entries, Here, HoldUp, LockMaker, make_lock, nothing_left
 from tests.support.waiting import eventually
-
-
-async def test_who_is_woken_before_it_waits_does_not_wait() -> None:
-    """P5: a bell, or a cancellation, that comes while a command is on its way."""
-    wakeup = Wakeup()
-    wakeup.wake()
-    await asyncio.wait_for(wakeup.await_(60), 1)
 
 
 async def cancelled(task: asyncio.Task[Any]) -> bool:

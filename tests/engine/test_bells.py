@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pymongo import MongoClient
 from pymongo.collection import Collection
-from pymongo.errors import AutoReconnect
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
@@ -21,14 +20,12 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.layout import stays_open
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspection import operations
 from testproject.servers import Mongod
-from tests.engine.conftest import Document, Here, HoldUp, LockMaker, make_lock, store_of
+from tests.engine.conftest import Document, Here, LockMaker, make_lock, store_of
 from tests.engine.twins import CALM
 from tests.engine.waiters import InThread, Waiter
 from tests.support import DATABASE
-from tests.support.grants import grant_of
 from tests.support.lock_fixtures import Commands
 from tests.support.waiting import eventually
 
@@ -91,20 +88,6 @@ def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tupl
     # Whoever was alone when it got the lock tries the short release first.
     assert [next(iter(command)) for command in sent] == ["update", "findAndModify", "insert"]
     assert [command["writeConcern"]["w"] for command in sent[1:]] == ["majority", 0]
-
-
-def test_no_bell_is_rung_for_what_the_majority_has_not_confirmed(
-    session: Session, failpoint: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P1, P3: an election may undo that grant, and let in another one."""
-    store, rung = store_of(session), list[Bell]()
-    for name in ("held", "next"):
-        store.apply("k", Step(ask=name, add=entry(name, f"session of {name}", CALM, {})), 5)
-    monkeypatch.setattr(MongoStore, "ring", lambda self, bells: rung.extend(bells))
-    failpoint(["findAndModify"], times=1, writeConcernError={"code": 64, "errmsg": "waiting timed out"})
-    with pytest.raises(LockBackendFailed):
-        store.apply("k", Step(remove=("held",), force=True), 5)
-    assert rung == []
 
 
 def test_a_renewal_rings_for_whom_it_grants(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,24 +327,6 @@ def test_a_holder_that_wants_to_know_is_asked_at_once(session: Session, lock: Lo
         assert asked.wait(SOON)
 
 
-def test_a_request_that_is_heard_during_a_renewal(
-    session: Session, lock: LockMaker, new_session: Any, hold_up: HoldUp
-) -> None:
-    """A renewal that is under way may have read the document before the request came: another one follows."""
-    asked = threading.Event()
-    with lock(terms=CALM, on_release_requested=lambda _: asked.set()) as held:
-        assert listening(session)
-        gate = hold_up(session.store, "renew", late=True)
-        grant = grant_of(held)
-        grant.lease.renew_at = clock.now()
-        session.heartbeat.see_to(clock.now())
-        assert gate.there.wait(10)
-        assert operations.ask_to_release(store_of(new_session()), "k", "somebody") == 1
-        assert eventually(lambda: grant.lease.once_more)
-        gate.go.set()
-        assert asked.wait(SOON)
-
-
 def test_other_locks_have_other_bells(config: StoreConfig) -> None:
     """Two projects in one database, with locks in two collections, do not hear each other."""
     names = [Session(MongoStore(replace(config, collection=name))).store.bells.collections for name in ("one", "two")]  # type: ignore[attr-defined]
@@ -378,18 +343,3 @@ def test_all_bells_together_have_half_a_second(
     commands.clear()
     rung.ring(Bell(f"session {number}", "g", News(1, datetime.now(UTC))) for number in range(99))
     assert commands.names() == ["find"]
-
-
-def test_a_bell_that_cannot_be_rung_silences_no_other(
-    collection: Collection[Document], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A network error at one collection takes nothing from those who listen at the next."""
-    looked: list[str] = []
-
-    def fail(each: Collection[Document]) -> bool:
-        looked.append(each.name)
-        raise AutoReconnect("connection closed")
-
-    monkeypatch.setattr(bells, "stays_open", fail)
-    bells.Bells(collection).ring(Bell(f"session {number}", "g", News(1, datetime.now(UTC))) for number in range(99))
-    assert len(looked) == bells.COLLECTIONS

@@ -32,7 +32,7 @@ from django_mongolock.engine.lock import transaction
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.lock.transaction import TRANSIENT, UNKNOWN, Atomic
 from django_mongolock.engine.protocol import processes
-from django_mongolock.engine.protocol.actions import Apply, Pause, ReleaseUncontended
+from django_mongolock.engine.protocol.actions import Apply
 from django_mongolock.engine.protocol.processes import this_process
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.options import LockOptions, check_age, check_wait, refuse_options
@@ -605,13 +605,16 @@ def test_a_commit_is_repeated_while_its_outcome_is_unknown(monkeypatch: pytest.M
 
 
 def test_what_begins_no_transaction() -> None:
-    """P9: another object than a client; a second entry; an error of the first command, after which nothing is left."""
+    """P9: another object than a client; a second entry; a lock that is lost."""
     with pytest.raises(TypeError, match='using="locks"'):
         Atomic(Held(), "locks")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="needs a client"):
         MongoLock(lambda: None, ("k",), Terms()).atomic()  # type: ignore[arg-type,return-value]
     atomic = in_transaction(Held())
     assert play(atomic._begin()) == ["LockMisused"]
+    lost: Any = Held()
+    lost.lost = True
+    assert play(Atomic(lost, MongoClient(connect=False))._begin()) == ["LockLost"]
 
 
 def test_which_errors_have_a_transaction_done_again() -> None:
@@ -1041,10 +1044,3 @@ def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> N
     Sessions.close_all()
     assert closed == [third.number]
     assert sessions.current() is not third
-
-
-def test_the_lane_of_a_command() -> None:
-    """F110: one for many keys has none; and what is compared with nothing is of no key."""
-    assert ReleaseUncontended(("k",), ("g",)).key == "k"
-    assert ReleaseUncontended(("a", "b"), ("g", "h")).key is None
-    assert Pause("g", 1.0).poll > 1.0

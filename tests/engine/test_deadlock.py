@@ -4,23 +4,21 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
 
 import pytest
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.rule.deadlock import Cycle, Wait, cycle_of, cycles
+from django_mongolock.engine.rule.deadlock import cycle_of, cycles
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.session import Session
-from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockDeadlock
 from django_mongolock.testing.memory_server import MemoryServer, MemoryStore
-from tests.engine.conftest import QUICK, Document, Entries, Here, HoldUp, LockMaker, make_lock, store_of
+from tests.engine.conftest import QUICK, Document, Entries, Here, HoldUp, LockMaker, make_lock
 from tests.engine.processes import processes
 from tests.engine.waiters import InThread, Waiter
 from tests.support.waiting import eventually
@@ -167,39 +165,3 @@ def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, hold_up: HoldUp
     with here.lock(wait=20) as again:
         assert again.held
     timer.join()
-
-
-@pytest.mark.long
-def test_a_deadlock_that_is_over_is_not_reported(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F45: what was seen once and is gone at the second look was no deadlock (somebody gave up just then)."""
-    store = store_of(here.session)
-    waiter = here.waiter(here.lock("x", wait=2), first=here.lock("y")).ready()
-    with here.other("x"):
-        waiter.go()
-        assert eventually(lambda: len(here.entries("x")) == 2)
-        aggregate, seen = type(store.collection).aggregate, threading.Event()
-
-        def once(collection: Collection[Document], pipeline: Any, *arguments: Any, **options: Any) -> Any:
-            found = list(aggregate(collection, pipeline, *arguments, **options))
-            if not seen.is_set():
-                seen.set()
-                # As if the holder of x waited for y at this moment.
-                (holder,) = found[0]["holders"]
-                waits = {**found[0]["waiters"][0], "worker": holder["worker"], "grant": "0"}
-                mine = {**holder, "worker": found[0]["waiters"][0]["worker"]}
-                found[0]["chain"] = [{"_id": "y", "holders": [mine], "waiters": [waits]}]
-            return found
-
-        monkeypatch.setattr(type(store.collection), "aggregate", once)
-        assert eventually(seen.is_set, 3)
-        assert not eventually(lambda: waiter.done, 0.5)
-    waiter.let_go().end()
-    assert waiter.error is None
-
-
-def test_two_looks_that_see_different_cycles_see_none(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits that are read one after another need not be a cycle, each time others."""
-    seen = [Cycle((Wait("k", grant, datetime.now(UTC), "w"),)) for grant in ("a", "b", "b", "b")]
-    monkeypatch.setattr(MongoStore, "_find_cycle", lambda *_: seen.pop(0))
-    assert store_of(here.session).deadlock("k", "b", 5.0) is None
-    assert store_of(here.session).deadlock("k", "b", 5.0) is not None

@@ -2,7 +2,6 @@
 
 import os
 import re
-import threading
 from dataclasses import replace
 from typing import Any
 from unittest.mock import ANY
@@ -17,12 +16,11 @@ from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.protocol.actions import Answer, Apply, Pause
 from django_mongolock.engine.protocol.processes import NO_PROCESS
 from django_mongolock.engine.rule.document import UNLIMITED, Step, entry
-from django_mongolock.engine.rule.replies import Beat, Found, Reply
-from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused, LockNotAcquired
-from tests.engine.conftest import make_lock
-from tests.engine.memory import LONG, TIMEOUT, Memory
+from django_mongolock.engine.rule.replies import Reply
+from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
+from tests.engine.memory import TIMEOUT, Memory
 from tests.engine.twins import CALM
-from tests.support.grants import grant_of, new_grant, own
+from tests.support.grants import grant_of, own
 from tests.support.waiting import eventually
 
 OWNED = replace(CALM, owner="o")
@@ -265,113 +263,6 @@ def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.Mo
     memory.server.advance(2)
     assert eventually(lambda: (memory.holders("a"), memory.holders("b")) == ([], []))
     assert eventually(lambda: not memory.session.known)
-
-
-# The end of a session
-
-
-def test_what_a_session_leaves_when_it_ends(memory: Memory, caplog: pytest.LogCaptureFixture) -> None:
-    """P6, F64: nothing but what has a minimum hold, whatever it was; where there is no answer it says what it leaves,
-    and remembers nothing."""
-    sent = list[Any]()
-    for away_then in (False, True):
-        session = memory.new_session()
-        watch(session, "apply", sent)
-        keys = [f"{name}{away_then}" for name in ("plain", "hold")]
-        locks = [
-            make_lock(session, key, terms=terms).acquire()
-            for key, terms in zip(keys, (LONG, replace(LONG, min_hold=600.0)), strict=True)
-        ]
-        if away_then:
-            memory.server.away = threading.Thread()
-        number = len(sent)
-        session.close(0.1)
-        assert len(sent) - number == 1 or away_then
-        memory.server.away = None
-        holders = [memory.entries(key) for key in keys]
-        assert [len(each) for each in holders] == [int(away_then), 1]
-        assert ("released" in holders[1][0]) is not away_then
-        assert not session.cleanup.pending
-        assert not any(lock.held for lock in locks)
-    assert caplog.text.count("not released at exit") == 2
-
-
-def test_what_is_left_of_a_grant(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: of one that was never sent, nothing is removed; who is struck before its grant is known leaves no place in
-    a line; and the next of the line is woken."""
-    session, lock = memory.session, memory.lock(terms=CALM)
-    removed = list[object]()
-    monkeypatch.setattr(session.cleanup, "ensure_removed", lambda grant, **_: removed.append(grant))
-    for sent, refused, pending in ((False, False, False), (True, False, True), (True, True, False)):
-        grant = new_grant(session, lock, object())
-        session.queue.join(grant, trial=False)
-        grant.waiting.sent = sent
-        removed.clear()
-        own(lock).give_up(session, grant, LockNotAcquired("k", 0.0) if refused else KeyboardInterrupt())
-        assert (removed == [grant]) is pending
-    struck = new_grant(session, lock, object())
-    token = struck.new_owner_token(session.heartbeat.inbox.put)
-    session.queue.join(struck, trial=False)
-    del token
-    session.heartbeat.see_to(session.now())
-    assert eventually(lambda: not session.queue.waiting)
-    woken = list[object]()
-    held = grant_of(lock.acquire())
-    session.queue.join(new_grant(session, lock, object()), trial=False)
-    monkeypatch.setattr(session.queue, "wake_first", woken.append)
-    assert session.ending.forget(held)
-    assert not session.ending.forget(held)
-    assert woken == [held.line]
-    assert (held.reporting.busy, held.reporting.held_by) == (False, None)
-
-
-def test_what_is_in_doubt_leaves_a_tombstone_when_its_session_ends(memory: Memory) -> None:
-    """P6, F17: a copy of its command may still arrive. And another thread drops nothing that is not its own."""
-    lock = memory.lock().acquire()
-    memory.in_thread(own(lock).abandon).join()
-    assert lock.held
-    grant_of(lock).outcome_unknown = True
-    memory.session.close()
-    assert (memory.holders(), len(tombstones(memory))) == ([], 1)
-
-
-def test_a_waiter_is_woken_by_what_a_renewal_finds(memory: Memory) -> None:
-    """F27, F175: when it has become the first, once for each grant before it; and when it is not in the queue."""
-    grant = new_grant(memory.session, memory.lock(), object())
-    for token, waiters, wakes in ((5, ["x", grant.id], 0), (5, [grant.id], 1), (5, [grant.id], 0), (6, [grant.id], 1)):
-        memory.session.renewals._look_at_queue(grant, Found(token, {}, dict.fromkeys(waiters, Beat(1))))
-        assert grant.waiting._woken == wakes
-        grant.waiting._woken = False
-    memory.session.renewals._look_at_queue(grant, Found(6, {}, {}))
-    assert grant.waiting._woken
-
-
-def test_a_session_that_is_closed_asks_for_nothing(memory: Memory) -> None:
-    """P1, F161: a release goes on, without the one that would have got the lock."""
-    commands, terms = memory.session.commands, CALM
-    mine = grant_of(memory.lock(terms=terms).acquire())
-    waiting = new_grant(memory.session, memory.lock(), object())
-    memory.session.waits.close()
-    with pytest.raises(LockMisused, match="while a waiter was in it"):
-        memory.session.waits.result(waiting)
-    commands.close(0.1)
-    add = entry("h", "s", terms, {})
-    for step in (Step(ask="h", add=add), Step(ask="h", add=add, remove=(mine.id,), resumes=True)):
-        with pytest.raises(LockMisused, match="closed before"):
-            commands.send(Apply("k", step))
-    commands.send(Apply("k", Step(ask="h", add=add, remove=(mine.id,), force=True)))
-    assert (memory.holders(), memory.server.documents["k"]["waiters"]) == ([], [])
-
-
-def test_how_many_wait_behind_is_told_while_it_changes(memory: Memory) -> None:
-    """P5: with each renewal while there are some, and once more when there are none."""
-    told, session = list[Any](), memory.session
-    grant = new_grant(session, memory.lock(), object())
-    watch(session, "renew", told)
-    for behind in (0, 2, 3, 0, 0):
-        grant.waiting.behind = behind
-        session.renewals.renew([grant])
-    assert [step.behind for _, step, _ in told] == [(), (2,), (3,), (0,), ()]
 
 
 def test_a_downgrade_is_tried_until_the_end_of_the_lease(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pymongo import AsyncMongoClient, MongoClient, ReadPreference, WriteConcern, monitoring
+from pymongo import AsyncMongoClient, MongoClient, monitoring
 from pymongo.collection import Collection
-from pymongo.read_concern import ReadConcern
 
 from django_mongolock.engine.lock import transaction
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol import actions
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
@@ -67,26 +65,6 @@ def join_queue(other: LockMaker) -> Callable[..., None]:
         assert not other(key, terms=TERMS).try_acquire()
 
     return join_queue
-
-
-def test_majority(hold: LockMaker, mongo: Client) -> None:
-    """Committed by the majority and read from one snapshot, whatever the client's defaults are."""
-    with hold() as lock, lock.atomic(mongo) as session:
-        options = session._transaction.opts
-        assert options is not None
-        assert options.write_concern == WriteConcern("majority")
-        assert options.read_concern == ReadConcern("snapshot")
-        assert options.read_preference == ReadPreference.PRIMARY
-
-
-def test_known_loss(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    lock = hold().acquire()
-    with pytest.raises(LockLost), lock.atomic(mongo) as session:
-        data.insert_one({"x": 1}, session=session)
-        grant_of(lock).mark_lost("a test wants it so")
-    with pytest.raises(LockLost):
-        lock.atomic(mongo).__enter__()
-    assert data.count_documents({}) == 0
 
 
 def test_not_acquired(hold: LockMaker, mongo: Client) -> None:
@@ -331,25 +309,6 @@ class TestAsync:
         async with hold(wait=5):
             pass
 
-    async def test_cancelled_twice(self, hold: LockMaker, mongo: Client) -> None:
-        """P6: a session is not for two threads at once: its command is waited for, however often that is cancelled."""
-        begun, goes_on = threading.Event(), threading.Event()
-
-        def command() -> None:
-            begun.set()
-            goes_on.wait(20)
-
-        async with hold() as lock:
-            task = asyncio.create_task(lock.atomic(mongo)._acall(command))
-            await asyncio.to_thread(begun.wait, 20)
-            for _ in range(2):
-                task.cancel()
-                await asyncio.wait([task], timeout=0.05)
-            assert not task.done()
-            goes_on.set()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
     async def test_wrong_face(self, hold: LockMaker, mongo_uri: str) -> None:
         """An AsyncMongoClient in a plain ``with`` is an error."""
         client: AsyncMongoClient[Document] = AsyncMongoClient(mongo_uri)
@@ -357,22 +316,3 @@ class TestAsync:
             with pytest.raises(TypeError, match="`async with`"):
                 lock.atomic(client).__enter__()
         await client.close()
-
-
-def test_a_signal_while_it_begins_defers_no_renewals(
-    hold: LockMaker, mongo: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its lock is renewed as usual, and may be downgraded: no block was entered."""
-    lock, defer = hold("a", "b").acquire(), Grant.defer_renewals
-    grants = lock._own.grants
-
-    def struck(grant: Grant) -> None:
-        if grant is grants[1]:
-            raise KeyboardInterrupt
-        defer(grant)
-
-    monkeypatch.setattr(Grant, "defer_renewals", struck)
-    with pytest.raises(KeyboardInterrupt):
-        lock.atomic(mongo).__enter__()
-    assert not grants[0].lease.deferred
-    lock.release()

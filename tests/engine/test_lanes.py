@@ -12,13 +12,11 @@ from pymongo.collection import Collection
 from django_mongolock.engine import clock
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.rule.document import Terms
-from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.session.notifications import CALLBACK_THREADS
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockError, LockNotAcquired
 from tests.engine.conftest import Document, Here, HoldUp, LockMaker, make_lock
-from tests.support.grants import grant_of, new_grant
 from tests.support.waiting import eventually
 
 SHORT = Terms(lease=8, margin=0.8, waiter_lease=8)
@@ -245,28 +243,3 @@ def test_permits_are_handed_to_those_whom_no_other_command_serves(
     gate.go.set()
     assert first.let_go().end().has_it
     second.let_go()
-
-
-def test_nothing_is_handed_to_one_that_was_cancelled(session: Session, lock: LockMaker) -> None:
-    """P5: it would be granted for nothing, and removed again, while the others wait."""
-    with lock(terms=CALM) as held:
-        waiter = new_grant(session, lock(terms=CALM), object())
-        session.queue.join(waiter, trial=False)
-        waiter.waiting.cancelled = True
-        assert session.queue.reserve_handover(grant_of(held)) is None
-        session.queue.leave(waiter)
-
-
-def test_a_permit_is_handed_to_one_whose_hand_over_had_no_answer(session: Session, lock: LockMaker) -> None:
-    """F158: nothing asks for it until its place is renewed, so the next permit is handed to it."""
-    terms = Terms(lease=60, margin=1, mode="semaphore", capacity=2)
-    with lock(terms=terms) as held:
-        waiter = new_grant(session, lock(terms=terms), object())
-        session.queue.join(waiter, trial=False)
-        assert session.queue.reserve_handover(grant_of(held)) is waiter
-        waiter.waiting.sent = True
-        session.queue.finish_handover(waiter, None)
-        assert session.queue.reserve_handover(grant_of(held)) is waiter
-        session.queue.finish_handover(waiter, None)
-        session.queue.leave(waiter)
-        session.ending.end(waiter, How.ABANDONED)

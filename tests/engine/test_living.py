@@ -21,7 +21,6 @@ from pymongo.collection import Collection
 from django_mongolock import mongo_lock
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.protocol import processes as naming
 from django_mongolock.engine.protocol.processes import NO_PROCESS, fate, this_process
 from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session.grant import State
@@ -328,18 +327,6 @@ def test_a_process_whose_parent_has_not_asked_is_gone(monkeypatch: pytest.Monkey
         assert Path(f"/proc/{child.pid}").exists()
         child.wait()
         assert fate(name) == "gone"
-
-
-@linux
-def test_what_is_hidden_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where /proc shows only one's own processes (hidepid), those of others count as living."""
-    name = this_process()
-    monkeypatch.setattr(naming, "_started", _hidden)
-    assert fate(name) == "alive"
-
-
-def _hidden(pid: int) -> str:
-    raise FileNotFoundError
 
 
 def _with(*changes: Any) -> str:

@@ -253,14 +253,16 @@ def found(token: int, holder: Beat | None = None, *waiters: str, beat: int = 7) 
             (found(5), 99, 30, 130, "late"),
         ),
         *((found(4), 105, 30, 130, "late"), (found(5, Beat(7, None, 5)), 105, 12, 130, "stands")),
+        (found(5, Beat(7, None, 5)), 95, 30, 130, "stands"),
         (found(6, Beat(7, "ann", 5), "x"), 106, 30, 136, "renewed"),
     ],
 )
 def test_what_a_renewal_says_of_a_holder(
     bare: Bare, *, answer: Found | None, sent: float, length: float, until: float, becomes: str
 ) -> None:
-    """P1, P7, F99: that it lives on, by a command of this very renewal; that it is gone, by an answer that is no older
-    than the grant; or nothing, and then it is tried again."""
+    """P1, P7, F62, F99, F160: that it lives on, by a command of this very renewal, which brings no end nearer and gives
+    a lease only what was one when it was sent; that it is gone, by an answer that is no older than the grant; or
+    nothing, and then it is tried again."""
     grant = bare.grant(until=130)
     grant.lease.failures, bare.time = 1, 107
     bare.renewals.judge(grant, answer, 7, sent, length)
@@ -717,7 +719,8 @@ def test_to_whom_a_key_is_handed_over(
 def test_who_asks_for_himself_is_handed_nothing(
     bare: Bare, *, mode: str, sent: bool, until: float, unknown: bool, chosen: str
 ) -> None:
-    """P2: one whose command is on its way may be granted by that, where several may hold the key."""
+    """P2, F158: one whose command is on its way may be granted by that, where several may hold the key; not if that
+    command had no answer."""
     first, _ = bare.line("a", "b", mode=mode, capacity=2 if mode == "shared" else 1)
     first.waiting.sent, first.lease.until, first.outcome_unknown = sent, until, unknown
     holder = bare.grant(name="holder", until=130)
@@ -876,33 +879,34 @@ def test_a_heartbeat_sleeps(
 
 
 def test_a_heartbeat_does_what_is_due(heartbeat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: again and again, whatever fails, until it is closed. What is added while it works wakes it."""
+    """P6: again and again, whatever fails, until it is closed. What is added while it works wakes it; an error in what
+    was dropped, such as a warning, takes nothing from the next."""
     slept = list[float]()
     monkeypatch.setattr(time, "sleep", slept.append)
     sleeps = list[tuple[float, float]]()
 
     def sleep(due: float) -> None:
         sleeps.append((due, heartbeat.wakes_at))
-        heartbeat._dropped.append("ref")
-        if len(sleeps) == 3:
+        heartbeat._dropped.extend(["bad", "ref"] if len(sleeps) == 1 else ["ref"])
+        if len(sleeps) == 4:
             heartbeat.close()
 
     def work(now: float) -> None:
         assert (now, heartbeat.wakes_at) == (100, 0.0)
-        if len(sleeps) == 1:
+        if len(sleeps) == 2:
             raise ValueError
 
     def look() -> float:
         assert heartbeat.wakes_at == FOREVER
         return 130
 
-    heartbeat._sleep = sleep
+    heartbeat._sleep, heartbeat.adopt.side_effect = sleep, [ResourceWarning, None, None, None]
     heartbeat._chores[0].next_due, heartbeat._chores[1].do_due = look, work
     heartbeat._run()
-    assert sleeps == [(120, 120)] * 3
+    assert sleeps == [(120, 120)] * 4
     assert heartbeat._chores[0].do_due.call_count == 2
-    assert heartbeat.adopt.mock_calls == [call("ref")] * 2
-    assert slept == [0.1]
-    assert heartbeat.inbox.items == [None] * 2  # after the failure, and by the end
+    assert heartbeat.adopt.mock_calls == [call("bad"), *[call("ref")] * 3]
+    assert slept == [0.1] * 2
+    assert heartbeat.inbox.items == [None] * 3  # after each failure, and by the end
     heartbeat.wake()
-    assert heartbeat.inbox.items == [None] * 3
+    assert heartbeat.inbox.items == [None] * 4

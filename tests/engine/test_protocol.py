@@ -736,9 +736,10 @@ def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
 
 
 def test_what_an_action_is_about() -> None:
-    """The key, if there is only one; and of an owner, also its process."""
+    """F110: the key, if there is only one, for its lane; of an owner also its process; and of a pause no poll."""
     assert [ReleaseUncontended(keys, keys).key for keys in (("a",), ("a", "b"))] == ["a", None]
     assert replace(OWNED, process="p").entry["process"] == "p"
+    assert Pause("g", 1.0).poll > 1.0
 
 
 # Methods in pairs: one that blocks and one that is awaited, made of the same steps

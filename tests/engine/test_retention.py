@@ -32,9 +32,8 @@ from django_mongolock.engine.rule.document import (
 )
 from django_mongolock.engine.store.base import Store
 from django_mongolock.engine.store.mongo import MongoStore
-from tests.engine.conftest import Document, Here, LockMaker
+from tests.engine.conftest import Document, LockMaker
 from tests.engine.twins import CALM, TIMEOUT, Twin
-from tests.support.waiting import eventually
 
 OWNED = replace(CALM, owner="$bob")
 READER = replace(CALM, mode="shared", capacity=UNLIMITED)
@@ -233,29 +232,6 @@ def test_a_release_after_the_end_hands_the_lock_over(twin: Twin) -> None:
     time.sleep(0.05)
     assert twin.release("g")
     assert [holder["grant"] for holder in twin.read()["holders"]] == ["next"]
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_a_release_without_an_answer_leaves_the_hold_alone(
-    here: Here, failpoint: Callable[..., None], early: bool
-) -> None:
-    """F64: the release is made again in the background, and the hold ends as it was to, unless it was to end early."""
-    mine = here.lock(terms=HELD).acquire()
-    failpoint(["findAndModify"], times=1, errorCode=50)
-    assert mine.release(early=early)
-    assert eventually(lambda: not any("released" not in holder for holder in here.entries()))
-    spans = [holder["until"] - holder["acquired_at"] for holder in here.entries()]
-    assert spans == ([] if early else [timedelta(seconds=HELD.min_hold)])
-
-
-def test_a_thread_that_ends_while_it_holds_leaves_the_hold_alone(here: Here) -> None:
-    """F64: its lock is released for it, and kept until the hold ends."""
-    mine = here.lock(terms=HELD)
-    here.in_thread(mine.acquire).join(10)
-    here.timer.move(HELD.lease / 3)
-    assert eventually(lambda: "released" in here.entries()[0])
-    (held,) = here.entries()
-    assert held["until"] - held["acquired_at"] == timedelta(seconds=HELD.min_hold)
 
 
 def test_what_the_caller_never_had_is_not_kept(lock: LockMaker, entries: Callable[..., list[Any]]) -> None:

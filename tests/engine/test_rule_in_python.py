@@ -269,20 +269,6 @@ def test_after_an_election_every_lease_and_place_begins_again(seconds: float, si
     assert key.told("waiters", "until", "since") == [("w", seconds + 12, since)]
 
 
-@pytest.mark.parametrize(("seconds", "until"), [(3, 10), (-7, 3)])
-def test_after_an_election_a_minimum_hold_is_no_longer(seconds: float, until: float) -> None:
-    """F64."""
-    key = Key()
-    key.ask(0, "g", replace(TERMS, min_hold=10))
-    key.do(0, remove=("g",))
-    key.look(seconds, "another")
-    assert key.told("holders", "until") == [("g", until)]
-    key = Key()
-    key.ask(9, "g", replace(TERMS, min_hold=60))
-    key.do(0, "another", remove=("g",))
-    assert key.told("holders", "until") == [("g", 60)]
-
-
 # The queue
 
 

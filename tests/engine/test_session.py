@@ -6,7 +6,6 @@ import random
 import secrets
 import signal
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -17,19 +16,18 @@ from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
 from django_mongolock.engine.protocol.actions import Acquisition, Granted
-from django_mongolock.engine.rule.document import LAST_TOKEN, Terms
-from django_mongolock.engine.rule.replies import Beat, Found, Reply
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.session import heartbeat as keeping
 from django_mongolock.engine.session.grant import Grant, State
 from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.layout import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
-from django_mongolock.exceptions import LockBackendFailed, LockMisused
+from django_mongolock.exceptions import LockMisused
 from tests.engine.conftest import Document, Entries, Here, HoldUp, LockMaker, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
 from tests.engine.twins import CALM
-from tests.support.grants import grant_of, own
+from tests.support.grants import grant_of
 from tests.support.waiting import eventually
 
 NOW = datetime.now(UTC)
@@ -75,33 +73,6 @@ def test_a_lock_where_no_thread_can_be_started(here: Here, monkeypatch: pytest.M
         assert lock.held
 
 
-def test_a_reply_from_before_the_grant_is_no_loss(lock: LockMaker, session: Session) -> None:
-    """F6, F144, F160: a primary that was left behind has an older token, and a renewal that was sent before the grant
-    has found no document: neither says anything about it."""
-    mine = lock().acquire()
-    grant = grant_of(mine)
-    session.renewals.judge(grant, Found(grant.token - 1, {}, {}), number=1, sent=clock.now(), length=0.0)
-    for token in (grant.token, LAST_TOKEN):
-        session.renewals.judge(grant, Found(token, {}, {}), number=1, sent=grant.lease.since - 0.1, length=0.0)
-    assert mine.held
-    session.renewals.judge(grant, Found(grant.token, {}, {}), number=1, sent=grant.lease.since, length=0.0)
-    assert mine.lost
-
-
-def test_an_answer_that_comes_after_that_of_a_later_command(lock: LockMaker, session: Session) -> None:
-    """P1, P7, F160: a renewal of a waiter is answered after the command that was sent later, and granted it the lock:
-    it brings the end of that no nearer. F62: nor does it give more than a place in the queue."""
-    grant = grant_of(mine := lock(terms=CALM).acquire())
-    until, found = grant.lease.until, Found(grant.token, {grant.id: Beat(7, token=grant.token)}, {})
-    session.renewals.judge(grant, found, number=7, sent=until - CALM.lease - 1, length=CALM.lease)
-    assert grant.lease.until == until
-    session.renewals.judge(grant, found, number=7, sent=until - CALM.lease + 1, length=CALM.lease)
-    assert grant.lease.until == until + 1
-    session.renewals.judge(grant, found, number=7, sent=until, length=CALM.lease / 3)
-    assert grant.lease.until == until + 1
-    assert mine.held
-
-
 # The heartbeat
 
 
@@ -137,47 +108,6 @@ def test_a_dead_heartbeat_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatc
     with here.lock(terms=CALM) as mine:
         here.timer.move(CALM.lease / 2)
         assert eventually(lambda: renewed(mine) and renewed(first))
-
-
-def test_a_grant_that_comes_while_the_heartbeat_lies_down_is_seen(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F35: it has looked for what is due and found nothing; before it sleeps, something comes. It must not sleep on."""
-    next_due, coming = session.heartbeat.next_due, ["a grant"]
-    beats = threading.Event()
-
-    def find_nothing() -> float:
-        due = next_due()
-        if coming:
-            coming.pop()
-            session.heartbeat.see_to(clock.now())
-        return due
-
-    monkeypatch.setattr(session.heartbeat, "next_due", find_nothing)
-    monkeypatch.setattr(session.heartbeat, "do_due", beats.set)
-    session.heartbeat.wakes_at = 0.0
-    session.heartbeat.start()
-    assert beats.wait(10)
-
-
-def test_a_loss_that_its_holder_saw_first_is_reported(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P7: the holder looks at `held` while a renewal hangs beyond the deadline; on_lost comes nevertheless."""
-    told, hanging, looked = threading.Event(), threading.Event(), threading.Event()
-    mine = here.lock(terms=CALM, on_lost=lambda _: told.set()).acquire()
-
-    def hang(*_: object) -> None:
-        hanging.set()
-        while mine.held:
-            time.sleep(0.01)
-        looked.set()
-        raise LockBackendFailed("no answer")
-
-    monkeypatch.setattr(here.session.store, "renew", hang)
-    here.timer.move(CALM.lease / 2)
-    assert hanging.wait(10)
-    here.timer.move(CALM.lease)
-    assert looked.wait(10)
-    assert told.wait(10)
 
 
 @pytest.mark.long
@@ -306,31 +236,6 @@ def test_threads_that_come_first_together_get_one_session(config: StoreConfig) -
         first, second = pool.map(lambda _: sessions.current(), range(2))
     assert first is second
     sessions.close()
-
-
-def test_a_look_at_a_place_changes_no_deadline(lock: LockMaker, other: LockMaker, session: Session) -> None:
-    """P1, F62: only a command of its own gives a waiter time. What a read shows gives none."""
-    with other(terms=CALM):
-        thread = threading.Thread(target=lock(terms=CALM, wait=30).acquire, daemon=True)
-        thread.start()
-        assert eventually(lambda: any(grant.state is State.WAITING for grant in session.registry.grants.values()))
-        (waiting,) = (grant for grant in session.registry.grants.values() if grant.state is State.WAITING)
-        assert eventually(lambda: waiting.lease.until > 0)
-        deadline = waiting.lease.until
-        session.commands.answer(waiting.id, Reply(place=0), clock.now() + 100)
-        assert waiting.lease.until == deadline
-    thread.join(10)
-
-
-def test_a_longer_lease_counts_when_its_command_is_answered(lock: LockMaker) -> None:
-    """P1, P9: while the command of extend() is under way, the deadline is what it was."""
-    with lock(terms=CALM) as held:
-        (grant,) = own(held).grants
-        deadline = grant.lease.until
-        steps = own(held).extend_all(500)
-        next(steps)  # it is sent
-        assert grant.lease.until == deadline
-        steps.close()
 
 
 def test_clones_have_grants_of_their_own(

@@ -742,13 +742,16 @@ def test_a_bell_that_requests_a_release() -> None:
 
 
 def test_a_bell_that_tells_of_a_grant() -> None:
-    """P8: it wakes the one that waits for it, and nobody else."""
+    """P8, F28: it wakes the one that waits for it, and nobody else; one of an earlier grant, which comes late, is no
+    news."""
     one = grant()
     each = waits(one)
     each.hear(Bell("s", "another", News(5, datetime.now(UTC))))
     assert (one.waiting.news, one.waiting._woken) == (None, False)
-    each.hear(bell := Bell("s", "g", News(5, datetime.now(UTC))))
-    assert (one.waiting.news, one.waiting._woken) == (bell.news, True)
+    first, earlier, later = (News(token, datetime.now(UTC)) for token in (5, 4, 7))
+    for news, newest in ((first, first), (earlier, first), (later, later)):
+        each.hear(Bell("s", "g", news))
+        assert (one.waiting.news, one.waiting._woken) == (newest, True)
 
 
 @pytest.mark.parametrize("state", ["nothing", "waits", "asks to be told", "not all ask to be told"])
@@ -936,7 +939,8 @@ def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, questio
     assert one.waiting.sent == first == (how["on_withdrawn"] is not None)
     assert how["same"] == (found if first else None)
     if first:
-        assert commands(one)._how_to_call(action)["same"] is None  # not the first command any more
+        again = commands(one)._how_to_call(action)  # not the first command any more: what was sent once stays sent
+        assert (again["same"], again["on_withdrawn"]) == (None, None)
         how["on_withdrawn"]()
         assert not one.waiting.sent
 
@@ -1069,7 +1073,7 @@ def test_what_is_remembered_of_a_release() -> None:
     ],
 )
 def test_what_an_answer_is_worth(reply: Reply, state: State, number: int, expected: tuple[Any, ...]) -> None:
-    """Rule 1: a place in the queue, from before its own command was sent; a read, or the answer to another, nothing."""
+    """F62: a place in the queue, from before its own command was sent; a read, or the answer to another, nothing."""
     one = grant()
     one.state, one.reporting.held_by = state, "ben"
     one.waiting.last_token, one.waiting.at_head = 5, 8

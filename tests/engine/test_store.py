@@ -2,8 +2,6 @@
 
 import traceback
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pymongo.errors
 import pytest
@@ -55,17 +53,6 @@ def test_a_direct_connection_names_the_same_election(
     store.apply("k", ADD, 5)
     assert stored()["clock"] == election(mongo) != ""
     store.close()
-
-
-def test_the_clock_is_that_of_the_server_selected_in_this_thread(store: MongoStore) -> None:
-    """P4: a selection among several (not a primary's) leaves no name; the last selection counts."""
-    store.apply("k", ADD, 5)
-    (known,) = store.client.topology_description.server_descriptions().values()
-    server: Any = SimpleNamespace(election_id="another")
-    assert store._clock.select([server]) == [server]
-    assert store._clock.transform_python(None) == "another"
-    store._clock.select([server, server])
-    assert store._clock.transform_python(None) == str(known.election_id)
 
 
 # Concerns

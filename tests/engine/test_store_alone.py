@@ -167,11 +167,13 @@ def test_a_new_document_has_the_indexes_looked_at(store: MongoStore, last: objec
 
 
 def test_what_the_majority_has_not_confirmed_is_an_error(store: MongoStore) -> None:
-    """P3."""
-    answers(store, {**THERE, "writeConcernError": {"code": 64}})
+    """P1, P3: and no bell is rung for it: an election may undo that grant, and let in another one."""
+    value = {"now": NOW, "waiting": 2, "granted": found_in("a")["granted"]}
+    answers(store, {**THERE, "value": value, "writeConcernError": {"code": 64}})
     for call_ in (store.apply, store.take_free):
         with pytest.raises(LockBackendFailed, match=r"majority .*code 64"):
             call_("k", ADD, 5)
+    assert not store.bells.ring.called  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -398,7 +400,8 @@ class Tower:
     """The bells of a collection, where looking at one is recorded. there: whether cursors stay open in them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.there, self.looks, self.made = 1_000.0, True, list[int](), list[int]()
+        self.now, self.looks, self.made = 1_000.0, list[int](), list[int]()
+        self.there: bool | PyMongoError = True
         locks: Any = Mock()
         locks.name = "locks"
         locks.database.get_collection = lambda name, **options: Mock(number=int(name[-1]), options=options)
@@ -409,7 +412,7 @@ class Tower:
 
     def _look(self, collection: Any) -> bool:
         self.looks.append(collection.number)
-        return self.there
+        return bool(give(self.there))
 
     def sent(self, number: int) -> list[Any]:
         """The messages that were sent to one of them."""
@@ -449,6 +452,13 @@ def test_nothing_is_sent_to_a_bell_that_is_not_there(tower: Tower) -> None:
         tower.bells.ring([Bell(at(3), "g")])
     assert (tower.looks, len(tower.sent(3))) == ([3, 3, 3], 1)
     assert not tower.bells._seen
+
+
+def test_a_bell_that_cannot_be_rung_silences_no_other(tower: Tower) -> None:
+    """F11: a network error at one takes nothing from those who listen at the next."""
+    tower.there = AutoReconnect("connection closed")
+    tower.bells.ring([Bell(at(3), "g"), Bell(at(5), "g")])
+    assert tower.looks == [3, 5]
 
 
 class Reading(MagicMock):

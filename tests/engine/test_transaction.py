@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from bson.int64 import Int64
@@ -53,10 +54,14 @@ def test_where_there_are_transactions(kinds: tuple[str, ...], told: str | None) 
         assert transaction._transactional_store(lock) is lock._session().store
 
 
-@pytest.mark.parametrize("struck", [False, True])
-def test_how_a_transaction_begins(struck: bool) -> None:
+@pytest.mark.parametrize(
+    ("struck", "calls"), [("", ["defer"] * 2), ("at first", ["resume"] * 2), ("then", ["defer", "resume", "resume"])]
+)
+def test_how_a_transaction_begins(struck: str, calls: list[str]) -> None:
     """P9: for the majority, from one snapshot; the renewals of the lock are put off then, unless a signal strikes."""
     lock = kept_at("RSPrimary")
+    if struck == "then":
+        lock.grants[1].defer_renewals = Mock(side_effect=KeyboardInterrupt)
     atomic: Any = Atomic(lock, MongoClient(connect=False))
     session = SimpleNamespace(start_transaction=print)
     steps = atomic._begin()
@@ -72,8 +77,8 @@ def test_how_a_transaction_begins(struck: bool) -> None:
         },
     )
     with pytest.raises(KeyboardInterrupt if struck else StopIteration):
-        steps.throw(KeyboardInterrupt) if struck else steps.send(None)
-    assert lock.calls == ["resume" if struck else "defer"] * 2
+        steps.throw(KeyboardInterrupt) if struck == "at first" else steps.send(None)
+    assert lock.calls == calls
 
 
 @pytest.mark.parametrize(("matched", "whole"), [((1, 1), True), ((1, 0), False), ((0,), False)])

@@ -2,7 +2,6 @@
 
 import _thread
 import asyncio
-import functools
 import signal
 import threading
 import time
@@ -11,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from django_mongolock.engine.protocol.actions import Answer
-from django_mongolock.engine.rule.replies import Reply
 from django_mongolock.engine.session import lanes, worker_threads
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed
@@ -115,30 +112,6 @@ def test_closing_ends_the_threads_after_their_work(new_threads: Callable[..., Wo
 # Lanes
 
 
-def test_calls_are_begun_by_priority(new_threads: Callable[..., WorkerThreads]) -> None:
-    """Rule 3: renewals and releases are begun before what was asked for earlier; each priority keeps its order."""
-    threads = new_threads(1, shares=(1, 1))
-    hold, order = Hold(threads, 1), list[str]()
-    for number in range(6):
-        name = f"{'later' if number < 3 else 'sooner'} {number % 3}"
-        threads.submit(lambda name=name: order.append(name), priority=int(number < 3))  # type: ignore[misc]
-    hold.let_go()
-    assert eventually(lambda: len(order) == 6)
-    assert order == ["sooner 0", "sooner 1", "sooner 2", "later 0", "later 1", "later 2"]
-
-
-def test_a_share_of_the_threads_is_for_what_comes_first(new_threads: Callable[..., WorkerThreads]) -> None:
-    """F67, F110: however many others are stuck, a release is begun at once; and the others get no more than theirs."""
-    threads = new_threads(4, shares=(1, 0.75))
-    hold, done = Hold(threads, 3, priority=1), []
-    threads.submit(lambda: done.append("other"), priority=1)
-    for _ in range(20):
-        assert threads.call(lambda left: "released", LONG) == "released"
-    assert done == []
-    hold.let_go()
-    assert eventually(lambda: done == ["other"])
-
-
 def test_what_is_slow_counts_no_more(
     new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,44 +149,6 @@ def test_all_calls_are_begun_while_those_before_are_slow(
         hold.let_go()
 
 
-def test_two_calls_of_a_key_are_made_at_a_time(new_threads: Callable[..., WorkerThreads]) -> None:
-    """F110: the others wait for it and keep no thread from other keys; then they are made in their order, what has
-    priority first."""
-    threads = new_threads(8, shares=(1, 1))
-    hold, order = Hold(threads, 2, priority=1, key="stuck"), list[str]()
-    for name, priority in (("a", 1), ("b", 1), ("first", 0)):
-        threads.submit(lambda name=name: order.append(name), priority=priority, key="stuck")  # type: ignore[misc]
-    for _ in range(20):
-        assert threads.call(lambda left: "other", LONG, key="other") == "other"
-    assert order == []
-    assert not threads.begin_own("stuck")
-    assert threads.begin_own("other")
-    threads.end_own("other")
-    hold.let_go()
-    assert eventually(lambda: len(order) == 3 and not threads._lanes.under_way)
-    assert order[0] == "first"
-    assert not threads._lanes.waiting_for_key
-
-
-def test_what_waits_for_threads_keeps_no_place_of_its_key(new_threads: Callable[..., WorkerThreads]) -> None:
-    """F110: what may not be made yet, because other keys use the threads that it may have, keeps from being made
-    nothing of its key that is more urgent."""
-    threads, made = new_threads(8, shares=(1, 1, 0.5)), list[int]()
-    hold = Hold(threads, 2, priority=1, key="k")
-    for number in range(2):
-        threads.submit(lambda number=number: made.append(number), priority=2, key="k")  # type: ignore[misc]
-    assert eventually(lambda: "k" in threads._lanes.waiting_for_key)
-    others = Hold(threads, 4, priority=1)
-    hold.let_go()
-    assert eventually(lambda: len(threads._lanes.running) == 4)
-    assert [threads.call(lambda left: "release", 5.0, priority=0, key="k") for _ in range(3)] == ["release"] * 3
-    assert made == []
-    others.let_go()
-    assert eventually(
-        lambda: sorted(made) == [0, 1] and not threads._lanes.under_way and not threads._lanes.waiting_for_key
-    )
-
-
 async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Callable[..., WorkerThreads]) -> None:
     """F67, F110: by a time limit, or by a cancellation; nothing of it is left, and the next one is made."""
     threads = new_threads(8)
@@ -231,68 +166,7 @@ async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Cal
     assert begun == []
 
 
-async def test_a_refusal_is_that_of_all_who_asked_the_same_before(new_threads: Callable[..., WorkerThreads]) -> None:
-    """F110: one command answers them. It was sent after they had asked: an earlier answer may be out of date."""
-    threads, refused = new_threads(8), Answer(Reply(), 0.0, 0.0)
-    hold, sent, shared = Hold(threads, 2, key="k"), list[str](), list[object]()
-
-    def ask(same: str, left: float, *, known: Answer | None = None) -> Answer:
-        if known is None:
-            sent.append(same)
-            return refused
-        shared.append(known)
-        return known
-
-    calls = [(functools.partial(ask, same), same) for same in "xxxxxy"]
-    asking = [asyncio.create_task(threads.acall(call, LONG, key="k", same=same)) for call, same in calls]
-    await asyncio.sleep(0.05)
-    hold.let_go()
-    assert await asyncio.gather(*asking) == [refused] * 6
-    assert 2 <= len(sent) <= 3
-    assert "y" in sent
-    assert len(shared) == 6 - len(sent)
-    assert eventually(lambda: not threads._lanes.under_way)
-
-
 # Deadlines
-
-
-async def test_an_answer_to_a_question_from_before_is_not_shared(new_threads: Callable[..., WorkerThreads]) -> None:
-    """F110: who asks while the same is being asked already is answered by a command that is sent after that."""
-    threads, refused, known = new_threads(8), Answer(Reply(), 0.0, 0.0), list[object]()
-    begun, go = threading.Semaphore(0), threading.Event()
-
-    def slow(left: float) -> Answer:
-        begun.release()
-        go.wait(LONG)
-        return refused
-
-    def later(left: float, **shared: object) -> Answer:
-        known.append(shared)
-        return refused
-
-    asking = [asyncio.create_task(threads.acall(slow, LONG, key="k", same="x")) for _ in range(2)]
-    assert await asyncio.to_thread(lambda: begun.acquire(timeout=LONG) and begun.acquire(timeout=LONG))
-    asking.append(asyncio.create_task(threads.acall(later, LONG, key="k", same="x")))
-    await asyncio.sleep(0.05)
-    go.set()
-    await asyncio.gather(*asking)
-    assert known == [{}]
-
-
-def test_a_call_gets_the_seconds_that_are_left(threads: WorkerThreads) -> None:
-    """F67: the time in the queue is part of the timeout."""
-    hold = Hold(threads, 1)
-
-    def let_go() -> None:
-        assert eventually(lambda: waiting(threads))
-        time.sleep(0.3)
-        hold.let_go()
-
-    threading.Thread(target=let_go).start()
-    left = threads.call(lambda left: left, LONG)
-    assert 0 < left <= LONG - 0.3
-    assert threads.call(lambda left: left) == float("inf")
 
 
 def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> None:

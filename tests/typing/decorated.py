@@ -129,8 +129,6 @@ async def wrong(request: HttpRequest) -> Any:
     skipping("5")  # type: ignore[arg-type]
     Locked().method("5")  # type: ignore[arg-type]
     mongo_locked("key", release="later")  # type: ignore[arg-type]
-    mongo_locked("key", on_contention="wait")  # type: ignore[type-var]
-    mongo_locked("key", timeout=5)  # type: ignore[call-arg]
     mongo_locked("key", lease="30")  # type: ignore[arg-type]
     charge_order("5")  # type: ignore[arg-type]
     idempotent(keep="1 day")  # type: ignore[arg-type]

@@ -79,7 +79,6 @@ async def leading() -> None:
 
 
 def wrong() -> int:
-    mongo_lock(5)  # type: ignore[arg-type]
     mongo_lock("key", lease="30")  # type: ignore[arg-type]
     mongo_lock("key", mode="semaphore")  # type: ignore[arg-type]
     mongo_semaphore("key")  # type: ignore[call-arg]

@@ -9,6 +9,7 @@ import pytest
 from verify.faults.checker import check
 from verify.faults.history import History
 from verify.faults.records import Journal, Record, now, read
+from verify.faults.tolerances import Tolerances
 
 #: When all is over.
 LATER = 100.0
@@ -96,12 +97,15 @@ class Story:
     def end(self, t: float = LATER) -> "Story":
         return self.tell("over", t, "harness")
 
-    def rules(self) -> str:
-        """Which rules find something."""
+    def history(self, *allowed: Tolerances) -> History:
+        """The records in their order; when all is over, if they do not say when."""
         if not any(record["what"] == "over" for record in self.records):
             self.end()
-        found = check(History(sorted(self.records, key=lambda record: float(record["t"]))))
-        return " ".join(sorted({violation.rule for violation in found}))
+        return History(sorted(self.records, key=lambda record: float(record["t"])), *allowed)
+
+    def rules(self) -> str:
+        """Which rules find something."""
+        return " ".join(sorted({violation.rule for violation in check(self.history())}))
 
 
 SHARED: dict[str, Any] = {"mode": "shared", "capacity": 9}
