@@ -741,8 +741,12 @@ class NoThreads:
             self.calls.append(call)
         return not self.ended
 
-    def call(self, *given: object) -> object:
+    def call(self, *given: object, priority: int = 0) -> object:
+        self.priorities.add(priority)
         return ("sent", *given)
+
+    async def acall(self, *given: object, priority: int = 0) -> object:
+        return self.call(*given, priority=priority)
 
 
 @pytest.fixture
@@ -752,11 +756,11 @@ def threads() -> NoThreads:
 
 @pytest.fixture
 def errands(threads: NoThreads) -> Any:
-    return Errands(threads, 3)  # type: ignore[arg-type]
+    return Errands(threads, (2, 3))  # type: ignore[arg-type]
 
 
-def test_where_a_call_of_another_part_is_made(errands: Any) -> None:
-    """F29: the main thread, where a signal may strike, has it made; any other thread makes it."""
+def test_where_a_call_of_another_part_is_made(errands: Any, threads: NoThreads) -> None:
+    """F29: the main thread, where a signal may strike, has it made; any other thread makes it. Renewals go first."""
 
     def one(left: float) -> object:
         return left
@@ -764,6 +768,8 @@ def test_where_a_call_of_another_part_is_made(errands: Any) -> None:
     assert errands.send(one, 3.0) == ("sent", one, 3.0)
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(errands.send, one, 3.0).result(5) == 3.0
+    assert asyncio.run(errands.asend(one, 3.0)) == ("sent", one, 3.0)
+    assert threads.priorities == {2}
 
 
 @pytest.mark.parametrize(
