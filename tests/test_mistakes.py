@@ -64,8 +64,10 @@ def test_blocking_in_a_coroutine_is_warned_of() -> None:
     async def block() -> None:
         with mongo_lock("k"):
             pass
-        mongo_lock("k").acquire().release()
-        mongo_lock("k").try_acquire()
+        lock = mongo_lock("k").acquire()
+        assert lock.release()
+        assert lock.try_acquire()
+        assert lock.release()
 
     with pytest.warns(RuntimeWarning, match="async with") as told:
         asyncio.run(block())
