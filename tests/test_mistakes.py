@@ -59,13 +59,17 @@ pytestmark = WITH_MONGO
 
 
 def test_blocking_in_a_coroutine_is_warned_of() -> None:
-    """It works, but a wait would stop every task of the event loop."""
+    """It works, but a wait would stop every task of the event loop. Each way to do it is told where it is done."""
 
     async def block() -> None:
-        with pytest.warns(RuntimeWarning, match="async with"), mongo_lock("k"):
+        with mongo_lock("k"):
             pass
+        mongo_lock("k").acquire().release()
+        mongo_lock("k").try_acquire()
 
-    asyncio.run(block())
+    with pytest.warns(RuntimeWarning, match="async with") as told:
+        asyncio.run(block())
+    assert [warning.filename for warning in told] == [__file__] * 3
 
 
 def test_a_wrong_setting_does_not_open_the_locks_to_other_apps(settings: Settings) -> None:

@@ -365,6 +365,10 @@ class TestBackend:
         with mongo_lock("a"), pytest.raises(LockBackendFailed, match="in the memory of each process"):
             look()
 
+    def test_a_view_with_a_queryset(self, mongolock: MemoryLocks) -> None:
+        """Code that only makes one, such as a module of class-based views, is imported."""
+        assert Lock.objects.held().filter(key="a").order_by("key").query.is_empty() is False
+
     @pytest.mark.parametrize(
         "command", [["list_locks"], ["clear_stale_locks", "--no-input"], ["release_lock", "a", "--no-input"]]
     )
