@@ -17,7 +17,7 @@ from django.db import transaction
 from django_mongolock import transactions
 from django_mongolock.documents import DocumentLock, held_document
 from django_mongolock.documents.held_document import abandon
-from django_mongolock.documents.updates import Own
+from django_mongolock.documents.updates import Own, write_one
 from django_mongolock.engine import clock
 from django_mongolock.exceptions import (
     DocumentChanged,
@@ -153,7 +153,7 @@ class TestMethods:
     def test_ended_while_a_thread_writes(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
         """A write that comes after the flow's own end is told of that: nothing was lost."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting")
-        write = held_document.write_one
+        write = write_one
 
         def after_the_end(statement: Any) -> Any:
             monkeypatch.setattr(held_document, "write_one", write)
