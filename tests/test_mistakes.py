@@ -427,10 +427,10 @@ def test_what_only_views_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, se
     settings.ROOT_URLCONF = "late_views"
     with patch.dict(used_apps, clear=True):
         assert [found.id for found in check_apps(app_configs=None)] == ["mongolock.E026"]
-    del sys.modules["late_views"]
-    clear_url_caches()
-    shared_by_all.discard("late_views.late")
-    assert any("late_views.late()" in found.msg for found in check_shared_locks(app_configs=None))
+        del sys.modules["late_views"]
+        clear_url_caches()
+        shared_by_all.discard("late_views.late")
+        assert any("late_views.late()" in found.msg for found in check_shared_locks(app_configs=None))
     shared_by_all.discard("late_views.late")
 
 
