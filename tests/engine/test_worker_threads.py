@@ -134,6 +134,17 @@ def test_what_is_slow_counts_no_more(
     rest.let_go()
 
 
+def test_calls_that_find_all_threads_busy_leave_no_tickets(new_threads: Callable[..., WorkerThreads]) -> None:
+    """However many come meanwhile, each thread looks once more, which is enough; all of them are made."""
+    threads, made = new_threads(2, 4), list[int]()
+    hold = Hold(threads, 2)
+    for number in range(100):
+        threads.submit(lambda number=number: made.append(number))  # type: ignore[misc]
+    assert threads._tickets.qsize() <= 4
+    hold.let_go()
+    assert eventually(lambda: len(made) == 100)
+
+
 # Keys
 
 

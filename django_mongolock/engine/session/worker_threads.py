@@ -189,8 +189,7 @@ class WorkerThreads:
     def __init__(self, size: int, most: int = 0, *, shares: Sequence[float] = (1.0,)) -> None:
         self._size, self._most = size, max(size, most)
         self._lanes: Lanes[Call] = Lanes(size, self._most, shares)
-        #: One for each call that entered a lane. A thread which gets one makes what calls there are: there may be too
-        #: many of these. False ends a thread.
+        #: A thread which gets one makes what calls there are: there may be too many of these. False ends a thread.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
         #: How many more threads may be started, and how many wait for a ticket: lists that count. `append` and `pop`
         #: are single operations of the interpreter, which `+= 1` is not.
@@ -272,10 +271,15 @@ class WorkerThreads:
     def _wake_one(self) -> None:
         """Have a thread look for calls."""
         self._start_if_needed()
-        self._tickets.put(True)
+        self._put_ticket()
         if self._watched and not self._idle:
             with contextlib.suppress(RuntimeError):  # it was woken already
                 self._alarm.release()
+
+    def _put_ticket(self) -> None:
+        """Put one for what has entered a lane. Where there are as many as threads, each of those looks after that."""
+        if self._tickets.qsize() < self._most:
+            self._tickets.put(True)
 
     def _start_if_needed(self) -> None:
         waiting = sum(map(len, self._lanes.waiting))
@@ -316,7 +320,7 @@ class WorkerThreads:
                 is_unseen = not self._watched and any(self._lanes.waiting)
             self._start_if_needed()
             if is_unseen:  # this thread is busy now: another one looks
-                self._tickets.put(True)
+                self._put_ticket()
             result = entry.begin()
             with self._lanes.mutex:
                 shared = self._lanes.end(entry, result)
