@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -826,6 +827,17 @@ def test_a_listener_has_one_thread(
     if starts:
         assert listener._thread is started[0]
         assert started[0].how == {"target": listener._run, "name": "mongolock-listener", "daemon": True}
+
+
+def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """F144, P7: the log says once that waiters look at intervals, and the next pause tries it again."""
+    session: Any = Parts()
+    listener = Listener(session, session)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    for _ in range(2):
+        assert not listener.want()
+        listener.start()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
