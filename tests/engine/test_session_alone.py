@@ -1247,26 +1247,38 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
 # Processes
 
 
-def test_the_locks_of_a_fork_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """F29: a mutex that was taken while its process forked is not taken in the child; what the parent has made is
-    noted once, and never taken for the child's, also where nobody was told of the fork."""
+    noted once, and neither taken for the child's nor closed by it, also where nobody was told of the fork."""
     monkeypatch.setattr(PerProcess, "_all", weakref.WeakSet())
     monkeypatch.setattr(PerProcess, "_inherited", [])
     monkeypatch.setattr(PerProcess, "_mutex", PerProcess._mutex)
-    numbers = itertools.count()
-    made, never = PerProcess(lambda: next(numbers)), Sessions[Any](lambda: None)
-    assert [made.current(), made.current()] == [0, 0]
+    numbers, closed = itertools.count(), list[int]()
+
+    def make() -> Any:
+        number = next(numbers)
+        return SimpleNamespace(number=number, close=lambda: closed.append(number))
+
+    made, never = Sessions[Any](make), Sessions[Any](lambda: None)
+    first = made.current()
+    assert made.current() is first
     PerProcess._before_fork()
     mutex = PerProcess._mutex
     PerProcess._after_fork_in_child()
     PerProcess._after_fork_in_child()
     assert (mutex.locked(), PerProcess._mutex.locked()) == (True, False)
     mutex.release()
-    assert (PerProcess._inherited, made._made, never._made) == ([0], None, None)
+    assert (PerProcess._inherited, made._made, never._made) == ([first], None, None)
     PerProcess._before_fork()
     PerProcess._after_fork_in_parent()
     assert not PerProcess._mutex.locked()
-    assert made.current() == 1
+    assert made.current().number == 1
     never.close()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert (made.current(), made.current(), made._made) == (2, 2, (-1, 2))
+    third = made.current()
+    assert (third.number, made.current(), made._made) == (2, third, (-1, third))
+    Sessions.close_all()
+    assert (closed, made.current().number) == ([2], 3)
+    monkeypatch.setattr(os, "getpid", lambda: -2)
+    made.close()
+    assert closed == [2]
