@@ -23,9 +23,8 @@ from django_mongolock.admin.lock_admin import LockAdmin
 from django_mongolock.exceptions import LockBackendFailed, printable
 from django_mongolock.inspection import named_locks, operations, queries
 from django_mongolock.inspection.display import quote_key, unquote_key
-from django_mongolock.models import Lock
+from django_mongolock.models import Lock, LockQuerySet
 from django_mongolock.models.lock_model import LockDashboard
-from django_mongolock.models.reading import ReadOnlyManager
 from tests.editing.staff import text_of
 from tests.support.lock_documents import DAMAGE, HOSTILE_KEYS, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO, Commands
@@ -164,6 +163,12 @@ class TestList:
         order = LockAdmin(Lock, site).get_ordering(request)
         assert {lock.key for lock in Lock.objects.order_by(*order)} == {"catalog", "order:5", "left:behind", "free:1"}
 
+    @pytest.mark.parametrize("query", ["", "?state=waited", "?state=stale", "?state=all"])
+    def test_fewer_columns(self, admin: Client, monkeypatch: pytest.MonkeyPatch, query: str) -> None:
+        """A project's own admin may leave out the column by which the list is sorted."""
+        monkeypatch.setattr(LockAdmin, "list_display", ("state", "who"))
+        assert rows(admin.get(LIST + query))
+
     def test_order_of_equals(self, admin: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A lock with several holders is as old as its first one. What is equal is in the order of the keys, so that no
         page repeats another; and of more locks than are sorted, those are whose leases end first."""
@@ -281,6 +286,16 @@ class TestKept:
         confirm(admin, select(admin, "force_release", "once"))
         assert locks.read("once")["holders"] == []
 
+    def test_over(self, admin: Client, locks: Locks) -> None:
+        """When its minimum hold is over, it is free on every page and in the list of the command."""
+        locks.add("past", [entry(1, left=-5, held_for=100, released=now() - timedelta(seconds=60))])
+        assert "past ○ free – held for – lease left – waiting 0" in text_of(admin.get(f"{LIST}?state=free"))
+        page = text_of(admin.get(page_of("past")))
+        assert "Held by (0) The lock is free." in page
+        assert "mean time held 2.5 s" in page
+        assert re.search(r"past free; last granted 1 min 4\d s ago", text_of(admin.get(DASHBOARD)))
+        assert re.search(r"past +free +- +- +- +0", run("list_locks", "--all")[0])
+
 
 class TestEmpty:
     """A list without locks says why, and where to look."""
@@ -326,9 +341,10 @@ class TestPage:
 
     def test_hostile_keys(self, locks: Locks, admin: Client) -> None:
         """Every key has a page of its own, is shown (marks by their codes), can be forced, and has a history."""
-        locks.held(*HOSTILE_KEYS)
+        keys = ["", *HOSTILE_KEYS]  # the first one only somebody else writes
+        locks.held(*keys)
         listed = admin.get(LIST).content.decode()
-        for number, key in enumerate(HOSTILE_KEYS):
+        for number, key in enumerate(keys):
             address = page_of(key)
             assert f'href="{html.escape(address)}"' in listed
             assert unquote_key(quote_key(key)) == key
@@ -337,8 +353,9 @@ class TestPage:
             for content in (listed, page.content.decode() if page else listed):
                 assert html.escape(printable(key)) in content
                 assert key not in content or html.escape(key) == key
-        confirm(admin, select(admin, "force_release", *HOSTILE_KEYS))
-        assert {entry_.object_id for entry_ in LogEntry.objects.all()} == {*HOSTILE_KEYS}
+        confirm(admin, select(admin, "force_release", *keys))
+        assert {entry_.object_id for entry_ in LogEntry.objects.all()} == {*keys}
+        assert admin.get(page_of("").replace("/change/", "/history/")).status_code == 302
         history = page_of(HOSTILE_KEYS[0]).replace("/change/", "/history/")
         assert "Forced its release" in text_of(admin.get(history))
 
@@ -420,7 +437,7 @@ class TestForceRelease:
         """Nothing is read between a release and its entry in the log: that could fail."""
         locks.held("k")
         asked = select(admin, "force_release", "k")
-        monkeypatch.setattr(ReadOnlyManager, "get_queryset", lambda _self: 1 / 0)
+        monkeypatch.setattr(LockQuerySet, "db", property(lambda _self: 1 / 0))
         assert admin.post(RELEASE, {**fields_of(asked), "reason": "x"}).status_code == 302
         assert LogEntry.objects.get().object_id == "k"
 

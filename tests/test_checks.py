@@ -109,9 +109,7 @@ class TestValues:
         assert check(settings, lease=5)[0].hint == "Write 'LEASE'."
         assert check(settings, KEYPREFIX="a:")[0].hint == "Write 'KEY_PREFIX'."
         for name in ("BEAT", "COLLECTION", "TTL"):
-            hint = str(check(settings, **{name: 5})[0].hint)
-            assert hint.startswith("Known: BACKEND, ")
-            assert "What cannot be set, and why" in hint
+            assert str(check(settings, **{name: 5})[0].hint).startswith("Known: BACKEND, ")
 
     @pytest.mark.parametrize("value", [None, 7, ["DATABASE"], ("DATABASE", "mongo")])
     def test_no_dictionary(self, settings: Settings, value: Any) -> None:

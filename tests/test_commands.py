@@ -25,8 +25,11 @@ from django_mongolock.inspection import kinds, operations, queries
 from django_mongolock.inspection.kinds import Choice
 from tests.support.lock_documents import DAMAGE, TOKEN, Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
+from tests.support.programs import Start, starting
 
 pytestmark = WITH_MONGO
+
+start = pytest.fixture(starting)
 
 
 def run(*arguments: str) -> tuple[str, str]:
@@ -387,6 +390,25 @@ class TestList:
         assert key not in out
         wide, _ = run("list_locks", "--all", "--wide")
         assert all(text in wide for text in (key, "u" * 80, "0d7f4b6e-8a0f-4f5e-9f6a-3a1a3c1f2b11"))
+
+    def test_encoding(self, locks: Locks) -> None:
+        """What the encoding of the output lacks is shown by its code."""
+        locks.held("ключ:5")
+        stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+        call_command("list_locks", "--key", "ключ:*", stdout=stream)
+        stream.seek(0)
+        assert r"\u043a\u043b\u044e\u0447:5  held   unknown, web-1 \xb7 pid 4001" in stream.read()
+
+    @pytest.mark.long
+    def test_whoever_reads_has_enough(self, locks: Locks, start: Start) -> None:
+        """A command of whose output only the beginning is read, as by `head`, ends without a traceback."""
+        locks.many(free=0, held=2_000)
+        running = start("list_locks", "--limit", "0")
+        assert running.stdout
+        assert running.stderr
+        assert running.stdout.readline().startswith("KEY")
+        running.stdout.close()
+        assert (running.stderr.read(), running.wait()) == ("", 141)
 
 
 class TestPatterns:

@@ -376,6 +376,16 @@ class TestDrawing:
         assert not any(edge.back for edge in drawn.edges)
         assert drawn.width >= 5 * pictures.WIDTH
 
+    def test_sizes_are_no_texts(self, locks: Locks, admin: Client, settings: Settings) -> None:
+        """A picture of more than 999 pixels has its size, also where numbers have separators."""
+        settings.USE_THOUSAND_SEPARATOR = True
+        for number in range(5):
+            locks.add(f"k{number}", [entry(1, worker=f"w{number}")], [waiter(2, worker=f"w{number + 1}")])
+        drawn = pictures.draw_graph(self.overview().waited_for)
+        assert drawn
+        assert drawn.width > 999
+        assert f'<svg width="{drawn.width}" height="{drawn.height}"' in admin.get(PAGE).content.decode()
+
     def test_no_two_boxes_in_one_place(self, locks: Locks) -> None:
         for number in range(12):
             locks.add(

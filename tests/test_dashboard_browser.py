@@ -14,10 +14,12 @@ from pymongo.collection import Collection
 from pytest_django import Settings
 from pytest_django.live_server_helper import LiveServer
 
+from django_mongolock.inspection.kinds import sources
 from testproject.shop.models import Ad
 from tests.support.browsing import MIDDLEWARE, POLICY, browser, opened
 from tests.support.lock_documents import TOKEN, Locks, entry, now, waiter
 from tests.support.waiting import eventually
+from tests.test_kinds import Rooms
 
 pytestmark = [pytest.mark.long, pytest.mark.django_db(databases=["default", "mongo"], transaction=True)]
 
@@ -144,6 +146,17 @@ class TestLive:
             settled(
                 page, "/A waiter has been waiting for “d”/.test(document.getElementById('mongolock-said').textContent)"
             )
+
+    def test_two_problems_of_one_sort(self, visit: Visit, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Stale locks of two kinds are two problems, after a refresh too."""
+        rooms, desks = Rooms(a=("ann", -5.0)), Rooms(b=("ben", -5.0))
+        desks.name = "desks"
+        monkeypatch.setattr("django_mongolock.inspection.kinds.sources", [*sources, lambda using: [rooms, desks]])
+        with visit() as page:
+            first, shown = page.inner_text("#as-of"), page.inner_text("#look ul")
+            settled(page, f"document.getElementById('as-of').textContent.trim() !== {first!r}")
+            assert "rooms" in shown
+            assert page.inner_text("#look ul") == shown
 
     def test_pause(self, visit: Visit, locks: Locks) -> None:
         """Paused it stays as it is, and asks for nothing; then it goes on."""

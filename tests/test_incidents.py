@@ -259,3 +259,13 @@ def test_release_lock_takes_a_lock_from_its_holder(locks: Locks, caplog: pytest.
         run("release_lock", "order:5", "--no-input")
     assert refusal.value.returncode == 3
     assert not lock.release()
+
+
+def test_what_is_said_fits(locks: Locks) -> None:
+    """Of who asks and why, the holder gets as much as is stored; a token is of a key, whatever number it is."""
+    locks.held("k")
+    run("release_lock", "k", "--ask", "--by", "anna", "--reason", "x" * 256)
+    assert locks.read("k")["holders"][0]["release_requested_by"] == f"anna: {'x' * 250}"
+    with pytest.raises(CommandError, match="--token") as refusal:
+        run("release_lock", "--owner", "o", "--token", "0")
+    assert refusal.value.returncode == 2

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from django.core.checks import CheckMessage, Info
 from django.core.exceptions import ImproperlyConfigured
+from pytest_django import Settings
 
 from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, sources
 from django_mongolock.inspection.snapshot import ShownState
@@ -36,7 +37,7 @@ class Rooms:
     taken = (ShownState.HELD, ShownState.STALE)
 
     def __init__(self, **rooms: tuple[str, float]) -> None:
-        self.rooms = rooms
+        self.rooms: dict[Any, tuple[str, float]] = {**rooms}
 
     def rows(self, choice: Choice, limit: int = 0) -> list[Row]:
         found = [
@@ -109,6 +110,16 @@ def test_list(rooms: Rooms) -> None:
 
 
 class TestAdmin:
+    def test_ids_are_no_numbers(self, rooms: Rooms, settings: Settings) -> None:
+        """An id is shown as it is, also where numbers have separators."""
+        settings.USE_THOUSAND_SEPARATOR = True
+        rooms.rooms[12345] = ("carl", 60.0)
+        client = browser("view_lock", "force_release_lock")
+        page = client.get(f"{ADMIN}others/?kind=rooms").content.decode()
+        assert ("12,345" in page, page.count("12345")) == (False, 3)  # the last in the value of a field
+        chosen = {"force": "selected", "lock": '["rooms", 12345, "carl"]'}
+        assert '<bdi class="mongolock-key">12345</bdi>' in client.post(f"{ADMIN}others/", chosen).content.decode()
+
     def test_held_only(self, locks: Locks, rooms: Rooms) -> None:
         """Where only locks of other kinds are held, the dashboard does not say that none was acquired."""
         locks.collection.delete_many({})

@@ -59,13 +59,19 @@ pytestmark = WITH_MONGO
 
 
 def test_blocking_in_a_coroutine_is_warned_of() -> None:
-    """It works, but a wait would stop every task of the event loop."""
+    """It works, but a wait would stop every task of the event loop. Each way to do it is told where it is done."""
 
     async def block() -> None:
-        with pytest.warns(RuntimeWarning, match="async with"), mongo_lock("k"):
+        with mongo_lock("k"):
             pass
+        lock = mongo_lock("k").acquire()
+        assert lock.release()
+        assert lock.try_acquire()
+        assert lock.release()
 
-    asyncio.run(block())
+    with pytest.warns(RuntimeWarning, match="async with") as told:
+        asyncio.run(block())
+    assert [warning.filename for warning in told] == [__file__] * 3
 
 
 def test_a_wrong_setting_does_not_open_the_locks_to_other_apps(settings: Settings) -> None:
@@ -423,10 +429,10 @@ def test_what_only_views_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, se
     settings.ROOT_URLCONF = "late_views"
     with patch.dict(used_apps, clear=True):
         assert [found.id for found in check_apps(app_configs=None)] == ["mongolock.E026"]
-    del sys.modules["late_views"]
-    clear_url_caches()
-    shared_by_all.discard("late_views.late")
-    assert any("late_views.late()" in found.msg for found in check_shared_locks(app_configs=None))
+        del sys.modules["late_views"]
+        clear_url_caches()
+        shared_by_all.discard("late_views.late")
+        assert any("late_views.late()" in found.msg for found in check_shared_locks(app_configs=None))
     shared_by_all.discard("late_views.late")
 
 

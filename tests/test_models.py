@@ -16,6 +16,7 @@ from bson.max_key import MaxKey
 from bson.timestamp import Timestamp
 from django.core.management import call_command
 from django.db import NotSupportedError, connections, models
+from django.db.models.functions import Length
 from django.utils import timezone
 from pytest_django import Settings
 
@@ -58,12 +59,14 @@ class TestQueries:
         assert keys(Lock.objects.waited_for()) == ["held"]
 
     def test_kept(self, locks: Locks) -> None:
-        """What is only kept for a minimum hold is neither held nor stale: nobody is at work, and nobody died."""
-        locks.add("kept", [entry(1, released=now())])
-        locks.add("over", [entry(2, left=-5, released=now())])
-        locks.add("both", [entry(3, mode="shared", released=now()), entry(4, mode="shared")])
-        named = {name: keys(getattr(Lock.objects, name)()) for name in ("held", "kept", "stale")}
-        assert named == {"held": ["both"], "kept": ["kept"], "stale": []}
+        """What is only kept for a minimum hold is neither held nor stale: nobody is at work, and nobody died. When that
+        is over, the lock is free."""
+        locks.add("kept", [entry(1, released=now(), owner="me")])
+        locks.add("over", [entry(2, left=-5, released=now(), owner="me")])
+        locks.add("both", [entry(3, mode="shared", released=now(), owner="me"), entry(4, mode="shared")])
+        named = {name: keys(getattr(Lock.objects, name)()) for name in ("held", "kept", "stale", "free")}
+        assert named == {"held": ["both"], "kept": ["kept"], "stale": [], "free": ["over"]}
+        assert keys(Lock.objects.owned_by("me")) == ["both", "kept"]
 
     def test_not_by_our_clock(self, three: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A web server whose clock is a day ahead sees the same."""
@@ -85,6 +88,27 @@ class TestQueries:
         assert Lock.objects.held().count() == 1
         assert Lock.objects.filter(expires_at__gt=now()).count() == 1
         assert str(Lock.objects.get(pk="held")) == "held"
+
+    @pytest.mark.parametrize(
+        "narrow",
+        [
+            lambda found: found[:1],
+            lambda found: found[1:],
+            lambda found: found.union(Lock.objects.free()),
+            lambda found: found.filter(pk__in=Lock.objects.free().values("pk")),
+            lambda found: found.order_by("holders__owner"),
+            lambda found: found.annotate(length=Length("key")).order_by("length"),
+            lambda found: found.values("contended").annotate(models.Count("pk")),
+        ],
+    )
+    def test_what_no_snapshot_has(self, three: Locks, narrow: Callable[[LockQuerySet], Any]) -> None:
+        """What is more than a condition and an order is refused, rather than left out."""
+        found = narrow(Lock.objects.held())
+        list(found)
+        with pytest.raises(NotSupportedError, match="slice"):
+            list(found.snapshots())
+        with pytest.raises(NotSupportedError, match="slice"):
+            found.count_up_to(10, 5.0)
 
     def test_entries_in_words(self, three: Locks) -> None:
         """Holders and waiters say who they are, and not by which grant."""
@@ -173,6 +197,7 @@ class TestForceRelease:
         three.held("z")
         with caplog.at_level(logging.WARNING, "django_mongolock"):
             assert Lock.objects.held().ask_to_release("anna") == 2
+            assert Lock.objects.order_by("key")[1:].ask_to_release("anna") == 3  # the stale one has a holder, too
             assert Lock.objects.held().force_release() == 2
         assert "damaged" in caplog.text
         assert not Lock.objects.held().filter(holders__token=TOKEN + 1).exclude(key="damaged").exists()

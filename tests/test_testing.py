@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 import unittest
@@ -181,6 +182,19 @@ class TestLeftBehind:
         released = Case("test_released").run(unittest.TestResult())
         assert released is not None
         assert released.wasSuccessful()
+
+    @pytest.mark.filterwarnings("ignore::ResourceWarning")
+    def test_what_was_dropped(self) -> None:
+        """It is left behind, too, whether or not it has been released since."""
+
+        @override_locks(strict=True, kwarg_name="locks")
+        def drop(locks: MemoryLocks) -> None:
+            mongo_lock("a").acquire()
+            gc.collect()
+            assert eventually(lambda: not locks.held())
+
+        with pytest.raises(AssertionError, match="'a' was not released"):
+            drop()
 
     def test_one_inside_another(self) -> None:
         """The inner one begins without locks; the outer one keeps its own, and records nothing of the inner's."""
@@ -364,6 +378,10 @@ class TestBackend:
         """Rather than that nobody holds any lock; and without a database."""
         with mongo_lock("a"), pytest.raises(LockBackendFailed, match="in the memory of each process"):
             look()
+
+    def test_a_view_with_a_queryset(self, mongolock: MemoryLocks) -> None:
+        """Code that only makes one, such as a module of class-based views, is imported."""
+        assert Lock.objects.held().filter(key="a").order_by("key").query.is_empty() is False
 
     @pytest.mark.parametrize(
         "command", [["list_locks"], ["clear_stale_locks", "--no-input"], ["release_lock", "a", "--no-input"]]

@@ -27,7 +27,20 @@ from django_mongolock.versions.checking import all_or_nothing
 from testproject.servers import Mongod
 from tests.support.programs import python
 from tests.versioned.databases import added, db, failing_hook, home, mariadb, on_sql, postgres
-from tests.versioned.shapes import Bare, Base, Child, Guard, Named, Part, Renamed, SoftThing, Thing, ThingProxy, Topic
+from tests.versioned.shapes import (
+    Bare,
+    Base,
+    Child,
+    Guard,
+    Named,
+    Pair,
+    Part,
+    Renamed,
+    SoftThing,
+    Thing,
+    ThingProxy,
+    Topic,
+)
 
 __all__ = ["db", "home", "mariadb", "postgres"]
 
@@ -437,6 +450,19 @@ class TestQuerySet:
         assert (stored(made, db).extra, stored(made, db).version) == ("f", 2)
         late.extra = "g"
         refused(Child.objects.using(db).bulk_update, [late], ["extra"])
+
+    @on_sql
+    def test_a_key_of_several_columns(self, db: str) -> None:
+        """A conflict of delete() and bulk_update() is told for it as well."""
+        with connections[db].schema_editor() as editor:
+            editor.create_model(Pair)
+        first, second = two(db, Pair, left=1, right=2)
+        first.save()
+        for fail in (second.delete, lambda: Pair.objects.using(db).bulk_update([second], ["value"])):
+            error = refused(fail)
+            assert (error.pk, error.read, error.stored) == ((1, 2), 1, 2)
+        with connections[db].schema_editor() as editor:
+            editor.delete_model(Pair)
 
     def test_upserts_are_refused(self, db: str) -> None:
         """They would write over what nobody has read."""

@@ -71,7 +71,7 @@ def facts(status: Status) -> dict[str, Any]:
         "server": status.server,
         "problems": [(problem, _text(problem)) for problem in status.problems if problem.alarm is not Alarm.STALE],
         "judged": status.judged,
-        "unusual": [each for each in status.judged if each.verdict in _UNUSUAL],
+        "unusual": [each for each in status.judged if each.verdict in (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)],
         "gave_up": told.deadlocks,
         "recent": draw_lanes(candidates.values(), locks.now, told),
         "graph": draw_graph(locks.waited_for),
@@ -84,8 +84,6 @@ def facts(status: Status) -> dict[str, Any]:
     }
 
 
-#: What is worth a look, and no problem yet.
-_UNUSUAL: Final = (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)
 #: Each problem, and what to do about it, in a sentence or two. time: its amount, if that is seconds.
 TEXTS: Final = {
     Alarm.SERVER: gettext_lazy("MongoDB cannot be used: %(about)s."),

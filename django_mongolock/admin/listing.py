@@ -232,7 +232,7 @@ class LockChangeList(BoundedChangeList):
             return super().get_ordering_field_columns()
         order = self.by[0] if self.by else self.queryset.query.order_by[0]
         name = {"key": "key_link", "expires_at": "left"}.get(order, order)
-        return {self.list_display.index(name): "asc"}
+        return {self.list_display.index(name): "asc"} if name in self.list_display else {}
 
     def get_results(self, request: HttpRequest) -> None:
         """See BoundedChangeList.get_results()."""
@@ -240,7 +240,7 @@ class LockChangeList(BoundedChangeList):
         if is_pattern(self.query):  # the search may take long, but a server that is away shall be noticed at once
             ping(store, get_settings().COMMAND_TIMEOUT)
         super().get_results(request)
-        self.is_unused = not self.result_count and count(store, {}, timeout=self.timeout()) == 0
+        self.is_unused = not self.result_count and count(store, {}, 1, self.timeout()) == 0
         state = chosen_state(request)
         self.is_narrowed = state != "all" or ModeFilter.parameter_name in self.params
         ours = starting(get_settings().KEY_PREFIX)
@@ -258,9 +258,6 @@ class LockChangeList(BoundedChangeList):
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
         judged = judge_all(mongo_store(queryset.db), found, timeout)
         return [Lock.from_judged(each, queryset.db) for each in judged]
-
-
-_NOTHING = "–"
 
 
 class Columns:
@@ -286,7 +283,7 @@ class Columns:
     @admin.display(description=_("lease left"), ordering="expires_at")
     def left(self, lock: Lock) -> SafeString:
         left = lock.row.left
-        return labelled(_("lease left"), _NOTHING if left is None else display.seconds_left(left))
+        return labelled(_("lease left"), "–" if left is None else display.seconds_left(left))
 
     @admin.display(description=_("waiting"), ordering=Computed("waiting").desc())
     def waiting(self, lock: Lock) -> SafeString:
@@ -295,7 +292,7 @@ class Columns:
     @admin.display(description=_("longest wait"), ordering=Computed("waited"))
     def waited(self, lock: Lock) -> SafeString:
         seconds = lock.row.lock.longest_wait
-        return labelled(_("longest wait"), _NOTHING if seconds is None else display.duration(seconds))
+        return labelled(_("longest wait"), "–" if seconds is None else display.duration(seconds))
 
 
 def labelled(label: object, value: SafeString | str) -> SafeString:

@@ -26,7 +26,7 @@ from ..inspection.status import lock_status
 from ..inspection.verdict import judge_all, pasts
 from ..models import Lock
 from .dashboard import Dashboard
-from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, search, sorts_all
+from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, chosen_state, search, sorts_all
 from .lock_actions import SHOWN
 from .other_locks import OtherLocks
 from .pages import plainly, unless_away
@@ -59,14 +59,10 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
 
     def get_ordering(self, request: HttpRequest) -> tuple[str | OrderBy]:
         """What has been held or waited for longest comes first; among all locks, what an index finds first."""
-        since: str | OrderBy = Computed("since").asc() if sorts_all(request) else "expires_at"
-        orders: dict[str, str | OrderBy] = {
-            "all": "key",
-            "free": "key",
-            "stale": "expires_at",
-            "waited": Computed("waited").asc(),
-        }
-        return (orders.get(request.GET.get("state", ""), since),)
+        if not sorts_all(request):
+            return ("key",)
+        orders: dict[str, str | OrderBy] = {"stale": "expires_at", "waited": Computed("waited").asc()}
+        return (orders.get(chosen_state(request), Computed("since").asc()),)
 
     def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
         """Only by what an index finds, if free locks are listed too."""
@@ -154,7 +150,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Lock | None:
         """Only the key: the actions on a lock are shown even if its document is deleted."""
-        return Lock(key=object_id) if object_id.startswith(get_settings().KEY_PREFIX) else None
+        return Lock(key=object_id) if object_id and object_id.startswith(get_settings().KEY_PREFIX) else None
 
     @admin.display(description=gettext_lazy("key"), ordering="key")
     def key_link(self, lock: Lock) -> SafeString | str:

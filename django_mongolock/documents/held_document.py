@@ -41,8 +41,6 @@ LOST: Final = "lost"
 FORKED: Final = "a forked child does not hold its parent's documents"
 #: Why a block cannot begin.
 TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it earlier, or hold fewer"
-#: What is said after the write that has found the document lost.
-FOUND_LOST: Final = "an earlier write has found that"
 #: Seconds between the looks of a write that waits for another one of the same document.
 TURN: Final = 0.01
 
@@ -231,8 +229,9 @@ class HeldDocument(Block, Generic[D]):
             if answer is None or get_path(answer, rules.fields.token) != token:
                 why = self._why_not(answer, maybe_written=bool(unanswered) or in_doubt)
                 own.sent -= not unanswered
+                self._check()  # another thread may have ended the work meanwhile
                 if isinstance(why, (DocumentLockLost, DocumentNotFound)):
-                    own.ended = own.ended or LOST
+                    own.ended = LOST
                 raise why
         self.document = answer
         own.known, own.ended = own.sent, own.ended or ends
@@ -257,7 +256,7 @@ class HeldDocument(Block, Generic[D]):
     def _check(self) -> None:
         """Raise DocumentLockLost in a forked child, or after a loss, and LockMisused when the work has ended."""
         if self.ended == LOST:
-            reason = FORKED if self._context.courier.forked else FOUND_LOST
+            reason = FORKED if self._context.courier.forked else "an earlier write has found that"
             raise DocumentLockLost(self._context.name, self.id, self.version, reason=reason)
         if self.ended is not None:
             raise LockMisused(f"the work on document {self.id!r} has ended: its state is {self.ended!r}")

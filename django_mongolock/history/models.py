@@ -25,7 +25,6 @@ from ..inspection.snapshot import Party
 from ..models.reading import (
     Number,
     PartyFields,
-    ReadOnlyManager,
     ReadOnlyModel,
     ReadOnlyQuerySet,
     ServerTime,
@@ -121,7 +120,7 @@ class LockEvent(ReadOnlyModel, PartyFields):
     #: The server's time when the event was read, for objects that come from `recent`.
     now: datetime | None
 
-    objects = ReadOnlyManager.from_queryset(LockEventQuerySet)()
+    objects = models.Manager.from_queryset(LockEventQuerySet)()
 
     class Meta(ReadOnlyModel.Meta):
         db_table = "mongolock_locks_history"

@@ -103,7 +103,7 @@ class History:
             return
         facts: Document = {
             "token": Int64(grant.token) if grant.token else None,
-            "waited_ms": _ms(grant.reporting.waited),
+            "waited_ms": _ms(grant.reporting.waited if grant.reporting.contended else 0.0),  # else it is a round trip
         }
         at = grant.acquired_at
         if what in (Happened.RELEASED, Happened.LOST):

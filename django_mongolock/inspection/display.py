@@ -33,8 +33,9 @@ SHOWN: Final = {
     "dead": ("◐", gettext_lazy("dead")),
 }
 
-#: A browser takes a path of dots for another path. Django's `quote` never makes these out of a key.
-_DOTS: Final = {".": "_2E", "..": "_2E_2E"}
+#: A browser takes a path of dots for another path, and no address matches without a key. Django's `quote` never makes
+#: these out of a key.
+_DOTS: Final = {"": "_", ".": "_2E", "..": "_2E_2E"}
 
 
 def state_badge(state: str | None) -> SafeString | str:
@@ -183,7 +184,7 @@ def seconds_left(seconds: float) -> str:
 
 def counters(lock: LockSnapshot) -> list[tuple[str, str]]:
     """Names and values of what the document of a lock counts."""
-    ended = lock.acquisitions - lock.holding
+    ended = lock.acquisitions - lock.uncounted
     return [
         (_("acquisitions"), str(lock.acquisitions)),
         (_("acquisitions after a wait"), str(lock.contended)),

@@ -148,9 +148,9 @@ def ask_to_release(
     """Ask the holders of *key*, or those with one of *grants*, to release it; return how many were asked.
 
     They decide by themselves. Those with `on_release_requested` learn of it at once, the others at their next renewal,
-    within a third of their lease. requested_by: who asks, for the holders; by, reason: the same in two parts, for the
-    history. Raises TypeError or ValueError for a *requested_by* that cannot be stored, LockDocumentDamaged,
-    LockBackendFailed.
+    within a third of their lease; who renews no lease learns nothing. requested_by: who asks, for the holders; by,
+    reason: the same in two parts, for the history. Raises TypeError or ValueError for a *requested_by* that cannot be
+    stored, LockDocumentDamaged, LockBackendFailed.
     """
     name = check_fact("requested_by", requested_by) or "?"
     with store.bounded(timeout):

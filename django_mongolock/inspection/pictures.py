@@ -120,12 +120,13 @@ def stretches(lock: LockSnapshot, earlier: Sequence[Stretch] | None = None) -> I
 
 
 def _past(last: Party, lock: LockSnapshot) -> Iterator[Stretch]:
-    """The previous holder. Its hold has a known end only if the next holder had waited for it."""
+    """The previous holder. Its hold has a known end only if it was kept, or if the next holder had waited for it."""
     end = lock.since
     if last.acquired_at is None or last.acquired_at > (end or lock.now):
         return
     waited = end and any(holder.acquired_at == end != holder.since for holder in lock.holders)
-    yield Stretch("hold" if waited else "unknown", last.acquired_at, end or lock.now)
+    kind = "hold" if waited or last.released else "unknown"
+    yield Stretch(kind, last.acquired_at, last.released or end or lock.now)
     yield from _grant(last)
 
 

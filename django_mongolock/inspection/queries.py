@@ -70,7 +70,8 @@ _DEAD_WAITERS_GONE: Final = 3_600_000
 
 def in_state(state: str, over: float = 0.0) -> Document:
     """The condition that a lock is "held", "kept", "stale", "waited" for, "leased" (one of these), "free", "damaged",
-    or any of "all", by the server's clock. over: of the stale, for how many seconds at least.
+    or any of "all", by the server's clock; "over" are those of the free that were kept. over: of the stale, for how
+    many seconds at least.
 
     A waiter gets a lock soon after its lease ends: so a lock that has been stale for long is not waited for.
     """
@@ -83,12 +84,15 @@ def in_state(state: str, over: float = 0.0) -> Document:
         "held": [runs, at_work],
         "kept": [runs, WAS_RELEASED],
         "stale": [ended, at_work],
+        "over": [ended, WAS_RELEASED],
+        "leased": [{"$or": [runs, at_work]}],
         "waited": [recent, {"$ne": ["$waiters", []]}, {"$ne": [QUEUE, []]}],
     }
     if state in conditions:
         return {**LEASED, "$expr": {"$and": conditions[state]}}
-    damaged: Document = {"$expr": {"$not": [IS_WHOLE]}}
-    return {"all": {}, "leased": LEASED, "free": {"expires_at": None}, "damaged": damaged}[state]
+    if state == "free":
+        return {"$or": [{"expires_at": None}, in_state("over")]}
+    return {"all": {}, "damaged": {"$expr": {"$not": [IS_WHOLE]}}}[state]
 
 
 def chosen(choice: Choice) -> Document:
@@ -99,7 +103,7 @@ def chosen(choice: Choice) -> Document:
     if choice.ids is not None:
         conditions.append({"_id": {"$in": list(choice.ids)}})
     if choice.owner is not None:
-        conditions.append({**LEASED, "holders.owner": {"$eq": choice.owner}})
+        conditions.append({**in_state("leased"), "holders.owner": {"$eq": choice.owner}})
     return {"$and": found} if (found := [each for each in conditions if each]) else {}
 
 
@@ -165,17 +169,15 @@ def snapshots(
                 return
 
 
-def count(store: MongoStore, query: Document, limit: int | None = None, timeout: float = 60.0) -> int:
+def count(store: MongoStore, query: Document, limit: int, timeout: float) -> int:
     """Count the locks that match *query*, up to *limit*; for a query that matches all, the count is an estimate.
 
     Raises LockBackendFailed.
     """
     with store.bounded(timeout):
         if not query:
-            total = store.collection.estimated_document_count()
-            return total if limit is None else min(total, limit)
-        bound: Document = {} if limit is None else {"limit": limit}
-        return store.collection.count_documents(query, **bound)
+            return min(store.collection.estimated_document_count(), limit)
+        return store.collection.count_documents(query, limit=limit)
 
 
 def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0) -> list[Cycle]:

@@ -70,8 +70,8 @@ class LockSnapshot:
 
     holders and waiters are the first few; holding and waiting count all of them: of the waiters those whose place in
     the queue has not expired, with those of their processes behind them. permits: as how many the holders count.
-    waiting_since: since when the first of the waiters has waited. damage: why the document cannot be used, None if it
-    can. last: the previous holder.
+    waiting_since: since when the first of the waiters has waited. uncounted: how many acquisitions have no part in
+    held_ms yet. damage: why the document cannot be used, None if it can. last: the previous holder.
     """
 
     key: Any
@@ -80,6 +80,7 @@ class LockSnapshot:
     holders: tuple[Party, ...]
     waiters: tuple[Party, ...]
     holding: int
+    uncounted: int
     permits: int
     waiting: int
     waiting_since: datetime | None
@@ -125,7 +126,7 @@ class LockSnapshot:
 
 def read_snapshot(document: Document) -> LockSnapshot:
     """Read a document of `queries.snapshots`. Never raises, whatever the document holds."""
-    damage = _damage(document)
+    damage, uncounted = _damage(document), document["holding"]
     now, expires_at = document["now"], read_date(document.get("expires_at"))
     if damage is not None:
         state = ShownState.DAMAGED
@@ -134,6 +135,10 @@ def read_snapshot(document: Document) -> LockSnapshot:
     else:
         live, done = (ShownState.HELD, ShownState.STALE), (ShownState.KEPT, ShownState.FREE)
         state = (done if document["released"] else live)[expires_at <= now]
+        if state is ShownState.FREE:  # the next command removes these
+            last = next(iter(document["holders"]), None)
+            document = {**document, "holders": [], "last_holder": last, "holding": 0, "more_permits": 0}
+            expires_at = None
     return LockSnapshot(
         key=document["_id"],
         now=now,
@@ -141,6 +146,7 @@ def read_snapshot(document: Document) -> LockSnapshot:
         holders=read_parties(document.get("holders")),
         waiters=read_parties(document.get("waiters")),
         holding=document["holding"],
+        uncounted=uncounted,
         permits=document["holding"] + document["more_permits"],
         waiting=document["queue"]["waiting"],
         waiting_since=read_date(document["queue"].get("since")),

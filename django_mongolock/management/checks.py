@@ -72,7 +72,8 @@ def check_settings(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) ->
 
 def _unreadable(problem: ImproperlyConfigured) -> CheckMessage:
     if isinstance(getattr(settings, NAME), str):
-        return error("E018", f"{problem}.", 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.')
+        cure = 'Write an object: {"DATABASE": "<alias of your MongoDB>", "LEASE": 30}.'
+        return error("E018", f"{problem}. {_BELOW}", cure)
     return critical("E001", f"{problem}. {_BELOW}", f'Write {NAME} = {{"DATABASE": "<alias of your MongoDB>"}}.')
 
 
@@ -88,9 +89,7 @@ def _check_values(raw: Mapping[str, Any]) -> list[CheckMessage]:
 def _known(name: object) -> str:
     meant = get_close_matches(str(name).upper(), KNOWN, 1, SIMILAR)
     names = ", ".join(sorted(KNOWN))
-    return (
-        f"Write {meant[0]!r}." if meant else f'Known: {names}. See "What cannot be set, and why" in the documentation.'
-    )
+    return f"Write {meant[0]!r}." if meant else f"Known: {names}."
 
 
 def _check_times(raw: Mapping[str, Any]) -> Iterator[CheckMessage]:
@@ -134,9 +133,9 @@ def _check_database_alias(alias: object) -> Iterator[CheckMessage]:
     if not alias:
         yield critical("E001", f'{NAME}["DATABASE"] is not set. {_BELOW}', f"Name the alias of your MongoDB. {choices}")
     elif not isinstance(alias, str) or alias not in settings.DATABASES:
-        yield error("E002", f'{NAME}["DATABASE"] names {alias!r}, which is not in DATABASES.', choices)
+        yield error("E002", f'{NAME}["DATABASE"] names {alias!r}, which is not in DATABASES. {_BELOW}', choices)
     elif alias not in mongo:
-        yield error("E003", f'{NAME}["DATABASE"] names {alias!r}, which is not MongoDB.', choices)
+        yield error("E003", f'{NAME}["DATABASE"] names {alias!r}, which is not MongoDB. {_BELOW}', choices)
     else:
         yield from _check_address(alias, settings.DATABASES[alias])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
@@ -28,10 +29,13 @@ _LONGEST: Final = 100 * 365 * 86_400
 
 
 class PlainOutput(OutputWrapper):
-    """A stream that shows control characters and direction marks by their codes. Only a style may add some."""
+    """A stream that shows control characters, direction marks and what its encoding lacks by their codes. Only a style
+    may add some."""
 
     def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
-        super().write(printable(msg, keep="\n\t"), style_func, ending)
+        encoding = getattr(self._out, "encoding", None) or "utf-8"
+        text = printable(msg, keep="\n\t").encode(encoding, "backslashreplace").decode(encoding)
+        super().write(text, style_func, ending)
 
 
 class PlainCommand(BaseCommand):
@@ -46,12 +50,18 @@ class PlainCommand(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, epilog=self.codes, **kwargs)
+        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
         if self.codes:
             parser.formatter_class = RawDescriptionHelpFormatter
         return parser
 
     def run_from_argv(self, argv: list[str]) -> None:
-        super().run_from_argv(argv)
+        try:
+            super().run_from_argv(argv)
+            sys.stdout.flush()
+        except BrokenPipeError:  # who reads has enough, as `head` has
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it once more at the end
+            self.code = 141  # 128 plus the number of SIGPIPE
         if self.code:
             sys.exit(self.code)
 
@@ -77,7 +87,6 @@ class LockCommand(PlainCommand):
         )
         parser.add_argument("--owner", help="only locks and documents with exactly this owner")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
     def add_kind(self, parser: CommandParser) -> None:
         """Add the option that chooses kinds of locks."""

@@ -56,7 +56,6 @@ class ProgramCommand(PlainCommand):
         parser.add_argument(
             "--label", help="a note for people who look at the locks (default: the name of the program, or leader)"
         )
-        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
     @contextmanager
     def reporting_mistakes(self) -> Iterator[None]:

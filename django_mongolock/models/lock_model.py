@@ -17,7 +17,7 @@ from ..inspection.named_locks import LockRow, row_of
 from ..inspection.snapshot import LockSnapshot, Party
 from ..inspection.verdict import Judged
 from ..signals import lock_forced, send
-from .reading import Condition, Entry, Number, Parties, ReadOnlyManager, ReadOnlyModel, ReadOnlyQuerySet, ServerTime
+from .reading import Condition, Entry, Number, Parties, ReadOnlyModel, ReadOnlyQuerySet, ServerTime
 
 
 class LockQuerySet(ReadOnlyQuerySet):
@@ -46,16 +46,12 @@ class LockQuerySet(ReadOnlyQuerySet):
         """Locks with waiters."""
         return self._in_state("waited")
 
-    def leased(self) -> LockQuerySet:
-        """Locks that are held, kept or stale."""
-        return self._in_state("leased")
-
     def _in_state(self, state: str) -> LockQuerySet:
         return self.filter(Condition(queries.in_state(state)))
 
     def owned_by(self, owner: str) -> LockQuerySet:
         """Locks that *owner* holds (`owner=`). `force_release` then takes them from this owner only."""
-        found = self.leased().filter(holders__owner=owner)
+        found = self._in_state("leased").filter(holders__owner=owner)
         found._owner = owner
         return found
 
@@ -93,7 +89,7 @@ class LockQuerySet(ReadOnlyQuerySet):
         They learn of it at their next renewal (`MongoLock.release_requested`), and decide by themselves. Of a lock
         whose document is damaged nobody is asked, and a warning is logged. requested_by: who asks, for the holders.
         """
-        return sum(_each(self.leased(), lambda lock: lock.ask_to_release(requested_by)))
+        return sum(_each(self, lambda lock: lock.ask_to_release(requested_by) if lock.expires_at else 0))
 
 
 def _each(locks: LockQuerySet, act: Callable[[Lock], int]) -> Iterator[int]:
@@ -128,7 +124,7 @@ class Lock(ReadOnlyModel):
     longest_wait_ms = Number(_("longest wait"), help_text=_("milliseconds"))
     longest_hold_ms = Number(_("longest hold"), help_text=_("milliseconds"))
 
-    objects = ReadOnlyManager.from_queryset(LockQuerySet)()
+    objects = models.Manager.from_queryset(LockQuerySet)()
 
     #: How the server saw the lock, for objects that come from `from_judged`.
     row: LockRow

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 from django.conf import settings
 from django.core.exceptions import EmptyResultSet, ImproperlyConfigured
@@ -19,12 +19,11 @@ from django.utils.translation import gettext_lazy as _
 from django_mongodb_backend.fields import EmbeddedModelArrayField
 from django_mongodb_backend.models import EmbeddedModel
 
-from ..backends import database_settings, mongo_store
+from ..backends import mongo_store
 from ..inspection.snapshot import MOMENTS, Party, read_number, read_parties, with_local_time
 from ..router import ROUTER
 
 if TYPE_CHECKING:  # the backend is not typed
-    Manager = models.Manager[Any]
     Lookup = models.Lookup[Any]
 
     CharField = models.CharField[Any, Any]
@@ -34,7 +33,7 @@ if TYPE_CHECKING:  # the backend is not typed
     class MongoQuerySet(models.QuerySet[Any]):
         def _clone(self) -> Any: ...
 else:
-    from django.db.models import BigIntegerField, CharField, DateTimeField, Lookup, Manager
+    from django.db.models import BigIntegerField, CharField, DateTimeField, Lookup
     from django_mongodb_backend.queryset import MongoQuerySet
 
 
@@ -52,15 +51,20 @@ class Condition(Lookup):
         return query
 
 
+#: The stages of a query that has nothing but a condition and an order.
+_PLAIN: Final = {"$match", "$project", "$addFields", "$sort"}
+
+
 class ReadOnlyQuerySet(MongoQuerySet):
     """Filters, orders and counts like any other; writes nothing."""
 
     @property
     def db(self) -> str:
-        """The alias to read from. Raises ImproperlyConfigured where no router has sent it to MongoDB."""
+        """The alias to read from. Raises ImproperlyConfigured where no router has sent it to MongoDB, and
+        LockBackendFailed where the locks are in memory."""
         alias: str = super().db
         try:
-            database_settings(alias)
+            mongo_store(alias)
         except ImproperlyConfigured as error:
             cure = f'put "{ROUTER}" first into DATABASE_ROUTERS'
             raise ImproperlyConfigured(
@@ -71,7 +75,8 @@ class ReadOnlyQuerySet(MongoQuerySet):
     def as_query(self) -> tuple[dict[str, Any], dict[str, int]] | None:
         """The condition and the order in MongoDB's form; None if no document can match.
 
-        The backend's own pipeline copies the field that it sorts by, and so sorts without an index.
+        The backend's own pipeline copies the field that it sorts by, and so sorts without an index. Raises
+        NotSupportedError for what has more than a condition and an order by fields.
         """
         compiler = self.query.get_compiler(using=self.db)
         compiler.pre_sql_setup()
@@ -79,6 +84,11 @@ class ReadOnlyQuerySet(MongoQuerySet):
             query = compiler.build_query()
         except EmptyResultSet:
             return None
+        stages = {name for stage in query.get_pipeline() for name in stage}
+        if stages - _PLAIN or query.ordering.keys() - {field.column for field in self.model._meta.fields}:
+            raise NotSupportedError(
+                "only a condition and an order by fields can be read so: no slice, union, subquery or expression"
+            )
         return query.match_mql, query.ordering
 
     def delete(self, *args: Any) -> NoReturn:
@@ -93,14 +103,6 @@ class ReadOnlyQuerySet(MongoQuerySet):
     # What Model.save_base() and loaddata call.
     _insert = _update = update
     _raw_delete = delete  # type: ignore[assignment]
-
-
-class ReadOnlyManager(Manager):
-    """Raises an error where the locks are not in MongoDB, instead of finding none."""
-
-    def get_queryset(self) -> models.QuerySet[Any]:
-        mongo_store(self._db)
-        return super().get_queryset()
 
 
 class ReadOnlyModel(models.Model):

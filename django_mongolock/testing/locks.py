@@ -221,12 +221,14 @@ _listening: Final[list[MemoryLocks]] = []
 
 
 def _left_over(session: MemorySession) -> Iterator[str]:
-    """What a session holds or waits for, in words."""
+    """What a session holds or waits for, and what was dropped in it, in words."""
     for grant in list(session.registry.grants.values()):
         if grant.held:
             yield f"{grant.key!r} is still held, acquired at {grant.acquired_from}"
         elif grant.state is State.WAITING:
             yield f"a thread or task still waits for {grant.key!r}"
+    for grant in session.dropped.grants:
+        yield f"{grant.key!r} was not released, and no code could, acquired at {grant.acquired_from}"
 
 
 class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of override_settings

@@ -21,6 +21,7 @@ from ..engine.rule.deadlock import Cycle, cycle_of
 from ..engine.rule.document import Limits, Step
 from ..engine.rule.in_python import NOTHING, Moment, apply_rule, is_free, is_held, is_there, is_uncontended, reply_of
 from ..engine.rule.replies import Bell, Found, Reply, read_found
+from ..engine.session.ending import Orphans
 from ..engine.session.grant import Grant
 from ..engine.session.heartbeat import Chore
 from ..engine.session.notifications import Observer
@@ -253,6 +254,18 @@ class MemoryStore:
             raise LockBackendFailed("MongoDB did not answer (a test says so)", key)
 
 
+class Dropped(Orphans):
+    """Remembers what it has released, which a test that ends reports."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.grants: list[Grant] = []
+
+    def _release(self, grant: Grant, why: str) -> None:
+        self.grants.append(grant)
+        super()._release(grant, why)
+
+
 class MemorySession(Session):
     """One process, or what a test takes for one.
 
@@ -267,8 +280,9 @@ class MemorySession(Session):
         self._server = store.server
         self._server.sessions.append(self)
         self.played_by = played_by
-        chores = (self.orphans, self.renewals, self.cleanup)
-        self.heartbeat.serve([ClockChores(self._server, chores)], self.orphans.adopt)
+        self.dropped = Dropped(self, self.ending)
+        chores = (self.dropped, self.renewals, self.cleanup)
+        self.heartbeat.serve([ClockChores(self._server, chores)], self.dropped.adopt)
 
     def close(self, timeout: float = 2.0) -> None:
         """See Session.close()."""

@@ -158,7 +158,7 @@ def _raise_versions(read: Sequence[tuple[Model, int | None]], field: Field[Any, 
 
 def _find_conflict(read: Sequence[tuple[Model, int | None]], field: Field[Any, Any], using: str) -> VersionConflict:
     """Return the conflict of the first row that is not stored in the version in which it was read."""
-    keys = {instance._get_pk_val(field.model._meta) for instance, _ in read}
+    keys = [instance._get_pk_val(field.model._meta) for instance, _ in read]
     rows = field.model._base_manager.using(using).filter(pk__in=keys)
     stored = dict(rows.values_list("pk", field.attname))
     for instance, version in read:

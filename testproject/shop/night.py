@@ -283,12 +283,8 @@ def _status(incident: Incident, run: Run | None) -> dict[str, Any]:
     return {**facts, "step": run.step, "look": step.look(), "press": step.press}
 
 
-def _lock(key: str) -> Lock | None:
-    return Lock.objects.leased().filter(pk=key).first()
-
-
 def _holder(key: str, label: str) -> Any:
-    lock = _lock(key)
+    lock = Lock.objects.filter(pk=key).first()
     return None if lock is None else next((each for each in lock.holders if each.label == label), None)
 
 

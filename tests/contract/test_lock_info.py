@@ -52,6 +52,17 @@ def test_held(key: str, look: Any, elsewhere: Elsewhere) -> None:
     assert look(key).state == "kept"
 
 
+def test_a_minimum_hold_that_is_over(key: str, look: Any, elsewhere: Elsewhere, world: World) -> None:
+    """The lock is free: nobody holds it any more, and its last holder is the previous one."""
+    with elsewhere(key, min_hold=0.2):
+        pass
+    world.let_pass(0.3)
+    found: LockSnapshot = look(key)
+    assert (found.state, found.holders, found.holding, found.permits, found.left) == ("free", (), 0, 0, None)
+    assert found.last
+    assert (found.last.host, found.acquisitions - found.uncounted) == ("elsewhere", 0)
+
+
 def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
     waiting = elsewhere(key, wait=20)
     thread = threading.Thread(target=waiting.acquire)

@@ -15,9 +15,9 @@ from bson import CodecOptions, Int64
 from django.db import transaction
 
 from django_mongolock import transactions
-from django_mongolock.documents import DocumentLock
+from django_mongolock.documents import DocumentLock, held_document
 from django_mongolock.documents.held_document import abandon
-from django_mongolock.documents.updates import Own
+from django_mongolock.documents.updates import Own, write_one
 from django_mongolock.engine import clock
 from django_mongolock.exceptions import (
     DocumentChanged,
@@ -149,6 +149,21 @@ class TestMethods:
         for held, command in zip((one, two), given_up, strict=True):
             assert held._context.courier.send(command)
             assert plain.read(held.id, "state", "holder") == ("failed", None)
+
+    def test_ended_while_a_thread_writes(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A write that comes after the flow's own end is told of that: nothing was lost."""
+        held = plain.lock.acquire((plain.add(1), 1), "exporting")
+        write = write_one
+
+        def after_the_end(statement: Any) -> Any:
+            monkeypatch.setattr(held_document, "write_one", write)
+            assert held.fail()
+            return write(statement)
+
+        monkeypatch.setattr(held_document, "write_one", after_the_end)
+        with pytest.raises(LockMisused, match="has ended"):
+            held.renew()
+        assert held.ended == "failed"
 
     @pytest.mark.parametrize("name", WRITES)
     def test_version_was_raised(self, ground: Ground, held: Any, name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from django.forms import modelform_factory
 
 from django_mongolock.documents import DocumentLock
 from django_mongolock.exceptions import DocumentChanged, DocumentLockLost, VersionConflict
+from django_mongolock.transactions import mongo_atomic
 from tests.documents.conftest import FINAL, PENDING, Ground
 from tests.documents.models import Advert, CodedAdvert, EmbeddingAdvert, Locked, LongAdvert, Proxied, ProxyAdvert
 from tests.support.lock_fixtures import WITH_MONGO
@@ -237,6 +239,15 @@ class TestSaving:
         with pytest.raises(VersionConflict):
             ad.save()
         held.instance.save()  # as the flow has left it
+
+    def test_in_a_transaction(self, adverts: Ground) -> None:
+        """The document is the flow's, whatever becomes of a transaction: a rollback takes nothing back."""
+        with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
+            with contextlib.suppress(KeyError), mongo_atomic("mongo"):
+                held.instance.price = 9
+                held.instance.save()
+                raise KeyError
+            assert adverts.read(held.id, "price", "version") == (9, held.version)
 
     def test_lost_in_the_block(self, adverts: Ground) -> None:
         """What was taken away writes nothing."""

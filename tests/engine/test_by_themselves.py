@@ -48,7 +48,6 @@ from django_mongolock.engine.session.releases import (
     Releases,
     UnconfirmedRelease,
 )
-from django_mongolock.engine.session.session import PerProcess, Sessions
 from django_mongolock.engine.session.waits import LINGER, RETRY_FIRST, RETRY_LAST, SILENCE, Listener
 from django_mongolock.engine.store import errors, layout
 from django_mongolock.engine.store.base import is_heard_here
@@ -742,8 +741,12 @@ class NoThreads:
             self.calls.append(call)
         return not self.ended
 
-    def call(self, *given: object) -> object:
+    def call(self, *given: object, priority: int = 0) -> object:
+        self.priorities.add(priority)
         return ("sent", *given)
+
+    async def acall(self, *given: object, priority: int = 0) -> object:
+        return self.call(*given, priority=priority)
 
 
 @pytest.fixture
@@ -753,11 +756,11 @@ def threads() -> NoThreads:
 
 @pytest.fixture
 def errands(threads: NoThreads) -> Any:
-    return Errands(threads, 3)  # type: ignore[arg-type]
+    return Errands(threads, (2, 3))  # type: ignore[arg-type]
 
 
-def test_where_a_call_of_another_part_is_made(errands: Any) -> None:
-    """F29: the main thread, where a signal may strike, has it made; any other thread makes it."""
+def test_where_a_call_of_another_part_is_made(errands: Any, threads: NoThreads) -> None:
+    """F29: the main thread, where a signal may strike, has it made; any other thread makes it. Renewals go first."""
 
     def one(left: float) -> object:
         return left
@@ -765,6 +768,8 @@ def test_where_a_call_of_another_part_is_made(errands: Any) -> None:
     assert errands.send(one, 3.0) == ("sent", one, 3.0)
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(errands.send, one, 3.0).result(5) == 3.0
+    assert asyncio.run(errands.asend(one, 3.0)) == ("sent", one, 3.0)
+    assert threads.priorities == {2}
 
 
 @pytest.mark.parametrize(
@@ -1013,34 +1018,3 @@ def test_for_how_long_it_is_listened() -> None:
     listener.close()
     assert not listener._goes_on()
     assert listener.want()
-
-
-# Processes
-
-
-def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a child makes its own, keeps that of its parent from being finalized, and closes only its own."""
-    closed, made = list[int](), itertools.count()
-
-    def make() -> Any:
-        number = next(made)
-        return SimpleNamespace(number=number, close=lambda: closed.append(number))
-
-    sessions = Sessions[Any](make)
-    first = sessions.current()
-    assert sessions.current() is first
-    monkeypatch.setattr(PerProcess, "_all", {sessions})
-    monkeypatch.setattr(PerProcess, "_inherited", [])
-    monkeypatch.setattr(PerProcess, "_mutex", PerProcess._mutex)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    sessions.close()  # not through the child's first call
-    PerProcess._after_fork_in_child()
-    assert not closed
-    second = sessions.current()
-    assert (second.number, PerProcess._inherited) == (1, [])
-    PerProcess._after_fork_in_child()
-    assert PerProcess._inherited == [second]
-    third = sessions.current()
-    Sessions.close_all()
-    assert closed == [third.number]
-    assert sessions.current() is not third

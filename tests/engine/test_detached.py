@@ -297,17 +297,3 @@ def test_a_downgrade_is_tried_until_the_end_of_the_lease(memory: Memory, monkeyp
     assert (reader.terms.mode, memory.session.queue.lines) == ("shared", {})
     assert reader.id in memory.session.registry.grants
     asked.close()
-
-
-def test_a_downgrade_gives_no_time_to_the_longest_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends when it would have ended, however long the command takes."""
-    lock, apply = memory.lock(terms=CALM, max_hold=100.0).acquire(), memory.session.store.apply
-
-    def slow(key: str, step: Step, timeout: float) -> Reply:
-        memory.server._moved += 5
-        return apply(key, step, timeout)
-
-    before = grant_of(lock).lease.last
-    monkeypatch.setattr(memory.session.store, "apply", slow)
-    lock.downgrade()
-    assert grant_of(lock).lease.last == before

@@ -508,6 +508,17 @@ def test_each_object_that_shares_a_grant_is_told(memory: Memory, event: str, lef
     assert not eventually(lambda: len(told) > len(expected), 0.1)
 
 
+def test_one_that_enters_after_the_request(memory: Memory) -> None:
+    """It is told as well, and hears the bells from then on."""
+    told: list[object] = []
+    outer = make_lock(memory.session, terms=LONG, reentrant=True).acquire()
+    memory.session.notifications.report_release_request(grant_of(outer), "me")
+    assert not memory.session.waits.is_waited()
+    inner = make_lock(memory.session, terms=LONG, reentrant=True, on_release_requested=told.append).acquire()
+    assert eventually(lambda: told == [inner])
+    assert memory.session.waits.is_waited()
+
+
 def test_the_last_object_that_lives_releases(memory: Memory) -> None:
     """F172: the other one, which shared the grant, was dropped."""
     outer, inner = both(memory.session, [])

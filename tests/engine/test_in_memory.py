@@ -18,7 +18,7 @@ from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.rule.replies import Found, Reply, read_found
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, Removal
 from django_mongolock.engine.session.session import Session
-from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockMisused, LockNotAcquired
+from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired
 from django_mongolock.testing.memory_server import MemorySession, MemoryStore
 from tests.engine.conftest import make_lock
 from tests.engine.memory import LONG, TIMEOUT, Memory
@@ -207,39 +207,6 @@ def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool)
     theirs.release()
 
 
-def test_an_extension_that_is_answered_late_brings_no_end_nearer(memory: Memory) -> None:
-    """P7: renewals that were sent after it have given more."""
-    mine = memory.lock(terms=CALM).acquire()
-    apply = memory.session.store.apply
-
-    def late(key: str, step: Step, timeout: float) -> Reply:
-        reply = apply(key, step, timeout)
-        memory.server.advance(CALM.lease / 2)  # renews
-        return reply
-
-    memory.session.store.apply = late  # type: ignore[method-assign]
-    until = grant_of(mine).lease.until
-    mine.extend()
-    assert mine.held
-    assert grant_of(mine).lease.until >= until + CALM.lease / 3 - 1
-    memory.session.store.apply = apply  # type: ignore[method-assign]
-    mine.release()
-
-
-def test_a_release_of_many_keys_waits_for_one_answer(memory: Memory) -> None:
-    """P6: where the first has none, the others are released in the background."""
-    session = memory.new_session(Silent)
-    store: Any = session.store
-    mine = make_lock(session, "a", "b", "c", terms=LONG, wait=None)
-    mine.acquire()
-    for grant in mine._own.grants:
-        grant.lease.uncontended = False
-    store.down = True
-    mine.release()
-    assert store.tries == 1
-    store.down = False
-
-
 @pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])
 def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: Memory, looks: bool) -> None:
     """F175, F27: one who came before it is put back before it, and dies: as a holder, whose lease ends sooner than the
@@ -344,21 +311,6 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
 
 
 # Threads
-
-
-def test_the_end_of_a_session_ends_its_waits_and_its_heartbeat(memory: Memory) -> None:
-    """P6: nobody waits for ever in a session that does nothing any more: neither the first nor those behind it."""
-    theirs = memory.other().acquire()
-    session = memory.new_session()
-    waiters = [Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None)) for _ in range(3)]
-    assert eventually(lambda: len(session.queue.waiting) == 3)
-    assert eventually(lambda: session.heartbeat.thread)
-    heartbeat = session.heartbeat.thread
-    assert heartbeat is not None
-    session.close()
-    assert [type(waiter.end().error) for waiter in waiters] == [LockMisused] * 3
-    assert eventually(lambda: not heartbeat.is_alive())
-    theirs.release()
 
 
 def test_removals_that_come_while_others_are_looked_at(memory: Memory) -> None:

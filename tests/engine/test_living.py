@@ -177,33 +177,6 @@ def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
     assert capfd.readouterr().err == ""
 
 
-def test_a_signal_while_cleaning_up_leaves_nothing(
-    here: Here, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """F29: a second signal strikes in the cleaning up after the first: the grant is taken back all the same, when
-    nobody can reach it any more, and the line of the process moves on."""
-
-    def strike(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with here.other(terms=CALM):
-        for part, method in (
-            (here.session.queue, "leave"),
-            (here.session.ending, "end"),
-            (here.session.ending, "forget"),
-        ):
-            with monkeypatch.context() as patch:
-                patch.setattr(here.session.waits, "pause", strike)
-                hold_up(part, method).fail(KeyboardInterrupt())
-                with pytest.raises(KeyboardInterrupt):
-                    here.lock(terms=CALM, wait=None).acquire()
-            assert eventually(
-                lambda: not (here.session.registry.grants or here.session.queue.waiting or here.session.queue.lines)
-            ), method
-        assert eventually(lambda: not here.session.cleanup.pending)
-        assert len(here.entries()) == 1
-
-
 @pytest.mark.long
 def test_a_loss_in_the_last_moment_is_reported(here: Here) -> None:
     """P7: the block ends, its lock turns out to have been taken away, and nobody has the lock object any more: by an

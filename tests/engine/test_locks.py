@@ -39,9 +39,6 @@ def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
     return lose
 
 
-# How it stands
-
-
 # Release
 
 
@@ -73,12 +70,6 @@ def test_an_object_in_use_is_refused(here: Here, face: Face) -> None:
         with pytest.raises(LockMisused, match="being acquired"):
             face.acquire(waiting)
     thread.join()
-
-
-# Extend
-
-
-# Reentry
 
 
 # Several keys

@@ -881,11 +881,14 @@ def test_a_heartbeat_sleeps(
 def test_a_heartbeat_does_what_is_due(heartbeat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """P6: again and again, whatever fails, until it is closed. What is added while it works wakes it; an error in what
     was dropped, such as a warning, takes nothing from the next."""
-    slept = list[float]()
-    monkeypatch.setattr(time, "sleep", slept.append)
-    sleeps = list[tuple[float, float]]()
+    slept, sleeps = list[float](), list[tuple[float, float]]()
+
+    def pause(seconds: float) -> None:
+        assert len(slept) < 2  # here, since what fails elsewhere is tried for ever
+        slept.append(seconds)
 
     def sleep(due: float) -> None:
+        assert len(sleeps) < 4
         sleeps.append((due, heartbeat.wakes_at))
         heartbeat._dropped.extend(["bad", "ref"] if len(sleeps) == 1 else ["ref"])
         if len(sleeps) == 4:
@@ -900,6 +903,7 @@ def test_a_heartbeat_does_what_is_due(heartbeat: Any, monkeypatch: pytest.Monkey
         assert heartbeat.wakes_at == FOREVER
         return 130
 
+    monkeypatch.setattr(time, "sleep", pause)
     heartbeat._sleep, heartbeat.adopt.side_effect = sleep, [ResourceWarning, None, None, None]
     heartbeat._chores[0].next_due, heartbeat._chores[1].do_due = look, work
     heartbeat._run()

@@ -77,6 +77,32 @@ def test_a_lock_where_no_thread_can_be_started(here: Here, monkeypatch: pytest.M
 # The heartbeat
 
 
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [("can't start new thread", True), ("can't create new thread at interpreter shutdown", False)],
+)
+def test_a_heartbeat_that_cannot_be_started(
+    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: str, is_told: bool
+) -> None:
+    """F144, P7: the log says that no lease is renewed, unless the interpreter ends; the next lock tries it again."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "mongolock-heartbeat":
+            raise RuntimeError(error)
+        start(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        first = here.lock("first", terms=CALM).acquire()
+    assert first.held
+    told = [record.levelname for record in caplog.records if "heartbeat" in record.message]
+    assert told == ["WARNING"] * is_told
+    with here.lock(terms=CALM):
+        here.timer.move(CALM.lease / 2)
+        assert eventually(lambda: renewed(first))
+
+
 @pytest.mark.parametrize("what", ["a renewal", "looking what is due"])
 def test_the_heartbeat_survives_an_exception(
     here: Here, hold_up: HoldUp, caplog: pytest.LogCaptureFixture, what: str

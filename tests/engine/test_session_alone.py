@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -498,7 +499,7 @@ def test_a_thread_is_woken_twice() -> None:
 
 
 async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: like a thread, and it may be woken twice; a wait of more than a day has no timer."""
+    """P5: like a thread, and it may be woken twice; none sleeps longer than a day, and then it looks again."""
     loop, wakeup, seen = asyncio.get_running_loop(), Wakeup(), list[Any]()
 
     def twice(wake: Callable[[], None]) -> None:
@@ -520,8 +521,8 @@ async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> N
     await asyncio.sleep(0)
     loop.call_soon(twice, wakeup.wake)
     async with asyncio.timeout(5):
-        await wakeup.await_(86_401)
-    assert seen[5:] == ["woken", "woken"]
+        await wakeup.await_(FOREVER)
+    assert seen[5:] == ["woken", 86_400, "woken", "woken", "cancelled"]
     assert not wakeup._woken
 
 
@@ -826,6 +827,17 @@ def test_a_listener_has_one_thread(
     if starts:
         assert listener._thread is started[0]
         assert started[0].how == {"target": listener._run, "name": "mongolock-listener", "daemon": True}
+
+
+def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """F144, P7: the log says once that waiters look at intervals, and the next pause tries it again."""
+    session: Any = Parts()
+    listener = Listener(session, session)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    for _ in range(2):
+        assert not listener.want()
+        listener.start()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
@@ -1235,26 +1247,38 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
 # Processes
 
 
-def test_the_locks_of_a_fork_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """F29: a mutex that was taken while its process forked is not taken in the child; what the parent has made is
-    noted once, and never taken for the child's, also where nobody was told of the fork."""
+    noted once, and neither taken for the child's nor closed by it, also where nobody was told of the fork."""
     monkeypatch.setattr(PerProcess, "_all", weakref.WeakSet())
     monkeypatch.setattr(PerProcess, "_inherited", [])
     monkeypatch.setattr(PerProcess, "_mutex", PerProcess._mutex)
-    numbers = itertools.count()
-    made, never = PerProcess(lambda: next(numbers)), Sessions[Any](lambda: None)
-    assert [made.current(), made.current()] == [0, 0]
+    numbers, closed = itertools.count(), list[int]()
+
+    def make() -> Any:
+        number = next(numbers)
+        return SimpleNamespace(number=number, close=lambda: closed.append(number))
+
+    made, never = Sessions[Any](make), Sessions[Any](lambda: None)
+    first = made.current()
+    assert made.current() is first
     PerProcess._before_fork()
     mutex = PerProcess._mutex
     PerProcess._after_fork_in_child()
     PerProcess._after_fork_in_child()
     assert (mutex.locked(), PerProcess._mutex.locked()) == (True, False)
     mutex.release()
-    assert (PerProcess._inherited, made._made, never._made) == ([0], None, None)
+    assert (PerProcess._inherited, made._made, never._made) == ([first], None, None)
     PerProcess._before_fork()
     PerProcess._after_fork_in_parent()
     assert not PerProcess._mutex.locked()
-    assert made.current() == 1
+    assert made.current().number == 1
     never.close()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert (made.current(), made.current(), made._made) == (2, 2, (-1, 2))
+    third = made.current()
+    assert (third.number, made.current(), made._made) == (2, third, (-1, third))
+    Sessions.close_all()
+    assert (closed, made.current().number) == ([2], 3)
+    monkeypatch.setattr(os, "getpid", lambda: -2)
+    made.close()
+    assert closed == [2]

@@ -3,13 +3,11 @@
 import asyncio
 import threading
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from django_mongolock.engine import clock
-from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.rule.document import Step
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockCancelled, LockError
@@ -26,12 +24,6 @@ SOON = CALM.waiter_lease / 6
 def in_line(session: Session, number: int) -> bool:
     """Wait until so many of the session's threads and tasks stand in line, or wait in the queue."""
     return eventually(lambda: len(session.queue.waiting) == number)
-
-
-@pytest.fixture
-def local_handover(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is next in line stays there until the lock is handed over, however long the test takes for that."""
-    monkeypatch.setattr(procedures, "LOCAL_HANDOVER_GRACE", 600.0)
 
 
 # What it costs
@@ -68,24 +60,6 @@ def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, thread
     assert count <= (4.3 if sessions > 1 else 1.3), {
         n: here.commands.names().count(n) for n in set(here.commands.names())
     }
-
-
-def test_long_in_line_is_no_reason_to_be_renewed(here: Here, local_handover: None) -> None:
-    """P8: who has stood in the line of the process for longer than a waiter's lease costs no command more."""
-    terms = replace(CALM, lease=600)
-    first = here.lock(terms=terms).acquire()
-    waiters = [here.waiter(here.lock(terms=terms, wait=None)) for _ in range(2)]
-    assert in_line(here.session, 2)
-    here.timer.move(terms.waiter_lease + 10)
-    here.commands.clear()
-    first.release()
-    assert eventually(lambda: any(waiter.done for waiter in waiters))
-    assert here.commands.names()[0] == "findAndModify"
-    assert here.commands.names().count("update") == 0
-    for waiter in waiters:
-        waiter.let_go()
-    for waiter in waiters:
-        waiter.end()
 
 
 # The line of the process

@@ -128,6 +128,19 @@ class Named(VersionedModel):
         app_label = "versioned"
 
 
+class Pair(VersionedModel):
+    """Its key has two columns, which MongoDB does not have."""
+
+    pk = models.CompositePrimaryKey("left", "right")
+    left = models.IntegerField()
+    right = models.IntegerField()
+    value = models.IntegerField(default=0)
+
+    class Meta(VersionedModel.Meta):
+        apps = registry
+        app_label = "versioned"
+
+
 class Soft(Shape):
     """Its delete() deletes nothing."""
 

@@ -18,6 +18,8 @@ from verify.faults.history import FOREVER, Attempt, Belief, History, Window
 
 #: What the simulation, which looks at the documents all the time, notes of a waiter of whom none tells.
 OUTSIDE: Final = "nothing of a process that waits"
+#: How long a waiter may not know of its grant, where nothing interferes, in seconds.
+UNHEARD: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +275,9 @@ def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) ->
             refused = None if mate.error in allow.names_next else mate.refused
             times = [refused, mate.dropped, mate.told, mate.left if mate.was != "released" else None]
             times += [mate.got if mate.mode != "exclusive" else None, history.excused(mate, key)]
-            # It may have learned later that it was granted the key.
-            since = other.asked if allow.headless >= 1.0 else got - history.idle(other, other.asked, got)
+            # It may have learned later that it was granted the key: without a bell, when its place is renewed.
+            learned = history.idle(other, other.asked, got) + UNHEARD
+            since = other.asked if allow.headless >= 1.0 else got - learned
             if any(t is not None and since - allow.headless < t < got + allow.unnoticed for t in times):
                 return True
     return False

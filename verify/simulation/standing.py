@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from verify.faults.checker import OUTSIDE, Violation, longest_calm
+from verify.faults.checker import OUTSIDE, UNHEARD, Violation, longest_calm
 from verify.faults.history import FOREVER, History
 from verify.faults.records import Record
 from verify.simulation.expressions import Document
@@ -23,7 +23,7 @@ ARRIVAL: Final = 0.1
 #: the key, and has died, a waiter learns when its place is renewed: after a third of that.
 ALLOWED: Final = {
     "an entry of an attempt that is over": 1.0,
-    "a grant of which its waiter does not know": 1.0,
+    "a grant of which its waiter does not know": UNHEARD,
     "a lease that is over, with a live waiter at the head": 0.5,
     OUTSIDE: 1.2,
     "a dead run of an owner, with a live one that waits": 1.5 + LONG_WAIT / 3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -131,7 +132,8 @@ class Worker:
             if plan.inner and held:
                 self.cycle(replace(plan, keys=plan.inner, inner=(), manner="release"), within=name)
         if plan.manner == "forget":
-            self.world.write("dropped", id=name)
+            # A callback that takes its time may have it still.
+            weakref.finalize(lock, self.world.write, "dropped", self.process.pid, id=name).atexit = False
             del lock
             self._happened("forget")
             return

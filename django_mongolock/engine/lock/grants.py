@@ -175,7 +175,7 @@ class LockGrants:
                 raise self._reentry(grant)
             session.ending.not_found(grant)
             return None
-        return token if grant.add_user(self._user) else None
+        return token if session.share(grant, self._user) else None
 
     def _reentry(self, grant: Grant) -> LockReentry:
         """The error. (Where it is raised no variable has it: it leads to the frames there, and they to a token.)"""
@@ -187,11 +187,11 @@ class LockGrants:
     def new_grant(self, session: Session, key: str, worker: object, held: Mapping[str, Grant], terms: Terms) -> Grant:
         """A grant that has not been asked for yet. held: what its *worker* holds already."""
         # A release that is still on its way is waited for, and is no deadlock. Copied at once: the heartbeat may take
-        # one out that is lost.
-        others = [grant for grant in list(held.values()) if grant.owner_token() is not None]
+        # one out that is lost. Only one is looked for: there may be thousands.
+        other = next((grant for grant in list(held.values()) if grant.owner_token() is not None), None)
         options, facts = self.options, self._facts()
         # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
-        name = others[0].acquisition.worker if others else f"{session.id}/{secrets.token_hex(4)}"
+        name = f"{session.id}/{secrets.token_hex(4)}" if other is None else other.acquisition.worker
         # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
         acquisition = Acquisition(
             key,
@@ -202,7 +202,7 @@ class LockGrants:
             "" if terms.owner is None else session.name_process(),
             facts,
             whole=options.whole or not options.auto_renew,
-            nested=bool(others),
+            nested=other is not None,
         )
         grant = Grant(
             acquisition,

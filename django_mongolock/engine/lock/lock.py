@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import warnings
 from collections.abc import Awaitable, Callable
@@ -74,7 +75,7 @@ class MongoLock(LockState):
                 "a lock is acquired with `with` or acquire() in a coroutine: waiting stops its whole event loop. "
                 "Use `async with`, or await aacquire()",
                 RuntimeWarning,
-                stacklevel=3,
+                stacklevel=2 + (sys._getframe(1).f_globals is globals()),  # `with` and try_acquire() call it, too
             )
         try:
             session = self._current_session()

@@ -34,7 +34,8 @@ class LockState:
 
     @property
     def lost(self) -> bool:
-        """Whether it was acquired by this object and then lost, rather than released."""
+        """Whether it was acquired by this object and then lost, rather than released. No more after the block, or
+        release(), which have told it."""
         return self._has_lost(self._own.grants)
 
     @property
@@ -46,7 +47,7 @@ class LockState:
     @property
     def release_requested(self) -> str | None:
         """Who asks for the release of this lock, in words; None if there is no request. Known within a third of a
-        lease."""
+        lease, if that is renewed."""
         requests = (grant.reporting.release_requested_by for grant in self._own.grants)
         return next((requested_by for requested_by in requests if requested_by is not None), None)
 

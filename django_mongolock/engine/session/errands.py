@@ -39,11 +39,11 @@ class Errand:
 
 
 class Errands:
-    """Makes calls in *threads*, with this *priority* those in the background."""
+    """Makes calls in *threads*: what is waited for with the first of these *priorities*, else with the second."""
 
-    def __init__(self, threads: WorkerThreads, priority: int = 0) -> None:
+    def __init__(self, threads: WorkerThreads, priorities: tuple[int, int] = (0, 0)) -> None:
         self._threads = threads
-        self._priority = priority
+        self._waited_for, self._priority = priorities
         self._inbox: SimpleQueue[Errand] = SimpleQueue()
         self._numbers = itertools.count()
         #: One for each errand that has not been tried yet.
@@ -54,12 +54,12 @@ class Errands:
         """Make a *call*, which gets the seconds that are left. For the main thread another one makes it: what a signal
         handler raises there must not strike inside the driver."""
         if threading.current_thread() is threading.main_thread():
-            return self._threads.call(call, timeout)
+            return self._threads.call(call, timeout, priority=self._waited_for)
         return call(timeout)
 
     async def asend(self, call: Callable[[float], T], timeout: float) -> T:  # noqa: ASYNC109 - the thread has to know it
         """See send()."""
-        return await self._threads.acall(call, timeout)
+        return await self._threads.acall(call, timeout, priority=self._waited_for)
 
     def in_background(self, call: Callable[[], bool | None], pauses: Sequence[float]) -> None:
         """Have it tried after each of the *pauses* until *call* returns True.

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 
 from ..logs import DEBUG, INFO, WARNING, is_enabled_for, log, log_exception
-from .grant import CLOSED, Grant, State
+from .grant import CLOSED, Grant, State, User
 from .worker_threads import WorkerThreads
 
 #: How many callbacks and observers are called at a time, and how many with those that have taken half a second.
@@ -57,7 +57,8 @@ class Notifications:
             event = "lost" if grant.state is State.LOST else "released"
             self._report(event, grant, noticed=noticed)
             if event == "lost" and grant.reason != CLOSED:
-                self._call("on_lost", grant, last=True)
+                for user in grant.users:
+                    self.call("on_lost", grant, user, last=True)
 
     def report_release_request(self, grant: Grant, requested_by: str) -> None:
         """Report, once, that its release was requested, while it is held."""
@@ -66,7 +67,18 @@ class Notifications:
             reporting.release_requested_by, reporting.held_for = requested_by, grant.held_for
             log(INFO, "release requested", key=grant.key, by=requested_by)
             self._report("release_requested", grant, noticed=True)
-            self._call("on_release_requested", grant)
+            for user in grant.users:
+                self.call("on_release_requested", grant, user)
+
+    def call(self, name: str, grant: Grant, user: User, *, last: bool = False) -> None:
+        """Have the program of one *user* called, in another thread. The lock object may be about to be collected: the
+        call that is made of it here keeps it until it is over.
+
+        last: not again for the same acquisition, which may be one of several keys.
+        """
+        lock, callback = user.lock(), user.calls.pop(name, None) if last else user.calls.get(name)
+        if lock is not None and callback is not None:
+            self.threads.submit(functools.partial(_call_safely, functools.partial(callback, lock), grant))
 
     def close(self) -> None:
         """End the threads, when they have made the calls that there are."""
@@ -80,17 +92,6 @@ class Notifications:
             observe = functools.partial(self._observer, event, grant)
             if not (noticed and self.in_threads and self.threads.submit(observe)):
                 observe()
-
-    def _call(self, name: str, grant: Grant, *, last: bool = False) -> None:
-        """Have the program called, in other threads. The lock objects may be about to be collected: the calls that are
-        made of them here keep them until they are over.
-
-        last: not again for the same acquisition, which may be one of several keys.
-        """
-        for user in grant.users:
-            lock, callback = user.lock(), user.calls.pop(name, None) if last else user.calls.get(name)
-            if lock is not None and callback is not None:
-                self.threads.submit(functools.partial(_call_safely, functools.partial(callback, lock), grant))
 
 
 def _facts(event: str, grant: Grant) -> dict[str, object]:

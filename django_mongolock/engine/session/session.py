@@ -16,10 +16,10 @@ from ..protocol import actions
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
 from .commands import Commands
-from .core import BACKGROUND, SessionCore
+from .core import BACKGROUND, REQUEST, SessionCore
 from .ending import Cleanup, Ending, How, Orphans
 from .errands import Errands
-from .grant import CLOSED, Grant, State
+from .grant import CLOSED, Grant, State, User
 from .notifications import Observer
 from .renewals import Renewals
 from .waits import CLOSED_WAITER, Waits
@@ -53,7 +53,7 @@ class Session(SessionCore):
         self.waits = Waits(self)
         self.commands = Commands(self, self.waits, command_timeout)
         self.cleanup = Cleanup(self, self.commands)
-        self.errands = Errands(self.threads, BACKGROUND)
+        self.errands = Errands(self.threads, (REQUEST, BACKGROUND))
         self.ending = Ending(self, self.cleanup)
         self.renewals = Renewals(self, self.commands, self.ending)
         self.orphans = Orphans(self, self.ending)
@@ -102,6 +102,16 @@ class Session(SessionCore):
         self.notifications.report_acquired(grant)
         if grant.id not in self.registry.grants:  # it has ended since, when there was nothing to report yet
             self.ending.end(grant, How.RELEASED)
+
+    def share(self, grant: Grant, user: User) -> bool:
+        """Let *user* have what its worker holds already. Return whether it is still held."""
+        if not grant.add_user(user):
+            return False
+        if "on_release_requested" in user.calls:
+            self.waits.listen()
+        if grant.reporting.release_requested_by is not None:
+            self.notifications.call("on_release_requested", grant, user)
+        return True
 
     # The end
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
@@ -57,7 +56,7 @@ class Command(LockCommand):
                 self._show_deadlocks(find_deadlocks(store, self.keys(options)), as_json=options["json"])
                 return
             self.choice = Choice(_state(options), self.fact("--owner", options["owner"]), key=self.keys(options))
-            self.limit = options["limit"] or sys.maxsize
+            self.limit = options["limit"]
             kinds = self.kinds(options)
             if options["json"]:
                 self.write_json("locks", kinds, self._read)
@@ -69,10 +68,10 @@ class Command(LockCommand):
         """The rows of a kind, and whether there are more."""
 
         def rows() -> Iterator[Row]:
-            yield from kind.rows(self.choice, 0 if self.limit == sys.maxsize else self.limit + 1)
+            yield from kind.rows(self.choice, self.limit and self.limit + 1)
 
         found = rows()
-        return islice(found, self.limit), lambda: {"more": next(found, None) is not None}
+        return islice(found, self.limit or None), lambda: {"more": next(found, None) is not None}
 
     def _write_tables(self, kinds: list[LockKind], options: dict[str, Any]) -> None:
         """The rows of each kind; nothing of a kind that has none."""

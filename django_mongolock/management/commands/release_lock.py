@@ -9,6 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...engine.text_checks import tidy_fact
 from ...inspection.kinds import Choice, LockKind, Row
 from ...inspection.named_locks import NamedLocks
 from ...inspection.snapshot import ShownState
@@ -50,7 +51,6 @@ class Command(LockCommand):
         parser.add_argument("--owner", metavar="OWNER", help="instead of KEY: all that this owner holds")
         self.add_kind(parser)
         parser.add_argument("--no-input", action="store_true", help="do not ask for confirmation")
-        parser.add_argument("--database", metavar="ALIAS", help="a DATABASES alias, if not MONGOLOCK['DATABASE']")
 
     def handle(self, **options: Any) -> None:
         self._check(options)
@@ -69,7 +69,7 @@ class Command(LockCommand):
             raise CommandError("name either the KEY of a lock, or --owner", returncode=2)
         if options["lock"] is not None and len(options["kind"]) > 1:
             raise CommandError("one lock is of one --kind", returncode=2)
-        if (options["owner"] is not None or options["kind"]) and (options["ask"] or options["token"]):
+        if (options["owner"] is not None or options["kind"]) and (options["ask"] or options["token"] is not None):
             raise CommandError("--ask and --token are for the KEY of a lock", returncode=2)
 
     def _of_key(self, options: dict[str, Any]) -> Found:
@@ -106,15 +106,10 @@ class Command(LockCommand):
         return found
 
     def _ask(self, found: Found, locks: NamedLocks) -> None:
-        requested_by = f"{self.by}: {self.reason}" if self.reason else self.by
-        for _kind, rows in found:
-            for row in rows:
-                try:
-                    count = locks.ask(row, requested_by, by=self.by, reason=self.reason)
-                except ValueError as error:
-                    raise CommandError(f"--by and --reason: {error}", returncode=2) from error
-                text = f"{row.key!r}: {count} asked. A holder learns of the request at its next renewal."
-                self.stdout.write(text)
+        requested_by = tidy_fact(f"{self.by}: {self.reason}" if self.reason else self.by)
+        ((_kind, (row,)),) = found  # see _check()
+        count = locks.ask(row, requested_by, by=self.by, reason=self.reason)
+        self.stdout.write(f"{row.key!r}: {count} asked. A holder learns of the request at its next renewal.")
 
     def _take(self, found: Found, *, asks: bool) -> None:
         if asks:
