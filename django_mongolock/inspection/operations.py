@@ -19,6 +19,7 @@ from ..engine.rule.document import Step
 from ..engine.rule.expressions import IS_WHOLE
 from ..engine.rule.pipeline import pipeline
 from ..engine.rule.replies import Bell
+from ..engine.session.session import sent_apart
 from ..engine.store.election import CLOCK, CLUSTER_TIME
 from ..engine.store.layout import purged
 from ..engine.store.mongo import MongoStore
@@ -42,6 +43,7 @@ OWNER_DONE = "all locks of its owner were released"
 STALE: Final = Choice("stale")
 
 
+@sent_apart
 def clear_stale(
     store: MongoStore, keys: Sequence[str], choice: Choice = STALE, timeout: float = 60.0
 ) -> tuple[int, int]:
@@ -54,6 +56,7 @@ def clear_stale(
     return cleared, _apply(store, keys, choice, "$ne", timeout) if cleared < len(keys) else 0
 
 
+@sent_apart
 def purge(store: MongoStore) -> None:
     """Remove what apps keep beside the locks and whose time is over."""
     for find in purged:
@@ -85,6 +88,7 @@ def _holders(document: Document, grants: Sequence[str] | None = None) -> list[Do
     return [each for each in readable if type(each.get("grant")) is str and (grants is None or each["grant"] in grants)]
 
 
+@sent_apart
 def force_release(
     store: MongoStore,
     key: str,
@@ -130,6 +134,7 @@ def _note(store: MongoStore, key: str, what: str, holder: Document, at: datetime
         store.history.note(key, what, holder, at=at, token=holder.get("token"), held_ms=held, **facts)
 
 
+@sent_apart
 def ask_to_release(
     store: MongoStore,
     key: str,
@@ -165,6 +170,7 @@ def ask_to_release(
     return len(asked)
 
 
+@sent_apart
 def release_owner(
     store: MongoStore,
     owner: str,

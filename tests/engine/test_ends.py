@@ -17,6 +17,7 @@ from django_mongolock.engine import clock
 from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol import procedures
+from django_mongolock.engine.session import worker_threads
 from django_mongolock.engine.session.commands import SHORTEST_COMMAND
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
@@ -139,6 +140,29 @@ def test_a_lock_that_is_parked_is_not_lost(memory: Memory, hold_up: HoldUp, inte
     assert (memory.events, lost) == ([("acquired", "k"), ("released", "k")], [])
     assert eventually(lambda: not memory.session.known)
     assert (memory.session.store.read("k", "", TIMEOUT).first_end is None) == interrupted
+
+
+# A command that may still arrive
+
+
+@pytest.mark.parametrize("coroutine", [False, True])
+def test_a_command_that_outlasts_the_wait_queues_nobody(
+    memory: Memory, hold_up: HoldUp, coroutine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P6: its caller has asked again, and was refused: what comes after that leaves no place in the queue."""
+    monkeypatch.setattr(worker_threads, "OVERTIME", 0.02)
+    memory.session.commands.timeout = 0.1
+    theirs = memory.other().acquire()
+    gate = hold_up(memory.session.store, "apply")
+    lock = memory.lock(wait=0.4)
+    with pytest.raises(LockNotAcquired):
+        asyncio.run(lock.aacquire()) if coroutine else lock.acquire()
+    assert gate.there.is_set()
+    gate.go.set()
+    assert gate.over.wait(TIMEOUT)
+    assert eventually(lambda: not memory.session.known)
+    assert memory.server.documents["k"]["waiters"] == []
+    theirs.release()
 
 
 # A command of a hand-over that may still arrive

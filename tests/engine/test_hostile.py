@@ -24,7 +24,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockDocumentDamaged, LockError, LockNotAcquired
 from django_mongolock.inspection import operations, queries
-from tests.engine.conftest import Document, LockMaker, make_lock
+from tests.engine.conftest import Document, Here, LockMaker, make_lock
 from tests.support.lock_documents import clock, document, entry, waiter
 from tests.support.waiting import eventually
 
@@ -134,6 +134,16 @@ ENTRY_FIELDS = sorted(entry(1, label="", owner="", beat=1, release_requested_by=
 FUZZ = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
+
+
+def test_who_waits_in_a_document_that_becomes_damaged(here: Here) -> None:
+    """F55: is told when its holder's lease is over, after a few commands, and not after its whole wait."""
+    here.collection.insert_one(document("k", [entry(1)], change={"clock": clock(here.collection.database.client)}))
+    waiting = here.waiter(here.lock("k", wait=10))
+    assert eventually(lambda: len(here.entries()) == 2)
+    here.collection.update_one({"_id": "k"}, {"$set": {"v": 99, "holders.0.until": datetime.now(UTC)}})
+    here.session.waits.look()
+    assert isinstance(waiting.end(3).error, LockDocumentDamaged)
 
 
 @pytest.mark.long

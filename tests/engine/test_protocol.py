@@ -214,6 +214,20 @@ def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Rep
     assert action == Apply("k", Step(ask="g", add=ACQUISITION.entry))
 
 
+@pytest.mark.parametrize("left", [None, 0.0, -5.0])
+def test_an_update_that_has_changed_nothing_is_not_sent_again_at_once(left: float | None) -> None:
+    """Where the rule leaves a damaged document as it was, its waiter still looks at its deadline and at `cancel()`."""
+    play, in_vain = queued(wait=5), replace(QUEUED, first_end=left)
+
+    def go_on() -> None:
+        for _ in range(3_000):
+            play.pause() if isinstance(play.action, Pause) else play.answer(in_vain, took=0.0)
+
+    with pytest.raises(LockNotAcquired):
+        go_on()
+    assert play.now == pytest.approx(105.0, abs=0.02)
+
+
 def test_the_wait_ends_with_a_trial() -> None:
     """F43: at the end of the wait one last update either grants the lock or takes the waiter out: nothing between."""
     play = queued(wait=5)
@@ -699,6 +713,18 @@ def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(
     assert step.tombstone_ttl == tombstone_ttl
     play.answer(WHOLE)
     assert play.result.token == 3
+
+
+@pytest.mark.parametrize("wait", [0, 5])
+def test_a_former_grant_that_stays_is_removed_once_between_two_pauses(wait: float) -> None:
+    """The rule leaves a damaged document as it was: who cannot wait is refused, who can waits."""
+    play, there = Play(wait, OWNED), replace(QUEUED if wait else GONE, former=FORMER)
+    play.answer(there, former="gone")
+    with nullcontext() if wait else pytest.raises(LockNotAcquired):
+        play.answer(there, former="gone")
+        assert isinstance(play.action, Pause)
+        play.pause()
+        assert play.answer(there, former="gone").step.resumes
 
 
 @pytest.mark.parametrize("fate", ["alive", "unknown"])

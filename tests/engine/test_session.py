@@ -23,6 +23,7 @@ from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.layout import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockMisused
+from django_mongolock.inspection import operations
 from tests.engine.conftest import Document, Entries, Here, HoldUp, LockMaker, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
@@ -74,6 +75,32 @@ def test_a_lock_where_no_thread_can_be_started(here: Here, monkeypatch: pytest.M
 
 
 # The heartbeat
+
+
+@pytest.mark.parametrize(
+    ("error", "is_told"),
+    [("can't start new thread", True), ("can't create new thread at interpreter shutdown", False)],
+)
+def test_a_heartbeat_that_cannot_be_started(
+    here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: str, is_told: bool
+) -> None:
+    """F144, P7: the log says that no lease is renewed, unless the interpreter ends; the next lock tries it again."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "mongolock-heartbeat":
+            raise RuntimeError(error)
+        start(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        first = here.lock("first", terms=CALM).acquire()
+    assert first.held
+    told = [record.levelname for record in caplog.records if "heartbeat" in record.message]
+    assert told == ["WARNING"] * is_told
+    with here.lock(terms=CALM):
+        here.timer.move(CALM.lease / 2)
+        assert eventually(lambda: renewed(first))
 
 
 @pytest.mark.parametrize("what", ["a renewal", "looking what is due"])
@@ -180,6 +207,33 @@ def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.Mo
         pass
     assert threading.get_ident() not in senders
     assert len(senders) == 2
+
+
+@pytest.mark.parametrize(
+    "do",
+    [
+        lambda store: operations.clear_stale(store, ["k"]),
+        operations.purge,
+        lambda store: operations.force_release(store, "k", ["g"]),
+        lambda store: operations.ask_to_release(store, "k", "somebody"),
+        lambda store: operations.release_owner(store, "o"),
+    ],
+)
+def test_the_main_thread_sends_no_operation(
+    store: MongoStore, do: Callable[[MongoStore], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F29: nor does it where there is no session."""
+    senders, bounded = set[int](), store.bounded
+
+    def watched(timeout: float) -> Any:
+        senders.add(threading.get_ident())
+        return bounded(timeout)
+
+    monkeypatch.setattr(store, "bounded", watched)
+    monkeypatch.setattr(operations, "purged", [lambda collection: collection])
+    do(store)
+    assert len(senders) == 1
+    assert threading.get_ident() not in senders
 
 
 @pytest.mark.witness

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -390,7 +391,7 @@ def test_a_thread_ends_with_its_last_call(started: list[Any]) -> None:
             enter(threads._lanes, Call(lambda left: made.append("b")))
             return False
 
-        put = given.append
+        put, qsize = given.append, staticmethod(lambda: 0)
 
     threads._tickets = Tickets()  # type: ignore[assignment]
     threads.submit(lambda: made.append("a"))
@@ -498,7 +499,7 @@ def test_a_thread_is_woken_twice() -> None:
 
 
 async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: like a thread, and it may be woken twice; a wait of more than a day has no timer."""
+    """P5: like a thread, and it may be woken twice; none sleeps longer than a day, and then it looks again."""
     loop, wakeup, seen = asyncio.get_running_loop(), Wakeup(), list[Any]()
 
     def twice(wake: Callable[[], None]) -> None:
@@ -520,8 +521,8 @@ async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> N
     await asyncio.sleep(0)
     loop.call_soon(twice, wakeup.wake)
     async with asyncio.timeout(5):
-        await wakeup.await_(86_401)
-    assert seen[5:] == ["woken", "woken"]
+        await wakeup.await_(FOREVER)
+    assert seen[5:] == ["woken", 86_400, "woken", "woken", "cancelled"]
     assert not wakeup._woken
 
 
@@ -826,6 +827,17 @@ def test_a_listener_has_one_thread(
     if starts:
         assert listener._thread is started[0]
         assert started[0].how == {"target": listener._run, "name": "mongolock-listener", "daemon": True}
+
+
+def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """F144, P7: the log says once that waiters look at intervals, and the next pause tries it again."""
+    session: Any = Parts()
+    listener = Listener(session, session)
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
+    for _ in range(2):
+        assert not listener.want()
+        listener.start()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:

@@ -17,7 +17,7 @@ from pymongo.read_concern import ReadConcern
 from django_mongolock.engine import clock
 from django_mongolock.engine.rule.document import Limits, Step, Terms, entry
 from django_mongolock.engine.rule.pipeline import pipeline
-from django_mongolock.engine.rule.replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER, Beat, Bell, Found, Reply
+from django_mongolock.engine.rule.replies import REPLY, REPLY_TAKEN, REPLY_TO_OWNER, Beat, Bell, Former, Found, Reply
 from django_mongolock.engine.rule.short_forms import IS_UNCONTENDED, RELEASE_UNCONTENDED, TAKE_FREE
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.election import CLOCK
@@ -28,6 +28,7 @@ from tests.engine.test_document import NOW, document, holder
 ADD = Step(ask="g", add=entry("g", "s", Terms(), {}))
 TRY = replace(ADD, trial=True)
 OWNED = Step(ask="g", add=entry("g", "s", Terms(owner="o"), {}))
+RESUME = replace(OWNED, remove=("old",), resumes=True)
 RENEW = Step(ask="g", renew=("g",), beat=3)
 THERE: dict[str, Any] = {"lastErrorObject": {"updatedExisting": True}, "value": None}
 #: What no document of ours is like.
@@ -179,11 +180,14 @@ def test_what_the_majority_has_not_confirmed_is_an_error(store: MongoStore) -> N
 @pytest.mark.parametrize(
     ("step", "reply", "is_puzzling"),
     [
-        *((ADD, Reply(found=False), False), (ADD, Reply(held=True), False), (ADD, Reply(place=0), False)),
+        *((ADD, Reply(found=False), False), (ADD, Reply(held=True), False), (ADD, Reply(place=0, first_end=9), False)),
         *((ADD, Reply(waiting=1), True), (ADD, Reply(waiting=2), False), (Step(remove=("g",)), Reply(), False)),
         *((RENEW, Reply(held=True, beat=3), False), (RENEW, Reply(held=True, beat=2), True)),
         *((RENEW, Reply(beat=2), False), (TRY, Reply(waiting=2), True), (TRY, Reply(waiting=2, first_end=0.0), True)),
         *((TRY, Reply(first_end=0.5), False), (TRY, Reply(waiting=2, first_end=-1.0), True)),
+        *((ADD, Reply(place=0, first_end=left), True) for left in (None, 0.0, -1.0)),
+        *((RESUME, Reply(place=0, first_end=0.5, former=Former(of, "p")), of == "old") for of in ("old", "another")),
+        (replace(RESUME, trial=True), Reply(first_end=0.5, former=Former("old", "p")), True),
     ],
 )
 def test_an_answer_that_the_rule_never_gives(store: MongoStore, step: Step, reply: Reply, is_puzzling: bool) -> None:

@@ -2,6 +2,7 @@
 
 import _thread
 import asyncio
+import functools
 import signal
 import threading
 import time
@@ -133,6 +134,17 @@ def test_what_is_slow_counts_no_more(
     rest.let_go()
 
 
+def test_calls_that_find_all_threads_busy_leave_no_tickets(new_threads: Callable[..., WorkerThreads]) -> None:
+    """However many come meanwhile, each thread looks once more, which is enough; all of them are made."""
+    threads, made = new_threads(2, 4), list[int]()
+    hold = Hold(threads, 2)
+    for number in range(100):
+        threads.submit(lambda number=number: made.append(number))  # type: ignore[misc]
+    assert threads._tickets.qsize() <= 4
+    hold.let_go()
+    assert eventually(lambda: len(made) == 100)
+
+
 # Keys
 
 
@@ -189,7 +201,8 @@ def test_a_call_that_does_not_end_is_given_up(
 ) -> None:
     """F67: a call that does not keep to the seconds it was given holds its caller up for a bounded time only."""
     monkeypatch.setattr(worker_threads, "OVERTIME", 0.2)
-    go, told = threading.Event(), list[bool]()
+    go, told = threading.Event(), list[str]()
+    how: Any = {name: functools.partial(told.append, name) for name in ("on_withdrawn", "on_overdue")}
 
     def stuck(left: float) -> None:
         go.wait(LONG)
@@ -198,13 +211,13 @@ def test_a_call_that_does_not_end_is_given_up(
 
     def ask() -> None:
         if coroutine:
-            return asyncio.run(threads.acall(stuck, 0.2, on_withdrawn=lambda: told.append(True)))
-        return threads.call(stuck, 0.2, on_withdrawn=lambda: told.append(True))
+            return asyncio.run(threads.acall(stuck, 0.2, **how))
+        return threads.call(stuck, 0.2, **how)
 
     with pytest.raises(LockBackendFailed, match=r"was sent, but did not end within 0\.2 s"):
         ask()
     assert time.monotonic() - started < LONG / 2
-    assert told == []
+    assert told == ["on_overdue"]
     go.set()
 
 

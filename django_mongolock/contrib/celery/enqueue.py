@@ -79,8 +79,8 @@ class Once(NamedTuple):
 
     def park(self, task_id: str, name: str, lease: float) -> Parked | Reply:
         """Take the key for a message of this task, if it is free."""
-        store = get_backend(self.using).session().store
-        return detached.park(store, self.stored, _terms(task_id, _until_sent(lease)), _facts(task_id, name))
+        session = get_backend(self.using).session()
+        return detached.park(session, self.stored, _terms(task_id, _until_sent(lease)), _facts(task_id, name))
 
 
 def enqueue_once(

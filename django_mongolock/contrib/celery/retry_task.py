@@ -213,12 +213,16 @@ class _Found:
     @classmethod
     def read(cls, key: str, using: str | None, which: Mapping[str, str]) -> Self:
         """Read the document. which: the fields of the run. Raises LockBackendFailed."""
-        store = get_backend(using).session().store
-        if not isinstance(store, MongoStore):
+        session = get_backend(using).session()
+        if not isinstance(store := session.store, MongoStore):
             return cls()
         fields = {f"{entry}.{name}": 1 for entry in ("holders", "last_holder") for name in _ENTRY}
-        with store.bounded(get_settings().COMMAND_TIMEOUT):
-            document = store.latest.find_one({"_id": {"$eq": key}}, {"expired": 1, "now": "$$NOW", **fields})
+
+        def find(left: float) -> dict[str, Any] | None:
+            with store.bounded(left):
+                return store.latest.find_one({"_id": {"$eq": key}}, {"expired": 1, "now": "$$NOW", **fields})
+
+        document = session.errands.send(find, get_settings().COMMAND_TIMEOUT)
         if document is None:
             return cls()
         found, last, own = document.get("holders"), document.get("last_holder") or {}, task_run(current_task.request)

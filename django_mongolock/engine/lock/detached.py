@@ -10,6 +10,7 @@ of its owner resumes it. It is not renewed: it lasts for as long as its lease sa
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 from collections.abc import Callable, Mapping
@@ -27,7 +28,6 @@ from ..rule.replies import Reply
 from ..session.ending import How
 from ..session.grant import Grant
 from ..session.session import Session
-from ..store.base import Store
 from .lock import MongoLock
 
 
@@ -104,12 +104,10 @@ class Detached:
 class Parked(Detached):
     """A lock that waits for its owner. By the server's clock alone: no process believes to hold it."""
 
-    def __init__(self, store: Store, key: str, grant: str, terms: Terms, timeout: float = 5.0) -> None:
-        super().__init__(key)
-        self.store = store
+    def __init__(self, session: Session, key: str, grant: str, terms: Terms) -> None:
+        super().__init__(key, lambda: session)
         self.grant = grant
         self.terms = terms
-        self.timeout = timeout
 
     def keep(self, lease: float) -> bool:
         """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendFailed."""
@@ -121,21 +119,17 @@ class Parked(Detached):
         self.send(self.leaving(self.grant, TOMBSTONE_TTL))
 
     def send(self, steps: Protocol[Reply]) -> Reply:
-        """Run steps without a session, which would believe in what its command has renewed."""
+        """Run steps past the commands of the session, which would believe in what they have renewed."""
         return actions.run(steps, self._perform)
 
     def _perform(self, action: Any) -> Answer:
-        return Answer(self.store.apply(self._stored, action.step, self.timeout), 0.0, 0.0)
+        session = self._session()
+        apply = functools.partial(session.store.apply, self._stored, action.step)
+        return Answer(session.errands.send(apply, session.commands.timeout), 0.0, 0.0)
 
 
 def park(
-    store: Store,
-    key: str,
-    terms: Terms,
-    facts: Mapping[str, str | int],
-    *,
-    former: Grant | None = None,
-    timeout: float = 5.0,
+    session: Session, key: str, terms: Terms, facts: Mapping[str, str | int], *, former: Grant | None = None
 ) -> Parked | Reply:
     """Take the lock for the owner of *terms*, if it is free now; if it is not, return what is known of it.
 
@@ -144,7 +138,7 @@ def park(
     if terms.owner is None:
         raise ValueError("a detached lock needs an owner, and the terms name none")
     name = secrets.token_hex(6)
-    parked = Parked(store, key, f"{name}.1", terms, timeout)
+    parked = Parked(session, key, f"{name}.1", terms)
     new = entry(parked.grant, name, terms, facts, process=NO_PROCESS)
     ttl = TOMBSTONE_TTL if former is not None and former.needs_tombstone() else 0
     try:
@@ -173,7 +167,7 @@ def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> 
         lock.release()
         return None
     try:
-        parked = park(session.store, grant.key, terms, facts, former=grant, timeout=session.commands.timeout)
+        parked = park(session, grant.key, terms, facts, former=grant)
         if isinstance(parked, Parked):
             session.ending.end(grant, How.REPLACED)
         else:

@@ -94,8 +94,7 @@ def acquire(
 ) -> Protocol[Granted]:
     """Queue for the grant and wait until it is there, at most until *deadline*.
 
-    now: the time. since: when the wait began, if not now. trial: a single try, without queueing. answer: to a command
-    that has queued it already.
+    now: the time. since: when the wait began. trial: a single try, without queueing. answer: to what has queued it.
 
     Raises LockNotAcquired if it was not granted in time; it has left the queue then. After any other error, or where
     that one has a cause, its outcome is unknown: send `removal_for_good`.
@@ -113,28 +112,29 @@ def acquire(
         if answer is None:
             answer = yield from _persistently(action, acquisition, now, deadline)
         reply, now = answer.reply, answer.now
+        # Without a pause, another command must do what this one cannot: nothing looks at the deadline between them.
+        step = action.step if isinstance(action, Apply) else Step()
         last_token = max(last_token, reply.last_token)
         _refuse_other_capacity(acquisition, reply)
         if reply.held:
             granted = _granted(reply, answer, acquisition)
             if granted is not None:
                 return granted
-            if isinstance(action, Apply) and action.step.renew:
+            if step.renew:
                 raise LockBackendFailed("the answer took longer than the lease that it grants", acquisition.key)
             # Granted by another command, or seen by a mere read: take it for a whole lease.
             action, answer = acquisition.confirm(), None
             continue
-        if reply.former is not None and answer.former == "gone":
+        if reply.former is not None and answer.former == "gone" and reply.former.grant not in step.remove:
             # What was parked has had its answer: no copy of that command is on its way.
             tombstone_ttl = 0 if reply.former.process == NO_PROCESS else TOMBSTONE_TTL
             action, answer = acquisition.resume(reply.former.grant, trial, tombstone_ttl), None
             continue
         _refuse_the_rest(action, reply, now - schedule.started if single is None else single)
         schedule.dead_owner_check = DEAD_OWNER_CHECK if answer.former == "alive" else FOREVER
-        answer = None
-        if reply.place is None or reply.first_end is None or reply.first_end <= 0:
+        if step.add is None and (reply.place is None or reply.first_end is None or reply.first_end <= 0):
             # Out of the queue, or the lock has no holder: an update prunes and grants.
-            action = acquisition.enter(trial)
+            action, answer = acquisition.enter(trial), None
             continue
         result = yield from _wait_for_news(acquisition, reply, deadline, now, schedule)
         last_token = max(last_token, result.last_token)
@@ -191,7 +191,7 @@ def _wait_for_news(
     place = reply.place or 0
     if schedule.is_deadlock_check_due(now):
         yield from _refuse_deadlock(acquisition, now - schedule.started)
-    end = (reply.first_end or 0.0) + SLACK if place == 0 else FOREVER
+    end = max(0.0, reply.first_end or 0.0) + SLACK if place == 0 else FOREVER
     timer = max(0.0, min(deadline - now, schedule.deadlock_check_at - now, end, schedule.dead_owner_check))
     result: WaitResult = yield Pause(acquisition.grant, timer, schedule.poll(place))
     if result.cancelled:

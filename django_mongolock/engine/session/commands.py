@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -80,13 +80,17 @@ class Commands:
 
         Only a first command shares the answer of another one: a later one may have to take its grant out of the queue.
         """
-        first = self._about_to_send(action)
+        adds = action.step.ask if isinstance(action, Apply) and action.step.add else ""
+        grant = self._session.registry.grants.get(adds)
+        if first := grant is not None and not grant.waiting.sent:
+            grant.waiting.sent = True  # it may be on its way from now on
         return {
             "timeout": self._seconds_for(action),
             "priority": RELEASE if _is_release(action) else REQUEST,
             "key": action.key,
-            "same": None if first is None else _question(action),
-            "on_withdrawn": first,
+            "same": _question(action) if first else None,
+            "on_withdrawn": functools.partial(setattr, grant.waiting, "sent", False) if grant and first else None,
+            "on_overdue": functools.partial(setattr, grant, "outcome_unknown", True) if grant else None,
         }
 
     def close(self, timeout: float) -> None:
@@ -94,16 +98,6 @@ class Commands:
         self.releases.close()
         self.timeout = min(self.timeout, timeout)
         self._closed = True
-
-    def _about_to_send(self, action: Action) -> Callable[[], object] | None:
-        """Note that the grant which *action* adds may be on its way from now on; return what takes that back."""
-        if not (isinstance(action, Apply) and action.step.add):
-            return None
-        grant = self._session.registry.grants.get(action.step.ask)
-        if grant is None or grant.waiting.sent:
-            return None
-        grant.waiting.sent = True
-        return functools.partial(setattr, grant.waiting, "sent", False)
 
     def _seconds_for(self, action: Action) -> float:
         """How long *action* may take: a waiter must be back within its wait and the time of one command."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from ..logs import log_exception
+from ..logs import WARNING, log, log_exception
 from ..protocol.actions import FOREVER
 from .grant import OwnerRef
 from .worker_threads import WorkerThreads
@@ -93,9 +93,12 @@ class Heartbeat:
             if self._closed or (self.thread is not None and self.thread.is_alive()):
                 return
             thread = threading.Thread(target=self._run, name="mongolock-heartbeat", daemon=True)
-            with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, and ends every lease
+            try:
                 thread.start()
                 self.thread = thread
+            except RuntimeError as error:  # the next lock tries it again
+                if "shutdown" not in str(error):  # of the interpreter, which ends every lease
+                    log(WARNING, "no heartbeat, leases are not renewed", error=error)
 
     def _run(self) -> None:
         while True:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, ParamSpec, TypeVar
 
 from ...exceptions import LockMisused
 from .. import clock
@@ -22,8 +23,13 @@ from .grant import CLOSED, Grant, State, User
 from .notifications import Observer
 from .renewals import Renewals
 from .waits import CLOSED_WAITER, Waits
+from .worker_threads import WorkerThreads
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+#: Threads that send what the main thread sends without a session.
+APART_THREADS: Final = 4
 
 
 class Session(SessionCore):
@@ -203,6 +209,19 @@ class Sessions(PerProcess[S]):
                 each.close()
 
 
+def sent_apart(call: Callable[P, T]) -> Callable[P, T]:
+    """Have another thread make the calls of the main thread: a signal handler must not strike inside the driver."""
+
+    @functools.wraps(call)
+    def apart(*arguments: P.args, **options: P.kwargs) -> T:
+        if threading.current_thread() is not threading.main_thread():
+            return call(*arguments, **options)
+        return _threads.current().call(lambda _: call(*arguments, **options))
+
+    return apart
+
+
+_threads = PerProcess(lambda: WorkerThreads(APART_THREADS))
 os.register_at_fork(
     before=PerProcess._before_fork,
     after_in_parent=PerProcess._after_fork_in_parent,

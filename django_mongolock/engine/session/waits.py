@@ -61,9 +61,11 @@ class Listener:
         with self._mutex:
             if not self._closed and (self._thread is None or not self._thread.is_alive()):
                 thread = threading.Thread(target=self._run, name="mongolock-listener", daemon=True)
-                with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+                try:
                     thread.start()
                     self._thread = thread
+                except RuntimeError as error:  # the next pause tries it again
+                    self._complain(str(error))
 
     def close(self) -> None:
         """Listen no more."""

@@ -45,13 +45,13 @@ class Wakeup:
         """See wait(). Holds no thread."""
         loop = asyncio.get_running_loop()
         self._future = future = loop.create_future()
-        timer = None if seconds > 86_400 else loop.call_later(seconds, self._wake_coroutine)
+        # No infinite time. Who is woken too soon looks again.
+        timer = loop.call_later(min(seconds, 86_400), self._wake_coroutine)
         try:
             if not self._woken:
                 await future
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
             self._future, self._woken = None, False
 
     def _wake_coroutine(self) -> None:

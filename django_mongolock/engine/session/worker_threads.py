@@ -42,16 +42,8 @@ class Call:
     """
 
     __slots__ = (
-        "_call",
-        "_least",
-        "_on_withdrawn",
-        "_until",
-        "decided",
-        "key",
-        "lane",
-        "priority",
-        "same",
-        "since",
+        *("_call", "_least", "_on_overdue", "_on_withdrawn", "_until"),
+        *("decided", "key", "lane", "priority", "same", "since"),
     )
 
     def __init__(
@@ -63,6 +55,7 @@ class Call:
         key: str | None = None,
         same: object = None,
         on_withdrawn: Callable[[], object] | None = None,
+        on_overdue: Callable[[], object] | None = None,
     ) -> None:
         self.lane: Lane[Call] = OrderedDict()
         self.key, self.priority, self.same = key, priority, same
@@ -71,7 +64,7 @@ class Call:
         self._call = call
         self._until = self.since + seconds(timeout)
         self._least = 0.0 if timeout is None else LEAST * timeout
-        self._on_withdrawn = on_withdrawn
+        self._on_withdrawn, self._on_overdue = on_withdrawn, on_overdue
 
     def begin(self, **known: object) -> object:
         """Make the call, unless it was taken back or comes too late: then its owner takes it back. Return its result,
@@ -102,6 +95,12 @@ class Call:
             self._on_withdrawn()
         return True
 
+    def overdue(self, timeout: float) -> LockBackendFailed:
+        """Say to its owner that it has begun and is waited for no more; return the error for its caller."""
+        if self._on_overdue is not None:
+            self._on_overdue()
+        return LockBackendFailed(f"the command was sent, but did not end within {timeout:.1f} s")
+
     def _settle(self, result: Any, error: BaseException | None) -> None:
         """Report the outcome to its caller. Without one there is nothing to do."""
 
@@ -131,7 +130,7 @@ class Blocking(Call, Generic[T]):
             if self.withdraw():
                 raise _not_begun(seconds(timeout))
             if not self.ended.acquire(timeout=OVERTIME):
-                raise _not_ended(seconds(timeout))
+                raise self.overdue(seconds(timeout))
         if self._errors:
             raise self._errors.pop()
         return self._results.pop()
@@ -156,7 +155,11 @@ class Awaited(Call, Generic[T]):
         if self.withdraw():
             _set_outcome(self.future, None, _not_begun(timeout))
         elif not self.future.done():
-            self.loop.call_later(OVERTIME, _set_outcome, self.future, None, _not_ended(timeout))
+            self.loop.call_later(OVERTIME, self._fail_overdue, timeout)
+
+    def _fail_overdue(self, timeout: float) -> None:
+        if not self.future.done():
+            self.future.set_exception(self.overdue(timeout))
 
 
 class WorkerThreads:
@@ -177,7 +180,8 @@ class WorkerThreads:
 
     A call without a caller, because its coroutine was cancelled or a signal handler raised, is withdrawn if it has not
     begun. `on_withdrawn` is called, in the caller's thread, for every call that was withdrawn and for no
-    other, before the error is raised: where it was not called, assume that the call was begun.
+    other, before the error is raised: where it was not called, assume that the call was begun. So is `on_overdue`,
+    for a call that has begun and is waited for no more because its time is over.
 
     how: more arguments of `Call`.
     """
@@ -185,8 +189,7 @@ class WorkerThreads:
     def __init__(self, size: int, most: int = 0, *, shares: Sequence[float] = (1.0,)) -> None:
         self._size, self._most = size, max(size, most)
         self._lanes: Lanes[Call] = Lanes(size, self._most, shares)
-        #: One for each call that entered a lane. A thread which gets one makes what calls there are: there may be too
-        #: many of these. False ends a thread.
+        #: A thread which gets one makes what calls there are: there may be too many of these. False ends a thread.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
         #: How many more threads may be started, and how many wait for a ticket: lists that count. `append` and `pop`
         #: are single operations of the interpreter, which `+= 1` is not.
@@ -268,10 +271,15 @@ class WorkerThreads:
     def _wake_one(self) -> None:
         """Have a thread look for calls."""
         self._start_if_needed()
-        self._tickets.put(True)
+        self._put_ticket()
         if self._watched and not self._idle:
             with contextlib.suppress(RuntimeError):  # it was woken already
                 self._alarm.release()
+
+    def _put_ticket(self) -> None:
+        """Put one for what has entered a lane. Where there are as many as threads, each of those looks after that."""
+        if self._tickets.qsize() < self._most:
+            self._tickets.put(True)
 
     def _start_if_needed(self) -> None:
         waiting = sum(map(len, self._lanes.waiting))
@@ -312,7 +320,7 @@ class WorkerThreads:
                 is_unseen = not self._watched and any(self._lanes.waiting)
             self._start_if_needed()
             if is_unseen:  # this thread is busy now: another one looks
-                self._tickets.put(True)
+                self._put_ticket()
             result = entry.begin()
             with self._lanes.mutex:
                 shared = self._lanes.end(entry, result)
@@ -343,7 +351,3 @@ def _not_begun(timeout: float) -> LockBackendFailed:
     return LockBackendFailed(
         f"the command was not sent within {timeout:.1f} s: earlier ones, of this key or of many, are without an answer"
     )
-
-
-def _not_ended(timeout: float) -> LockBackendFailed:
-    return LockBackendFailed(f"the command was sent, but did not end within {timeout:.1f} s")

@@ -211,15 +211,18 @@ class MongoStore:
 
         The rule leaves a damaged document alone, which is no error to the server. So an answer that the rule itself
         never gives is a reason to look at the document: a holder that was to be renewed has the number of another
-        command; or a grant is refused although no other holder has any time left, or not queued although there is room.
+        command; a former grant is still there; a grant is refused, or queued, although no other holder has any time
+        left, or not queued although there is room.
         """
         if not reply.found:
             return False
         if step.renew:
             return reply.held and reply.beat != step.beat
-        if step.add is None or reply.held or reply.place is not None:
+        if step.add is None or reply.held:
             return False
-        if step.trial:
+        if reply.former is not None and reply.former.grant in step.remove:
+            return True
+        if step.trial or reply.place is not None:
             return reply.first_end is None or reply.first_end <= 0
         return reply.waiting < self.limits.waiters
 
