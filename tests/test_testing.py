@@ -194,7 +194,7 @@ class TestLeftBehind:
             assert eventually(lambda: not locks.held())
 
         with pytest.raises(AssertionError, match="'a' was not released"):
-            drop()
+            drop()  # type: ignore[call-arg]
 
     def test_one_inside_another(self) -> None:
         """The inner one begins without locks; the outer one keeps its own, and records nothing of the inner's."""
