@@ -55,7 +55,8 @@ class LockSettings:
     - MAX_WAITERS: how many threads and tasks may wait for one key, from 1 to 5000. More get `LockQueueFull`.
     - RETENTION: how long the document of an unused lock is kept if someone ever waited for it, at least an hour. Other
       documents are kept for one to two hours.
-    - COMMAND_TIMEOUT: how long one command to MongoDB may take.
+    - COMMAND_TIMEOUT: how long one command to MongoDB may take. Without a server a lock fails after that, also with a
+      shorter `wait`.
     - CONTENTION_STATUS: the HTTP status of `on_contention="respond"`, from 400 to 599.
     - SHORT_WAIT: how long `mongo_locked` waits in a view. At most `WAIT`.
     - RETRY_OUTAGE: how long a Celery task with `on_contention="retry"` comes back while MongoDB does not answer. Then

@@ -133,11 +133,15 @@ class TestClear:
         assert clear()["found"] == 0
 
     def test_what_is_stale_is_named(self, locks: Locks) -> None:
-        """If no lock is held, the list says where the lock of a killed process is. If none is stale, nothing is."""
+        """The list says where the lock of a killed process is. If none is stale, nothing is."""
         assert run("list_locks")[0] == "No lock is held.\n"
         assert run("clear_stale_locks", "--no-input")[0] == "There are no stale locks.\n"
         locks.stale("k")
         assert run("list_locks")[0] == "No lock is held.\nThere are stale ones: see --stale.\n"
+        with mongo_lock("other"):
+            assert run("list_locks")[0].endswith("There are stale ones: see --stale.\n")
+        for choice in (["--older-than", "1h"], ["--key", "other"]):
+            assert run("clear_stale_locks", "--no-input", *choice)[0] == "There are no such locks.\n"
         assert "stale" not in run("list_locks", "--key", "other")[0]
 
     def test_a_task_is_named_once(self, locks: Locks) -> None:

@@ -75,19 +75,23 @@ exit codes:
             else:
                 found = [self._sweep(kind, dry_run=dry_run) for kind in kinds]
                 if not any(found) and not self.failed:
-                    self.stdout.write("There are no stale locks.")
+                    self._say_none()
             self.report_failed()
 
     def _is_confirmed(self, kinds: list[LockKind]) -> bool:
         found = [self._sweep(kind, dry_run=True, asks=True) for kind in kinds]
         if not any(found) and not self.failed:
-            self.stdout.write("There are no stale locks.")
+            self._say_none()
             return False
         self.failed = {}
         if input("\nClear them? [y/N] ").strip().lower() in ("y", "yes"):
             return True
         self.stdout.write("Nothing was cleared.")
         return False
+
+    def _say_none(self) -> None:
+        chosen = any(self.options[name] for name in ("key", "owner", "older_than", "kind"))
+        self.stdout.write("There are no such locks." if chosen else "There are no stale locks.")
 
     def _sweep(self, kind: LockKind, *, dry_run: bool, asks: bool = False) -> int:
         """Clear the stale locks of a kind, or only show them; say what was done. Return how many there were.

@@ -88,8 +88,8 @@ class Command(LockCommand):
         if nothing and not self.failed:
             chosen = any(options[name] for name in ("all", "stale", "kept", "waiting", "key", "owner", "kind"))
             self.stdout.write("There are no such locks." if chosen else "No lock is held.")
-            if self.choice.state == "held" and any(self._has_stale(kind) for kind in kinds):
-                self.stdout.write("There are stale ones: see --stale.")
+        if self.choice.state == "held" and any(self._has_stale(kind) for kind in kinds):
+            self.stdout.write("There are stale ones: see --stale.")
 
     def _has_stale(self, kind: LockKind) -> bool:
         rows: list[Row] = []
