@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Final, TypedDict, Unpack
+from typing import Any, Final, TypedDict, TypeVar, Unpack
 
 import pymongo
 from asgiref.sync import sync_to_async
@@ -18,6 +18,7 @@ from ..engine import clock
 from ..engine.rule.deadlock import EARLIEST_END, Cycle, cycles
 from ..engine.rule.document import DOCUMENT_FIELDS, weight
 from ..engine.rule.expressions import IS_WHOLE
+from ..engine.session.session import sent_apart
 from ..engine.store.errors import bare, is_out_of_reach, translate
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key
@@ -28,6 +29,7 @@ from .snapshot import LockSnapshot, read_snapshot
 __all__ = ["alock_info", "lock_info"]
 
 Document = dict[str, Any]
+T = TypeVar("T")
 
 #: For how long servers that refuse every connection are asked again, in seconds.
 QUICK: Final = 0.5
@@ -157,18 +159,24 @@ def snapshots(
     stages += [{"$limit": limit}] if limit else []
     holders, waiters = bounds.get("holders", 3), bounds.get("waiters", 1)
     stages += projection(holders, waiters, bounds.get("passed", 0), bounds.get("owner"))
-    with store.bounded(timeout):
-        # One more than is wanted: the server then closes the cursor with the first batch.
-        cursor = store.latest.aggregate(stages, batchSize=min(limit or READ_BATCH, READ_BATCH) + 1)
+    # One more than is wanted: the server then closes the cursor with the first batch.
+    size = min(limit or READ_BATCH, READ_BATCH) + 1
+    cursor = _read(store, timeout, lambda: store.latest.aggregate(stages, batchSize=size))
     with cursor:
         while True:
-            with store.bounded(timeout):
-                batch = list(islice(cursor, READ_BATCH))
+            batch = _read(store, timeout, lambda: list(islice(cursor, READ_BATCH)))
             yield from map(read_snapshot, batch)
             if len(batch) < READ_BATCH:
                 return
 
 
+@sent_apart
+def _read(store: MongoStore, timeout: float, call: Callable[[], T]) -> T:
+    with store.bounded(timeout):
+        return call()
+
+
+@sent_apart
 def count(store: MongoStore, query: Document, limit: int, timeout: float) -> int:
     """Count the locks that match *query*, up to *limit*; for a query that matches all, the count is an estimate.
 
@@ -180,6 +188,7 @@ def count(store: MongoStore, query: Document, limit: int, timeout: float) -> int
         return store.collection.count_documents(query, limit=limit)
 
 
+@sent_apart
 def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0) -> list[Cycle]:
     """Find deadlocks among at most `MAX_LOCKS_FOR_DEADLOCKS` locks with waiters whose keys match.
 
@@ -223,6 +232,7 @@ _ENTANGLED: Final[list[Document]] = [
 ]
 
 
+@sent_apart
 def ping(store: MongoStore, timeout: float = 5.0) -> None:
     """Raise LockBackendFailed if the server does not answer within *timeout*; at once if none can be reached."""
     began = clock.now()

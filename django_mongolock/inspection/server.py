@@ -20,6 +20,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from ..conf import NAME, error, get_settings, info, warning
 from ..engine import clock
+from ..engine.session.session import sent_apart
 from ..engine.store import layout
 from ..engine.store.errors import translate
 from ..engine.store.layout import PURGE, missing_indexes, purged
@@ -79,6 +80,7 @@ def known_server(store: MongoStore, timeout: float) -> ServerFacts:
     return found
 
 
+@sent_apart
 def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
     """Ask the server about itself. Changes nothing, and never raises."""
     try:

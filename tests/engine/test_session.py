@@ -23,7 +23,8 @@ from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.layout import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockMisused
-from django_mongolock.inspection import operations
+from django_mongolock.inspection import operations, queries
+from django_mongolock.inspection.overview import overview
 from tests.engine.conftest import Document, Entries, Here, HoldUp, LockMaker, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
@@ -217,12 +218,16 @@ def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.Mo
         lambda store: operations.force_release(store, "k", ["g"]),
         lambda store: operations.ask_to_release(store, "k", "somebody"),
         lambda store: operations.release_owner(store, "o"),
+        lambda store: list(queries.snapshots(store, {})),
+        lambda store: queries.count(store, {}, 5, 5.0),
+        queries.find_deadlocks,
+        overview,
     ],
 )
-def test_the_main_thread_sends_no_operation(
+def test_the_main_thread_sends_nothing_for_what_has_no_session(
     store: MongoStore, do: Callable[[MongoStore], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F29: nor does it where there is no session."""
+    """F29: what is done to all locks, and what is read of them."""
     senders, bounded = set[int](), store.bounded
 
     def watched(timeout: float) -> Any:

@@ -28,7 +28,7 @@ from .worker_threads import WorkerThreads
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: Threads that send what the main thread sends without a session.
+#: Threads for what the main thread has sent where there is no session.
 APART_THREADS: Final = 4
 
 

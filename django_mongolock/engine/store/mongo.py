@@ -214,11 +214,9 @@ class MongoStore:
         command; a former grant is still there; a grant is refused, or queued, although no other holder has any time
         left, or not queued although there is room.
         """
-        if not reply.found:
-            return False
         if step.renew:
             return reply.held and reply.beat != step.beat
-        if step.add is None or reply.held:
+        if step.add is None or reply.held or not reply.found:
             return False
         if reply.former is not None and reply.former.grant in step.remove:
             return True
