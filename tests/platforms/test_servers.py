@@ -46,7 +46,7 @@ def served(*command: str, **environment: str) -> Iterator[str]:
 
 def answers(address: str) -> bool:
     try:
-        return get(f"{address}/busy/ready")[0] in {200, 423}
+        return get(f"{address}/count/ready")[0] == 200
     except OSError:
         return False
 
