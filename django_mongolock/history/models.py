@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from django.db import models
 from django.utils.html import format_html
@@ -16,6 +15,7 @@ from django_mongodb_backend.fields import ObjectIdAutoField
 from pymongo.collection import Collection
 
 from ..backends import mongo_store
+from ..engine.session.session import sent_apart
 from ..engine.store.errors import bounded
 from ..engine.store.mongo import MongoStore
 from ..exceptions import printable
@@ -33,6 +33,8 @@ from ..models.reading import (
 )
 
 __all__ = ["LockEvent"]
+
+T = TypeVar("T")
 
 
 class Happened(models.TextChoices):
@@ -64,12 +66,12 @@ def events_of(store: MongoStore) -> Collection[dict[str, Any]]:
     return store.collection.database.get_collection(name, codec_options=store.collection.codec_options)
 
 
-@contextmanager
-def bounded_events(store: MongoStore, timeout: float) -> Iterator[Collection[dict[str, Any]]]:
-    """Open the collection for commands that take no longer together. Raises LockBackendFailed."""
+@sent_apart
+def read_events(store: MongoStore, timeout: float, read: Callable[[Collection[dict[str, Any]]], T]) -> T:
+    """Read from the collection, in no longer than that. Raises LockBackendFailed."""
     collection = events_of(store)
     with bounded(timeout, store.client, needs=f"find on the collection {collection.name}"):
-        yield collection
+        return read(collection)
 
 
 class LockEventQuerySet(ReadOnlyQuerySet):
@@ -86,16 +88,14 @@ class LockEventQuerySet(ReadOnlyQuerySet):
             {"$limit": limit},
             {"$addFields": {"now": "$$NOW"}},
         ]
-        with bounded_events(mongo_store(self.db), timeout) as events:
-            found = list(events.aggregate(stages))
+        found = read_events(mongo_store(self.db), timeout, lambda events: list(events.aggregate(stages)))
         return [LockEvent.from_document(document, self.db) for document in found]
 
     def count_up_to(self, limit: int, timeout: float) -> int:
         """Count these events, up to *limit*. Raises LockBackendFailed."""
         if (query := self.as_query()) is None:
             return 0
-        with bounded_events(mongo_store(self.db), timeout) as events:
-            return events.count_documents(query[0], limit=limit)
+        return read_events(mongo_store(self.db), timeout, lambda events: events.count_documents(query[0], limit=limit))
 
 
 class LockEvent(ReadOnlyModel, PartyFields):

@@ -22,7 +22,7 @@ from ..inspection.overview import RECENT
 from ..inspection.pictures import Picture, lane, stretches, ticks, with_unknown
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.verdict import NOTHING, Past, Stretch, Told, kind_of
-from .models import Happened, LockEvent, bounded_events
+from .models import Happened, LockEvent, read_events
 
 #: How many of the latest events `usual_holds` looks at, and of how many holds of a kind it needs to know.
 EXAMINED: Final = 5_000
@@ -58,11 +58,11 @@ class HistoryPast(Past):
         ]
         holds = defaultdict(list)
         try:
-            with bounded_events(store, timeout) as events:
-                for event in events.aggregate(stages, batchSize=EXAMINED):
-                    holds[kind_of(event["key"])].append(event["held_ms"] / 1_000)
+            found = read_events(store, timeout, lambda events: list(events.aggregate(stages, batchSize=EXAMINED)))
         except LockBackendFailed:
             return {}
+        for event in found:
+            holds[kind_of(event["key"])].append(event["held_ms"] / 1_000)
         known = {kind: sorted(seconds) for kind, seconds in holds.items() if len(seconds) >= ENOUGH}
         return {kind: seconds[ceil(MOST * len(seconds)) - 1] for kind, seconds in known.items()}
 

@@ -25,6 +25,7 @@ from django_mongolock.engine.session.session import Session, Sessions
 from django_mongolock.engine.store.layout import INDEXES, missing_indexes
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockMisused
+from django_mongolock.history.models import read_events
 from django_mongolock.inspection import operations, queries
 from django_mongolock.inspection.overview import overview
 from django_mongolock.other_collections.places import Source
@@ -225,6 +226,7 @@ def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.Mo
         lambda store: queries.count(store, {}, 5, 5.0),
         queries.find_deadlocks,
         overview,
+        lambda store: read_events(store, 5.0, lambda events: store.bounded(5.0)),
     ],
 )
 def test_the_main_thread_sends_nothing_for_what_has_no_session(
