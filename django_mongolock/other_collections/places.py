@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import copy_context
 from datetime import datetime
 from typing import Any
 
@@ -75,8 +76,12 @@ class Source:
         except ImproperlyConfigured:  # a program without Django's settings
             timeout = LockSettings().COMMAND_TIMEOUT
         errands = None if self.alias is None else get_backend(self.alias).session().errands
-        with bounded(timeout):  # a function may make its client just now
-            return Courier(self.collection(), timeout, errands)
+
+        def make() -> Courier:
+            with bounded(timeout):  # a function may make its client just now
+                return Courier(self.collection(), timeout, errands)
+
+        return copy_context().run(make)  # a signal handler that strikes in there leaves its time limit to the copy
 
     def collection(self) -> Collection[Document]:
         """Return the collection, in a client that may be used from any thread."""

@@ -11,7 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
+import pymongo
 import pytest
+from pymongo import _csot
 from pymongo.collection import Collection
 
 from django_mongolock.engine import clock
@@ -25,6 +27,7 @@ from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.inspection import operations, queries
 from django_mongolock.inspection.overview import overview
+from django_mongolock.other_collections.places import Source
 from tests.engine.conftest import Document, Entries, Here, HoldUp, LockMaker, make_lock, renewed
 from tests.engine.faces import Face
 from tests.engine.processes import processes
@@ -239,6 +242,19 @@ def test_the_main_thread_sends_nothing_for_what_has_no_session(
     do(store)
     assert len(senders) == 1
     assert threading.get_ident() not in senders
+
+
+def test_a_signal_leaves_no_time_limit(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: the main thread asks for the collection of a document lock; what it sends later has its own time."""
+
+    def struck(seconds: float) -> None:
+        _csot.DEADLINE.set(0.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pymongo, "timeout", struck)
+    with pytest.raises(KeyboardInterrupt):
+        Source(collection).courier()
+    assert _csot.get_deadline() == float("inf")
 
 
 @pytest.mark.witness
