@@ -180,6 +180,8 @@ def test_wrong_numbers(wrong: dict[str, Any]) -> None:
     """A clear error where it is written."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         retry_on_conflict(**wrong)
+    with pytest.raises(TypeError, match=r"'retries'.* Known: attempts, backoff, longest, using"):
+        retry_on_conflict(retries=3)  # type: ignore[call-overload]
 
 
 class TestTransactions:

@@ -20,6 +20,7 @@ from ..engine import clock
 from ..engine.lock.transaction import TRANSIENT, leaves, out_of_commit_hook
 from ..engine.rule.options import Seconds, check_number, check_seconds
 from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
+from ..keys import unexpected
 from ..transactions import open_transactions
 
 #: Another transaction changed what this one has read. PostgreSQL (serialization failure); MariaDB (record has changed
@@ -101,6 +102,8 @@ def retry_on_conflict(function: Callable[..., Any] | None = None, /, **options: 
     transaction around a test of Django's TestCase does not count. An error of a function given to
     ``transaction.on_commit`` is raised and no conflict, whatever its kind: what it follows is committed.
     """
+    for name in options.keys() - RetryOptions.__annotations__.keys():
+        raise unexpected(name, RetryOptions.__annotations__)
     retrying = Retrying(**options)
     return retrying_calls(function, retrying) if function else lambda given: retrying_calls(given, retrying)
 

@@ -120,6 +120,7 @@ def test_options_that_are_right() -> None:
     assert LockOptions(owner="e\u0301").owner == "\xe9"
     for name, told in (
         *(("blocking", "single try"), ("ttl", "lease="), ("max_wait", "wait="), ("timeout", "two things")),
+        ("permits", "mongo_semaphore"),
         ("colour", "acquire\\(\\) takes wait="),
     ):
         with pytest.raises(TypeError, match=told):

@@ -156,6 +156,7 @@ _FOREIGN: Final = {
     "blocking": "use wait=: wait=0 for a single try, wait=None to wait without end",
     **dict.fromkeys(("blocking_timeout", "acquire_timeout", "wait_timeout", "max_wait"), f"use {_WAIT}"),
     **dict.fromkeys(("ttl", "expire", "expires", "expiry", "lease_time"), f"use {_LEASE}"),
+    **dict.fromkeys(("permits", "capacity", "max_leases"), "use mongo_semaphore(key, permits)"),
     **dict.fromkeys(("timeout", "lock_timeout"), f"it could mean two things: use {_LEASE} or {_WAIT}"),
 }
 
