@@ -179,11 +179,9 @@ class WorkerThreads:
     begun; the caller gets LockBackendFailed when it is over. One that has begun is waited for `OVERTIME` seconds more.
 
     A call without a caller, because its coroutine was cancelled or a signal handler raised, is withdrawn if it has not
-    begun. `on_withdrawn` is called, in the caller's thread, for every call that was withdrawn and for no
-    other, before the error is raised: where it was not called, assume that the call was begun. So is `on_overdue`,
-    for a call that has begun and is waited for no more because its time is over.
-
-    how: more arguments of `Call`.
+    begun. `on_withdrawn` is called, in the caller's thread, for every call that was withdrawn and for no other, before
+    the error is raised: where it was not called, assume that the call was begun. `on_overdue` is called for one that
+    has begun and is waited for no more. how: more arguments of `Call`.
     """
 
     def __init__(self, size: int, most: int = 0, *, shares: Sequence[float] = (1.0,)) -> None:
@@ -197,8 +195,7 @@ class WorkerThreads:
         self._idle: list[None] = []
         self._closed = False
         #: Whether a thread watches the calls that are being made: it sleeps until the next one becomes slow, since then
-        #: another may begin. It waits for the alarm to be unlocked, rather than for a ticket: `_wake_one` does that
-        #: if no thread is idle.
+        #: another may begin. It waits for the alarm, not for a ticket: `_wake_one` unlocks that if no thread is idle.
         self._watched = False
         self._alarm = _thread.allocate_lock()
         self._alarm.acquire()
