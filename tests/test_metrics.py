@@ -122,7 +122,7 @@ class TestNumbers:
         assert number("retries", what="rates.Rate", error="VersionConflict") == 1
         assert number("retries", what="other", error="OperationalError") == 1
 
-    @pytest.mark.filterwarnings("ignore::ResourceWarning")
+    @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore:the test has left locks behind")
     def test_a_lock_that_was_not_released(self, number: Number) -> None:
         """The gauge comes back to zero, whatever way a lock ends."""
         mongo_lock("a").acquire()

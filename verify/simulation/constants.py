@@ -78,6 +78,7 @@ EXEMPT: Final[dict[str, str]] = {
     "session.commands.GIVE_BACK_LIMIT": _BY_DESIGN,
     "session.errands.MOST_TRIES": "no named lock has errands: they are of document locks and fencing",
     "session.releases.MAX_RELEASES": _BY_DESIGN,
+    "session.session.APART_THREADS": "no simulated process sends from its main thread, past a session",
     "session.core.BACKGROUND": _NAMES,
     "session.core.RELEASE": _NAMES,
     "session.core.RENEWAL": _NAMES,
