@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bson import Int64
 from pymongo import ReturnDocument
+from pymongo.collection import Collection
 
 from ..engine.logs import INFO, WARNING, log
 from ..engine.protocol.processes import CLAIM, fate
@@ -43,7 +44,6 @@ OWNER_DONE = "all locks of its owner were released"
 STALE: Final = Choice("stale")
 
 
-@sent_apart
 def clear_stale(
     store: MongoStore, keys: Sequence[str], choice: Choice = STALE, timeout: float = 60.0
 ) -> tuple[int, int]:
@@ -56,15 +56,20 @@ def clear_stale(
     return cleared, _apply(store, keys, choice, "$ne", timeout) if cleared < len(keys) else 0
 
 
-@sent_apart
 def purge(store: MongoStore) -> None:
     """Remove what apps keep beside the locks and whose time is over."""
     for find in purged:
-        # Where the right is missing, a TTL index does it.
-        with suppress(LockBackendFailed), store.bounded(60.0):
-            find(store.collection).delete_many(_IS_OVER)
+        with suppress(LockBackendFailed):  # where the right is missing, a TTL index does it
+            _remove_old(store, find(store.collection))
 
 
+@sent_apart
+def _remove_old(store: MongoStore, collection: Collection[Document]) -> None:
+    with store.bounded(60.0):
+        collection.delete_many(_IS_OVER)
+
+
+@sent_apart
 def _apply(store: MongoStore, keys: Sequence[str], choice: Choice, clock: str, timeout: float) -> int:
     """Apply the rule to the stale locks among *keys* that this primary wrote last ("$eq"), or another one ("$ne")."""
     mine = {"_id": {"$in": list(keys)}, "$expr": {clock: ["$clock", "$$c.clock"]}}
@@ -170,7 +175,6 @@ def ask_to_release(
     return len(asked)
 
 
-@sent_apart
 def release_owner(
     store: MongoStore,
     owner: str,
@@ -192,10 +196,8 @@ def release_owner(
     meant = _is_gone if gone else _is_claim if claims else bool
     fields = {f"holders.{name}": 1 for name in (field, "grant", "process")}
     query = {**LEASED, **({"_id": {"$eq": key}} if key else {}), f"holders.{field}": {"$eq": owner}}
-    with store.bounded(timeout):
-        found = list(store.latest.aggregate([{"$match": query}, {"$project": fields}, bounded_entries()]))
     taken, left = list[str](), 0
-    for document in found:
+    for document in _aggregate(store, [{"$match": query}, {"$project": fields}, bounded_entries()], timeout):
         holders = [each for each in _holders(document) if each.get(field) == owner]
         grants = [each["grant"] for each in holders if meant(each)]
         left += len(holders) - len(grants)
@@ -203,6 +205,12 @@ def release_owner(
             if grants and force_release(store, document["_id"], grants, timeout, reason=reason, level=INFO):
                 taken.append(document["_id"])
     return taken, left
+
+
+@sent_apart
+def _aggregate(store: MongoStore, stages: list[Document], timeout: float) -> list[Document]:
+    with store.bounded(timeout):
+        return list(store.latest.aggregate(stages))
 
 
 def _is_gone(holder: Document) -> bool:

@@ -162,12 +162,14 @@ def snapshots(
     # One more than is wanted: the server then closes the cursor with the first batch.
     size = min(limit or READ_BATCH, READ_BATCH) + 1
     cursor = _read(store, timeout, lambda: store.latest.aggregate(stages, batchSize=size))
-    with cursor:
+    try:
         while True:
             batch = _read(store, timeout, lambda: list(islice(cursor, READ_BATCH)))
             yield from map(read_snapshot, batch)
             if len(batch) < READ_BATCH:
                 return
+    finally:
+        _read(store, timeout, cursor.close)
 
 
 @sent_apart

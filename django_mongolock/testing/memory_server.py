@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -259,10 +260,10 @@ class Dropped(Orphans):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self.grants: list[Grant] = []
+        self.told: deque[str] = deque(maxlen=100)
 
     def _release(self, grant: Grant, why: str) -> None:
-        self.grants.append(grant)
+        self.told.append(f"{grant.key!r} was not released, and no code could, acquired at {grant.acquired_from}")
         super()._release(grant, why)
 
 

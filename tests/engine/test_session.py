@@ -8,8 +8,11 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pymongo
 import pytest
@@ -100,6 +103,8 @@ def test_a_heartbeat_that_cannot_be_started(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         first = here.lock("first", terms=CALM).acquire()
+        with here.lock("second", terms=CALM):
+            pass
     assert first.held
     told = [record.levelname for record in caplog.records if "heartbeat" in record.message]
     assert told == ["WARNING"] * is_told
@@ -232,18 +237,47 @@ def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.Mo
 def test_the_main_thread_sends_nothing_for_what_has_no_session(
     store: MongoStore, do: Callable[[MongoStore], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F29: what is done to all locks, and what is read of them."""
-    senders, bounded = set[int](), store.bounded
+    """F29: what is done to all locks, and what is read of them. What monitors know of the request comes along."""
+    senders, bounded, request = set[tuple[int, str]](), store.bounded, ContextVar("request", default="none")
 
     def watched(timeout: float) -> Any:
-        senders.add(threading.get_ident())
+        senders.add((threading.get_ident(), request.get()))
         return bounded(timeout)
 
     monkeypatch.setattr(store, "bounded", watched)
     monkeypatch.setattr(operations, "purged", [lambda collection: collection])
+    before = request.set("this one")
     do(store)
-    assert len(senders) == 1
-    assert threading.get_ident() not in senders
+    request.reset(before)
+    assert {known for _, known in senders} == {"this one"}
+    assert threading.get_ident() not in {sender for sender, _ in senders}
+
+
+def test_what_is_done_to_many_is_interrupted(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: only its commands are sent by another thread. A signal that ends the loop leaves the other locks alone."""
+    stops = Mock(side_effect=lambda *_, **__: threading.current_thread() is threading.main_thread())
+    monkeypatch.setattr(operations, "force_release", stops)
+    holder = {"grant": "g", "owner": "o", "until": datetime(2999, 1, 1, tzinfo=UTC)}
+    found = [{"_id": key, "holders": [holder]} for key in "ab"]
+    monkeypatch.setattr(operations, "_aggregate", lambda *_: found)
+    assert operations.release_owner(store, "o") == (["a", "b"], 0)
+
+
+def test_the_main_thread_closes_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: also where what is read is not read to its end."""
+    closers = list[bool]()
+
+    class Cursor(list[Document]):
+        def close(self) -> None:
+            closers.append(threading.current_thread() is threading.main_thread())
+
+    monkeypatch.setattr(queries, "read_snapshot", lambda document: document)
+    monkeypatch.setattr(queries, "READ_BATCH", 1)
+    latest = Mock(aggregate=lambda *_, **__: Cursor([{}] * 3))
+    read = queries.snapshots(Mock(bounded=lambda _: nullcontext(), latest=latest), {})
+    next(read)
+    read.close()  # type: ignore[attr-defined]
+    assert closers == [False]
 
 
 def test_a_signal_leaves_no_time_limit(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,8 @@ class Heartbeat:
         #: What it has taken out of there, until that is adopted: an error in one takes nothing from the others.
         self._dropped: deque[OwnerRef] = deque()
         self.thread: threading.Thread | None = None
+        #: Why it could not be started.
+        self._failure = ""
         self._closed = False
 
     def serve(self, chores: Sequence[Chore], adopt: Callable[[OwnerRef], None]) -> None:
@@ -92,13 +94,11 @@ class Heartbeat:
         with self._mutex:
             if self._closed or (self.thread is not None and self.thread.is_alive()):
                 return
-            thread = threading.Thread(target=self._run, name="mongolock-heartbeat", daemon=True)
-            try:
-                thread.start()
-                self.thread = thread
-            except RuntimeError as error:  # the next lock tries it again
-                if "shutdown" not in str(error):  # of the interpreter, which ends every lease
-                    log(WARNING, "no heartbeat, leases are not renewed", error=error)
+            before = self._failure
+            self.thread, self._failure = start_thread(self._run, "mongolock-heartbeat")  # else with the next lock
+        # Not under the mutex: a handler of the log may take a lock.
+        if self._failure and not before:
+            log(WARNING, "no heartbeat, leases are not renewed", reason=self._failure)
 
     def _run(self) -> None:
         while True:
@@ -126,3 +126,13 @@ class Heartbeat:
                 if item is not None:
                     self._dropped.append(item)
                 item = self.inbox.get_nowait()
+
+
+def start_thread(run: Callable[[], object], name: str) -> tuple[threading.Thread | None, str]:
+    """Start a daemon thread. Return it, or why that was impossible; at the end of the interpreter that is no news."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        return None, "" if "shutdown" in str(error) else str(error)
+    return thread, ""

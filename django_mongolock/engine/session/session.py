@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextvars
 import functools
 import os
 import threading
@@ -16,7 +17,7 @@ from ..protocol import actions
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
 from .commands import Commands
-from .core import BACKGROUND, REQUEST, SessionCore
+from .core import BACKGROUND, MOST_THREADS, REQUEST, SessionCore
 from .ending import Cleanup, Ending, How, Orphans
 from .errands import Errands
 from .grant import CLOSED, Grant, State, User
@@ -105,10 +106,10 @@ class Session(SessionCore):
 
     def share(self, grant: Grant, user: User) -> bool:
         """Let *user* have what its worker holds already. Return whether it is still held."""
-        if not grant.add_user(user):
-            return False
         if "on_release_requested" in user.calls:
             self.waits.listen()
+        if not grant.add_user(user):
+            return False
         if grant.reporting.release_requested_by is not None:
             self.notifications.call("on_release_requested", grant, user)
         return True
@@ -210,18 +211,22 @@ class Sessions(PerProcess[S]):
 
 
 def sent_apart(call: Callable[P, T]) -> Callable[P, T]:
-    """Have another thread make the calls of the main thread: a signal handler must not strike inside the driver."""
+    """Have another thread make the calls of the main thread: a signal handler must not strike inside the driver.
+
+    For single commands: what the main thread is interrupted in goes on.
+    """
 
     @functools.wraps(call)
     def apart(*arguments: P.args, **options: P.kwargs) -> T:
         if threading.current_thread() is not threading.main_thread():
             return call(*arguments, **options)
-        return _threads.current().call(lambda _: call(*arguments, **options))
+        context = contextvars.copy_context()  # a time limit, and what logs and monitors know of the request
+        return _threads.current().call(lambda _: context.run(call, *arguments, **options))
 
     return apart
 
 
-_threads = PerProcess(lambda: WorkerThreads(APART_THREADS))
+_threads = PerProcess(lambda: WorkerThreads(APART_THREADS, MOST_THREADS))
 os.register_at_fork(
     before=PerProcess._before_fork,
     after_in_parent=PerProcess._after_fork_in_parent,

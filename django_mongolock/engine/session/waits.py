@@ -19,6 +19,7 @@ from ..protocol.actions import FOREVER, Pause, WaitResult
 from ..rule.replies import Bell
 from .core import SessionCore
 from .grant import Grant
+from .heartbeat import start_thread
 
 #: How long it listens after the last wait has ended, in seconds: the next one may come soon.
 LINGER: Final = 2.0
@@ -58,14 +59,12 @@ class Listener:
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
+        failure = ""
         with self._mutex:
             if not self._closed and (self._thread is None or not self._thread.is_alive()):
-                thread = threading.Thread(target=self._run, name="mongolock-listener", daemon=True)
-                try:
-                    thread.start()
-                    self._thread = thread
-                except RuntimeError as error:  # the next pause tries it again
-                    self._complain(str(error))
+                self._thread, failure = start_thread(self._run, "mongolock-listener")
+        if failure:
+            self._complain(failure)
 
     def close(self) -> None:
         """Listen no more."""
