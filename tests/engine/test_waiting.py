@@ -53,10 +53,12 @@ def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, thread
     holder.release()
     counted.wait(30)
     here.commands.clear()
+    began = time.monotonic()
     counted.wait(30)
     for thread in threads_:
         thread.join(60)
-    count = len(here.commands.names()) / (workers * rounds)
+    idle = (time.monotonic() - began) * sessions  # who listens asks once a second, busy machine or not
+    count = (len(here.commands.names()) - idle) / (workers * rounds)
     assert count <= (4.3 if sessions > 1 else 1.3), {
         n: here.commands.names().count(n) for n in set(here.commands.names())
     }
