@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -58,10 +59,11 @@ def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, thread
     for thread in threads_:
         thread.join(60)
     idle = (time.monotonic() - began) * sessions  # who listens asks once a second, busy machine or not
-    count = (len(here.commands.names()) - idle) / (workers * rounds)
-    assert count <= (4.3 if sessions > 1 else 1.3), {
-        n: here.commands.names().count(n) for n in set(here.commands.names())
-    }
+    names, grants = here.commands.names(), workers * rounds
+    # A bell is rung, and heard, again where the next command is of the same millisecond: on a busy machine, of many.
+    again = 2 * max(0, names.count("insert") - grants)
+    assert (len(names) - idle - again) / grants <= (4.3 if sessions > 1 else 1.3), Counter(names)
+    assert again <= grants
 
 
 # The line of the process
