@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 from bson import Int64
 from pymongo import ReturnDocument
-from pymongo.collection import Collection
 
 from ..engine.logs import INFO, WARNING, log
 from ..engine.protocol.processes import CLAIM, fate
@@ -27,7 +27,7 @@ from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged
 from .kinds import Choice
-from .queries import LEASED, bounded_entries, chosen
+from .queries import LEASED, bounded_entries, chosen, sent_bounded
 
 Document = dict[str, Any]
 
@@ -60,13 +60,7 @@ def purge(store: MongoStore) -> None:
     """Remove what apps keep beside the locks and whose time is over."""
     for find in purged:
         with suppress(LockBackendFailed):  # where the right is missing, a TTL index does it
-            _remove_old(store, find(store.collection))
-
-
-@sent_apart
-def _remove_old(store: MongoStore, collection: Collection[Document]) -> None:
-    with store.bounded(60.0):
-        collection.delete_many(_IS_OVER)
+            sent_bounded(store, 60.0, partial(find(store.collection).delete_many, _IS_OVER))
 
 
 @sent_apart
@@ -196,8 +190,9 @@ def release_owner(
     meant = _is_gone if gone else _is_claim if claims else bool
     fields = {f"holders.{name}": 1 for name in (field, "grant", "process")}
     query = {**LEASED, **({"_id": {"$eq": key}} if key else {}), f"holders.{field}": {"$eq": owner}}
+    stages: list[Document] = [{"$match": query}, {"$project": fields}, bounded_entries()]
     taken, left = list[str](), 0
-    for document in _aggregate(store, [{"$match": query}, {"$project": fields}, bounded_entries()], timeout):
+    for document in sent_bounded(store, timeout, lambda: list(store.latest.aggregate(stages))):
         holders = [each for each in _holders(document) if each.get(field) == owner]
         grants = [each["grant"] for each in holders if meant(each)]
         left += len(holders) - len(grants)
@@ -205,12 +200,6 @@ def release_owner(
             if grants and force_release(store, document["_id"], grants, timeout, reason=reason, level=INFO):
                 taken.append(document["_id"])
     return taken, left
-
-
-@sent_apart
-def _aggregate(store: MongoStore, stages: list[Document], timeout: float) -> list[Document]:
-    with store.bounded(timeout):
-        return list(store.latest.aggregate(stages))
 
 
 def _is_gone(holder: Document) -> bool:

@@ -161,19 +161,20 @@ def snapshots(
     stages += projection(holders, waiters, bounds.get("passed", 0), bounds.get("owner"))
     # One more than is wanted: the server then closes the cursor with the first batch.
     size = min(limit or READ_BATCH, READ_BATCH) + 1
-    cursor = _read(store, timeout, lambda: store.latest.aggregate(stages, batchSize=size))
+    cursor = sent_bounded(store, timeout, lambda: store.latest.aggregate(stages, batchSize=size))
     try:
         while True:
-            batch = _read(store, timeout, lambda: list(islice(cursor, READ_BATCH)))
+            batch = sent_bounded(store, timeout, lambda: list(islice(cursor, READ_BATCH)))
             yield from map(read_snapshot, batch)
             if len(batch) < READ_BATCH:
                 return
     finally:
-        _read(store, timeout, cursor.close)
+        sent_bounded(store, timeout, cursor.close)
 
 
 @sent_apart
-def _read(store: MongoStore, timeout: float, call: Callable[[], T]) -> T:
+def sent_bounded(store: MongoStore, timeout: float, call: Callable[[], T]) -> T:
+    """Make a *call* of the driver, which takes no longer than that. Raises LockBackendFailed."""
     with store.bounded(timeout):
         return call()
 

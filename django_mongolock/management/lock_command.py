@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -131,6 +131,10 @@ class LockCommand(PlainCommand):
         if not isinstance(kind, NamedLocks):
             self.stdout.write(f"\n{kind.title[0].upper()}{kind.title[1:]}:")
         write_table(self.stdout, rows, wide=wide)
+
+    def write_none(self, usual: str, options: Mapping[str, Any], *choices: str) -> None:
+        """Say that there is no lock: *usual*, unless one of the *choices* was made."""
+        self.stdout.write("There are no such locks." if any(options[name] for name in choices) else usual)
 
     def write_json(
         self,

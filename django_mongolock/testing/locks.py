@@ -170,7 +170,8 @@ class MemoryLocks:
             raise AssertionError(f"still held: {', '.join(map(repr, found))}")
 
     def assert_released(self) -> None:
-        """Assert that the code under test holds no lock and waits for none. What the test holds does not count."""
+        """Assert that the code under test holds no lock, waits for none, and has dropped none. What the test holds does
+        not count."""
         if left := self._left_behind():
             raise AssertionError(left)
 

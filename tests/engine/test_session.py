@@ -259,7 +259,7 @@ def test_what_is_done_to_many_is_interrupted(store: MongoStore, monkeypatch: pyt
     monkeypatch.setattr(operations, "force_release", stops)
     holder = {"grant": "g", "owner": "o", "until": datetime(2999, 1, 1, tzinfo=UTC)}
     found = [{"_id": key, "holders": [holder]} for key in "ab"]
-    monkeypatch.setattr(operations, "_aggregate", lambda *_: found)
+    monkeypatch.setattr(operations, "sent_bounded", lambda *_: found)
     assert operations.release_owner(store, "o") == (["a", "b"], 0)
 
 

@@ -93,8 +93,9 @@ def check_times(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 def _visibility(app: Any) -> float | None:
     """After how many seconds the broker delivers a message again; None if it never does."""
-    urls = "".join(app.conf.broker_read_url or app.conf.broker_url or "")  # it may be a list, for failover
-    scheme = urls.partition("://")[0].partition("+")[0]
+    urls = app.conf.broker_read_url or app.conf.broker_url or ""
+    first = urls if isinstance(urls, str) else urls[0]  # several, for failover
+    scheme = first.partition("://")[0].partition("+")[0]
     if scheme not in BROKERS:
         return None
     given = (app.conf.broker_transport_options or {}).get("visibility_timeout")

@@ -90,8 +90,7 @@ exit codes:
         return False
 
     def _say_none(self) -> None:
-        chosen = any(self.options[name] for name in ("key", "owner", "older_than", "kind"))
-        self.stdout.write("There are no such locks." if chosen else "There are no stale locks.")
+        self.write_none("There are no stale locks.", self.options, "key", "owner", "older_than", "kind")
 
     def _sweep(self, kind: LockKind, *, dry_run: bool, asks: bool = False) -> int:
         """Clear the stale locks of a kind, or only show them; say what was done. Return how many there were.

@@ -86,8 +86,7 @@ class Command(LockCommand):
                 if more()["more"]:
                     self.stdout.write("… and more: see --limit.")
         if nothing and not self.failed:
-            chosen = any(options[name] for name in ("all", "stale", "kept", "waiting", "key", "owner", "kind"))
-            self.stdout.write("There are no such locks." if chosen else "No lock is held.")
+            self.write_none("No lock is held.", options, "all", "stale", "kept", "waiting", "key", "owner", "kind")
         if self.choice.state == "held" and any(self._has_stale(kind) for kind in kinds):
             self.stdout.write("There are stale ones: see --stale.")
 
