@@ -82,7 +82,6 @@ INSTALLED_APPS = [
     "django_mongolock.documents",
     "django_mongolock.versions",
     "django_mongolock.editing",
-    "django_mongolock.idempotency",
     "django_mongolock.history",
     "testproject.shop",
     "testproject.rates",

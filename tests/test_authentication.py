@@ -23,7 +23,6 @@ from django_mongolock.backends import mongo_store
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.layout import ensure_indexes
 from django_mongolock.exceptions import LockBackendFailed
-from django_mongolock.idempotency import idempotent
 from django_mongolock.inspection.named_locks import NamedLocks
 from testproject.servers import Access, Mongod, ReplicaSet
 from tests.support.lock_documents import Document
@@ -128,31 +127,6 @@ def login(guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.
 @pytest.mark.long
 class TestRights:
     """F14, F60: each right that is missing is named; everything else works."""
-
-    def test_results(self, login: Connect, root: Any) -> None:
-        """What `idempotent` needs; without it, it fails before anything is done, and the error names the rights."""
-        database, ran = root.database, list[int]()
-        where = {"db": DATABASE, "collection": "mongolock_locks_results"}
-        actions = ("find", "insert", "update", "listIndexes")
-        database.mongolock_locks_results.drop()
-
-        @idempotent(key="rights:{number}")
-        def task(number: int) -> int:
-            ran.append(number)
-            return number
-
-        login("mongolock")
-        with pytest.raises(LockBackendFailed, match=r"needs find, insert and update on .*mongolock_locks_results"):
-            task(1)
-        database.command("grantPrivilegesToRole", "mongolock", privileges=[{"resource": where, "actions": actions}])
-        try:
-            assert [task(1), task(1), ran] == [1, 1, [1]]
-            assert ids(ask()) == ["W103"]
-        finally:
-            database.command(
-                "revokePrivilegesFromRole", "mongolock", privileges=[{"resource": where, "actions": actions}]
-            )
-            database.mongolock_locks_results.drop()
 
     def test_the_roles_are_as_small_as_they_can_be(self, login: Connect, root: Any) -> None:
         """The user may not delete, drop, or look at any other collection."""

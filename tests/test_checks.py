@@ -258,18 +258,6 @@ class TestServer:
         settings.SILENCED_SYSTEM_CHECKS = ["mongolock.E105"]  # it is understood
         assert found.is_silenced()
 
-    def test_results(self, locks: Locks) -> None:
-        """Those of `idempotent` have their index from migrate; without it, nothing would ever remove them."""
-        results = locks.collection.database.mongolock_locks_results
-        results.drop()
-        assert ask() == []
-        results.insert_one({})
-        (found,) = ask()
-        assert (found.id, "mongolock_purge_at of mongolock_locks_results" in found.msg) == ("mongolock.W103", True)
-        call_command("migrate", database="mongo", verbosity=0)
-        assert ask() == []
-        assert results.index_information()["mongolock_purge_at"]["expireAfterSeconds"] == 0
-
     def test_a_new_database(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
         """The check names the command that makes the collections. Before that command itself it says nothing."""
         locks.collection.drop()

@@ -35,7 +35,7 @@ FLOORS = (
     {"fencing"},
     {"templatetags"},
     {"admin", "management", "contrib", "testing"},
-    {"history", "idempotency", "versions"},
+    {"history", "versions"},
     {"documents", "editing"},
     {"apps", "migrations", "__init__"},
 )
@@ -44,7 +44,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 FIRST_WITH_DJANGO = "conf"
 FRAMEWORKS = ("django", "django_mongodb_backend", "celery")
 #: Apps of their own, which the core does not know.
-OPT_IN = {"documents", "versions", "editing", "idempotency", "history"}
+OPT_IN = {"documents", "versions", "editing", "history"}
 
 
 def modules(root: Path) -> dict[str, Path]:

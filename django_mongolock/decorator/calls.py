@@ -70,7 +70,7 @@ class LockedFunction:
 
     def _call(self, args: Arguments, kwargs: Keywords) -> LockedCall:
         """A new call. Raises TypeError if the policy does not fit it."""
-        call = self.plan.kind_of_call(self, args, kwargs)
+        call = LockedCall(self, args, kwargs)
         if not self.is_generator:
             call.request = find_request(args, kwargs)
             self.plan.policy.accepts("call" if call.request is None else "view", self.name)
@@ -96,12 +96,9 @@ class LockedFunction:
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             call = self._call(args, kwargs)
-            if call.passes:
-                with atomic(deferred_aliases(call.request, self.plan)):
-                    return self.wrapped(*args, **kwargs)
             with serving(call.request), call.policy.around():
                 try:
-                    call.prepare()
+                    call.policy.begin(call)
                 except _UNLOCKED as error:
                     return call.refused(error)
                 call.trial = call.policy.tries_first(call)
@@ -114,11 +111,9 @@ class LockedFunction:
     def coroutine(self) -> Callable[..., Any]:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             call = self._call(args, kwargs)
-            if call.passes:
-                return await self.wrapped(*args, **kwargs)
             with serving(call.request):
                 try:
-                    await call.aprepare()
+                    call.policy.begin(call)
                     async with call.lock() as lock:
                         began = clock.now()
                         result = await call.arun(lock)
@@ -135,7 +130,7 @@ class LockedFunction:
         def wrapper(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             call = self._call(args, kwargs)
             try:
-                call.prepare()
+                call.policy.begin(call)
                 with call.lock():
                     call.begun = True
                     return (yield from self.wrapped(*args, **kwargs))
@@ -148,7 +143,7 @@ class LockedFunction:
         async def wrapper(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             call = self._call(args, kwargs)
             try:
-                await call.aprepare()
+                call.policy.begin(call)
                 async with call.lock(), aclosing(self.wrapped(*args, **kwargs)) as items:
                     call.begun = True
                     step = anext(items)
@@ -181,19 +176,6 @@ class LockedCall(CallFacts):
         super().__init__(function.options, args, kwargs)
         self.function = function
         self.policy = policy_here(function.plan.policy)
-
-    @property
-    def passes(self) -> bool:
-        """Whether it runs as if the function were not decorated."""
-        return False
-
-    def prepare(self) -> None:
-        """Do what comes before the first try."""
-        self.policy.begin(self)
-
-    async def aprepare(self) -> None:
-        """See prepare()."""
-        self.policy.begin(self)
 
     def lock(self) -> DjangoLock:
         """Return a new lock. For a Celery task, its owner is the id of the task."""
@@ -231,7 +213,7 @@ class LockedCall(CallFacts):
         """See run(). Django opens no transaction around an async view."""
         self.begun = True
         try:
-            return await self.afinished(await self.function.wrapped(*self.args, **self.kwargs))
+            return self.finished(await self.function.wrapped(*self.args, **self.kwargs))
         except BaseException as error:
             if self.policy.gives_up(error):
                 await lock.arelease(early=True)
@@ -258,17 +240,12 @@ class LockedCall(CallFacts):
         here = "directly on the coroutine or generator function, or on the view class instead of its dispatch()"
         return finished(result, self.function.name, f"put @{name} {here}")
 
-    async def afinished(self, result: Any) -> Any:
-        """See finished()."""
-        return self.finished(result)
-
 
 @dataclass(frozen=True, eq=False)
 class LockPlan:
     """The arguments of `mongo_locked`, or of the decorator with this *name*.
 
     default_key: what begins the key if there is neither a template nor a function for it, before the function's name.
-    kind_of_call: makes the object of one call.
     """
 
     policy: Policy
@@ -277,7 +254,6 @@ class LockPlan:
     key: Callable[..., Any] | None = None
     name: str = "mongo_locked"
     default_key: str = ""
-    kind_of_call: Callable[[LockedFunction, Arguments, Keywords], LockedCall] = LockedCall
 
 
 def _has_arguments(signature: inspect.Signature) -> bool:

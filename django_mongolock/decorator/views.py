@@ -11,7 +11,7 @@ import asyncio
 import concurrent.futures
 import math
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -44,14 +44,6 @@ class HttpRefusal:
     message: str
 
 
-class RequestRefused(LockKeyInvalid):
-    """A request that is not served for a reason of its own, which *refusal* says."""
-
-    def __init__(self, refusal: HttpRefusal) -> None:
-        super().__init__(refusal.message)
-        self.refusal = refusal
-
-
 def refusal(error: LockError | LockKeyInvalid) -> HttpRefusal:
     """423 Locked while the lock is held, 503 while MongoDB does not answer, 400 for a request that makes no key. Raises
     any other *error*.
@@ -64,8 +56,6 @@ def refusal(error: LockError | LockKeyInvalid) -> HttpRefusal:
     if isinstance(error, LockBackendFailed):
         message = _("This cannot be done at the moment. Please try again later.")
         return HttpRefusal(503, RETRY_AFTER_FAILURE, "unavailable", message)
-    if isinstance(error, RequestRefused):
-        return error.refusal
     if isinstance(error, LockKeyInvalid):
         log(WARNING, "a request makes no lock key", error=error)
         return HttpRefusal(400, 0, "invalid", _("This address or form is not valid."))
@@ -229,14 +219,3 @@ def atomic(aliases: Sequence[str]) -> Iterator[None]:
         for alias in aliases:
             stack.enter_context(transaction.atomic(using=alias))
         yield
-
-
-def first_after_commit(aliases: Sequence[str], function: Callable[[], object]) -> None:
-    """Have *function* called after the last of the commits on *aliases*, which is that of the outermost transaction,
-    before whatever was given to ``transaction.on_commit``. On MongoDB, Django's own transactions are none."""
-    alias = next((each for each in aliases if connections[each].vendor != "mongodb"), aliases[0])
-    connection = connections[alias]
-    transaction.on_commit(function, using=alias)
-    waiting = connection.run_on_commit
-    if waiting and waiting[-1][1] is function:  # without a transaction, it was called at once
-        waiting.insert(0, waiting.pop())

@@ -166,8 +166,6 @@ class NamedLocks:
             if part.count:
                 send(stale_locks_cleared, count=part.count, using=self.alias)
             yield part
-        if not dry_run:
-            operations.purge(store)
 
     def force(self, shown: Iterable[LockRow], *, by: str, reason: str) -> list[LockRow]:
         store, timeout, taken = self.store, get_settings().COMMAND_TIMEOUT, list[LockRow]()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 from bson import Int64
@@ -22,10 +21,9 @@ from ..engine.rule.pipeline import pipeline
 from ..engine.rule.replies import Bell
 from ..engine.session.session import sent_apart
 from ..engine.store.election import CLOCK, CLUSTER_TIME
-from ..engine.store.layout import purged
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_fact
-from ..exceptions import LockBackendFailed, LockDocumentDamaged
+from ..exceptions import LockDocumentDamaged
 from .kinds import Choice
 from .queries import LEASED, bounded_entries, chosen, sent_bounded
 
@@ -35,8 +33,6 @@ Document = dict[str, Any]
 FACTS: Final = ("mode", "owner", "label", "place", "user", "host", "pid", "thread")
 #: The fields of a holder that are read, for the log and the history.
 _REPORTED = {f"holders.{name}": 1 for name in ("grant", "session", "token", "acquired_at", *FACTS)}
-#: What is over of the documents of `layout.purged`.
-_IS_OVER: Final = {"purge_at": {"$type": "date"}, "$expr": {"$lt": ["$purge_at", "$$NOW"]}}
 #: The reasons of a release that no person forced.
 OWNER_GONE = "the process that held it has ended"
 OWNER_DONE = "all locks of its owner were released"
@@ -54,13 +50,6 @@ def clear_stale(
     """
     cleared = _apply(store, keys, choice, "$eq", timeout)
     return cleared, _apply(store, keys, choice, "$ne", timeout) if cleared < len(keys) else 0
-
-
-def purge(store: MongoStore) -> None:
-    """Remove what apps keep beside the locks and whose time is over."""
-    for find in purged:
-        with suppress(LockBackendFailed):  # where the right is missing, a TTL index does it
-            sent_bounded(store, 60.0, partial(find(store.collection).delete_many, _IS_OVER))
 
 
 @sent_apart

@@ -23,7 +23,7 @@ from ..engine import clock
 from ..engine.session.session import sent_apart
 from ..engine.store import layout
 from ..engine.store.errors import translate
-from ..engine.store.layout import PURGE, missing_indexes, purged
+from ..engine.store.layout import missing_indexes
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from .queries import ping
@@ -108,7 +108,9 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 sharded=sharded,
                 failover=election + _ELECTION_OVERHEAD if len(hello.get("hosts", ())) > 1 else None,
                 missing_rights=rights,
-                missing_indexes=() if "find" in rights else tuple(_if_allowed(lambda: _missing_indexes(store), [])),
+                missing_indexes=()
+                if "find" in rights
+                else tuple(_if_allowed(lambda: missing_indexes(store.collection), [])),
                 # Any collection that exists has at least the index of its ids.
                 new="find" not in rights and _if_allowed(lambda: not store.collection.index_information(), False),
                 bells=_bells(store, status),
@@ -123,12 +125,6 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
 def _ahead(there: float, asked: float, answered: float) -> float:
     """By how much the clock *there* is outside of the time from *asked* to *answered*."""
     return min(there - asked, 0.0) or max(there - answered, 0.0)
-
-
-def _missing_indexes(store: MongoStore) -> list[str]:
-    others = [find(store.collection) for find in purged]
-    missing = {each.name: missing_indexes(each, [PURGE]) for each in others if layout.exists(each)}
-    return missing_indexes(store.collection) + [f"{name} of {home}" for home in missing for name in missing[home]]
 
 
 def _if_allowed(ask: Callable[[], T], otherwise: T) -> T:

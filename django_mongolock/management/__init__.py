@@ -3,17 +3,16 @@ collections."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
-from pymongo.errors import OperationFailure, PyMongoError
+from pymongo.errors import PyMongoError
 
 from ..backends import MongoBackend, get_backend, mongo_store
 from ..conf import get_settings
 from ..engine.store import bells
-from ..engine.store.layout import PURGE, ensure_indexes, purged
+from ..engine.store.layout import ensure_indexes
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
 
@@ -36,9 +35,6 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         ensure_indexes(store.collection)
         for collection in store.bells.collections:
             bells.make(collection)
-        for find in purged:
-            with contextlib.suppress(OperationFailure):  # without the app, the right to it is not needed
-                ensure_indexes(find(store.collection), [PURGE])
         if store.history is not None:
             store.history.make(resize=True)
     except (LockBackendFailed, PyMongoError) as error:

@@ -1,4 +1,4 @@
 """Other collections than that of the locks: what sends commands to them, where they are, and the fields of documents.
 
-For document locks, fenced updates and kept results. No lock needs it.
+For document locks and fenced updates. No lock needs it.
 """

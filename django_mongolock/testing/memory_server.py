@@ -50,8 +50,6 @@ class MemoryServer:
 
     def __init__(self) -> None:
         self.documents: dict[str, Document] = {}
-        #: What `idempotency` keeps.
-        self.results: dict[str, Document] = {}
         self.sessions: list[MemorySession] = []
         self.away: threading.Thread | None = None
         self.hearers: dict[str, Callable[[Bell], object]] = {}
@@ -145,31 +143,6 @@ class ClockChores:
                 chore.do_due(now)
 
 
-class MemoryResults:
-    """See `idempotency.calls.Results`."""
-
-    def __init__(self, server: MemoryServer) -> None:
-        self._server, self._documents = server, server.results
-
-    def find(self, key: str) -> Document | None:
-        document = self._documents.get(key, {})
-        return document if "result" in document and document["purge_at"] > self._server.time else None
-
-    def begin(self, key: str, token: int, seconds: float) -> Document:
-        with self._server.mutex:
-            if (found := self.find(key)) is None:
-                newest = self._documents.get(key, {}).get("token", 0)
-                found = self._documents[key] = {"token": max(newest, token)}
-            return found
-
-    def keep(self, key: str, token: int, result: Document, seconds: float) -> bool:
-        with self._server.mutex:
-            if mine := self._documents[key]["token"] <= token:
-                purge_at = self._server.time + timedelta(seconds=seconds)
-                self._documents[key] = {"token": token, "result": result, "purge_at": purge_at}
-            return bool(mine)
-
-
 class MemoryStore:
     """One process's connection to a `MemoryServer`. See `store.Store`, also for the methods."""
 
@@ -178,11 +151,6 @@ class MemoryStore:
         self.hearers = server.hearers
         self.limits = limits
         self._closed = False
-
-    @property
-    def results(self) -> MemoryResults:
-        self.answer()
-        return MemoryResults(self.server)
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         self.answer(key)

@@ -13,7 +13,7 @@ from tests.docs.pages import ROOT
 LIMITS: Final = {"named locks": 10_000, "beyond": 5_000, "reference": 5_000, "evidence": 12_000}
 #: The parts of the pages in docs/index.md whose folder does not say it.
 PARTS: Final = {
-    **dict.fromkeys(("document-locks", "versions", "edit-locks", "owners", "idempotency", "history"), "beyond"),
+    **dict.fromkeys(("document-locks", "versions", "edit-locks", "owners", "history"), "beyond"),
     **dict.fromkeys(("running", "security", "monitoring"), "reference"),
     **dict.fromkeys(("decorator", "settings"), "named locks"),
     "how-it-works": "evidence",

@@ -177,6 +177,5 @@ def test_the_apps_that_are_missing(settings: Settings) -> None:
     ]
     named = [str(message.hint) for message in found if message.id == "mongolock.E026"]
     assert named == [
-        f'Put "django_mongolock.{app}" into INSTALLED_APPS.'
-        for app in ("documents", "idempotency", "versions", "editing")
+        f'Put "django_mongolock.{app}" into INSTALLED_APPS.' for app in ("documents", "versions", "editing")
     ]

@@ -223,7 +223,6 @@ def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.Mo
     "do",
     [
         lambda store: operations.clear_stale(store, ["k"]),
-        operations.purge,
         lambda store: operations.force_release(store, "k", ["g"]),
         lambda store: operations.ask_to_release(store, "k", "somebody"),
         lambda store: operations.release_owner(store, "o"),
@@ -245,7 +244,6 @@ def test_the_main_thread_sends_nothing_for_what_has_no_session(
         return bounded(timeout)
 
     monkeypatch.setattr(store, "bounded", watched)
-    monkeypatch.setattr(operations, "purged", [lambda collection: collection])
     before = request.set("this one")
     do(store)
     request.reset(before)

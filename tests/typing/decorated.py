@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from datetime import timedelta
 from typing import Any, assert_type
 
 from django.http import HttpRequest, HttpResponse
@@ -11,7 +10,6 @@ from django.views import View
 
 from django_mongolock import LockNotAcquired, mongo_locked
 from django_mongolock.decorator.policies import Skipped
-from django_mongolock.idempotency import idempotent
 from testproject.shop.models import Order
 
 
@@ -63,21 +61,6 @@ def by_instance(order: Order) -> int:
     return 1
 
 
-@idempotent()
-def charge(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-@idempotent(keep=timedelta(days=7), required=False, client=str, lease=60)
-async def acharge(request: HttpRequest) -> HttpResponse:
-    return HttpResponse()
-
-
-@idempotent(key="charge:{order_id}")
-def charge_order(order_id: int) -> str:
-    return ""
-
-
 @mongo_locked("view:{request.path}")
 class Locked(View):
     limit = 5
@@ -109,9 +92,6 @@ async def check(request: HttpRequest, order: Order) -> None:
     assert_type(generator(5), Iterator[str])
     assert_type(agenerator(5), AsyncIterator[str])
     assert_type(by_instance(order), int)
-    assert_type(charge(request), HttpResponse)
-    assert_type(await acharge(request), HttpResponse)
-    assert_type(charge_order(5), str)
     assert_type(skipping(5, text=""), str | Skipped)
     assert_type(await askipping(5), str | Skipped)
     assert_type(Locked().skipping(5), int | Skipped)
@@ -130,7 +110,4 @@ async def wrong(request: HttpRequest) -> Any:
     Locked().method("5")  # type: ignore[arg-type]
     mongo_locked("key", release="later")  # type: ignore[arg-type]
     mongo_locked("key", lease="30")  # type: ignore[arg-type]
-    charge_order("5")  # type: ignore[arg-type]
-    idempotent(keep="1 day")  # type: ignore[arg-type]
-    idempotent(client=5)  # type: ignore[arg-type]
     mongo_locked(5)  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ from typing import ClassVar
 from django_mongolock import mongo_lock, mongo_locked, mongo_semaphore, once_per
 from django_mongolock.decorator.locked_command import LockedCommand
 from django_mongolock.documents import DocumentLock
-from django_mongolock.idempotency import idempotent
 from django_mongolock.locks import LockKeywords
 from django_mongolock.rows import locked
 from django_mongolock.versions import retry_on_conflict
@@ -24,7 +23,6 @@ def options() -> None:
     mongo_locked("key", on_contention="skip", leese=3)  # type: ignore[call-arg]
     mongo_locked("key", on_contention="skp")  # type: ignore[type-var]
     once_per(hour=3)  # type: ignore[arg-type]
-    idempotent(hedder="A")  # type: ignore[arg-type]
     mongo_lock("key").acquire(timeout=3)  # type: ignore[arg-type]
     DocumentLock(Order, state="x", pendin={})  # type: ignore[call-arg]
     retry_on_conflict(atempts=3)  # type: ignore[call-overload]

@@ -1,6 +1,6 @@
 """What a session sends besides the commands of locks: calls of other parts, safe from signals, and in the background.
 
-Document locks, fencing and kept results send through it.
+Document locks and fencing send through it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import pymongo
@@ -31,24 +30,18 @@ INDEXES: Final = {
     ),
 }
 
-
-#: One of these. Other collections whose documents have a `purge_at` get it too, under the same name.
-PURGE: Final = "mongolock_purge_at"
-#: Those collections, such as that of kept results. Each app that has one adds a function here, which takes the
-#: collection of the locks, and returns its own beside it.
-purged: Final[list[Callable[[Collection[Any]], Collection[Any]]]] = []
 #: Error codes of MongoDB.
 _EXISTS, _UNAUTHORIZED = 48, 13
 
 
-def ensure_indexes(collection: Collection[Document], names: Iterable[str] = INDEXES) -> None:
+def ensure_indexes(collection: Collection[Document]) -> None:
     """Create the indexes that are missing. Needs the right createIndex."""
-    collection.create_indexes([INDEXES[name] for name in names])
+    collection.create_indexes(list(INDEXES.values()))
 
 
-def missing_indexes(collection: Collection[Document], names: Iterable[str] = INDEXES) -> list[str]:
-    """Names of the missing indexes."""
-    return sorted(set(names) - set(collection.index_information()))
+def missing_indexes(collection: Collection[Document]) -> list[str]:
+    """Return the names of the missing indexes."""
+    return sorted(set(INDEXES) - set(collection.index_information()))
 
 
 class IndexKeeper:
@@ -71,8 +64,8 @@ class IndexKeeper:
 
 def _make_missing(collection: Collection[Document]) -> None:
     with contextlib.suppress(PyMongoError), pymongo.timeout(LOOK_EVERY):
-        if missing := missing_indexes(collection):
-            ensure_indexes(collection, missing)
+        if missing_indexes(collection):
+            ensure_indexes(collection)
 
 
 def make_capped(collection: Collection[Document], size: int, *, resize: bool = False) -> None:
