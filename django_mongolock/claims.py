@@ -22,7 +22,7 @@ from .engine.protocol.processes import CLAIM
 from .engine.rule.document import Terms, entry, milliseconds
 from .engine.rule.options import check_seconds
 from .engine.rule.replies import Reply
-from .engine.text_checks import check_fact, check_key, tidy_fact
+from .engine.text_checks import check_fact, check_key
 from .exceptions import LockLost, LockMisused, LockNotAcquired
 from .keys import as_key
 from .locks import Key
@@ -59,7 +59,6 @@ class Claim(Detached):
         self.lease = check_seconds("lease", lease)
         self._label = check_fact("label", label)
         self._held: dict[str, Any] | None = None
-        self._user = ""
 
     def __repr__(self) -> str:
         if not self.held:
@@ -162,15 +161,13 @@ class Claim(Detached):
         return self._session().run(steps)
 
     async def _arun(self, steps: Protocol[T]) -> T:
-        if self._request is not None:  # in a thread: it may load the session, and the user of the request
+        if self._request is not None:  # in a thread, because this may load the session
             await sync_to_async(self._find_owner)()
         return await self._session().arun(steps)
 
     def _find_owner(self) -> None:
         if self._request is not None:
             self._owner = session_owner(self._request)
-            user = getattr(self._request, "user", None)
-            self._user = tidy_fact(user.pk) if user is not None and user.is_authenticated else ""
 
     def _is_ours(self, reply: Reply) -> bool:
         """Whether the holder is a claim of this owner; not what a process holds for it."""
@@ -187,11 +184,7 @@ class Claim(Detached):
 
     def _facts(self) -> dict[str, str | int]:
         facts = holder_facts(self._label or "claim")
-        if self._user:
-            facts["editor"] = self._user  # by which all claims of a user are found
-        return {name: value for name, value in facts.items() if name in ("label", "place", "user", "editor")} | {
-            "host": CLAIMED
-        }
+        return {name: value for name, value in facts.items() if name in ("label", "place", "user")} | {"host": CLAIMED}
 
     @property
     def _known(self) -> dict[str, Any]:
@@ -206,9 +199,13 @@ def claim(
     """Make the claim of *owner* on a key, for locks that last over several requests. Sends nothing.
 
     One request takes it (`Claim.acquire`), later ones extend it (`Claim.renew`), and one gives it back
-    (`Claim.release`); each makes its own object with the same key and owner. owner: the request, for a claim of its
-    session, which ends with the session, by logout or because it expires; or a text, which should be secret: all code
-    that knows it can extend the claim and give it back. lease: seconds that it lasts without `acquire` or `renew`.
-    label: for people who look at the locks. using: the DATABASES alias (MONGOLOCK["DATABASE"]).
+    (`Claim.release`). Each makes its own object with the same key and owner.
+
+    owner: the request, for a claim of its session; or a text. The text should be secret, because all code that knows it
+    can extend the claim and give it back. The claim of a session ends on logout, when the session expires, and at the
+    next `Claim.renew` after the session was removed.
+    lease: the seconds that the claim lasts without `acquire` or `renew`.
+    label: a note for people who look at the locks.
+    using: the DATABASES alias (MONGOLOCK["DATABASE"]).
     """
     return Claim(key, owner, lease, label, using)

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial, wraps
 from typing import Any, Final
 
 from asgiref.sync import sync_to_async
-from django.contrib.auth import get_user_model
 from django.contrib.auth.signals import user_logged_out
 from django.contrib.sessions.backends import signed_cookies
-from django.contrib.sessions.backends.base import SessionBase
-from django.core.exceptions import ImproperlyConfigured
-from django.db.models.signals import post_save
 from django.http import HttpRequest
 from django.utils.crypto import salted_hmac
 
-from .backends import get_backend, mongo_store
+from .backends import mongo_store
 from .conf import get_settings
 from .engine.logs import WARNING, log
-from .engine.session.grant_registry import current_task
 from .engine.text_checks import check_fact
 from .exceptions import LockError
 from .inspection import operations
@@ -82,9 +74,9 @@ def session_owner(request: HttpRequest) -> str:
     """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
 
     It is made of the session's key and the project's secret, so all requests of a session have the same one, and it
-    does not reveal the key. A new session, which has no key, keeps a random one. A login keeps it. What it holds in
-    MONGOLOCK["DATABASE"] is released when the session ends: on logout, or when it is flushed. Its claims also end when
-    its user gets another password, or is deactivated. Raises TypeError without a session.
+    does not reveal the key. A new session, which has no key, keeps a random one. A login keeps it. Logout releases what
+    the session holds in MONGOLOCK["DATABASE"]. A session that ends in another way leaves its locks to their leases.
+    Raises TypeError without a session.
     """
     session = session_of(request)
     if (owner := session.get(OWNER_KEY)) is None:
@@ -128,44 +120,14 @@ def _derived(session: Any) -> str:
 def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: object) -> None:
     """Release what the session holds. For a session that never was an owner, nothing is sent."""
     session = getattr(request, "session", None)
-    if session is not None and (owner := session.pop(OWNER_KEY, None)) is not None:
-        _release(owner)
-
-
-def _release_of_user(sender: object, instance: Any, created: bool = False, raw: bool = False, **kwargs: object) -> None:
-    """Release the claims of a user who gets another password, or may not log in any more."""
-    new_password = getattr(instance, "_password", None) is not None
-    if not (created or raw) and (new_password or not getattr(instance, "is_active", True)):
-        _release(str(instance.pk), field="editor", claims=True)
-
-
-def _releasing(clear: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap SessionBase.clear(), which every end of a session calls: a flush has no signal."""
-
-    @wraps(clear)
-    def cleared(self: Any) -> None:
-        # It may not have been read so far. An event loop cannot wait for that.
-        unread = not hasattr(self, "_session_cache") and current_task() is not None
-        owner = None if unread else self.get(OWNER_KEY)
-        clear(self)
-        if owner is not None:
-            # Not here: it may be an event loop that flushes.
-            get_backend().session().threads.submit(partial(_release, owner))
-
-    return cleared
-
-
-def _release(value: str, **which: Any) -> None:
+    if session is None or (owner := session.pop(OWNER_KEY, None)) is None:
+        return
     try:
-        release_holders(value, timeout=CLEANUP_TIMEOUT, **which)
+        release_holders(owner, timeout=CLEANUP_TIMEOUT)
     except LockError as error:
         log(WARNING, "the locks of an ended session are not released: they end with their leases", error=error)
 
 
 def watch_sessions() -> None:
-    """Have the ends of sessions release what they hold. Called once, when the apps are ready."""
+    """Release what a session holds on logout. Called once, when the apps are ready."""
     user_logged_out.connect(_release_on_logout, dispatch_uid="django_mongolock.logout")
-    with suppress(ImproperlyConfigured):  # a project without users
-        post_save.connect(_release_of_user, sender=get_user_model(), dispatch_uid="django_mongolock.user")
-    if not hasattr(SessionBase.clear, "__wrapped__"):
-        SessionBase.clear = _releasing(SessionBase.clear)  # type: ignore[assignment,method-assign]

@@ -14,7 +14,7 @@ from bson import Int64
 from pymongo import ReturnDocument
 
 from ..engine.logs import INFO, WARNING, log
-from ..engine.protocol.processes import CLAIM, fate
+from ..engine.protocol.processes import fate
 from ..engine.rule.document import Step
 from ..engine.rule.expressions import IS_WHOLE
 from ..engine.rule.pipeline import pipeline
@@ -165,7 +165,6 @@ def release_owner(
     field: str = "owner",
     key: str = "",
     gone: bool = False,
-    claims: bool = False,
     reason: str = OWNER_DONE,
     timeout: float = 5.0,
 ) -> tuple[list[str], int]:
@@ -173,10 +172,10 @@ def release_owner(
     many holders with it are left.
 
     field: where that stands, if it is another fact about the holder. gone: only from holders whose process has
-    certainly ended, and from tasks in a queue. claims: only claims. Other holders, waiters and damaged documents stay
+    certainly ended, and from tasks in a queue. Other holders, waiters and damaged documents stay
     as they are. Raises LockBackendFailed.
     """
-    meant = _is_gone if gone else _is_claim if claims else bool
+    meant = _is_gone if gone else bool
     fields = {f"holders.{name}": 1 for name in (field, "grant", "process")}
     query = {**LEASED, **({"_id": {"$eq": key}} if key else {}), f"holders.{field}": {"$eq": owner}}
     stages: list[Document] = [{"$match": query}, {"$project": fields}, bounded_entries()]
@@ -194,7 +193,3 @@ def release_owner(
 def _is_gone(holder: Document) -> bool:
     process = holder.get("process")
     return type(process) is str and fate(process) == "gone"
-
-
-def _is_claim(holder: Document) -> bool:
-    return holder.get("process") == CLAIM
