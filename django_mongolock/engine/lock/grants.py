@@ -17,6 +17,7 @@ from ..protocol import procedures
 from ..protocol.actions import FOREVER, Acquisition, Apply, Protocol, ReleaseUncontended
 from ..rule.document import Step, Terms, milliseconds
 from ..rule.options import LockOptions, Seconds, check_seconds
+from ..session import flow
 from ..session.ending import How
 from ..session.grant import Grant, OwnerToken, User
 from ..session.grant_registry import current_worker
@@ -129,6 +130,7 @@ class LockGrants:
     ) -> Protocol[Grant]:
         """Acquire one key. times: when the wait for it began, and until when it may last."""
         worker = current_worker()
+        flow.enter(worker)
         held = session.registry.held_by(worker)
         if (mine := held.get(key)) is not None and (token := (yield from self._enter_again(session, mine))) is not None:
             owner_tokens.append(token)

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from ...exceptions import LockQueueFull
 from ..protocol.actions import Answer, Turn
+from . import flow
 from .grant import Grant, LineKey
 from .heartbeat import Heartbeat
 
@@ -77,13 +78,14 @@ class GrantRegistry:
 
 
 def current_worker() -> object:
-    """The running task, or else the thread: what would be in a deadlock with itself.
+    """Return the running task, or else the thread; or the one that waits for it in a call of asgiref.
 
+    Whatever this returns would be in a deadlock with itself.
     The task is a weak reference, of which Python makes one for each object: the result of a task may be the lock, which
     would otherwise never be collected.
     """
     task = current_task()
-    return _current_thread() if task is None else weakref.ref(task)
+    return flow.origin_of(_current_thread() if task is None else weakref.ref(task), task)
 
 
 class _Alive:
