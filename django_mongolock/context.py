@@ -22,10 +22,7 @@ from django.utils.encoding import escape_uri_path
 from django.utils.functional import LazyObject
 from django.utils.http import escape_leading_slashes
 
-from .conf import get_settings
 from .engine.protocol.processes import this_process
-from .engine.rule.document import Terms
-from .engine.rule.options import Seconds, as_seconds
 from .engine.session.grant_registry import current_task
 from .engine.text_checks import tidy_fact
 
@@ -133,18 +130,6 @@ def is_redelivered() -> bool:
     """Whether a Celery task runs here whose message was delivered before: that run may have died, or be at work."""
     task = running_celery_task()
     return task is not None and bool((task.request.delivery_info or {}).get("redelivered"))
-
-
-def redelivery_wait(lease: Seconds | None = None) -> float:
-    """How long a call waits for a lock that only an earlier run of the same Celery task should hold, in seconds.
-
-    0, unless the task was redelivered: if its worker has died on another machine, only the end of the lease shows that.
-    """
-    if not is_redelivered():
-        return 0
-    settings = get_settings()
-    longest = as_seconds(lease) or settings.LEASE
-    return Terms(clock_margin=settings.CLOCK_MARGIN).server_lease_of(longest) + 1
 
 
 def view_name(request: HttpRequest) -> str:

@@ -56,6 +56,7 @@ class LockNotAcquired(LockError):
     if unknown). why: the kind of error in a word or two, for statistics. held_for: for how many seconds it has been
     held (inf if unknown). waiting: how many waiters were in the queue (0 if unknown). owner: that of the holder ("" if
     it has none, None if unknown). usual: for how many seconds such a lock is usually held (None if unknown).
+    kept: whether the holder has released the lock, and only its minimum hold keeps the key.
     """
 
     key: str
@@ -68,6 +69,7 @@ class LockNotAcquired(LockError):
     waiting = 0
     owner: str | None = None
     usual: float | None = None
+    kept = False
 
     @property
     def come_back_in(self) -> float:
@@ -131,7 +133,10 @@ class LockReentry(LockNotAcquired):
             )
         same = "it is taken again only in the same mode, with the same permits and weight"
         cure = same if self.differs else "pass reentrant=True to take it again"
-        return f"lock {self.key!r} is already held by this thread or task, which would wait for itself: {cure}"
+        return (
+            f"lock {self.key!r} is already held by this thread or task, or by its caller in sync_to_async() or "
+            f"async_to_sync(). It would wait for itself: {cure}"
+        )
 
 
 @dataclass(eq=False, repr=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -12,15 +13,18 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 from django.views import View
 
-from ..conf import LockSettings
-from ..context import redelivery_wait
+from ..conf import LockSettings, get_settings
+from ..engine import clock
 from ..engine.lock.transaction import out_of_commit_hook
-from ..engine.rule.options import Seconds
+from ..engine.rule.document import Terms
+from ..engine.rule.options import UNSET, Seconds, Unset
 from ..engine.text_checks import check_key
+from ..exceptions import LockNotAcquired, LockReentry
 from ..keys import KeyTemplate
 from ..locks import LockKeywords, chosen
 from .calls import LockedFunction, LockPlan, resolved_signature
-from .policies import SKIPPED, CallFacts, Policy, Skip, Skipped, as_policy
+from .locked_command import busy_error
+from .policies import AGAIN, SKIPPED, CallFacts, Policy, Skip, Skipped, Unlocked, as_policy
 from .views import Deferred
 
 __all__ = ["SKIPPED", "mongo_locked", "once_per"]
@@ -161,6 +165,10 @@ def _decorate_class(plan: LockPlan, cls: type) -> type:
     return cls
 
 
+#: Seconds between two looks at a run that is at work: they double from one look to the next.
+SHORTEST_LOOK, LONGEST_LOOK = 0.1, 1.0
+#: Seconds that a call waits beyond the lease of a run that may have died.
+MARGIN: Final = 1.0
 #: The part of the period for which a run keeps others away. The rest allows for clocks that differ, and for queues.
 PART: Final = 0.9
 
@@ -172,6 +180,7 @@ def once_per(
     hours: float = 0,
     minutes: float = 0,
     seconds: float = 0,
+    wait: Seconds | Unset | None = UNSET,
     lease: Seconds | None = None,
     using: str | None = None,
     **unknown: Never,
@@ -179,32 +188,43 @@ def once_per(
     """Run a function once in the period of its schedule: further calls return `SKIPPED`, which is false.
 
     template: the key, filled from the arguments of the call as in `mongo_locked`; each key has a period of its own.
-    Without it, the key is ``"once:"`` and the dotted name of the function. days, hours, minutes, seconds: the period of
-    the schedule. lease, using: those of `mongo_lock`.
+    Without it, the key is ``"once:"`` and the dotted name of the function.
+    days, hours, minutes, seconds: the period of the schedule.
+    wait: the seconds that a call waits for the end of a run that is at work. Default: a lease and its margin, after
+    which the run of a dead process is over.
+    lease, using: those of `mongo_lock`.
+
+    A call is skipped only if the run of the period has ended well. While a run is at work, a call waits for its end, or
+    for its death. If the run is still at work then, the call raises LockNotAcquired, and a management command exits
+    with code 75. A Celery task does not wait: it comes back until the run has ended.
 
     The period counts from the start of a run, according to MongoDB's clock, and ends a tenth early, so that the next
     run is not skipped because it starts a moment sooner than the last one did. A run keeps the key for as long as it
-    takes, also beyond its period. A run that raises or dies does not count: the key is free again, at the latest a
-    lease later. But one counts whose error comes out of a function of ``transaction.on_commit``: its work is committed.
-    A task that is redelivered after the death of its worker waits for that instead of skipping.
+    takes, also beyond its period. A run that raises, is ended by SIGTERM, or dies does not count: the key is free
+    again, at the latest a lease later. A run counts if its error comes out of a function of ``transaction.on_commit``,
+    because its work is committed.
 
     It decorates functions and coroutine functions; put it below ``@shared_task`` for a Celery task. It is not meant for
     periods of a few seconds, nor for exact ones. A job that must never run twice, whatever happens, needs a check of
     its own.
     """
     given = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
-    options = chosen({"lease": lease, "using": using, **unknown}, [*given, "lease", "using"])
+    options = chosen({"wait": wait, "lease": lease, "using": using, **unknown}, [*given, "wait", "lease", "using"])
     period = timedelta(**given)
     if period <= timedelta():
         raise TypeError("@once_per needs the period of the schedule: @once_per(hours=24), @once_per('a:{b}', days=1)")
-    # Whether the period is over, the server decides according to its own clock, in the command of the next caller.
-    options = replace(options, min_hold=period.total_seconds() * PART)
+    policy = OncePolicy(options.wait)
+    # The server decides by its own clock whether the period is over, in the command of the next caller.
+    options = replace(options, min_hold=period.total_seconds() * PART, wait=UNSET)
     templates = () if template is None else (KeyTemplate(template),)
-    return functools.partial(decorate, LockPlan(OncePolicy(), options, templates, name="once_per", default_key="once:"))
+    return functools.partial(decorate, LockPlan(policy, options, templates, name="once_per", default_key="once:"))
 
 
 class OncePolicy(Skip):
-    """A call returns `SKIPPED` while another one runs, or has run in this period. One that fails does not count."""
+    """A call returns `SKIPPED` if a run of this period has ended well. It waits while a run is at work.
+
+    wait: for how many seconds. None: without end.
+    """
 
     kinds = ("call",)
     unfit = {  # noqa: RUF012 - a constant
@@ -212,9 +232,34 @@ class OncePolicy(Skip):
         "generator": "@once_per goes on a function, not on a generator, which runs when its caller consumes it",
     }
 
-    def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
-        """Not at all; but a task that was redelivered waits for the end of a run that has died."""
-        return redelivery_wait(call.options.lease)
+    def __init__(self, wait: float | Unset | None) -> None:
+        self.wait = wait
+
+    def tries_first(self, call: CallFacts) -> bool:
+        """See Policy.tries_first()."""
+        return True
+
+    def comes_back(self, error: Unlocked) -> bool:
+        """See Policy.comes_back()."""
+        return isinstance(error, LockNotAcquired) and not (error.kept or isinstance(error, LockReentry))
+
+    def answer(self, error: LockNotAcquired, call: CallFacts) -> Any:
+        """Return `SKIPPED` if the run has ended well; else try again until the time is over."""
+        if error.kept:
+            return super().answer(error, call)
+        if (left := self._deadline(get_settings(), call) - clock.now()) <= 0:
+            raise busy_error(error)
+        # A place in the queue would not help: the end of the run keeps the key.
+        call.pause = min(left, LONGEST_LOOK, SHORTEST_LOOK * 2 ** min(call.tries, 8))
+        return AGAIN
+
+    def _deadline(self, settings: LockSettings, call: CallFacts) -> float:
+        if self.wait is None:
+            return math.inf
+        if not isinstance(self.wait, Unset):
+            return call.began + self.wait
+        lease = settings.LEASE if call.options.lease is None else call.options.lease
+        return call.began + Terms(clock_margin=settings.CLOCK_MARGIN).server_lease_of(lease) + MARGIN
 
     def gives_up(self, error: BaseException) -> bool:
         """An error of a function of ``transaction.on_commit`` is none of the run: its work is committed."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -19,6 +21,7 @@ from ..engine.rule.options import LockOptions, Unset
 from ..exceptions import LockBackendFailed, LockKeyInvalid, LockNotAcquired
 from ..keys import KeyTemplate, LockKey, call_arguments
 from ..locks import DjangoLock, make_lock
+from .locked_command import sigterm_as_exit
 from .policies import AGAIN, VARIABLE, CallFacts, Policy, Unlocked, find_request, policy_here
 from .views import atomic, deferred_aliases, hold_while_streaming
 
@@ -84,6 +87,7 @@ class LockedFunction:
     def function(self) -> Callable[..., Any]:
         def attempt(call: LockedCall) -> Any:
             try:
+                call.begin()
                 # No ExitStack: a signal that strikes in its Python would leave the lock behind.
                 with call.lock() as lock:
                     began = clock.now()
@@ -96,33 +100,33 @@ class LockedFunction:
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             call = self._call(args, kwargs)
-            with serving(call.request), call.policy.around():
-                try:
-                    call.policy.begin(call)
-                except _UNLOCKED as error:
-                    return call.refused(error)
-                call.trial = call.policy.tries_first(call)
+            with serving(call.request), sigterm_as_exit(only_in_commands=True):
                 while (result := attempt(call)) is AGAIN:
-                    call.trial = False
+                    time.sleep(call.pause)
                 return result
 
         return wrapper
 
     def coroutine(self) -> Callable[..., Any]:
+        async def attempt(call: LockedCall) -> Any:
+            try:
+                call.begin()
+                async with call.lock() as lock:
+                    began = clock.now()
+                    result = await call.arun(lock)
+                    self._note(call, clock.now() - began)
+                    hold_while_streaming(result, lock)
+                    return result
+            except _UNLOCKED as error:
+                result = await call.arefused(error)
+                return await result if inspect.isawaitable(result) else result
+
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             call = self._call(args, kwargs)
-            with serving(call.request):
-                try:
-                    call.policy.begin(call)
-                    async with call.lock() as lock:
-                        began = clock.now()
-                        result = await call.arun(lock)
-                        self._note(call, clock.now() - began)
-                        hold_while_streaming(result, lock)
-                        return result
-                except _UNLOCKED as error:
-                    result = await call.arefused(error)
-                    return await result if inspect.isawaitable(result) else result
+            with serving(call.request), sigterm_as_exit(only_in_commands=True):
+                while (result := await attempt(call)) is AGAIN:  # noqa: ASYNC110 - another process ends the wait
+                    await asyncio.sleep(call.pause)
+                return result
 
         return wrapper
 
@@ -177,6 +181,12 @@ class LockedCall(CallFacts):
         self.function = function
         self.policy = policy_here(function.plan.policy)
 
+    def begin(self) -> None:
+        """Begin a try. Raises what the policy raises."""
+        if self.tries == 0:
+            self.policy.begin(self)
+        self.trial = self.tries == 0 and self.policy.tries_first(self)
+
     def lock(self) -> DjangoLock:
         """Return a new lock. For a Celery task, its owner is the id of the task."""
         options, wait = self.options, 0.0 if self.trial else self.options.wait
@@ -185,7 +195,10 @@ class LockedCall(CallFacts):
         # Inside a transaction of ATOMIC_REQUESTS, the lock is released after it.
         release = options.release or ("on_commit" if self.request is not None else None)
         owner = options.owner or task_owner()
-        return make_lock(self.keys(), options, wait=wait, owner=owner, release=release)
+        lock = make_lock(self.keys(), options, wait=wait, owner=owner, release=release)
+        self.lock_keys = lock.keys
+        self.policy.made(self)
+        return lock
 
     def keys(self) -> tuple[Any, ...]:
         """Return the keys of this call."""
@@ -226,6 +239,7 @@ class LockedCall(CallFacts):
         """
         if self.begun:
             raise error
+        self.tries += 1
         if isinstance(error, LockNotAcquired):
             error.usual = max(self.function.usual or 0.0, self.options.min_hold) or None
         return self.policy.refused(error, self)

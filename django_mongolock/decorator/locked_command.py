@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -58,7 +59,7 @@ class LockedCommand(BaseCommand):
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command under its lock."""
-        with terminated_as_exit(), ExitStack() as stack:
+        with sigterm_as_exit(), ExitStack() as stack:
             try:
                 self.lock = stack.enter_context(holding(self.new_lock(options)))
             except ValueError as error:
@@ -92,17 +93,57 @@ def holding(lock: MongoLock) -> Iterator[MongoLock]:
 
 
 @contextmanager
-def terminated_as_exit() -> Iterator[None]:
-    """In the block, SIGTERM ends the program by an exception, unless the program handles it itself."""
-    number = signal.SIGTERM
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(number) is not signal.SIG_DFL:
+def sigterm_as_exit(*, only_in_commands: bool = False) -> Iterator[None]:
+    """In the block, SIGTERM ends the program by an exception, so that its locks are released.
+
+    Except if the program handles SIGTERM itself. Blocks may overlap, as those of coroutines do: the last one to end
+    restores the default. only_in_commands: do nothing outside of a management command.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _leave):
         yield
         return
-    signal.signal(number, _leave)
+    if only_in_commands and not in_command():
+        yield
+        return
+    signal.signal(signal.SIGTERM, _leave)
+    _blocks.append(None)
     try:
         yield
     finally:
-        signal.signal(number, signal.SIG_DFL)
+        _blocks.pop()
+        if not _blocks and signal.getsignal(signal.SIGTERM) is _leave:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+#: One for each open block of `sigterm_as_exit`. Only the main thread has such blocks.
+_blocks: Final[list[None]] = []
+
+
+def in_command() -> bool:
+    """Return whether a management command called this."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is BaseCommand.execute.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _CommandBusy(LockNotAcquired, CommandError):
+    """A LockNotAcquired with which a management command exits with code 75, and without a traceback."""
+
+    returncode = BUSY
+
+
+def busy_error(error: LockNotAcquired) -> LockNotAcquired:
+    """Return the error, in a management command as one that sets the exit code."""
+    if not in_command():
+        return error
+    made = _CommandBusy(error.key)
+    vars(made).update(vars(error))
+    made.args = error.args
+    return made
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

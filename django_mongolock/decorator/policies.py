@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, Final, Literal, cast
 
 from asgiref.sync import iscoroutinefunction
@@ -12,6 +11,7 @@ from django.http import HttpRequest
 from django.views import View
 
 from ..conf import LockSettings
+from ..engine import clock
 from ..engine.logs import INFO, log
 from ..engine.rule.options import LockOptions
 from ..exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
@@ -35,15 +35,24 @@ _UNFIT: Final[Mapping[CallKind, str]] = {
 
 
 class CallFacts:
-    """What a policy knows of a call.
+    """The facts about a call that a policy knows.
 
-    request: if it is one of a view. trial: whether this is a first try, which does not wait.
+    request: the request of a view.
+    trial: whether this is a first try, which does not wait.
+    began: when the call began, by the local clock.
+    tries: how often the call has been refused.
+    pause: the seconds until its next try.
+    lock_keys: the keys of its lock, as they are stored.
     """
 
     def __init__(self, options: LockOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.options, self.args, self.kwargs = options, args, kwargs
         self.request: HttpRequest | None = None
         self.trial = False
+        self.began = clock.now()
+        self.tries = 0
+        self.pause = 0.0
+        self.lock_keys: tuple[str, ...] = ()
 
 
 class Policy:
@@ -52,8 +61,7 @@ class Policy:
     name: its ``on_contention=``. kinds: what it fits. unfit: what is said of other kinds. answers: the errors that
     it has an answer to; all others are raised, and so is a LockReentry, which is a mistake in the code. Only
     "respond" and "retry" have an answer while MongoDB does not answer, as it is not known then whether the lock is
-    busy. In a Celery task, `around`, `tries_first` and `begin` are those of its `InTask`; coroutines and generators
-    call only `begin`.
+    busy. In a Celery task, `InTask` acts for the policy. Generators call only `begin` and `refused`.
     """
 
     name: ClassVar[str] = ""
@@ -83,18 +91,21 @@ class Policy:
         """Return the result of a call without its lock, because of one of the errors in `answers`."""
         raise error
 
-    # What few need to change
+    # Few policies need to change these.
 
-    def around(self) -> AbstractContextManager[None]:
-        """Return what each call runs in."""
-        return nullcontext()
+    def comes_back(self, error: Unlocked) -> bool:
+        """Return whether a Celery task that gets this error is sent again."""
+        return False
 
     def tries_first(self, call: CallFacts) -> bool:
         """Return whether a call first tries without waiting."""
         return False
 
     def begin(self, call: CallFacts) -> None:
-        """Do what comes before the first try."""
+        """Prepare the call, before its first try."""
+
+    def made(self, call: CallFacts) -> None:
+        """Note the lock that was made for a try of the call."""
 
     def gives_up(self, error: BaseException) -> bool:
         """Return whether a call that raises *error* gives up the minimum hold of its lock."""
@@ -149,6 +160,10 @@ class Retry(Policy):
     def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
         """Briefly: a task that comes back takes no place in the pool of its worker."""
         return settings.short_wait
+
+    def comes_back(self, error: Unlocked) -> bool:
+        """See Policy.comes_back()."""
+        return isinstance(error, self.answers) and not isinstance(error, LockReentry)
 
 
 class CallFunction(Policy):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Self
 
+from celery import states
 from celery._state import _task_stack  # type: ignore[attr-defined]
+from celery.signals import task_postrun
 
-from django_mongolock import mongo_lock
+from django_mongolock import LockLost, mongo_locked
+from tests.support.looking import document
+from tests.support.waiting import eventually
 
 
 @contextmanager
@@ -24,21 +28,42 @@ def in_task(task: Any, task_id: str = "the-id", **request: Any) -> Iterator[Any]
         task.pop_request()
 
 
+def ended(task: Any, state: str = states.SUCCESS) -> None:
+    """Report the end of a run, as a worker does."""
+    task_postrun.send(sender=task, task_id=task.request.id, task=task, state=state, retval=None)
+
+
 class OtherRun:
-    """Another run of a task, in a thread, which holds a lock until it is told to end."""
+    """Another run of a task, in a thread, which holds a lock until it is told to end.
+
+    state: what its worker reports then. "" for a worker that dies, whose lock is taken away.
+    """
+
+    state: str = states.SUCCESS
 
     def __init__(self, key: str, task: Any, task_id: str, **request: Any) -> None:
+        self.key = key
         self.ready, self.enough = threading.Event(), threading.Event()
         self.thread = threading.Thread(target=self._run, args=(key, task, task_id), kwargs=request)
 
     def _run(self, key: str, task: Any, task_id: str, **request: Any) -> None:
-        with in_task(task, task_id, **request), mongo_lock(key, owner=task_id):
+        @mongo_locked(key)
+        def body() -> None:
             self.ready.set()
             self.enough.wait(30)
 
+        with in_task(task, task_id, **request):
+            with suppress(LockLost):
+                body()
+            if self.state:
+                ended(task, self.state)
+
     def end(self) -> None:
+        """End the run, and wait for the proof that it leaves."""
         self.enough.set()
         self.thread.join()
+        if self.state:
+            assert eventually(lambda: document(self.key).get("tombstones"))
 
     def __enter__(self) -> Self:
         self.thread.start()

@@ -1,52 +1,60 @@
-"""`enqueue_once` and `OnceTask`: a task is not queued a second time while it is queued, runs, or waits for a retry.
+"""`enqueue_once` and `OnceTask`: no second message while a task is queued, runs, or waits for a retry.
 
-The owner of the lock is the id of the task. While the message is in the queue, the lock is detached
-(`engine.lock.detached`): no process renews it. The worker that starts the task resumes it, renews it while the task
-runs, and releases it however the task ends; a task that is sent again, for a retry, detaches it before the message can
-reach another worker.
+A lock on a key stands for the message. While the message is in the queue, the lock is parked (`engine.lock.detached`),
+and no process renews it. The worker that starts the task takes the lock up, renews it while the task runs, and releases
+it at the end. A task that is sent again parks its lock before another worker can get the message.
+
+This deduplication saves work, and never stops work. If the lock cannot be taken or taken up, a warning says why, and
+the task is sent or runs without the lock. Two runs are kept apart by `mongo_locked` alone.
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from celery import Task, states
 from celery.contrib.django.task import DjangoTask
-from celery.exceptions import Reject
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.result import AsyncResult
-from celery.signals import after_task_publish, before_task_publish, task_postrun, task_prerun, task_revoked
+from celery.signals import (
+    after_task_publish,
+    before_task_publish,
+    task_postrun,
+    task_prerun,
+    task_rejected,
+    task_revoked,
+    task_unknown,
+)
 from celery.utils import uuid
 
 from ...backends import get_backend
 from ...conf import get_settings
-from ...context import holder_facts, redelivery_wait, running_celery_task
+from ...context import holder_facts, running_celery_task
 from ...engine.lock import detached
 from ...engine.lock.detached import Parked
 from ...engine.lock.lock import MongoLock
-from ...engine.logs import WARNING, log
+from ...engine.logs import INFO, WARNING, log
 from ...engine.protocol.processes import NO_PROCESS
 from ...engine.rule.document import Terms
 from ...engine.rule.options import Seconds, check_seconds
 from ...engine.rule.replies import Reply
 from ...engine.text_checks import check_key, tidy_fact
-from ...exceptions import LockBackendFailed, LockError
-from ...keys import KeyTemplate, LockKey, as_key, call_arguments
+from ...exceptions import LockError
+from ...keys import KeyTemplate, LockKey, as_key
 from ...locks import mongo_lock
-from ...owners import CLEANUP_TIMEOUT, release_holders
-from .once_keys import once_key
+from ...transactions import open_transactions
+from .once_keys import once_key, valid_key
 
-#: The header of the message: what `Once` says.
+#: The header of a message that has a lock: a `Once`.
 HEADER: Final = "mongolock_once"
-#: How often to try if the lock is busy, but held for no task: its holder may release it at any moment.
-TRIES: Final = 5
-
-#: For how long to wait for another process that is sending it, and how often to look, in seconds.
-SENDING: Final = 5.0
+#: Seconds that a sender spends on the lock before it sends without one, and between two looks at a busy one.
+LONGEST: Final = 1.0
 LOOK_EVERY: Final = 0.1
 #: How often to try to connect to the broker before the key is taken.
 CONNECTS: Final = 3
@@ -54,13 +62,25 @@ CONNECTS: Final = 3
 #: Attributes of the request of a running task. LOCK: its lock, a MongoLock, or a Parked once it is detached. SENT: that
 #: it was sent again.
 LOCK, SENT = "mongolock_once_lock", "mongolock_once_sent"
+#: Options of a message that others wait for.
+_WAITED_FOR: Final = ("task_id", "link", "link_error", "chord", "group_id")
+#: Log lines.
+KEPT: Final = "the key of a task is not kept: it is free when its lease ends"
+RELEASED: Final = "the key of a task is not released: it is free when its lease ends"
+#: The tasks that were sent inside a transaction.
+_warned: Final[set[str]] = set()
 
 Release = Literal["end", "start"]
 
 
 class Once(NamedTuple):
-    """What a message carries: the key, the seconds that it may be in the queue, the DATABASES alias, and whether the
-    key is free when the task has ended or when it starts."""
+    """The lock of a message, as its header carries it.
+
+    key: the key, without the project's prefix.
+    queue_lease: the seconds that the message may be in the queue.
+    using: the DATABASES alias.
+    release: whether the key is free when the task has ended, or when it starts.
+    """
 
     key: str
     queue_lease: Any
@@ -77,10 +97,16 @@ class Once(NamedTuple):
     def stored(self) -> str:
         return check_key(self.key, get_settings().KEY_PREFIX)
 
-    def park(self, task_id: str, name: str, lease: float) -> Parked | Reply:
+    def park(self, task_id: str, name: str, lease: float, timeout: float | None = None) -> Parked | Reply:
         """Take the key for a message of this task, if it is free."""
-        session = get_backend(self.using).session()
-        return detached.park(session, self.stored, _terms(task_id, _until_sent(lease)), _facts(task_id, name))
+        session, terms = get_backend(self.using).session(), _terms(task_id, _until_sent(lease))
+        return detached.park(session, self.stored, terms, _facts(task_id, name), timeout=timeout)
+
+    def release_parked(self, task_id: str) -> None:
+        """Release what is parked for this task, in the background until an answer comes or the lease is over."""
+        with _logging(RELEASED, self.key):
+            owner = tidy_fact(task_id)
+            detached.release_parked(get_backend(self.using).session(), self.stored, owner, self.queue_lease)
 
 
 def enqueue_once(
@@ -96,25 +122,26 @@ def enqueue_once(
 ) -> tuple[AsyncResult[Any], bool]:
     """Send *task* unless it is already on its way; return its result and whether it was sent.
 
-    If it was not, the result is that of the task on its way. A task is on its way until it has ended, by success,
-    failure, revocation or rejection; one that will be retried, or was replaced by another task, has not ended. To have
-    every call of a task be like this, see `OnceTask`.
+    If it was not sent, the result is that of the task on its way. A task is on its way until it has ended: by success,
+    failure, revocation or rejection. A task that will be retried, or was replaced by another one, has not ended. To
+    have every call of a task be like this, see `OnceTask`.
 
-    key: the same for equal tasks; without it, the name of the task and its arguments. queue_lease: seconds, counted
-    from the eta, after which the key is free if the broker loses the message. release: with "start", the key is free
-    when the task starts, so that a call meanwhile sends one more. options: those of `apply_async`.
+    key: the same for equal tasks. Default: the name of the task and its arguments.
+    queue_lease: seconds, counted from the eta, after which the key is free if the broker loses the message.
+    release: with "start", the key is free when the task starts, so that a call meanwhile sends one more.
+    using: the DATABASES alias. Default: the setting DATABASE.
+    options: those of `apply_async`.
 
-    This saves work; it does not keep two runs apart, since a message may outlast its *queue_lease*, and brokers may
-    deliver it twice. For that, put `mongo_locked` on the task as well. In a transaction, call it after the commit
-    (`transaction.on_commit`). Raises LockBackendFailed if MongoDB does not answer, and what `apply_async` raises; the
-    key is then free. It raises LockBackendFailed too if another process has not sent an equal task within 5 seconds.
+    This saves work. It does not keep two runs apart: put `mongo_locked` on the task for that. If the key cannot be
+    taken within a second, the task is sent without it, and a warning is logged. Raises what `apply_async` raises.
     """
     if not isinstance(task, Task):
         raise TypeError(f"enqueue_once() takes a Celery task, as in enqueue_once(export_ad, [5]), not {task!r}")
     given, named = tuple(args), dict(kwargs or {})
-    name: Any = once_key(task, given, named) if key is None else as_key(key)
-    once = Once(str(name), queue_lease, using, release).checked()
-    return _enqueue(once, task, partial(task.apply_async, given, named), options)
+    chosen = None if key is None else str(as_key(key))
+    make = partial(once_key, task, given, named) if chosen is None else partial(valid_key, chosen)
+    once = Once("", queue_lease, using, release).checked()
+    return _enqueue(once, make, task, partial(task.apply_async, given, named), options)
 
 
 class OnceTask(DjangoTask):  # type: ignore[type-arg]
@@ -122,11 +149,13 @@ class OnceTask(DjangoTask):  # type: ignore[type-arg]
 
         @shared_task(base=OnceTask, once_key="export:{ad_id}")
 
-    once_key: a template, filled from the arguments; without it, the key is made as by `enqueue_once`, whose other
-    arguments are once_lease (its queue_lease), once_release and once_using. A call while the task is on its way sends
-    nothing, and returns the result of that one. But where others wait for this very message (in a chain, a group or a
-    chord, by ``task_id=`` or ``link=``), it is sent all the same. ``app.send_task`` knows only the name of the task,
-    and sends as always.
+    once_key: a template, filled from the arguments. Default: the name of the task and its arguments.
+    once_lease, once_release, once_using: the queue_lease, release and using of `enqueue_once`.
+
+    A call while the task is on its way sends nothing, and returns the result of that one. If others wait for this very
+    message (in a chain, a group or a chord, by ``task_id=`` or ``link=``), it is sent all the same. A task that sends
+    itself again passes its key on to the new message. ``app.send_task`` knows only the name of the task, and sends as
+    always.
     """
 
     abstract = True
@@ -150,69 +179,90 @@ class OnceTask(DjangoTask):  # type: ignore[type-arg]
         if HEADER in (options.get("headers") or {}) or _sent_again({"id": options.get("task_id")}):
             return send(args, kwargs, **options)
         given, named = tuple(args or ()), dict(kwargs or {})
-        if self.once_key is None:
-            key: object = once_key(self, given, named)
-        else:
-            key = KeyTemplate(self.once_key).fill(call_arguments(inspect.signature(self.run), given, named))
-        once = Once(str(key), self.once_lease, self.once_using, self.once_release).checked()
-        # In a canvas, each has an id before it is sent.
-        waited_for = bool(options.get("task_id") or options.get("link"))
-        return _enqueue(once, self, partial(send, given, named), options, waited_for=waited_for)[0]
+        make = partial(once_key, self, given, named, self.once_key)
+        once = Once("", self.once_lease, self.once_using, self.once_release).checked()
+        return _enqueue(once, make, self, partial(send, given, named), options)[0]
 
 
 def _enqueue(
-    once: Once, task: Any, send: Callable[..., Any], options: dict[str, Any], *, waited_for: bool = False
+    once: Once, make_key: Callable[[], str], task: Any, send: Callable[..., Any], options: dict[str, Any]
 ) -> tuple[AsyncResult[Any], bool]:
-    """See enqueue_once(). waited_for: send it although it is on its way."""
+    """See enqueue_once()."""
+    waited_for = any(map(options.get, _WAITED_FOR))
     in_queue = once.queue_lease + _delay(options.get("countdown"), options.get("eta"))
     task_id = options.pop("task_id", None) or uuid()
-    headers = {**(options.pop("headers", None) or {}), HEADER: list(once)}
     with task.app.producer_or_acquire(options.pop("producer", None)) as producer:
-        # All that takes long in a fresh process, before the key is taken: others wait from then until it is sent.
+        # The first connection of a process takes long, so it is made before the key is taken: others wait for the key.
         if not task.app.conf.task_always_eager and not producer.connection.connected and task.backend is not None:
             producer.connection.ensure_connection(max_retries=CONNECTS)
-        parked = _take(once.key, lambda: once.park(task_id, task.name, in_queue))
-        if isinstance(parked, str):
-            if waited_for:
-                headers.pop(HEADER)
-                return send(task_id=task_id, producer=producer, headers=headers, **options), True
+        _warn_of_transaction(task.name)
+        end, parked = time.monotonic() + LONGEST, None
+        with _logging("a task is sent without the key that keeps a second message away", task.name):
+            once = once._replace(key=make_key())
+            parked = _take(once, task, task_id, in_queue, end)
+        if isinstance(parked, str) and not waited_for:
             return task.AsyncResult(parked), False
+        if isinstance(parked, Parked):
+            options["headers"] = {**(options.get("headers") or {}), HEADER: list(once)}
         try:
-            result = send(task_id=task_id, producer=producer, headers=headers, **options)
+            result = send(task_id=task_id, producer=producer, **options)
         except BaseException:
-            _try("removed", once.key, parked.give_up)
+            if isinstance(parked, Parked):
+                once.release_parked(task_id)
             raise
-    # Only now: if this process had died before, the key would have been free after a short lease.
-    _try("extended", once.key, lambda: parked.keep(in_queue))
+    # If this process dies before this point, the key is free after a short lease.
+    if isinstance(parked, Parked):
+        with _logging(KEPT, once.key):
+            parked.keep(in_queue, timeout=max(LOOK_EVERY, end - time.monotonic()))
     return result, True
 
 
-def _take(key: str, park: Callable[[], Parked | Reply]) -> Parked | str:
-    """Take the lock of *key*; or return the id of the task that is on its way. Raises LockBackendFailed."""
-    tries, end = 0, time.monotonic() + SENDING
-    while tries < TRIES:
-        if isinstance(found := park(), Parked):
+def _warn_of_transaction(name: str) -> None:
+    """Log once for each task that it is sent inside a transaction, whose changes its worker may not see."""
+    if name not in _warned and open_transactions():
+        _warned.add(name)
+        log(WARNING, "a task is sent inside a transaction: send it with delay_on_commit()", task=name)
+
+
+def _take(once: Once, task: Any, task_id: str, in_queue: float, end: float) -> Parked | str:
+    """Take the key; or return the id of the task that is on its way. Raises LockError, also when *end* has come."""
+    while True:
+        found = once.park(task_id, task.name, in_queue, max(LOOK_EVERY, end - time.monotonic()))
+        if isinstance(found, Parked):
             return found
         theirs: Any = found.theirs or {}
-        if theirs.get("process") == NO_PROCESS and not theirs.get("beat"):
-            # Parked without a message so far: its process may fail to send it, or has died.
-            if time.monotonic() > end:
-                raise LockBackendFailed("another process is sending it, or has died: try again", key)
-            time.sleep(LOOK_EVERY)
-            continue
-        if (owner := theirs.get("owner")) is not None:
+        owner, running = theirs.get("owner"), running_celery_task()
+        if running is not None and owner == tidy_fact(running.request.id) and theirs.get("process") != NO_PROCESS:
+            return _hand_on(running, once, task_id, _until_sent(in_queue))
+        # Parked without a message so far: its process may fail to send it, or has died.
+        is_being_sent = theirs.get("process") == NO_PROCESS and not theirs.get("beat")
+        if owner is not None and not is_being_sent:
             return str(owner)
-        tries += 1
-    raise LockBackendFailed("its holder is not a task: choose another key=", key, passing=False)
+        if time.monotonic() > end:
+            raise LockError(f"{once.key!r} is held by {found.holder or 'another process, which is sending the task'}")
+        time.sleep(LOOK_EVERY)
+
+
+def _hand_on(running: Any, once: Once, task_id: str, lease: float) -> Parked:
+    """Park the lock of the running task for the message by which the task sends itself again."""
+    lock = getattr(running.request, LOCK, None)
+    if not isinstance(lock, MongoLock) or lock.keys != (once.stored,):
+        raise LockError(f"{once.key!r} is held by another run, or for another purpose, of the task that sends")
+    setattr(running.request, LOCK, None)
+    setattr(running.request, SENT, True)
+    parked = detached.park_held(lock, _terms(task_id, lease), _facts(task_id, running.name))
+    if parked is None:
+        raise LockError("the key was lost while the task ran")
+    return parked
 
 
 def _until_sent(in_queue: float) -> float:
-    """The lease until the message is sent: short, as its process may die before; no renewal makes it shorter."""
+    """The lease until the message is sent: short, because the sender may die before."""
     return min(get_settings().LEASE, in_queue)
 
 
 def _terms(task_id: str, lease: float) -> Terms:
-    """By the server's clock alone, without a margin: no process believes to hold what is parked."""
+    """Terms without a margin: no process believes to hold what is parked."""
     return Terms(lease=lease, margin=0, clock_margin=0, owner=tidy_fact(task_id))
 
 
@@ -230,73 +280,71 @@ def _delay(countdown: float | None, eta: datetime | str | None) -> float:
     return max(0.0, (aware - datetime.now(UTC)).total_seconds())
 
 
-def _try(what: str, key: str, call: Callable[[], object]) -> None:
-    """Log an error of the lock, which ends with its lease: the task must not fail because of it."""
+@contextmanager
+def _logging(text: str, name: str) -> Iterator[None]:
+    """Log an error of the lock. Nothing here may change what becomes of the task, except its own time limit."""
     try:
-        call()
-    except LockError as error:
-        log(WARNING, f"not {what}: the lock ends with its lease", key=key, error=error)
+        yield
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:  # noqa: BLE001 - it is logged
+        log(WARNING, text, task=name, error=error)
 
 
-def _once(request: Any) -> Once | None:
-    carried = (getattr(request, "headers", None) or {}).get(HEADER)
+def _once(carrier: Any) -> Once | None:
+    """The lock of a request or a message."""
+    carried = (getattr(carrier, "headers", None) or {}).get(HEADER)
     return Once(*carried) if isinstance(carried, (list, tuple)) and len(carried) == len(Once._fields) else None
 
 
 @task_prerun.connect(weak=False, dispatch_uid="django_mongolock.once.begin")
 def _begin(task_id: str, task: Any, **kwargs: object) -> None:
-    """A task starts: resume its lock, or release it."""
+    """Take the lock of a task that starts up, or release it. Nothing waits here: two runs may be at work."""
     if (once := _once(task.request)) is None:
         return
     if once.release == "start":
-        _try("released", once.key, lambda: _release(once, task_id))
+        once.release_parked(task_id)
         return
-    lock = mongo_lock(
-        LockKey(once.key, f"once:{task.name}"),
-        wait=redelivery_wait(),
-        owner=tidy_fact(task_id),
-        label=task.name[-200:],
-        using=once.using,
-    )
+    owner, label = tidy_fact(task_id), task.name[-200:]
+    lock = mongo_lock(LockKey(once.key, f"once:{task.name}"), wait=0, owner=owner, label=label, using=once.using)
     try:
         setattr(task.request, LOCK, lock.acquire())
     except LockError as error:
-        log(WARNING, "a task runs without the lock that it was sent with", key=once.key, task=task_id, error=error)
+        log(INFO, "a task runs without the lock that it was sent with", key=once.key, task=task_id, error=error)
 
 
 @before_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.before")
 def _detach(headers: dict[str, Any], **kwargs: object) -> None:
-    """A running task is sent again, or another one that replaces it. From now on its next run may start, which finds
-    the lock detached, or if it was released at the start, taken again.
+    """Park the lock of a running task that is sent again, or replaced by another task.
 
-    Its lease is short until the message is sent: if this process died before, no run would release it.
+    From now on, the next run may start. If the lock was released at the start, it is taken again. The lease is short
+    until the message is sent: if this process dies before, no run releases the lock.
     """
     task = _sent_again(headers)
     if task is None or (once := _once(task.request)) is None:
         return
-    headers.setdefault(HEADER, list(once))  # the message of a task that replaces it has none
     lock, lease = getattr(task.request, LOCK, None), _until_sent(once.queue_lease)
     setattr(task.request, LOCK, None)
-
-    def park() -> None:
+    parked: Any = None
+    with _logging(KEPT, once.key):
         if isinstance(lock, MongoLock):
-            parked: Any = _park(task, lock, lease)
-        else:
-            parked = once.park(task.request.id, task.name, lease) if once.release == "start" else None
-        setattr(task.request, LOCK, parked if isinstance(parked, Parked) else None)
-
-    _try("detached", once.key, park)
+            parked = detached.park_held(lock, _terms(task.request.id, lease), _facts(task.request.id, task.name))
+        elif once.release == "start":
+            parked = once.park(task.request.id, task.name, lease)
+    if isinstance(parked, Parked):
+        setattr(task.request, LOCK, parked)
+    headers.setdefault(HEADER, list(once))  # the message of a task that replaces this one has none
 
 
 @after_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.after")
 def _keep(headers: Mapping[str, Any], **kwargs: object) -> None:
-    """The running task is sent: its key is taken for as long as the message may be in the queue."""
+    """Keep the key of a running task that was sent again for as long as the message may be in the queue."""
     task = _sent_again(headers)
     parked, once = getattr(task and task.request, LOCK, None), _once(task and task.request)
     if once is not None and isinstance(parked, Parked):
-        lease = once.queue_lease + _delay(None, headers.get("eta"))
         setattr(task.request, SENT, True)
-        _try("extended", once.key, lambda: parked.keep(lease))
+        with _logging(KEPT, once.key):
+            parked.keep(once.queue_lease + _delay(None, headers.get("eta")))
 
 
 def _sent_again(headers: object) -> Any:
@@ -307,43 +355,38 @@ def _sent_again(headers: object) -> Any:
 
 @task_postrun.connect(weak=False, dispatch_uid="django_mongolock.once.end")
 def _end(task_id: str, task: Any, state: str | None = None, retval: object = None, **kwargs: object) -> None:
-    """A task has ended, or will come back: release its lock, or leave it detached."""
+    """Release the lock of a task that has ended, or keep it for a task that comes back."""
     request = task.request
     lock, once = getattr(request, LOCK, None), _once(request)
     if once is None:
         return
     setattr(request, LOCK, None)
     requeued = isinstance(retval, Reject) and bool(getattr(retval, "requeue", False))
-    # A task that runs eagerly has ended, too, when its retries have: they ran inside of it.
+    # A task that runs eagerly has ended when its retries have, because they ran inside of it.
     retried = state == states.RETRY and not getattr(request, "is_eager", False)
-    if requeued or retried or getattr(request, SENT, False):
-        if requeued or isinstance(lock, MongoLock):
-            _try("detached", once.key, lambda: _park_requeued(task, lock, once.queue_lease))
-    elif lock is not None:
-        _try("released", once.key, lock.give_up if isinstance(lock, Parked) else lock.release)
-    elif once.release == "end":
-        # MongoDB did not answer when the task began: its lock may still be detached.
-        _try("released", once.key, lambda: _release(once, task_id, gone=True))
-
-
-def _park_requeued(task: Any, lock: MongoLock | Parked | None, lease: float) -> None:
-    """Park the lock of a message that the broker delivers again: it needs no sending."""
-    parked = _park(task, lock, lease) if isinstance(lock, MongoLock) else lock
-    if parked is not None:
-        parked.keep(lease)
-
-
-def _park(task: Any, lock: MongoLock, lease: float) -> Parked | None:
-    return detached.park_held(lock, _terms(task.request.id, lease), _facts(task.request.id, task.name))
+    with _logging(RELEASED, once.key):
+        if requeued or retried:
+            if isinstance(lock, MongoLock):
+                lock = detached.park_held(lock, _terms(task_id, once.queue_lease), _facts(task_id, task.name))
+            if isinstance(lock, Parked):
+                lock.keep(once.queue_lease)
+        elif isinstance(lock, MongoLock):
+            lock.release()
+        elif once.release == "end" and not getattr(request, SENT, False):
+            # The lock was not taken up when the task began: it is still parked, or another run has it.
+            once.release_parked(task_id)
 
 
 @task_revoked.connect(weak=False, dispatch_uid="django_mongolock.once.revoked")
 def _revoked(request: Any, **kwargs: object) -> None:
-    """A task was revoked or has expired. Celery calls this in the worker's main process, which did not run it."""
+    """Release the key of a task that was revoked or has expired. Celery calls this in the worker's main process."""
     if (once := _once(request)) is not None:
-        _try("released", once.key, lambda: _release(once, request.id))
+        once.release_parked(request.id)
 
 
-def _release(once: Once, task_id: str, *, gone: bool = False) -> None:
-    """Release the key of a task. gone: not if another run of the task may hold it."""
-    release_holders(tidy_fact(task_id), once.using, key=once.stored, gone=gone, timeout=CLEANUP_TIMEOUT)
+@task_rejected.connect(weak=False, dispatch_uid="django_mongolock.once.rejected")
+@task_unknown.connect(weak=False, dispatch_uid="django_mongolock.once.unknown")
+def _refused(message: Any, **kwargs: object) -> None:
+    """Release the key of a message that no worker can run: its task is unknown, or its body cannot be read."""
+    if (once := _once(message)) is not None:
+        once.release_parked(str(message.headers.get("id")))

@@ -1,329 +1,316 @@
 """Tasks that come back: `on_contention="retry"`, and a message that is delivered again while its task runs.
 
-A task comes back as a new message under its own id, with a countdown, which takes no place in the pool. Its header says
-what must be remembered from one delivery to the next.
+A task comes back as a new message under its own id, with a countdown, so it occupies no child of the pool while it
+waits. A run sends itself at most once, at its end. The header of the message carries a `Note`.
+
+A second delivery is ignored only with a proof that the first run returned or raised by itself. The process of a run
+that Celery has reported as a success or a failure leaves that proof in the documents of its locks: a tombstone with the
+id of the run. Without the proof, the second delivery runs.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime
-from typing import Any, Final, NoReturn, Self, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn, cast
 
-from celery import current_task
+from celery import current_task, states
 from celery.exceptions import Ignore, Reject, Retry
+from celery.signals import task_postrun, task_retry
 
 from ...backends import get_backend
 from ...conf import get_settings
 from ...context import RETURNED, is_redelivered, task_owner, task_run
 from ...decorator.policies import AGAIN, CallFacts, Policy, Unlocked
-from ...decorator.policies import Retry as RetryPolicy
+from ...engine import clock
+from ...engine.lock import detached
 from ...engine.logs import INFO, WARNING, log
 from ...engine.protocol.processes import fate
 from ...engine.rule.options import Unset
 from ...engine.store.mongo import MongoStore
 from ...exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 
-#: Attributes of the request of a running task: the note that it came with; whether a locked call of it runs, and what
-#: is to be sent when that has been left.
-NOTE, INSIDE, UNSENT = "mongolock_note", "mongolock_inside", "mongolock_unsent"
-#: Bounds of the time until a task comes back, in seconds. It doubles from one to the next.
+#: Attributes of the request of a running task: its note, its locks, and the message by which it comes back.
+NOTE, LOCKS, UNSENT = "mongolock_note", "mongolock_locks", "mongolock_unsent"
+#: Bounds of the time until a task comes back, in seconds. It doubles from one time to the next.
 SHORTEST, LONGEST = 0.25, 5.0
 #: The same while MongoDB does not answer, and for a message whose task runs already.
 LONGEST_AWAY, LONGEST_FORMER = 15.0, 60.0
-#: Bounds of the pause after the broker has refused a message, in seconds, and for how long it is asked again before a
-#: message that is not acknowledged is given back.
-SHORTEST_REFUSED, LONGEST_REFUSED, GIVE_BACK = 0.5, 5.0, 15.0
+#: How often a second delivery looks for a proof after the first run has gone, because the run may be about to leave it;
+#: and the most seconds between two looks.
+LOOKS, LONGEST_LOOK = 2, 2.0
+#: Seconds between two tries to send a message, and for how long a message is tried that can be given back.
+PAUSE, GIVE_BACK = 1.0, 15.0
+#: Runs leave a proof with the locks that they made at least this many seconds before their end, the latest ones.
+LONG_ENOUGH, MOST_PROOFS = 1.0, 10
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a message remembers.
+    """The memory of a message.
 
-    number: that of the delivery, larger than that of the one before. sender: the id of the run that sent it. times: how
-    often it came back for the lock that it waits for. away_since: when MongoDB did not answer for the first time, in
-    seconds since 1970. former: the key of the lock with which another run for the same delivery was found at work, that
-    delivery, and how many grants of that key had expired by then.
+    number: that of the delivery, larger than that of the one before.
+    waits: for each lock, by alias and key: how often the task came back for it, and when MongoDB did not answer for the
+    first time, in seconds since 1970.
+    former: the run that this delivery waits for. Its id, the key and the alias of the lock with which it was found at
+    work, and how often it was looked for since it has gone.
     """
 
     number: int = 0
-    sender: str = ""
-    times: int = 0
-    away_since: float | None = None
-    former: Sequence[Any] | None = None
+    waits: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
+    former: tuple[str, str, str | None, int] | None = None
 
+    @classmethod
+    def of(cls, request: Any) -> Note:
+        """Return the note of a running task; an empty one for a header of another program.
 
-class GivenBack(Reject, Ignore):
-    """The message is given back to the broker. As it is an Ignore, too, no ``autoretry_for`` catches it."""
+        The note is taken off the message, so that a retry of the task's own does not carry it.
+        """
+        if (taken := getattr(request, NOTE, None)) is not None:
+            return cast("Note", taken)
+        task_run(request)  # it reads the number from the header
+        headers = request.headers or {}
+        note = cls()
+        match headers.get(RETURNED):
+            case {"number": int(number), "waits": dict(waits), "former": [_, _, _, int()] | None as former}:
+                note = cls(number, waits, former)
+        request.headers = {name: value for name, value in headers.items() if name != RETURNED}
+        setattr(request, NOTE, note)
+        return note
 
 
 def retry_current_task(error: LockError) -> NoReturn:
     """Send the running task again, with a countdown, and end this run.
 
     The number of its retries does not change: neither a busy lock nor an outage of MongoDB is a failure of the task.
-    Inside a locked call, the message is sent when the outermost one has been left. Raises Retry for Celery, or *error*:
-    for a task that is called directly or runs eagerly, which cannot come back, for a LockReentry, which is a mistake in
-    the code, and once MongoDB has not answered for MONGOLOCK["RETRY_OUTAGE"] seconds.
+    The message is sent when the task has ended with the Retry that this raises, so the next run meets no lock of this
+    one. Raises *error* instead:
+
+    - for a task that is called directly or runs eagerly, because it cannot come back
+    - for a LockReentry, which is a mistake in the code
+    - once MongoDB has not answered for MONGOLOCK["RETRY_OUTAGE"] seconds.
     """
+    _retry(error, _name(None, (getattr(error, "key", None) or "",)))
+
+
+def _retry(error: LockError, lock: str) -> NoReturn:
+    """See retry_current_task(). lock: its name in the note."""
     task: Any = current_task
-    if not task or task.request.called_directly or task.request.is_eager or isinstance(error, LockReentry):
+    if not _can_come_back(task) or isinstance(error, LockReentry):
         raise error
     if isinstance(error, LockNotAcquired):
-        _come_back_soon(task, error)
-    note = _note(task.request)
-    since = note.away_since or time.time()
-    final = time.time() >= since + get_settings().RETRY_OUTAGE
-    if final or not (isinstance(error, LockBackendFailed) and error.passing):
+        _come_back(error, min(LONGEST, max(SHORTEST, error.retry_after)), lock)
+    since = Note.of(task.request).waits.get(lock, (0, None))[1] or time.time()
+    is_final = time.time() >= since + get_settings().RETRY_OUTAGE
+    if is_final or not (isinstance(error, LockBackendFailed) and error.passing):
         raise error
-    _come_back(task, error, replace(note, away_since=since), LONGEST_AWAY)
+    _come_back(error, LONGEST_AWAY, lock, since=since)
 
 
-class ComeBack(RetryPolicy):
-    """The task is sent again."""
+def _name(using: str | None, keys: Sequence[str]) -> str:
+    """The name of a lock in a note."""
+    return f"{using or get_settings().DATABASE} {' '.join(keys)}"
 
-    def answer(self, error: LockError, call: CallFacts) -> NoReturn:
-        """See retry_current_task()."""
-        retry_current_task(error)
+
+def _can_come_back(task: Any) -> bool:
+    return bool(task) and not (task.request.called_directly or task.request.is_eager)
 
 
 class InTask(Policy):
     """The policy of a call in a task of Celery.
 
-    If another run of the task holds the lock, it comes back, whatever the policy is. With "retry" and without wait=, it
-    waits in the pool of its worker only for a lock that is held for a moment, and that no other waits for: it takes the
-    lock over at once, and of each key, one task waits in the pools.
+    If another run of the task holds the lock, the task comes back, whatever the policy is. With "retry" and without
+    wait=, it waits in the pool of its worker only for a lock that is held for a moment, and that no other waits for.
     """
 
     def __init__(self, policy: Policy) -> None:
-        self.policy = ComeBack() if policy.name == "retry" else policy
-        self.first_wait, self.gives_up = self.policy.first_wait, self.policy.gives_up  # type: ignore[method-assign]
-
-    @contextmanager
-    def around(self) -> Iterator[None]:
-        """When the outermost locked call of a task has been left, send what is to be sent.
-
-        So the next run meets no lock of this one.
-        """
-        task: Any = current_task
-        request = task.request
-        if getattr(request, INSIDE, False):
-            yield
-            return
-        setattr(request, INSIDE, True)
-        try:
-            yield
-        except Retry as outcome:
-            unsent = getattr(request, UNSENT, None)
-            if unsent is not None and unsent is getattr(outcome, "sig", None):
-                _send(task, unsent)
-            raise
-        finally:
-            setattr(request, INSIDE, False)
+        self.policy = policy
+        self.first_wait, self.gives_up = policy.first_wait, policy.gives_up  # type: ignore[method-assign]
 
     def tries_first(self, call: CallFacts) -> bool:
-        """So that a task that was delivered before meets its own earlier run, rather than waits for it."""
-        return self._comes_back(call) or is_redelivered()
+        """Return whether a try comes before any wait: a second delivery does not wait for its own earlier run."""
+        return self._waits_elsewhere(call) or is_redelivered() or self.policy.tries_first(call)
 
     def begin(self, call: CallFacts) -> None:
-        """If an earlier run for this delivery was found at work, end this one, unless that has died.
+        """Wait for the earlier run for this delivery, by coming back. This comes before the wait for any lock.
 
-        Raises Ignore if that run has ended by itself, as it has reported its result; Retry while it is at work. If it
-        died, its lock has expired or can be resumed, and this run goes on. Raises LockBackendFailed.
+        Raises Ignore if that run has ended by itself, as it has reported its result, and Retry while it is at work.
+        If it has gone without a proof, this run goes on. Raises LockBackendFailed.
         """
-        task: Any = current_task
-        if (former := _take_note(task.request).former) is None:
+        request: Any = current_task.request
+        if request.is_eager or (former := Note.of(request).former) is None:
             return
-        key, delivery, expired = former
-        found = _Found.read(key, call.options.using, {"owner": str(task_owner()), "delivery": delivery})
-        if found.left is not None:
-            _come_back_later(task, LockNotAcquired(key, holder="an earlier delivery", retry_after=found.left), former)
-        if found.run is None and found.expired == expired:
-            _ignore(task, key)
+        run, key, using, looks = former
+        at_work, _, ended = _other_runs(key, using)
+        if run in ended:
+            _ignore(key)
+        if run not in at_work and looks >= LOOKS:
+            setattr(request, NOTE, replace(Note.of(request), former=None))
+            return
+        _wait_for((run, key, using, 0 if run in at_work else looks + 1), at_work.get(run, (0.0, ""))[0])
 
     def refused(self, error: Unlocked, call: CallFacts) -> Any:
         """See Policy.refused()."""
         if not isinstance(error, (LockReentry, LockKeyInvalid)):
-            refuse_second_delivery(error, call.options.using)
-            if call.trial and (not self._comes_back(call) or _is_brief(error)):
+            _meet_other_run(error, call.options.using)
+            if self.policy.comes_back(error) and _can_come_back(current_task):
+                if not call.trial or (self._waits_elsewhere(call) and not _is_brief(error)):
+                    _retry(error, _name(call.options.using, call.lock_keys))
+                return AGAIN
+            if call.trial and not self.policy.tries_first(call):
                 return AGAIN
         return self.policy.refused(error, call)
 
-    def _comes_back(self, call: CallFacts) -> bool:
-        return isinstance(self.policy, ComeBack) and isinstance(call.options.wait, Unset)
+    def _waits_elsewhere(self, call: CallFacts) -> bool:
+        """Return whether the call waits for a busy lock as a message, and not in the pool."""
+        return (self.policy.name == "retry" or self.policy.tries_first(call)) and isinstance(call.options.wait, Unset)
+
+    def made(self, call: CallFacts) -> None:
+        """See Policy.made()."""
+        request: Any = current_task.request
+        setattr(request, LOCKS, [*getattr(request, LOCKS, ()), (clock.now(), call.options.using, call.lock_keys)])
 
 
-def _is_brief(error: LockError) -> bool:
+def _is_brief(error: Unlocked) -> bool:
     """Whether the lock is held for a moment, and no other waits for it."""
     return isinstance(error, LockNotAcquired) and not error.waiting and error.held_for < get_settings().SHORT_WAIT
 
 
-def refuse_second_delivery(error: LockError, using: str | None) -> None:
+def _meet_other_run(error: Unlocked, using: str | None) -> None:
     """If another run of this very task holds the lock, come back, whatever the policy is.
 
-    A run for the same delivery: the message was delivered twice. Redis does that with a task that runs longer than the
-    visibility timeout. To drop this delivery would lose the task if that run dies, since both acknowledge the same
-    message. A run for another delivery has sent this one, or what sent it, and is about to end: it is no reason to drop
-    anything. What this run itself holds, or a run that has ended keeps for its minimum hold, is left to the policy.
+    A run for the same delivery means that the broker has delivered the message twice. Redis does that with a task that
+    runs longer than the visibility timeout. Dropping this delivery would lose the task if that run dies, because both
+    acknowledge the same message. Only a message that the broker marks as redelivered is taken for such a one: two
+    messages with one id are two tasks.
+    A run for another delivery has sent this one, or its sender, and is about to end.
     """
-    task: Any = current_task
-    owner = str(task_owner())
-    if task.request.is_eager or not isinstance(error, LockNotAcquired) or error.owner not in {owner, None}:
+    request: Any = current_task.request
+    again = is_redelivered()
+    if request.is_eager or not isinstance(error, LockNotAcquired) or (error.owner != task_owner() and not again):
         return
-    delivery = task_run(task.request)["delivery"]
     try:
-        found = _Found.read(error.key, using, {"owner": owner, "delivery": delivery})
+        at_work, gone, ended = _other_runs(error.key, using)
     except LockError:
         return
-    if found.left is not None:
-        log(INFO, "a second delivery of a task that runs", key=error.key, task=task.request.id)
-        _come_back_later(task, error, (error.key, delivery, found.expired))
-    if found.stays or not (found.others or error.owner == owner):
-        return
-    if error.owner == owner and found.has_just_ended:
-        _ignore(task, error.key)
-    _come_back_soon(task, error)
+    delivery = task_run(request)["delivery"]
+    for run, (left, number) in {**gone, **at_work}.items():
+        if number == delivery and again:
+            if run in ended:
+                _ignore(error.key)
+            log(INFO, "a second delivery of a task", key=error.key, task=request.id)
+            _wait_for((run, error.key, using, 0 if run in at_work else 1), left)
+        if number != delivery and run in at_work:
+            _come_back(error, max(SHORTEST, min(LONGEST, error.retry_after)), _name(using, (error.key,)))
 
 
-def _ignore(task: Any, key: str) -> NoReturn:
-    log(INFO, "a second delivery of a task whose run has ended", key=key, task=task.request.id)
+def _ignore(key: str) -> NoReturn:
+    log(INFO, "a second delivery of a task whose run has ended", key=key, task=current_task.request.id)
     raise Ignore("the run that was delivered before has ended")
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What the document of a key says about another run of the task that runs here.
+def _wait_for(former: tuple[str, str, str | None, int], left: float) -> NoReturn:
+    """Come back when the run *former* may have ended. left: seconds of its lease."""
+    _, key, using, looks = former
+    error = LockNotAcquired(key, holder="an earlier delivery", retry_after=left)
+    longest = LONGEST_LOOK if looks else min(LONGEST_FORMER, max(LONGEST, left))
+    _come_back(error, longest, _name(using, (key,)), former=former)
 
-    run: its id, if it is among the holders. left: the seconds that are left of its lease, unless it is proven dead or
-    the lease is over. has_just_ended: whether the last grant that ended was such a run's, and was released. others: how
-    many runs of the task hold the key, whatever their delivery. stays: how often the task has it otherwise: by the run
-    that reads this, or for a minimum hold.
+
+#: Runs of a task: by the id of each, the seconds of its lease and the number of its delivery.
+Runs = dict[str, tuple[float, str]]
+
+
+def _other_runs(key: str, using: str | None) -> tuple[Runs, Runs, set[str]]:
+    """Return the other runs of the task that runs here, as the document of a key shows them.
+
+    The first ones hold the key, and are not proven dead. The second ones have gone. The third ones have left a proof of
+    their end. Raises LockBackendFailed.
     """
+    session = get_backend(using).session()
+    at_work, gone = Runs(), Runs()
+    if not isinstance(store := session.store, MongoStore):
+        return at_work, gone, set()
+    entries = {f"{entry}.{name}": 1 for entry in ("holders", "last_holder") for name in _ENTRY}
 
-    run: str | None = None
-    left: float | None = None
-    has_just_ended: bool = False
-    expired: int = 0
-    others: int = 0
-    stays: int = 0
+    def find(left: float) -> dict[str, Any] | None:
+        with store.bounded(left):
+            return store.latest.find_one({"_id": {"$eq": key}}, {"tombstones": 1, "now": "$$NOW", **entries})
 
-    @classmethod
-    def read(cls, key: str, using: str | None, which: Mapping[str, str]) -> Self:
-        """Read the document. which: the fields of the run. Raises LockBackendFailed."""
-        session = get_backend(using).session()
-        if not isinstance(store := session.store, MongoStore):
-            return cls()
-        fields = {f"{entry}.{name}": 1 for entry in ("holders", "last_holder") for name in _ENTRY}
-
-        def find(left: float) -> dict[str, Any] | None:
-            with store.bounded(left):
-                return store.latest.find_one({"_id": {"$eq": key}}, {"expired": 1, "now": "$$NOW", **fields})
-
-        document = session.errands.send(find, get_settings().COMMAND_TIMEOUT)
-        if document is None:
-            return cls()
-        found, last, own = document.get("holders"), document.get("last_holder") or {}, task_run(current_task.request)
-        holders = [each for each in (found if isinstance(found, list) else ()) if isinstance(each, dict)]
-        mine = [each for each in holders if each.get("owner") == which["owner"]]
-        others = [each for each in mine if each.get("run") != own["run"] and "released" not in each]
-        runs = {str(each["run"]): _left(each, document["now"]) for each in others if _is(each, which)}
-        run, left = max(runs.items(), key=lambda each: each[1] or 0.0, default=(None, None))
-        has_just_ended = _is(last, which) and last["run"] != own["run"] and last["until"] > document["now"]
-        return cls(run, left, has_just_ended, int(document["expired"]), len(others), len(mine) - len(others))
+    document = session.errands.send(find, get_settings().COMMAND_TIMEOUT) or {}
+    own, owner, now = task_run(current_task.request)["run"], task_owner(), document.get("now", datetime.now(UTC))
+    for entry in ({"released": now, **(document.get("last_holder") or {})}, *(document.get("holders") or ())):
+        match entry:
+            case {"run": str(run), "delivery": str(number), "until": datetime() as until} if run != own:
+                left = (until - now).total_seconds()
+                is_held = "released" not in entry and left > 0 and fate(str(entry.get("process"))) != "gone"
+                if entry.get("owner") == owner:
+                    (at_work if is_held else gone)[run] = (left, number)
+    names = [str(each.get("grant")) for each in document.get("tombstones") or () if isinstance(each, dict)]
+    return at_work, gone, {name.removeprefix(PROOF) for name in names if name.startswith(PROOF)}
 
 
-#: What is read of an entry.
+#: The fields of an entry that are read.
 _ENTRY: Final = ("owner", "run", "delivery", "process", "until", "released")
+#: The prefix of the tombstones by which runs prove that they have ended.
+PROOF: Final = "ended:"
 
 
-def _is(entry: Any, which: Mapping[str, str]) -> bool:
-    """Whether an entry is that of a run with these fields, and not only kept for its minimum hold."""
-    match entry:
-        case {"run": str(), "process": str(), "until": datetime()} if "released" not in entry:
-            return all(entry.get(name) == value for name, value in which.items())
-    return False
-
-
-def _left(entry: Mapping[str, Any], now: datetime) -> float | None:
-    """How many seconds the lease of a run has left; None if that is over, or the run is proven dead."""
-    left: float = (entry["until"] - now).total_seconds()
-    return left if left > 0 and fate(entry["process"]) != "gone" else None
-
-
-def _take_note(request: Any) -> Note:
-    """Take the note off the message, so that a retry of the task's own does not carry it. A second call in one run, for
-    another lock, finds none: it is another wait."""
-    note = _note(request)
-    headers = request.headers or {}
-    if RETURNED not in headers:
-        note = Note(note.number)
-    task_run(request)  # it reads the number
-    request.headers = {name: value for name, value in headers.items() if name != RETURNED}
-    setattr(request, NOTE, note)
-    return note
-
-
-def _note(request: Any) -> Note:
-    """Return the note of a running task; an empty one for what this library did not write."""
-    if (taken := getattr(request, NOTE, None)) is not None:
-        return cast("Note", taken)
-    try:
-        return Note(**(request.headers or {})[RETURNED])
-    except (KeyError, TypeError):
-        return Note()
-
-
-def _come_back_soon(task: Any, error: LockNotAcquired) -> NoReturn:
-    """Come back for a busy lock."""
-    note = replace(_note(task.request), away_since=None)
-    _come_back(task, error, note, min(LONGEST, max(SHORTEST, error.retry_after)))
-
-
-def _come_back_later(task: Any, error: LockNotAcquired, former: Sequence[Any]) -> NoReturn:
-    """Come back when the other run for this delivery may have ended."""
-    note = replace(_note(task.request), former=former)
-    _come_back(task, error, note, min(LONGEST_FORMER, max(LONGEST, error.retry_after)))
-
-
-def _come_back(task: Any, error: LockError, note: Note, longest: float) -> NoReturn:
-    """Send *task* again, with *note*, in at most *longest* seconds, and end this run."""
+@task_postrun.connect(weak=False, dispatch_uid="django_mongolock.ended")
+def _prove_end(task: Any, state: str | None = None, **kwargs: object) -> None:
+    """Leave the proof that a run has ended by itself, if the broker may deliver its message again."""
     request = task.request
-    countdown = min(longest, SHORTEST * 2 ** min(note.times, 16), _half_of_visibility(task))
-    countdown *= random.uniform(0.5, 1.0)  # noqa: S311 - so that tasks that wait for one lock do not all come at once
-    again = task.signature_from_request(request, countdown=countdown, retries=request.retries)
-    sent = replace(note, number=note.number + 1, sender=task_run(request)["run"], times=note.times + 1)
-    again.set(headers={**(again.options.get("headers") or {}), RETURNED: asdict(sent)})
-    if getattr(request, INSIDE, False):
-        setattr(request, UNSENT, again)
-    else:
-        _send(task, again)
-    raise Retry(str(error), error, countdown, sig=again)
+    if state not in {states.SUCCESS, states.FAILURE} or not task.acks_late or request.is_eager:
+        return
+    long_ago, run = clock.now() - LONG_ENOUGH, task_run(request)["run"]
+    locks = {(using, key) for made, using, keys in getattr(request, LOCKS, []) if made <= long_ago for key in keys}
+    for using, key in list(locks)[-MOST_PROOFS:]:
+        detached.leave_tombstone(get_backend(using).session(), key, PROOF + run)
 
 
-def _send(task: Any, again: Any) -> None:
-    """Send a message, and pause while the broker refuses it.
+def _come_back(
+    error: LockError, longest: float, lock: str, *, since: float | None = None, former: Any = None
+) -> NoReturn:
+    """End this run, and have its task sent again in at most *longest* seconds. The rest goes into the note."""
+    task: Any = current_task
+    request = task.request
+    if (unsent := getattr(request, UNSENT, None)) is None:
+        note = Note.of(request)
+        times = note.waits.get(lock, (0, None))[0]
+        countdown = min(longest, SHORTEST * 2 ** min(times, 16), _half_of_visibility(task))
+        countdown *= random.uniform(0.5, 1.0)  # noqa: S311 - tasks that wait for one lock must not all come at once
+        unsent = task.signature_from_request(request, countdown=countdown, retries=request.retries)
+        # The waits for the other locks that this run has tried are over: it has acquired them.
+        tried = {_name(using, keys) for _, using, keys in getattr(request, LOCKS, ())}
+        waits = {name: wait for name, wait in note.waits.items() if name not in tried}
+        sent = Note(note.number + 1, {**waits, lock: (times + 1, since)}, former)
+        unsent.set(headers={**(unsent.options.get("headers") or {}), RETURNED: asdict(sent)})
+        setattr(request, UNSENT, unsent)
+    raise Retry(str(error), error, unsent.options["countdown"], sig=unsent)
 
-    After a while, a message that is not acknowledged is given back, which keeps the task. One that is acknowledged
-    would be lost, so it is tried for MONGOLOCK["RETRY_OUTAGE"] seconds.
+
+@task_retry.connect(weak=False, dispatch_uid="django_mongolock.come_back")
+def _send(sender: Any, request: Any, reason: Any, einfo: Any, **kwargs: object) -> None:
+    """Send the message of a task that comes back, again and again while the broker cannot be reached.
+
+    After a while, a message that is not acknowledged is given back to the broker. A message that is acknowledged would
+    be lost, so it is tried for MONGOLOCK["RETRY_OUTAGE"] seconds. After that, the task fails.
     """
-    begun, pause = time.monotonic(), SHORTEST_REFUSED
-    end = begun + (GIVE_BACK if task.acks_late else get_settings().RETRY_OUTAGE)
-    while True:
-        try:
-            again.apply_async()
-        except Exception as failure:
-            if time.monotonic() + pause > end:
-                if not task.acks_late:
-                    raise
-                raise GivenBack(failure, requeue=True) from failure
-            log(WARNING, "the broker refuses a task that comes back", task=task.request.id, error=failure)
-            time.sleep(pause)
-            pause = min(LONGEST_REFUSED, 2 * pause)
-        else:
-            return
+    message: Any = getattr(request, UNSENT, None)
+    if message is None or reason.sig is not message:
+        return
+    seconds = GIVE_BACK if sender.acks_late else get_settings().RETRY_OUTAGE
+    policy = {"max_retries": math.ceil(seconds / PAUSE), "interval_start": PAUSE, "interval_step": 0}
+    try:
+        message.apply_async(retry=True, retry_policy=policy)
+    except Exception as failure:  # noqa: BLE001 - the worker gets it
+        log(WARNING, "the broker refuses a task that comes back", task=request.id, error=failure)
+        # The worker acts on this exception as if the task had raised it.
+        einfo.exception = Reject(failure, requeue=True) if sender.acks_late else failure
 
 
 def _half_of_visibility(task: Any) -> float:

@@ -15,20 +15,24 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from ...exceptions import LockBackendFailed, LockError, LockMisused
 from .. import clock
+from ..logs import DEBUG, log
 from ..protocol import actions
 from ..protocol.actions import Answer, Apply, Protocol, Read
 from ..protocol.procedures import TOMBSTONE_TTL
-from ..protocol.processes import NO_PROCESS
+from ..protocol.processes import NO_PROCESS, fate
 from ..rule.document import Step, Terms, entry, milliseconds
 from ..rule.replies import Reply
 from ..session.ending import How
 from ..session.grant import Grant
 from ..session.session import Session
 from .lock import MongoLock
+
+#: Seconds before each try to release a parked lock; the last one is repeated.
+RELEASE_PAUSES: Final = (0.0, 1.0, 5.0, 15.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +106,20 @@ class Detached:
 
 
 class Parked(Detached):
-    """A lock that waits for its owner. By the server's clock alone: no process believes to hold it."""
+    """A lock that waits for its owner. By the server's clock alone: no process believes to hold it.
 
-    def __init__(self, session: Session, key: str, grant: str, terms: Terms) -> None:
+    timeout: the seconds that a command may take. Default: those of the session.
+    """
+
+    def __init__(self, session: Session, key: str, grant: str, terms: Terms, timeout: float | None = None) -> None:
         super().__init__(key, lambda: session)
         self.grant = grant
         self.terms = terms
+        self.timeout = session.commands.timeout if timeout is None else timeout
 
-    def keep(self, lease: float) -> bool:
+    def keep(self, lease: float, timeout: float | None = None) -> bool:
         """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendFailed."""
+        self.timeout = self.timeout if timeout is None else timeout
         # beat: another number than that of `taking`, which is 0: an entry that still has that was not renewed.
         return self.send(self.keeping(self.grant, replace(self.terms, lease=lease), beat=1)).held
 
@@ -124,12 +133,57 @@ class Parked(Detached):
 
     def _perform(self, action: Any) -> Answer:
         session = self._session()
-        apply = functools.partial(session.store.apply, self._stored, action.step)
-        return Answer(session.errands.send(apply, session.commands.timeout), 0.0, 0.0)
+        call = (
+            functools.partial(session.store.read, self._stored, action.grant)
+            if isinstance(action, Read)
+            else functools.partial(session.store.apply, self._stored, action.step)
+        )
+        return Answer(session.errands.send(call, self.timeout), 0.0, 0.0)
+
+
+def leave_tombstone(session: Session, key: str, name: str) -> None:
+    """Leave a tombstone with this *name* in the document of a key, in the background. A grant can never have it."""
+    parked = Parked(session, key, name, Terms())
+
+    def try_once() -> bool | None:
+        try:
+            parked.send(parked.leaving(name, TOMBSTONE_TTL))
+        except LockError:
+            return None
+        return True
+
+    session.errands.in_background(try_once, RELEASE_PAUSES)
+
+
+def release_parked(session: Session, key: str, owner: str, lease: float) -> None:
+    """Release what is parked for *owner*, in the background: until there is an answer, or *lease* seconds are over.
+
+    A grant whose process has certainly ended counts as parked.
+    """
+    parked = Parked(session, key, "", Terms())
+    end = session.now() + lease
+
+    def try_once() -> bool | None:
+        try:
+            holder = parked.send(parked.looking()).theirs
+            if holder is not None and holder.get("owner") == owner and fate(str(holder.get("process"))) == "gone":
+                parked.send(parked.leaving(holder["grant"], TOMBSTONE_TTL))
+        except LockError as error:
+            log(DEBUG, "a parked lock is not yet released", key=key, error=error)
+            return None if session.now() < end else False
+        return True
+
+    session.errands.in_background(try_once, RELEASE_PAUSES)
 
 
 def park(
-    session: Session, key: str, terms: Terms, facts: Mapping[str, str | int], *, former: Grant | None = None
+    session: Session,
+    key: str,
+    terms: Terms,
+    facts: Mapping[str, str | int],
+    *,
+    former: Grant | None = None,
+    timeout: float | None = None,
 ) -> Parked | Reply:
     """Take the lock for the owner of *terms*, if it is free now; if it is not, return what is known of it.
 
@@ -138,7 +192,7 @@ def park(
     if terms.owner is None:
         raise ValueError("a detached lock needs an owner, and the terms name none")
     name = secrets.token_hex(6)
-    parked = Parked(session, key, f"{name}.1", terms)
+    parked = Parked(session, key, f"{name}.1", terms, timeout)
     new = entry(parked.grant, name, terms, facts, process=NO_PROCESS)
     ttl = TOMBSTONE_TTL if former is not None and former.needs_tombstone() else 0
     try:

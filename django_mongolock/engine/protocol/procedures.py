@@ -179,6 +179,7 @@ def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
         error = LockNotAcquired(action.key, waited, reply.holder, max(0.0, reply.first_end or 0.0))
         error.held_for, error.waiting = reply.held_for, reply.waiting
         error.owner = str((reply.theirs or {}).get("owner", ""))
+        error.kept = "released" in (reply.theirs or {})
         raise error
     if isinstance(action, Apply) and action.step.add and reply.place is None:
         raise LockQueueFull(action.key, waited, reply.holder)

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
-from ...decorator.locked_command import UNAVAILABLE, terminated_as_exit
+from ...decorator.locked_command import UNAVAILABLE, sigterm_as_exit
 from ...exceptions import LockBackendFailed, LockDocumentDamaged
 from ...leaders import Term, leader
 from ..program_command import Child, ProgramCommand
@@ -51,7 +51,7 @@ exit codes:
                 say("waits to be elected again")
             return code
 
-        with terminated_as_exit(), self.reporting_mistakes():
+        with sigterm_as_exit(), self.reporting_mistakes():
             candidate = leader(
                 options["lock"],
                 lease=options["lease"],

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...decorator.locked_command import BUSY, holding, terminated_as_exit
+from ...decorator.locked_command import BUSY, holding, sigterm_as_exit
 from ...engine.text_checks import tidy_fact
 from ...locks import mongo_lock
 from ..lock_command import seconds
@@ -56,7 +56,7 @@ exit codes:
     def handle(self, **options: Any) -> None:
         over = threading.Event()
         child = Child(options["program"], lambda: options["grace"])
-        with terminated_as_exit():
+        with sigterm_as_exit():
             with self.reporting_mistakes():
                 lock = mongo_lock(
                     options["lock"],
