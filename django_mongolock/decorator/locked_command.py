@@ -130,7 +130,7 @@ def in_command() -> bool:
     return False
 
 
-class _CommandBusy(LockNotAcquired, CommandError):
+class CommandBusy(LockNotAcquired, CommandError):
     """A LockNotAcquired with which a management command exits with code 75, and without a traceback."""
 
     returncode = BUSY
@@ -140,7 +140,7 @@ def busy_error(error: LockNotAcquired) -> LockNotAcquired:
     """Return the error, in a management command as one that sets the exit code."""
     if not in_command():
         return error
-    made = _CommandBusy(error.key)
+    made = CommandBusy(error.key)
     vars(made).update(vars(error))
     made.args = error.args
     return made

@@ -15,9 +15,9 @@ from celery import Celery, Task
 from celery.exceptions import Ignore, Reject
 
 from django_mongolock import LockError, mongo_lock, mongo_locked, once_per
-from django_mongolock.contrib.celery import retry_current_task
+from django_mongolock.contrib.celery import OnceTask, retry_current_task
 from django_mongolock.engine.lock.lock import MongoLock
-from tests.celery.records import DIRECTORY, listen, note, work
+from tests.celery.records import DIRECTORY, Story, listen, note, work
 from tests.support.looking import holders
 
 #: What `keep` leaves behind.
@@ -197,6 +197,82 @@ def backing_off(self: Task[Any, Any], name: str) -> str:
     with work(directory(), name, str(self.request.id)):
         if not self.request.retries:
             raise ZeroDivisionError
+    return name
+
+
+@app.task(bind=True, base=OnceTask, once_key="index:{key}", acks_late=True, reject_on_worker_lost=True)
+@mongo_locked("index:{key}:running", lease=6, on_contention="retry")
+def indexed(self: Task[Any, Any], key: str, name: str, seconds: float) -> str:
+    """A task that is enqueued once, and whose runs do not overlap."""
+    with work(directory(), name, str(self.request.id)):
+        time.sleep(seconds)
+    return name
+
+
+@app.task(bind=True, base=OnceTask, once_key="tail:{name}")
+def tail(self: Task[Any, Any], name: str, how: str = "") -> str:
+    """A task that is enqueued once, as a later part of a canvas."""
+    with work(directory(), "tail", str(self.request.id)):
+        if how == "again" and not self.request.retries:
+            raise self.retry(countdown=0)
+    return "tail"
+
+
+@app.task(bind=True, base=OnceTask, once_key="start:{name}", once_release="start")
+def from_start(self: Task[Any, Any], name: str) -> str:
+    """A task whose key is free when it starts."""
+    return until_told(name, str(self.request.id))
+
+
+@app.task(bind=True, base=OnceTask, once_key="chain:{name}")
+def sends_itself(self: Task[Any, Any], name: str) -> str:
+    """A task that schedules its next run under its own key, three times."""
+    with work(directory(), name, str(self.request.id)):
+        if len(Story(directory()).of("begin", name=name)) < 3:
+            self.apply_async((name,), countdown=0.1)
+    return name
+
+
+@app.task
+def sends_all(calls: list[tuple[str, float]]) -> list[str]:
+    """Send tasks from a worker, so that their keys are in its MongoDB. Returns their ids."""
+    return [indexed.apply_async((key, key, 3), countdown=countdown).id for key, countdown in calls]
+
+
+@app.task
+def given(value: Any) -> Any:
+    """The first part of a chain."""
+    return value
+
+
+@app.task
+def fails() -> None:
+    raise ValueError("meant")
+
+
+@app.task(bind=True)
+def through_rows(self: Task[Any, Any], keys: list[str], name: str) -> str:
+    """An undecorated task whose helper comes back, and whose loop catches everything."""
+
+    @mongo_locked("{row}", wait=0, lease=60, on_contention="retry")
+    def process(row: str) -> None:
+        pass
+
+    with work(directory(), name, str(self.request.id)):
+        for key in keys:
+            try:
+                process(key)
+            except Exception as error:  # noqa: BLE001 - as in many projects
+                note(directory(), "row", error=type(error).__name__)
+    return name
+
+
+@app.task(bind=True)
+@mongo_locked("{outer}", lease=60, on_contention="retry")
+@mongo_locked("{inner}", lease=60, wait=0, on_contention="retry")
+def two_locks(self: Task[Any, Any], outer: str, inner: str, name: str) -> str:
+    """A task with two locks, of which the inner one is busy."""
+    at_work(name, str(self.request.id))
     return name
 
 
