@@ -18,6 +18,7 @@ import pytest
 from celery import Celery, states
 from celery.exceptions import Ignore, Reject, Retry
 from celery.signals import task_retry
+from kombu.exceptions import OperationalError
 from pytest_django import Settings
 
 from django_mongolock import SKIPPED, LockBackendFailed, LockNotAcquired, mongo_locked, once_per
@@ -30,8 +31,10 @@ from django_mongolock.decorator.calls import LockedCall
 from django_mongolock.engine.rule.document import Step, Terms, entry
 from django_mongolock.exceptions import LockError, LockReentry
 from django_mongolock.models import Lock
+from testproject.servers import Redis
+from tests import parts
 from tests.celery.running import OtherRun, ended, in_task
-from tests.support.looking import document, held_elsewhere, holder, holders
+from tests.support.looking import document, held_elsewhere, holders
 from tests.support.waiting import eventually
 
 app = Celery("coming_back", broker="memory://", set_as_current=False)
@@ -230,7 +233,7 @@ def test_a_second_delivery(sent: list[Any], key: str, policy: Any) -> None:
     with OtherRun(key, task, "the-id") as run:
         assert deliver(function, **AGAIN) is Retry
         (message,) = sent
-        assert note(message).former == (holder(key)["run"], key, None, 0)
+        assert (note(message).former, note(message).again) == ((key, None, 0), [0, 0, 0])
         assert deliver(function, message) is Retry
         run.end()
         assert outcome(function, sent) is Ignore
@@ -267,12 +270,10 @@ def test_the_proof_has_an_alias(sent: list[Any], key: str) -> None:
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     with OtherRun(key, task, "the-id"):
         assert deliver(function, **AGAIN) is Retry
-    former = note(sent[-1]).former
-    assert former is not None
-    read = Mock(return_value=({}, {}, set()))
+    read = Mock(return_value=([], []))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retry_task, "_other_runs", read)
-        sent[-1].options["headers"][RETURNED]["former"] = [former[0], key, "elsewhere", 0]
+        sent[-1].options["headers"][RETURNED]["former"] = [key, "elsewhere", 0]
         deliver(function, sent[-1])
     read.assert_called_once_with(key, "elsewhere")
 
@@ -345,16 +346,11 @@ def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
 def test_the_run_ends_at_that_moment(sent: list[Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """F95: a second delivery does not run because the first run leaves its proof after the look."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
-    read = retry_task._other_runs
     with OtherRun(key, task, "the-id") as run:
         assert deliver(function, **AGAIN) is Retry
 
-        def before_the_proof(*args: Any) -> Any:
-            at_work, gone, _ = read(*args)
-            return {}, {**gone, **at_work}, set()
-
         with monkeypatch.context() as patch:
-            patch.setattr(retry_task, "_other_runs", before_the_proof)
+            patch.setattr(retry_task, "_other_runs", lambda *args: ([], []))
             assert deliver(function, sent[-1]) is Retry
         run.end()
     assert outcome(function, sent) is Ignore
@@ -459,23 +455,42 @@ def test_without_a_worker(key: str) -> None:
         assert isinstance(returning.apply((key,)).result, LockNotAcquired)
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_broker_away(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """F106, F127: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
-    lost without a word."""
-
-    def fail(message: Any, **options: Any) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr("celery.canvas.Signature.apply_async", fail)
-    monkeypatch.setattr(task, "acks_late", late)
+def come_back_to(broker: str, *, late: bool) -> Any:
+    """Let a task come back by this broker; return the exception that its worker gets, or None."""
+    other: Any = Celery("with_broker", broker=broker, set_as_current=False)
+    coming = other.task(ran, name="tests.coming", shared=False, acks_late=late)
     einfo = SimpleNamespace(exception=None)
-    with in_task(task) as request:
+    with in_task(coming, args=()) as request:
         with pytest.raises(Retry) as caught:
             retry_current_task(BUSY)
-        task_retry.send(sender=task, request=request, reason=caught.value, einfo=einfo)
-    assert isinstance(einfo.exception, Reject if late else ConnectionError)
-    assert getattr(einfo.exception, "requeue", False) is late
+        task_retry.send(sender=coming, request=request, reason=caught.value, einfo=einfo)
+    return einfo.exception
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("late", [True, False])
+def test_broker_away(monkeypatch: pytest.MonkeyPatch, settings: Settings, late: bool) -> None:
+    """F106, F127: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
+    lost without a word."""
+    settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 0.2}
+    monkeypatch.setattr(retry_task, "GIVE_BACK", 0.2)
+    monkeypatch.setattr(retry_task, "PAUSE", 0.1)
+    failure = come_back_to("redis://127.0.0.1:1", late=late)
+    assert isinstance(failure, Reject if late else OperationalError)
+    assert getattr(failure, "requeue", False) is late
+
+
+@pytest.mark.long
+@parts.needs("Redis")
+@pytest.mark.parametrize("late", [True, False])
+def test_broker_away_for_a_while(late: bool) -> None:
+    """F127: the message is tried until the broker is there again."""
+    with Redis(durable=True) as broker:
+        broker.kill()
+        threading.Timer(2.5, broker.restart).start()
+        assert come_back_to(broker.uri, late=late) is None
+        with Celery(broker=broker.uri, set_as_current=False).connection_for_write() as connection:
+            assert connection.default_channel.client.llen("celery") == 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("wait", [0, 5, None])

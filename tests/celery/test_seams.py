@@ -13,7 +13,7 @@ from pymongo import MongoClient
 
 from django_mongolock import mongo_lock
 from django_mongolock.backends import mongo_store
-from testproject.servers import Redis, ReplicaSet
+from testproject.servers import ReplicaSet
 from tests.celery import app as tasks
 from tests.celery.conftest import WITH_WORKERS, MakePlace
 from tests.celery.test_outage import mongod  # noqa: F401 - a fixture
@@ -45,12 +45,14 @@ def test_a_second_delivery(place: MakePlace, name: str) -> None:
 def test_a_shutdown_after_a_second_delivery(place: MakePlace, name: str, end: signal.Signals) -> None:
     """F230: after a cold shutdown the second delivery runs; after a warm one there is nothing left to do."""
     here = place(visibility=2)
-    first = here.start(concurrency=1)
-    tasks.late.delay(name, "a", 6)
-    begun(here, 1)
-    here.start(concurrency=1)
+    here.start_all(2, concurrency=1)
+    tasks.told.delay(name, "a")
+    first = here.of(begun(here, 1)[0]["pid"])
     assert eventually(lambda: here.story.count("retry"), 60), here.logs()
     os.kill(first.process.pid, end)
+    if end == signal.SIGQUIT:
+        begun(here, 2)
+    tasks.tell("a")
     assert eventually(lambda: here.story.count("state", state="SUCCESS"), 60), here.logs()
     first.process.wait(60)
     assert eventually(here.is_quiet, 90), here.logs()
@@ -183,18 +185,3 @@ def test_two_messages_with_one_id(place: MakePlace, name: str) -> None:
         begun(here, 1)
     assert eventually(lambda: here.story.count("end") == 2, 60), here.logs()
     assert eventually(here.is_quiet, 30)
-
-
-def test_the_broker_is_away(place: MakePlace, name: str) -> None:
-    """F127: a task comes back when the broker is there again."""
-    with Redis(durable=True) as broker:
-        here = place(broker=broker.uri)
-        here.start()
-        with mongo_lock(name):
-            result = tasks.early.delay(name, "a")
-            assert eventually(lambda: here.story.count("retry") >= 3, 60), here.logs()
-            broker.kill()
-            time.sleep(6)
-            broker.restart()
-        assert done(here, result) == "a"
-    assert here.story.count("begin") == 1

@@ -3,20 +3,22 @@
 A task comes back as a new message under its own id, with a countdown, so it occupies no child of the pool while it
 waits. A run sends itself at most once, at its end. The header of the message carries a `Note`.
 
-A second delivery is ignored only with a proof that the first run returned or raised by itself. The process of a run
-that Celery has reported as a success or a failure leaves that proof in the documents of its locks: a tombstone with the
-id of the run. Without the proof, the second delivery runs.
+A second delivery is ignored only with a proof that a run returned or raised by itself. The process of a run that Celery
+has reported as a success or a failure leaves that proof in the documents of its locks, as a tombstone with the id of
+the task and the number of the delivery. Without the proof, the second delivery runs.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from celery import current_task, states
 from celery.exceptions import Ignore, Reject, Retry
@@ -49,6 +51,10 @@ PAUSE, GIVE_BACK = 1.0, 15.0
 LONG_ENOUGH, MOST_PROOFS = 1.0, 10
 
 
+#: The order of deliveries: how often the task was replaced, its retries, and how often it came back.
+Order = list[int]
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """The memory of a message.
@@ -56,13 +62,15 @@ class Note:
     number: that of the delivery, larger than that of the one before.
     waits: for each lock, by alias and key: how often the task came back for it, and when MongoDB did not answer for the
     first time, in seconds since 1970.
-    former: the run that this delivery waits for. Its id, the key and the alias of the lock with which it was found at
-    work, and how often it was looked for since it has gone.
+    again: the order of the delivery that the broker repeated, if this message came of such a one.
+    former: the key and the alias of the lock with which another run was found at work, and how often this message has
+    looked for its proof since that run has gone.
     """
 
     number: int = 0
     waits: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
-    former: tuple[str, str, str | None, int] | None = None
+    again: Order | None = None
+    former: tuple[str, str | None, int] | None = None
 
     @classmethod
     def of(cls, request: Any) -> Note:
@@ -72,12 +80,14 @@ class Note:
         """
         if (taken := getattr(request, NOTE, None)) is not None:
             return cast("Note", taken)
-        task_run(request)  # it reads the number from the header
+        own = _order(task_run(request)["delivery"])  # it reads the number from the header
         headers = request.headers or {}
         note = cls()
         match headers.get(RETURNED):
-            case {"number": int(number), "waits": dict(waits), "former": [_, _, _, int()] | None as former}:
-                note = cls(number, waits, former)
+            case {"number": int(a), "waits": dict(b), "again": list() | None as c, "former": [_, _, int()] | None as d}:
+                note = cls(a, b, c, d)
+        if note.again is None and is_redelivered():
+            note = replace(note, again=own)
         request.headers = {name: value for name, value in headers.items() if name != RETURNED}
         setattr(request, NOTE, note)
         return note
@@ -136,22 +146,23 @@ class InTask(Policy):
         return self._waits_elsewhere(call) or is_redelivered() or self.policy.tries_first(call)
 
     def begin(self, call: CallFacts) -> None:
-        """Wait for the earlier run for this delivery, by coming back. This comes before the wait for any lock.
+        """Wait for another run of this task by coming back, if one was found at work. Raises LockBackendFailed.
 
-        Raises Ignore if that run has ended by itself, as it has reported its result, and Retry while it is at work.
-        If it has gone without a proof, this run goes on. Raises LockBackendFailed.
+        This comes before the wait for any lock.
         """
         request: Any = current_task.request
-        if request.is_eager or (former := Note.of(request).former) is None:
-            return
-        run, key, using, looks = former
-        at_work, _, ended = _other_runs(key, using)
-        if run in ended:
-            _ignore(key)
-        if run not in at_work and looks >= LOOKS:
+        if not request.is_eager and (former := Note.of(request).former) is not None:
+            _yield_to_other_run(*former)
             setattr(request, NOTE, replace(Note.of(request), former=None))
-            return
-        _wait_for((run, key, using, 0 if run in at_work else looks + 1), at_work.get(run, (0.0, ""))[0])
+
+    def made(self, call: CallFacts) -> None:
+        """Note the lock. A second delivery looks for other runs before it asks for its first lock."""
+        request: Any = current_task.request
+        locks = getattr(request, LOCKS, ())
+        if not locks and not request.is_eager:
+            with suppress(LockError):
+                _yield_to_other_run(call.lock_keys[0], call.options.using)
+        setattr(request, LOCKS, (*locks, (clock.now(), call.options.using, call.lock_keys)))
 
     def refused(self, error: Unlocked, call: CallFacts) -> Any:
         """See Policy.refused()."""
@@ -169,11 +180,6 @@ class InTask(Policy):
         """Return whether the call waits for a busy lock as a message, and not in the pool."""
         return (self.policy.name == "retry" or self.policy.tries_first(call)) and isinstance(call.options.wait, Unset)
 
-    def made(self, call: CallFacts) -> None:
-        """See Policy.made()."""
-        request: Any = current_task.request
-        setattr(request, LOCKS, [*getattr(request, LOCKS, ()), (clock.now(), call.options.using, call.lock_keys)])
-
 
 def _is_brief(error: Unlocked) -> bool:
     """Whether the lock is held for a moment, and no other waits for it."""
@@ -181,61 +187,53 @@ def _is_brief(error: Unlocked) -> bool:
 
 
 def _meet_other_run(error: Unlocked, using: str | None) -> None:
-    """If another run of this very task holds the lock, come back, whatever the policy is.
-
-    A run for the same delivery means that the broker has delivered the message twice. Redis does that with a task that
-    runs longer than the visibility timeout. Dropping this delivery would lose the task if that run dies, because both
-    acknowledge the same message. Only a message that the broker marks as redelivered is taken for such a one: two
-    messages with one id are two tasks.
-    A run for another delivery has sent this one, or its sender, and is about to end.
-    """
+    """If another run of this very task holds the lock, come back, whatever the policy is."""
     request: Any = current_task.request
-    again = is_redelivered()
-    if request.is_eager or not isinstance(error, LockNotAcquired) or (error.owner != task_owner() and not again):
+    if request.is_eager or not isinstance(error, LockNotAcquired) or error.owner != task_owner():
         return
-    try:
-        at_work, gone, ended = _other_runs(error.key, using)
-    except LockError:
-        return
-    delivery = task_run(request)["delivery"]
-    for run, (left, number) in {**gone, **at_work}.items():
-        if number == delivery and again:
-            if run in ended:
-                _ignore(error.key)
-            log(INFO, "a second delivery of a task", key=error.key, task=request.id)
-            _wait_for((run, error.key, using, 0 if run in at_work else 1), left)
-        if number != delivery and run in at_work:
+    with suppress(LockError):
+        _yield_to_other_run(error.key, using, 0)
+        # A run for an earlier delivery has sent this message, or its sender, and is about to end.
+        if any(order != _order(task_run(request)["delivery"]) for order, _ in _other_runs(error.key, using)[0]):
             _come_back(error, max(SHORTEST, min(LONGEST, error.retry_after)), _name(using, (error.key,)))
 
 
-def _ignore(key: str) -> NoReturn:
-    log(INFO, "a second delivery of a task whose run has ended", key=key, task=current_task.request.id)
-    raise Ignore("the run that was delivered before has ended")
+def _yield_to_other_run(key: str, using: str | None, looks: int = LOOKS) -> None:
+    """If this message was delivered before, leave the task to the other run: come back while that is at work.
+
+    Raises Ignore if that run has ended by itself, because it has reported its result. If the run is gone without a
+    proof, some further *looks* follow, because it may be about to leave one. After that, this returns: to drop the
+    message would lose the task, since both deliveries acknowledge the same message. Raises LockBackendFailed.
+
+    Redis delivers the message of a task that runs longer than the visibility timeout twice. A message counts as
+    delivered before only if the broker says so: two messages with one id are two tasks.
+    """
+    task: Any = current_task
+    if (own := Note.of(task.request).again) is None:
+        return
+    at_work, ended = _other_runs(key, using)
+    if max(ended, default=[]) >= own:
+        log(INFO, "a second delivery of a task whose run has ended", key=key, task=task.request.id)
+        raise Ignore("the run that was delivered before has ended")
+    left = max((seconds for order, seconds in at_work if order >= own), default=None)
+    if left is None and looks >= LOOKS:
+        return
+    log(INFO, "a second delivery of a task", key=key, task=task.request.id)
+    error = LockNotAcquired(key, holder="an earlier delivery", retry_after=left or 0.0)
+    longest = LONGEST_LOOK if left is None else min(LONGEST_FORMER, max(LONGEST, left))
+    _come_back(error, longest, _name(using, (key,)), former=(key, using, looks + 1 if left is None else 0))
 
 
-def _wait_for(former: tuple[str, str, str | None, int], left: float) -> NoReturn:
-    """Come back when the run *former* may have ended. left: seconds of its lease."""
-    _, key, using, looks = former
-    error = LockNotAcquired(key, holder="an earlier delivery", retry_after=left)
-    longest = LONGEST_LOOK if looks else min(LONGEST_FORMER, max(LONGEST, left))
-    _come_back(error, longest, _name(using, (key,)), former=former)
-
-
-#: Runs of a task: by the id of each, the seconds of its lease and the number of its delivery.
-Runs = dict[str, tuple[float, str]]
-
-
-def _other_runs(key: str, using: str | None) -> tuple[Runs, Runs, set[str]]:
+def _other_runs(key: str, using: str | None) -> tuple[list[tuple[Order, float]], list[Order]]:
     """Return the other runs of the task that runs here, as the document of a key shows them.
 
-    The first ones hold the key, and are not proven dead. The second ones have gone. The third ones have left a proof of
-    their end. Raises LockBackendFailed.
+    The first ones hold the key, and are not proven dead: their deliveries, and the seconds of their leases. The second
+    ones are the deliveries whose runs have left a proof of their end. Raises LockBackendFailed.
     """
     session = get_backend(using).session()
-    at_work, gone = Runs(), Runs()
     if not isinstance(store := session.store, MongoStore):
-        return at_work, gone, set()
-    entries = {f"{entry}.{name}": 1 for entry in ("holders", "last_holder") for name in _ENTRY}
+        return [], []
+    entries = {f"holders.{name}": 1 for name in ("owner", "run", "delivery", "process", "until", "released")}
 
     def find(left: float) -> dict[str, Any] | None:
         with store.bounded(left):
@@ -243,21 +241,26 @@ def _other_runs(key: str, using: str | None) -> tuple[Runs, Runs, set[str]]:
 
     document = session.errands.send(find, get_settings().COMMAND_TIMEOUT) or {}
     own, owner, now = task_run(current_task.request)["run"], task_owner(), document.get("now", datetime.now(UTC))
-    for entry in ({"released": now, **(document.get("last_holder") or {})}, *(document.get("holders") or ())):
+    at_work = []
+    for entry in document.get("holders") or ():
         match entry:
-            case {"run": str(run), "delivery": str(number), "until": datetime() as until} if run != own:
+            case {"owner": of, "run": run, "delivery": str(number), "until": datetime() as until} if run != own:
                 left = (until - now).total_seconds()
-                is_held = "released" not in entry and left > 0 and fate(str(entry.get("process"))) != "gone"
-                if entry.get("owner") == owner:
-                    (at_work if is_held else gone)[run] = (left, number)
+                is_held = of == owner and "released" not in entry and left > 0
+                if is_held and fate(str(entry.get("process"))) != "gone":
+                    at_work.append((_order(number), left))
     names = [str(each.get("grant")) for each in document.get("tombstones") or () if isinstance(each, dict)]
-    return at_work, gone, {name.removeprefix(PROOF) for name in names if name.startswith(PROOF)}
+    proof = _proof("")
+    return at_work, [_order(name.removeprefix(proof)) for name in names if name.startswith(proof)]
 
 
-#: The fields of an entry that are read.
-_ENTRY: Final = ("owner", "run", "delivery", "process", "until", "released")
-#: The prefix of the tombstones by which runs prove that they have ended.
-PROOF: Final = "ended:"
+def _proof(delivery: str) -> str:
+    """The name of the tombstone by which a run of the task that runs here proves that it has ended."""
+    return f"ended:{task_owner()}:{delivery}"
+
+
+def _order(delivery: str) -> Order:
+    return [int(part) for part in re.findall(r"\d+", delivery)]
 
 
 @task_postrun.connect(weak=False, dispatch_uid="django_mongolock.ended")
@@ -266,10 +269,10 @@ def _prove_end(task: Any, state: str | None = None, **kwargs: object) -> None:
     request = task.request
     if state not in {states.SUCCESS, states.FAILURE} or not task.acks_late or request.is_eager:
         return
-    long_ago, run = clock.now() - LONG_ENOUGH, task_run(request)["run"]
+    long_ago, proof = clock.now() - LONG_ENOUGH, _proof(task_run(request)["delivery"])
     locks = {(using, key) for made, using, keys in getattr(request, LOCKS, []) if made <= long_ago for key in keys}
     for using, key in list(locks)[-MOST_PROOFS:]:
-        detached.leave_tombstone(get_backend(using).session(), key, PROOF + run)
+        detached.leave_tombstone(get_backend(using).session(), key, proof)
 
 
 def _come_back(
@@ -287,7 +290,7 @@ def _come_back(
         # The waits for the other locks that this run has tried are over: it has acquired them.
         tried = {_name(using, keys) for _, using, keys in getattr(request, LOCKS, ())}
         waits = {name: wait for name, wait in note.waits.items() if name not in tried}
-        sent = Note(note.number + 1, {**waits, lock: (times + 1, since)}, former)
+        sent = Note(note.number + 1, {**waits, lock: (times + 1, since)}, note.again, former)
         unsent.set(headers={**(unsent.options.get("headers") or {}), RETURNED: asdict(sent)})
         setattr(request, UNSENT, unsent)
     raise Retry(str(error), error, unsent.options["countdown"], sig=unsent)
