@@ -82,12 +82,14 @@ class Place:
 
     def start_all(self, count: int, **options: Any) -> list[Worker]:
         """Start workers at once, and wait until they take messages."""
-        started = []
-        for _ in range(count):
-            self.workers.append(Worker(self.environment, self.directory / f"log-{len(self.workers)}", **options))
-            started.append(self.workers[-1])
+        started = [self.launch(**options) for _ in range(count)]
         assert eventually(lambda: all(worker.is_ready() for worker in started), 90), self.logs()
         return started
+
+    def launch(self, **options: Any) -> Worker:
+        """Start a worker."""
+        self.workers.append(Worker(self.environment, self.directory / f"log-{len(self.workers)}", **options))
+        return self.workers[-1]
 
     def of(self, pid: int) -> Worker:
         return next(worker for worker in self.workers if worker.process.pid == os.getpgid(pid))

@@ -18,19 +18,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from celery import Task, states
+from celery import Task, signals, states
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Reject, SoftTimeLimitExceeded
 from celery.result import AsyncResult
-from celery.signals import (
-    after_task_publish,
-    before_task_publish,
-    task_postrun,
-    task_prerun,
-    task_rejected,
-    task_revoked,
-    task_unknown,
-)
 from celery.utils import uuid
 
 from ...backends import get_backend
@@ -39,7 +30,7 @@ from ...context import holder_facts, running_celery_task
 from ...engine.lock import detached
 from ...engine.lock.detached import Parked
 from ...engine.lock.lock import MongoLock
-from ...engine.logs import INFO, WARNING, log
+from ...engine.logs import WARNING, log
 from ...engine.protocol.processes import NO_PROCESS
 from ...engine.rule.document import Terms
 from ...engine.rule.options import Seconds, check_seconds
@@ -99,8 +90,8 @@ class Once(NamedTuple):
 
     def park(self, task_id: str, name: str, lease: float, timeout: float | None = None) -> Parked | Reply:
         """Take the key for a message of this task, if it is free."""
-        session, terms = get_backend(self.using).session(), _terms(task_id, _until_sent(lease))
-        return detached.park(session, self.stored, terms, _facts(task_id, name), timeout=timeout)
+        terms, facts = _parking(task_id, name, min(get_settings().LEASE, lease))
+        return detached.park(get_backend(self.using).session(), self.stored, terms, facts, timeout=timeout)
 
     def release_parked(self, task_id: str) -> None:
         """Release what is parked for this task, in the background until an answer comes or the lease is over."""
@@ -233,7 +224,7 @@ def _take(once: Once, task: Any, task_id: str, in_queue: float, end: float) -> P
         theirs: Any = found.theirs or {}
         owner, running = theirs.get("owner"), running_celery_task()
         if running is not None and owner == tidy_fact(running.request.id) and theirs.get("process") != NO_PROCESS:
-            return _hand_on(running, once, task_id, _until_sent(in_queue))
+            return _hand_on(running, once, task_id)
         # Parked without a message so far: its process may fail to send it, or has died.
         is_being_sent = theirs.get("process") == NO_PROCESS and not theirs.get("beat")
         if owner is not None and not is_being_sent:
@@ -243,32 +234,23 @@ def _take(once: Once, task: Any, task_id: str, in_queue: float, end: float) -> P
         time.sleep(LOOK_EVERY)
 
 
-def _hand_on(running: Any, once: Once, task_id: str, lease: float) -> Parked:
+def _hand_on(running: Any, once: Once, task_id: str) -> Parked:
     """Park the lock of the running task for the message by which the task sends itself again."""
     lock = getattr(running.request, LOCK, None)
     if not isinstance(lock, MongoLock) or lock.keys != (once.stored,):
         raise LockError(f"{once.key!r} is held by another run, or for another purpose, of the task that sends")
     setattr(running.request, LOCK, None)
     setattr(running.request, SENT, True)
-    parked = detached.park_held(lock, _terms(task_id, lease), _facts(task_id, running.name))
-    if parked is None:
+    if (parked := detached.park_held(lock, *_parking(task_id, running.name, get_settings().LEASE))) is None:
         raise LockError("the key was lost while the task ran")
     return parked
 
 
-def _until_sent(in_queue: float) -> float:
-    """The lease until the message is sent: short, because the sender may die before."""
-    return min(get_settings().LEASE, in_queue)
-
-
-def _terms(task_id: str, lease: float) -> Terms:
-    """Terms without a margin: no process believes to hold what is parked."""
-    return Terms(lease=lease, margin=0, clock_margin=0, owner=tidy_fact(task_id))
-
-
-def _facts(task_id: str, task_name: str) -> dict[str, str | int]:
-    place = tidy_fact(f"queue, task {task_name} {task_id}")
-    return {**holder_facts(), "place": place, "label": tidy_fact(task_name[-200:])}
+def _parking(task_id: str, name: str, lease: float) -> tuple[Terms, dict[str, str | int]]:
+    """The terms and the facts of a parked lock. There is no margin, because no process believes to hold it."""
+    place, label = tidy_fact(f"queue, task {name} {task_id}"), tidy_fact(name[-200:])
+    terms = Terms(lease=lease, margin=0, clock_margin=0, owner=tidy_fact(task_id))
+    return terms, {**holder_facts(), "place": place, "label": label}
 
 
 def _delay(countdown: float | None, eta: datetime | str | None) -> float:
@@ -297,7 +279,7 @@ def _once(carrier: Any) -> Once | None:
     return Once(*carried) if isinstance(carried, (list, tuple)) and len(carried) == len(Once._fields) else None
 
 
-@task_prerun.connect(weak=False, dispatch_uid="django_mongolock.once.begin")
+@signals.task_prerun.connect(weak=False, dispatch_uid="django_mongolock.once.begin")
 def _begin(task_id: str, task: Any, **kwargs: object) -> None:
     """Take the lock of a task that starts up, or release it. Nothing waits here: two runs may be at work."""
     if (once := _once(task.request)) is None:
@@ -305,15 +287,13 @@ def _begin(task_id: str, task: Any, **kwargs: object) -> None:
     if once.release == "start":
         once.release_parked(task_id)
         return
-    owner, label = tidy_fact(task_id), task.name[-200:]
-    lock = mongo_lock(LockKey(once.key, f"once:{task.name}"), wait=0, owner=owner, label=label, using=once.using)
-    try:
+    name = LockKey(once.key, f"once:{task.name}")
+    with _logging("a task runs without the lock that it was sent with", once.key):
+        lock = mongo_lock(name, wait=0, owner=tidy_fact(task_id), label=task.name[-200:], using=once.using)
         setattr(task.request, LOCK, lock.acquire())
-    except LockError as error:
-        log(INFO, "a task runs without the lock that it was sent with", key=once.key, task=task_id, error=error)
 
 
-@before_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.before")
+@signals.before_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.before")
 def _detach(headers: dict[str, Any], **kwargs: object) -> None:
     """Park the lock of a running task that is sent again, or replaced by another task.
 
@@ -323,20 +303,18 @@ def _detach(headers: dict[str, Any], **kwargs: object) -> None:
     task = _sent_again(headers)
     if task is None or (once := _once(task.request)) is None:
         return
-    lock, lease = getattr(task.request, LOCK, None), _until_sent(once.queue_lease)
-    setattr(task.request, LOCK, None)
+    lock: Any = getattr(task.request, LOCK, None)
     parked: Any = None
     with _logging(KEPT, once.key):
         if isinstance(lock, MongoLock):
-            parked = detached.park_held(lock, _terms(task.request.id, lease), _facts(task.request.id, task.name))
+            parked = detached.park_held(lock, *_parking(task.request.id, task.name, get_settings().LEASE))
         elif once.release == "start":
-            parked = once.park(task.request.id, task.name, lease)
-    if isinstance(parked, Parked):
-        setattr(task.request, LOCK, parked)
+            parked = once.park(task.request.id, task.name, once.queue_lease)
+    setattr(task.request, LOCK, parked if isinstance(parked, Parked) else None)
     headers.setdefault(HEADER, list(once))  # the message of a task that replaces this one has none
 
 
-@after_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.after")
+@signals.after_task_publish.connect(weak=False, dispatch_uid="django_mongolock.once.after")
 def _keep(headers: Mapping[str, Any], **kwargs: object) -> None:
     """Keep the key of a running task that was sent again for as long as the message may be in the queue."""
     task = _sent_again(headers)
@@ -353,7 +331,7 @@ def _sent_again(headers: object) -> Any:
     return task if task is not None and isinstance(headers, Mapping) and headers.get("id") == task.request.id else None
 
 
-@task_postrun.connect(weak=False, dispatch_uid="django_mongolock.once.end")
+@signals.task_postrun.connect(weak=False, dispatch_uid="django_mongolock.once.end")
 def _end(task_id: str, task: Any, state: str | None = None, retval: object = None, **kwargs: object) -> None:
     """Release the lock of a task that has ended, or keep it for a task that comes back."""
     request = task.request
@@ -367,7 +345,7 @@ def _end(task_id: str, task: Any, state: str | None = None, retval: object = Non
     with _logging(RELEASED, once.key):
         if requeued or retried:
             if isinstance(lock, MongoLock):
-                lock = detached.park_held(lock, _terms(task_id, once.queue_lease), _facts(task_id, task.name))
+                lock = detached.park_held(lock, *_parking(task_id, task.name, once.queue_lease))
             if isinstance(lock, Parked):
                 lock.keep(once.queue_lease)
         elif isinstance(lock, MongoLock):
@@ -377,15 +355,15 @@ def _end(task_id: str, task: Any, state: str | None = None, retval: object = Non
             once.release_parked(task_id)
 
 
-@task_revoked.connect(weak=False, dispatch_uid="django_mongolock.once.revoked")
+@signals.task_revoked.connect(weak=False, dispatch_uid="django_mongolock.once.revoked")
 def _revoked(request: Any, **kwargs: object) -> None:
     """Release the key of a task that was revoked or has expired. Celery calls this in the worker's main process."""
     if (once := _once(request)) is not None:
         once.release_parked(request.id)
 
 
-@task_rejected.connect(weak=False, dispatch_uid="django_mongolock.once.rejected")
-@task_unknown.connect(weak=False, dispatch_uid="django_mongolock.once.unknown")
+@signals.task_rejected.connect(weak=False, dispatch_uid="django_mongolock.once.rejected")
+@signals.task_unknown.connect(weak=False, dispatch_uid="django_mongolock.once.unknown")
 def _refused(message: Any, **kwargs: object) -> None:
     """Release the key of a message that no worker can run: its task is unknown, or its body cannot be read."""
     if (once := _once(message)) is not None:
