@@ -149,9 +149,9 @@ class Storm:
             "keys left": len(left),
         }
         print(f"seed {self.options.seed}, {seconds:.0f} s:", ", ".join(f"{name} {n}" for name, n in figures.items()))
-        for name, found in (("lost", sorted(lost)), ("left", left)):
-            if found:
-                print(f"{name}: {', '.join(found[:10])}")
+        for each in sorted(lost):
+            print("lost", self.ids[each], *(f"\n    {record}" for record in story.records if record.get("id") == each))
+        print(*(f"left: {key}" for key in left), sep="\n", end="")
         return int(bool(lost or overlaps or left or figures["failed"]))
 
 

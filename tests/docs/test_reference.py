@@ -279,7 +279,7 @@ def celery_tasks() -> set[str]:
 
 def in_mongodb() -> set[str]:
     locks, events = str(Lock._meta.db_table), str(LockEvent._meta.db_table)
-    return {locks, f"{locks}_results", events, *INDEXES, *(str(index.document["name"]) for index in history.INDEXES)}
+    return {locks, events, *INDEXES, *(str(index.document["name"]) for index in history.INDEXES)}
 
 
 @pytest.mark.parametrize(
