@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -21,11 +20,10 @@ from django_mongodb_backend.fields import ArrayField, EmbeddedModelArrayField, E
 from django_mongodb_backend.models import EmbeddedModel
 from pytest_django import Settings
 
-from django_mongolock.editing.admin import _keeping
 from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import SealedModelForm, VersionedModelForm
-from django_mongolock.versions.seal import changed, name_of, pages_of, sent_back
+from django_mongolock.versions.seal import changed, page_of as sealed_page, sent_back
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.editing.site import BuyerAdmin, OrderRows
@@ -306,16 +304,27 @@ class TestEmbedded:
         return CustomerForm({"note": note, "city-name": city, "version_read": seal, **rows, **count}, instance=stored)
 
     @pytest.mark.parametrize(
-        ("now", "name"), [({"city": "Basel"}, "City"), ({"others": ("Basel",)}, "Others"), ({"others": ()}, "Others")]
+        ("now", "typed", "name"),
+        [
+            ({"city": "Basel"}, ("Zurich",), "City"),
+            ({"others": ("Basel",)}, ("Bern", ("Zurich",)), "Others"),
+            ({"others": ()}, ("Bern", ("Zurich",)), "Others"),
+        ],
     )
-    def test_changed_meanwhile(self, now: dict[str, Any], name: str) -> None:
+    def test_changed_meanwhile(self, now: dict[str, Any], typed: tuple[Any, ...], name: str) -> None:
         """A change inside an embedded document is not written over unsaid."""
-        form = self.form(self.customer(**now), "Bern")
-        assert form.errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
+        assert self.form(self.customer(**now), *typed).errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
+
+    @pytest.mark.parametrize("now", [{"city": "Basel"}, {"others": ("Basel",)}, {"others": ()}])
+    def test_left_alone(self, now: dict[str, Any]) -> None:
+        """An embedded document that the user left alone stays as it is stored, and the page shows it."""
+        stored = self.customer(**now)
+        form = self.form(stored, "Bern")
+        assert form.is_valid(), form.errors
+        assert form.instance.city.name == now.get("city", "Bern")
+        assert tuple(city.name for city in form.instance.others) == now.get("others", ("Bern",))
         city = form["city"].value()  # since django-mongodb-backend 6.1, what was sent
         assert (city["city-name"] if isinstance(city, dict) else city.name) == now.get("city", "Bern")
-        rows = form["others"].formset.initial_forms
-        assert tuple(row["name"].value() for row in rows) == now.get("others", ("Bern",)), "what is stored"
 
     def test_what_is_saved(self) -> None:
         """What nobody has changed is no conflict; what is typed is taken, an emptied list too."""
@@ -323,21 +332,13 @@ class TestEmbedded:
         assert form.is_valid(), form.errors
         assert (form.instance.city.name, form.instance.others, form.instance.note) == ("Zurich", [], "new")
 
-    def test_an_edit_lock_is_shown_what_is_stored(self) -> None:
-        """What is typed is not in the stored document yet, when the form of an edit lock compares."""
-        seen: list[str] = []
-        editing: Any = SimpleNamespace(refuse=lambda _form, stored: seen.append(stored.city.name))
-        form = _keeping(forms.modelform_factory(Customer, fields=("note", "city")), editing)
-        assert form({"note": "new", "city-name": "Zurich"}, instance=self.customer()).is_valid()
-        assert seen == ["Bern"]
-
     def test_values_that_are_equal(self) -> None:
         """Two that hold the same have one digest, in whatever zone a time is and however bytes are read."""
         there = datetime(2026, 7, 1, 12, tzinfo=ZoneInfo("Europe/Zurich"))
         one, other = self.customer(picture=memoryview(b"x")), self.customer(picture=memoryview(b"x"), tags=["a"])
         one.city.since, other.city.since = there, there.astimezone(UTC)
-        page = pages_of([(one, dict.fromkeys(("city", "others", "picture", "tags")))])
-        assert [field.name for field in changed(page[name_of(one)], other, page[name_of(one)]["fields"])] == ["tags"]
+        page = sealed_page(one, dict.fromkeys(("city", "others", "picture", "tags")))
+        assert [field.name for field in changed(page, other, page["fields"])] == ["tags"]
 
 
 LIST = "/admin/rates/rate/"
@@ -442,12 +443,16 @@ class TestAdmin:
         assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
 
     def test_what_a_user_sees_no_more(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is not deleted: no second one is made of what was typed, but Django's own answer given."""
+        """What was typed into an object that is hidden by now is shown, to be created again under another key."""
         tab, queryset = Tab(person, PAGE), RateAdmin.get_queryset
         monkeypatch.setattr(RateAdmin, "get_queryset", lambda *args: queryset(*args).exclude(note="closed"))
         Rate.objects.update(note="closed")
-        assert tab.send({"name": "USD"})["Location"] == "/admin/"
-        assert [rate.pk for rate in Rate.objects.all()] == ["EUR"]
+        tab.send(note="mine")
+        assert "this was deleted while you were editing it" in tab.text
+        assert tab.send().status_code == 200
+        assert "Rate with this Name already exists." in tab.text
+        assert tab.send(name="USD").status_code == 302
+        assert [(rate.pk, rate.note) for rate in Rate.objects.all()] == [("EUR", "closed"), ("USD", "mine")]
         assert person.post(f"{PAGE}?_to_field=value", tab.fields).status_code == 400, "Django's own answer"
 
     def test_a_replica_that_is_behind(self, settings: Settings) -> None:
@@ -598,15 +603,18 @@ def test_the_form_of_an_admin_is_checked() -> None:
             model = Rate
             fields = ("value",)
 
-    class Wrong(VersionedAdmin):
-        form = PlainForm  # type: ignore[assignment]
+    class Plain(VersionedAdmin):
+        form = PlainForm
 
     class Right(VersionedAdmin):
         fieldsets = ((None, {"fields": ("value", "version_read")}),)
 
-    def ids(kind: type[VersionedAdmin]) -> list[str | None]:
+    class Wrong(VersionedForms, admin.ModelAdmin):  # type: ignore[type-arg]
+        form = PlainForm  # type: ignore[assignment]
+
+    def ids(kind: Any) -> list[str | None]:
         return [found.id for found in kind(Rate, admin.site).check()]
 
     assert ids(Wrong) == ["mongolock.E072"]
-    assert ids(Right) == ids(VersionedAdmin) == []
+    assert ids(Right) == ids(Plain) == ids(VersionedAdmin) == []
     assert issubclass(ThingInline.form, VersionedModelForm)

@@ -9,14 +9,14 @@ from django.http import HttpRequest
 from ..conf import get_settings
 from ..context import check_encoding, own_address
 from ..owners import OWNER_KEY, session_owner
+from ..versions.forms import FIELD
 from .edit_lock import Person, new_tab
 
 #: The parameters of the page's own address: what its script asks for, and the tab that this page replaces.
 ACTION: Final = "edit-lock"
 FORMER: Final = "edit-tab"
-#: The hidden fields: the tab's name, and what the page was made of. And the button that takes over and saves.
+#: The hidden field with the tab's name. And the button that takes over and saves.
 TAB: Final = "edit_lock_tab"
-SEAL: Final = "edit_lock_seal"
 TAKE_OVER: Final = "edit_lock_take_over"
 #: Where a session notes that its browser runs the page's script.
 SCRIPT: Final = "_mongolock_edit_script"
@@ -38,7 +38,7 @@ class PageRequest:
         self.is_post = request.method == "POST"
         self.action = request.GET.get(ACTION, "") if self.is_post else ""
         self.tab = request.POST.get(TAB, "")
-        self.seal = request.POST.get(SEAL)
+        self.seal = request.POST.get(FIELD)
         self.had = self.action == "beat" or "had" in request.POST
         self._session = getattr(request, "session", None)
         self._is_known = self._session is not None and OWNER_KEY in self._session

@@ -53,7 +53,7 @@
     const token = (form || panel).querySelector("input[name=csrfmiddlewaretoken]")
       || document.querySelector("input[name=csrfmiddlewaretoken]");
     if (token) { data.set("csrfmiddlewaretoken", token.value); }
-    for (const name of ["edit_lock_tab", "edit_lock_seal"]) {
+    for (const name of ["edit_lock_tab", "version_read"]) {
       if (field(name)) { data.set(name, field(name).value); }
     }
     if (had) { data.set("had", "1"); }
