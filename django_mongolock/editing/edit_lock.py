@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
+from django.conf import settings
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
 
@@ -28,6 +29,7 @@ from ..engine.rule.replies import Reply
 from ..engine.text_checks import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged, printable
 from ..keys import row_key
+from ..versions.seal import secret_name, secret_of
 
 #: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
 PREFIX: Final = "edit:"
@@ -111,8 +113,8 @@ def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
 
 
 def new_tab() -> str:
-    """Return a name for a tab: random, known to the tab alone."""
-    return secrets.token_urlsafe(16)
+    """Return a name for a tab: random, known to the tab alone. It begins with the name of the SECRET_KEY."""
+    return f"{secret_name(settings.SECRET_KEY)}.{secrets.token_urlsafe(16)}"
 
 
 class EditLock(Detached):
@@ -198,8 +200,9 @@ class EditLock(Detached):
 
     def _grant(self, tab: str = "") -> str:
         """Return the id that the lock is held under. Only the server can make it, and only for this user."""
-        text = "\n".join((self.person.id, self._stored, tab or self.tab))
-        return salted_hmac(SALT, text, algorithm="sha256").hexdigest()[:32] + ".1"
+        tab = tab or self.tab
+        secret, text = secret_of(tab.partition(".")[0]), "\n".join((self.person.id, self._stored, tab))
+        return salted_hmac(SALT, text, secret=secret, algorithm="sha256").hexdigest()[:32] + ".1"
 
     def _terms(self) -> Terms:
         part = get_settings().CLOCK_MARGIN

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
+from bson import ObjectId
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.utils import NestedObjects
+from django.db import connection, connections, models
 from django.forms.utils import ErrorDict
 from django.urls import clear_url_caches, path
 from pytest_django import Settings
 
 from django_mongolock.editing.admin import EditLockMixin
-from testproject.shop.models import Order
+from django_mongolock.versions.admin import VersionedAdmin
+from testproject.shop.models import Ad, Order
+from tests.editing.notes import registry
 from tests.editing.site import site
-from tests.editing.staff import Tab, fields_of, text_of
+from tests.editing.staff import Tab, fields_of, staff, text_of
+from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
 
 pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
@@ -167,3 +173,94 @@ class TestRefused:
         page = ben.client.post(LIST, chosen, follow=True)
         assert Order.objects.exists()
         assert "This is being edited by anna." in text_of(page)
+
+
+class Nonce(models.CharField):  # type: ignore[type-arg]
+    """A field that stores each value in another way every time, as encryption with a nonce does."""
+
+    def get_prep_value(self, value: Any) -> Any:
+        return f"{uuid.uuid4().hex}:{value}"
+
+    def from_db_value(self, value: str, *args: Any) -> str:
+        return value.partition(":")[2]
+
+
+class Secret(models.Model):
+    """A model with such a field."""
+
+    objects: Any = models.Manager()
+
+    token = Nonce(max_length=99)
+    note = models.CharField(max_length=20, default="note")
+
+    class Meta:
+        apps = registry
+        app_label = "rates"
+
+
+class SecretAdmin(EditLockMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """With its list."""
+
+    list_display = ("id", "token")
+    list_editable = ("token",)
+
+
+@pytest.fixture
+def secret(locks: Locks) -> Secret:
+    if Secret._meta.db_table not in connection.introspection.table_names():
+        with connection.schema_editor() as editor:
+            editor.create_model(Secret)
+    Secret.objects.all().delete()
+    made: Secret = Secret.objects.create(token="s3")
+    return made
+
+
+class TestValues:
+    """What is compared is the value that the page showed."""
+
+    def test_a_value_that_is_stored_otherwise_each_time(self, use: Callable[..., Any], secret: Secret) -> None:
+        """It is saved on the page, in the list, and deleted; and another value is noticed."""
+        use(SecretAdmin, Secret)
+        anna = Tab(staff("root", superuser=True), secret)
+        assert anna.send(token="mine").status_code == 302
+        assert Secret.objects.get().token == "mine"
+        address = "/admin/rates/secret/"
+        tab = Tab(anna.client, address)
+        assert tab.send({"form-0-token": "list"}, _save="Save").status_code == 302
+        assert Secret.objects.get().token == "list"
+        anna = Tab(anna.client, secret)
+        stored = Secret.objects.get()
+        stored.token = "theirs"
+        stored.save()
+        anna.send(token="mine")
+        assert "Changed meanwhile: Token." in anna.text
+        asked = anna.client.get(f"{address}{secret.pk}/delete/")["Location"]
+        assert anna.client.post(asked, {"post": "yes"}).status_code == 302
+        assert not Secret.objects.exists()
+
+    @pytest.mark.parametrize("kind", ["EditLockMixin", "VersionedAdmin"])
+    def test_fields_that_a_document_lacks(self, use: Callable[..., Any], mongo: Any, kind: str) -> None:
+        """A field, and the version, that were added after the document was written."""
+        base = VersionedAdmin if kind == "VersionedAdmin" else EditLockMixin
+        use(type("Old", (base, admin.ModelAdmin), {"fields": ("title", "body", "price", "opted_in")}), Ad)
+        documents, pk = mongo[connections["mongo"].settings_dict["NAME"]][Ad._meta.db_table], ObjectId()
+        documents.insert_one({"_id": pk, "userId": "1"})
+        address = f"/admin/shop/ad/{pk}/change/"
+        anna = Tab(staff("root", superuser=True), address)
+        assert anna.page.status_code == 200
+        assert anna.send(title="new", price="5").status_code == 302
+        found = documents.find_one({"_id": pk})
+        assert (found["title"], found["price"], found["documentVersion"]) == ("new", 5, 1)
+        documents.update_one({"_id": pk}, {"$unset": {"title": 1, "optedIn": 1, "documentVersion": 1}})
+        asked = anna.client.get(address.replace("change", "delete"))["Location"]
+        assert anna.client.post(asked, {"post": "yes"}).status_code == 302
+        assert documents.find_one({"_id": pk}) is None
+
+    def test_a_new_secret_key(self, order: Order, settings: Settings) -> None:
+        """A page that was made before SECRET_KEY was replaced is saved, and its tab still has the lock."""
+        anna = Tab("anna", order)
+        settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
+        settings.SECRET_KEY = "another"
+        assert anna.tell("beat")["state"] == "mine"
+        assert anna.send(item="car").status_code == 302
+        assert Order.objects.get().item == "car"
