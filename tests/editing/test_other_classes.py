@@ -13,6 +13,7 @@ from bson import ObjectId
 from django import forms
 from django.contrib import admin
 from django.contrib.admin.utils import NestedObjects
+from django.contrib.auth.models import User
 from django.db import connection, connections, models
 from django.forms.utils import ErrorDict
 from django.urls import clear_url_caches, path
@@ -244,14 +245,14 @@ class TestValues:
         base = VersionedAdmin if kind == "VersionedAdmin" else EditLockMixin
         use(type("Old", (base, admin.ModelAdmin), {"fields": ("title", "body", "price", "opted_in")}), Ad)
         documents, pk = mongo[connections["mongo"].settings_dict["NAME"]][Ad._meta.db_table], ObjectId()
-        documents.insert_one({"_id": pk, "userId": "1"})
+        documents.insert_one({"_id": pk, "title": "old"})
         address = f"/admin/shop/ad/{pk}/change/"
         anna = Tab(staff("root", superuser=True), address)
         assert anna.page.status_code == 200
         assert anna.send(title="new", price="5").status_code == 302
         found = documents.find_one({"_id": pk})
         assert (found["title"], found["price"], found["documentVersion"]) == ("new", 5, 1)
-        documents.update_one({"_id": pk}, {"$unset": {"title": 1, "optedIn": 1, "documentVersion": 1}})
+        documents.update_one({"_id": pk}, {"$unset": {"price": 1, "optedIn": 1, "documentVersion": 1}})
         asked = anna.client.get(address.replace("change", "delete"))["Location"]
         assert anna.client.post(asked, {"post": "yes"}).status_code == 302
         assert documents.find_one({"_id": pk}) is None
@@ -264,3 +265,71 @@ class TestValues:
         assert anna.tell("beat")["state"] == "mine"
         assert anna.send(item="car").status_code == 302
         assert Order.objects.get().item == "car"
+
+
+class BuyerWithRows(EditLockMixin, admin.ModelAdmin):  # type: ignore[type-arg]
+    """Rows of a form that needs no user."""
+
+    fields = ("username",)
+    inlines = (type("Rows", (admin.TabularInline,), {"model": Order, "fields": ("item", "price"), "extra": 1}),)
+
+
+class TestDeleted:
+    """What was deleted while a user typed can be created again."""
+
+    @pytest.mark.parametrize("base", [EditLockMixin, VersionedAdmin])
+    def test_with_rows(self, use: Callable[..., Any], order: Order, base: Any) -> None:
+        """The object and its rows, also the new one."""
+        use(type("Buyers", (base, admin.ModelAdmin), {"fields": ("username",), "inlines": BuyerWithRows.inlines}), User)
+        anna = Tab(staff("root", superuser=True), order.buyer)
+        order.buyer.delete()
+        anna.send({"username": "again", "order_set-1-item": "new", "order_set-1-price": "1"})
+        assert "this was deleted while you were editing it" in anna.text
+        assert anna.send().status_code == 302
+        made = User.objects.get(username="again")
+        assert sorted(each.item for each in made.order_set.all()) == ["bike", "new"]
+
+    def test_without_the_right_to_add(self, use: Callable[..., Any], order: Order) -> None:
+        """What was typed stays on the page, and nothing is created."""
+        use(type("Fixed", (EditLockMixin, admin.ModelAdmin), {"has_add_permission": lambda *_: False}))
+        anna = Tab("anna", order)
+        order.delete()
+        for typed in ({"item": "car"}, {}):
+            anna.send(typed)
+            assert anna.fields["item"] == "car"
+            assert "Copy what you typed." in anna.text
+        assert not Order.objects.exists()
+
+
+@pytest.mark.parametrize("base", [EditLockMixin, VersionedAdmin])
+class TestBusyList:
+    """A row of the list is saved whatever becomes of the others."""
+
+    @pytest.fixture
+    def tab(self, use: Callable[..., Any], order: Order, base: Any) -> Tab:
+        """A list of two: `form-0` is the hat, `form-1` the bike."""
+        own = {"list_display": ("pk", "item", "price"), "list_editable": ("item", "price")}
+        use(type("Listed", (base, admin.ModelAdmin), own))
+        Order.objects.create(buyer=order.buyer, item="hat", price=3)
+        return Tab("anna", LIST)
+
+    def test_another_row_was_changed(self, tab: Tab) -> None:
+        """It keeps what the other user has written."""
+        Order.objects.filter(item="hat").update(price=7)
+        assert tab.send({"form-1-price": "9", "_save": "Save"}).status_code == 302
+        assert sorted(Order.objects.values_list("item", "price")) == [("bike", 9), ("hat", 7)]
+
+    def test_another_field_of_the_row_was_changed(self, tab: Tab) -> None:
+        """Without a version, both changes are kept."""
+        Order.objects.filter(item="bike").update(item="boat")
+        assert tab.send({"form-1-price": "9", "_save": "Save"}).status_code == 302
+        assert sorted(Order.objects.values_list("item", "price")) == [("boat", 9), ("hat", 3)]
+
+    @pytest.mark.parametrize("typed", [{}, {"form-0-price": "8"}])
+    def test_a_row_was_deleted(self, tab: Tab, typed: dict[str, str]) -> None:
+        """The page says so, and what was typed into it."""
+        Order.objects.filter(item="hat").delete()
+        page = tab.client.post(LIST, tab.fields | typed | {"form-1-price": "9", "_save": "Save"}, follow=True)
+        assert list(Order.objects.values_list("item", "price")) == [("bike", 9)]
+        assert "was deleted meanwhile." in text_of(page)
+        assert ("Price: 8" in text_of(page)) == bool(typed)
