@@ -24,7 +24,7 @@ from .engine.rule.options import check_seconds
 from .engine.rule.replies import Reply
 from .engine.text_checks import check_fact, check_key, tidy_fact
 from .exceptions import LockLost, LockMisused, LockNotAcquired
-from .keys import as_key
+from .keys import as_key, person_id
 from .locks import Key
 from .owners import keep_session, session_is_gone, session_of, session_owner
 
@@ -170,7 +170,7 @@ class Claim(Detached):
         if self._request is not None:
             self._owner = session_owner(self._request)
             user = getattr(self._request, "user", None)
-            self._user = tidy_fact(user.pk) if user is not None and user.is_authenticated else ""
+            self._user = tidy_fact(person_id(user)) if user is not None and user.is_authenticated else ""
 
     def _is_ours(self, reply: Reply) -> bool:
         """Whether the holder is a claim of this owner; not what a process holds for it."""

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from django.conf import settings
+from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
 
@@ -28,7 +29,7 @@ from ..engine.rule.document import Terms, entry, milliseconds
 from ..engine.rule.replies import Reply
 from ..engine.text_checks import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged, printable
-from ..keys import row_key
+from ..keys import home_of, row_key
 from ..versions.seal import secret_name, secret_of
 
 #: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
@@ -99,9 +100,11 @@ def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
     """
     if isinstance(target, str):
         return f"{PREFIX}{target}"
-    model, pk = (target._meta.model, target.pk) if isinstance(target, Model) else (target, pk)
+    using = DEFAULT_DB_ALIAS
+    if isinstance(target, Model):
+        using, pk, target = home_of(target), target.pk, target._meta.model
     try:
-        key = f"{PREFIX}{row_key(model, pk)}"
+        key = f"{PREFIX}{row_key(target, pk, using)}"
         if len(check_key(key, get_settings().KEY_PREFIX).encode()) <= MAX_KEY_BYTES:
             return key
     except ValueError:
@@ -109,7 +112,7 @@ def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
             raise
     text = repr(tuple(map(str, pk)) if isinstance(pk, tuple) else str(pk))
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-    return f"{PREFIX}{row_key(model, 0)[:-1]}sha256-{digest}"
+    return f"{PREFIX}{row_key(target, 0, using)[:-1]}sha256-{digest}"
 
 
 def new_tab() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -171,6 +172,7 @@ class Editing(Saving):
         settings = get_settings()
         return {
             "editing": self,
+            "person": hashlib.sha256(self.lock.person.id.encode()).hexdigest()[:16],
             "address": self.page.address(),
             "take_over_address": self.page.address(**{ACTION: "take-over"}),
             "shape": texts.SHAPES[self.state],

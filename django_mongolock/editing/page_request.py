@@ -10,6 +10,7 @@ from ..conf import get_settings
 from ..context import check_encoding, own_address
 from ..owners import OWNER_KEY, session_owner
 from ..versions.forms import FIELD
+from ..keys import person_id
 from .edit_lock import Person, new_tab
 
 #: The parameters of the page's own address: what its script asks for, and the tab that this page replaces.
@@ -102,7 +103,7 @@ class PageRequest:
         owner = session_owner(self.http) if self._session is not None else None
         user = getattr(self.http, "user", None)
         if user is not None and user.is_authenticated:
-            return Person(str(user.pk), user.get_username(), owner)
+            return Person(person_id(user), user.get_username(), owner)
         return Person(owner or f"anonymous:{new_tab()}", "", owner)
 
     def forget_person(self) -> None:
