@@ -21,6 +21,7 @@ from django_mongodb_backend.models import EmbeddedModel
 from pytest_django import Settings
 
 from django_mongolock.exceptions import VersionConflict
+from django_mongolock.versions import VersionedManager
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
 from django_mongolock.versions.forms import SealedModelForm, VersionedModelForm
 from django_mongolock.versions.seal import changed, page_of as sealed_page, sent_back
@@ -30,7 +31,7 @@ from tests.editing.site import BuyerAdmin, OrderRows
 from tests.editing.staff import Tab
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.versioned.databases import db, failing_hook, home, postgres
-from tests.versioned.shapes import Shape, Thing, Topic
+from tests.versioned.shapes import Named, Shape, Thing, Topic
 
 __all__ = ["db", "home", "postgres"]
 
@@ -618,3 +619,88 @@ def test_the_form_of_an_admin_is_checked() -> None:
     assert ids(Wrong) == ["mongolock.E072"]
     assert ids(Right) == ids(Plain) == ids(VersionedAdmin) == []
     assert issubclass(ThingInline.form, VersionedModelForm)
+
+
+class JoiningManager(VersionedManager["Joined"]):
+    """Joins a relation that a row may lack."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().select_related("topic")
+
+
+class Joined(Thing):
+    """Its base manager joins, too."""
+
+    objects = JoiningManager()
+
+    class Meta(Shape.Meta):
+        abstract = False
+        proxy = True
+        base_manager_name = "objects"
+
+
+class OnePage(VersionedAdmin):
+    """Without the log and the redirects, which need the project's own database."""
+
+    def log_change(self, *args: Any) -> Any:
+        return None
+
+    log_deletions = log_change
+
+    def response_change(self, request: Any, obj: Any) -> HttpResponse:
+        return HttpResponse("saved")
+
+    def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        return TemplateResponse(request, "unused.html", context)
+
+    def response_delete(self, request: Any, *args: Any) -> HttpResponse:
+        return HttpResponse("deleted")
+
+    def get_deleted_objects(self, objs: Any, request: Any) -> Any:
+        return [], {}, set(), []
+
+
+class OtherDatabase(OnePage):
+    """The `MultiDBModelAdmin` of Django's documentation: it names the database itself."""
+
+    using = ""
+
+    def get_queryset(self, request: Any) -> Any:
+        return super().get_queryset(request).using(self.using)
+
+    def save_model(self, request: Any, obj: Any, form: Any, change: bool) -> None:
+        obj.save(using=self.using)
+
+    def delete_model(self, request: Any, obj: Any) -> None:
+        obj.delete(using=self.using)
+
+
+@pytest.mark.parametrize("kind", ["joined", "other"])
+def test_pages_of_other_managers_and_databases(
+    db: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A page is saved, and the object deleted, where a manager joins nullable relations, and in the database that the
+    admin names."""
+    model: Any = Joined if kind == "joined" else Named  # Django looks for a unique title in the default database
+    thing: Any = model.objects.using(db).create(**({"title": "a"} if kind == "joined" else {"name": "a"}))
+    base = OnePage if kind == "joined" else OtherDatabase
+    monkeypatch.setattr(base, "fields", ("count",) if kind == "joined" else ("value",))
+    if kind == "other":
+        settings.DATABASE_ROUTERS = []
+        monkeypatch.setattr(OtherDatabase, "using", db)
+    view: Any = base(model, admin.AdminSite())  # type: ignore[type-abstract]
+
+    def ask(method: str, path: str, data: Any, call: Any) -> Any:
+        request = getattr(RequestFactory(), method)(path, data)
+        request.user = User(is_superuser=True, is_active=True)
+        request._dont_enforce_csrf_checks = True
+        return call(request, str(thing.pk))
+
+    page = ask("get", "/", {}, view.changeform_view)
+    sent = sent_of(page.context_data["adminform"].form) | {"count": 5, "value": 5}
+    assert ask("post", "/", sent, view.changeform_view).content == b"saved"
+    thing.refresh_from_db()
+    assert getattr(thing, "count" if kind == "joined" else "value") == 5
+    address = ask("get", "/", {}, view.delete_view)["Location"]
+    assert ask("post", address, {"post": "yes"}, view.delete_view).content == b"deleted"
+    assert not model.objects.using(db).exists()
