@@ -12,10 +12,11 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.widgets import AdminSplitDateTime, RelatedFieldWidgetWrapper
 from django.contrib.auth.models import User
-from django.db import models
+from django.db import OperationalError, connections, models
 from django.http import HttpResponse
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
 from django_mongodb_backend.fields import ArrayField, EmbeddedModelArrayField, EmbeddedModelField, ObjectIdAutoField
 from django_mongodb_backend.models import EmbeddedModel
 from pytest_django import Settings
@@ -23,7 +24,9 @@ from pytest_django import Settings
 from django_mongolock.exceptions import VersionConflict
 from django_mongolock.versions import VersionedManager
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
+from django_mongolock.versions.checking import all_or_nothing
 from django_mongolock.versions.forms import SealedModelForm, VersionedModelForm
+from django_mongolock.versions.saving import lock_rows, locked_row
 from django_mongolock.versions.seal import changed, page_of as sealed_page, sent_back
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
@@ -410,6 +413,21 @@ class TestAdmin:
         assert saved == ["mine"]
         assert Rate.objects.get().note == "mine"
 
+    @pytest.mark.parametrize("times", [1, 3])
+    def test_a_busy_database(self, person: Client, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        """A save that the database asks to repeat is repeated. After the second time, the form is shown again."""
+        tab, save, errors = Tab(person, PAGE), Rate.save, [OperationalError(1213, "Deadlock found")] * times
+
+        def busy(self: Any, *args: Any, **kwargs: Any) -> None:
+            if errors:
+                raise errors.pop()
+            save(self, *args, **kwargs)
+
+        monkeypatch.setattr(Rate, "save", busy)
+        assert tab.send(note="mine").status_code == (302 if times == 1 else 200)
+        assert Rate.objects.get().note == ("mine" if times == 1 else "n")
+        assert tab.fields["note"] == ("n" if times == 1 else "mine")
+
     def test_deleted_while_it_was_edited(self, person: Client) -> None:
         """What was typed is still there, and can be saved as a new one."""
         tab = Tab(person, PAGE)
@@ -704,3 +722,14 @@ def test_pages_of_other_managers_and_databases(
     address = ask("get", "/", {}, view.delete_view)["Location"]
     assert ask("post", address, {"post": "yes"}, view.delete_view).content == b"deleted"
     assert not model.objects.using(db).exists()
+
+
+def test_rows_of_a_page_are_locked(db: str) -> None:
+    """Where the database can, nobody writes to the rows of a page between their comparison and their save."""
+    topic = Topic._base_manager.create(name="t")
+    thing = Thing.objects.create(title="a", topic=topic)
+    with all_or_nothing(db), CaptureQueriesContext(connections[db]) as queries:
+        lock_rows(Thing.objects.using(db), topic=topic)
+        assert locked_row(Thing, db, thing.pk) == thing
+    locks = ["FOR UPDATE" in query["sql"] for query in queries.captured_queries]
+    assert any(locks) == connections[db].features.has_select_for_update

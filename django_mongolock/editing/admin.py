@@ -25,6 +25,7 @@ from ..inspection import display, queries
 from ..inspection.snapshot import LockSnapshot, ShownState
 from ..transactions import PendingRelease, open_transactions
 from ..versions.admin import Inner, SealedPages
+from ..versions.forms import FIELD
 from ..versions.saving import Refused, Saving
 from . import texts
 from .edit_lock import EditLockStatus, edit_key
@@ -150,7 +151,8 @@ class EditLockMixin(SealedPages):
     ) -> Any:
         """Delete under the lock: what someone else is editing is not deleted."""
         obj = self._get(request, object_id)
-        if obj is None or not self.has_delete_permission(request, obj):
+        asks = request.method != "POST" and FIELD not in request.GET  # the address gets its seal first
+        if obj is None or asks or not self.has_delete_permission(request, obj):
             return super()._guard_delete_view(inner, request, object_id, extra_context)
         editing = Editing(request, obj)
         editing.status = status = editing.lock.take() if request.method == "POST" else editing.lock.read()

@@ -124,7 +124,8 @@ class EditLock(Detached):
     """The edit lock *key*, as the tab *tab* of *person* sees it. Make one for each request; in a forked child, its
     parent's sends nothing.
 
-    Nothing here waits for another editor. If MongoDB does not answer, the status has the `problem`; nothing is raised.
+    Nothing here waits for another editor. If MongoDB does not answer, the status has the `problem`; nothing is raised,
+    and nothing more is sent.
     An editor who has lost the lock is notified by the next beat: so check the version of what is saved as well.
     """
 
@@ -143,6 +144,7 @@ class EditLock(Detached):
         self.tab = tab or new_tab()
         self.lease = get_settings().EDIT_LEASE
         self._facts = facts or {}
+        self._problem: EditLockStatus | None = None
 
     def _take(self, former: str = "") -> Protocol[EditLockStatus]:
         """Take the lock if it is free; keep it if it is this tab's. What a tab has released it does not take again.
@@ -239,16 +241,22 @@ class EditLock(Detached):
         return "mine-elsewhere" if holder.get("owner") == person.owner else "me-elsewhere"
 
     def _run(self, steps: Protocol[Any]) -> Any:
+        if self._problem is not None:  # one wait is enough for a request
+            return self._problem
         try:
             return self._session().run(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:
-            return _problem(error)
+            self._problem = _problem(error)
+            return self._problem
 
     async def _arun(self, steps: Protocol[Any]) -> Any:
+        if self._problem is not None:
+            return self._problem
         try:
             return await self._session().arun(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:
-            return _problem(error)
+            self._problem = _problem(error)
+            return self._problem
 
 
 def _problem(error: LockBackendFailed | LockDocumentDamaged) -> EditLockStatus:

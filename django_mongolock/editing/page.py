@@ -202,8 +202,9 @@ class Editing(Saving):
             lock.lease = min(lock.lease, max(LOADING_TIME, 3 * get_settings().EDIT_BEAT))
         status = lock.take(page.former)
         editor = status.editor
-        if editor is not None and editor.who == "mine-elsewhere" and page.has_script and not editor.beats:
-            return lock.take_over(editor.token)  # that page never came to life, and this one was requested later
+        if editor is not None and editor.who == "mine-elsewhere" and not editor.beats:
+            if page.has_script or page.is_sent_again:
+                return lock.take_over(editor.token)  # that page never came to life, and this one was requested later
         return status
 
     def _keep(self) -> EditLockStatus:

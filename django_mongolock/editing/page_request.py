@@ -93,6 +93,11 @@ class PageRequest:
         """The tabs whose forms this session has saved last: what was typed there is no draft any more."""
         return " ".join(self._session.get(SAVED, ())) if self._session is not None else ""
 
+    @property
+    def is_sent_again(self) -> bool:
+        """Whether this form was saved before: its answer may be lost."""
+        return self.is_post and bool(self.tab) and self.tab in self.saved.split()
+
     def note_saved(self) -> None:
         """Note that what this tab has sent is saved."""
         if self._session is not None and self.tab:

@@ -16,7 +16,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from django_mongolock.backends import close_backends, mongo_store
-from django_mongolock.editing import EditLock, edit_key
+from django_mongolock.editing import EditLock, EditLockStatus, edit_key, edit_lock
 from django_mongolock.editing.admin import _note_editors
 from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
@@ -620,3 +620,29 @@ class TestWithoutMongo:
         anna.client.post(LIST, {"action": "delete_selected", "_selected_action": keys, "post": "yes"})
         assert Order.objects.exists() == closed
         assert len(reads) == 1
+
+    @pytest.mark.long
+    def test_one_wait(self, order: Order, monkeypatch: pytest.MonkeyPatch, away: None) -> None:
+        """Each page waits for MongoDB once: to open, to save, to ask before a deletion, and to delete."""
+        waits: list[Any] = []
+        monkeypatch.setattr(edit_lock, "_problem", lambda error: waits.append(error) or EditLockStatus(problem="away"))
+        anna = Tab("anna", order)
+        assert (anna.state, len(waits)) == ("away", 1)
+        assert anna.send(item="car").status_code == 302
+        assert len(waits) == 2
+        asked = anna.client.get(anna.address.replace("change", "delete"))["Location"]
+        assert len(waits) == 2
+        anna.client.get(asked)
+        assert len(waits) == 3
+        assert anna.client.post(asked, {"post": "yes"}).status_code == 302
+        assert (len(waits), Order.objects.exists()) == (4, False)
+
+
+def test_sent_again_after_a_lost_answer(order: Order) -> None:
+    """Without JavaScript, the same form may come twice. The second time there is nothing to save, and nobody edits."""
+    anna = Tab("anna", order)
+    sent = anna.fields | {"item": "car"}
+    assert anna.client.post(anna.address, sent).status_code == 302
+    Tab(anna.client, order)
+    assert anna.client.post(anna.address, sent).status_code == 302
+    assert Order.objects.get().item == "car"
