@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.options import InlineModelAdmin
 from django.contrib.admin.utils import quote, unquote
@@ -25,12 +26,13 @@ from ..inspection import display, queries
 from ..inspection.snapshot import LockSnapshot, ShownState
 from ..transactions import PendingRelease, open_transactions
 from ..versions.admin import Inner, SealedPages
-from ..versions.forms import FIELD
+from ..versions.forms import FIELD, SealField
 from ..versions.saving import Refused, Saving
+from ..versions.seal import show
 from . import texts
 from .edit_lock import EditLockStatus, edit_key
 from .page import Editing
-from .page_request import ACTION
+from .page_request import ACTION, TAB
 
 __all__ = ["EditLockMixin"]
 
@@ -117,6 +119,14 @@ class EditLockMixin(SealedPages):
         response.template_name = _TEMPLATE
         return response
 
+    def _hidden(self, request: HttpRequest) -> dict[str, forms.Field]:
+        """Add the name of the tab."""
+        hidden = super()._hidden(request)
+        if (editing := _editing(request)) is not None:
+            hidden[TAB] = SealField(initial=editing.lock.tab)
+            show(hidden[TAB], editing.lock.tab)
+        return hidden
+
     # Who may what
 
     def _guard_has_change_permission(self, inner: Inner, request: HttpRequest, obj: Any = None) -> bool:
@@ -186,7 +196,7 @@ class EditLockMixin(SealedPages):
         """Refuse to change what someone else is editing: a row of the list, or an old version that is restored."""
         if change and not obj._state.adding and _editing(request) is None and (text := self._problem_of(request, obj)):
             raise Refused(f"{obj}: {text}")
-        return inner(request, obj, form, change)
+        return super()._guard_save_model(inner, request, obj, form, change)
 
     def _guard_delete_model(self, inner: Inner, request: HttpRequest, obj: Model) -> Any:
         """Refuse to delete what someone else is editing, whatever the page has asked before."""

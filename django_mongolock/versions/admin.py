@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
@@ -21,7 +21,7 @@ from ..context import own_address
 from ..exceptions import VersionConflict
 from ..inspection import display
 from .checking import counted, version_field
-from .forms import FIELD, VersionedModelForm, sealed
+from .forms import FIELD, SealField, VersionedModelForm, sealed
 from .saving import Refused, Saving, lock_rows, locked_row
 from .seal import from_primary, is_current, seal, show, unseal
 
@@ -114,13 +114,20 @@ class SealedPages(GuardedAdmin):
 
     def _guard_get_form(self, inner: Inner, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
         """Return a form that carries a seal."""
-        if kwargs.get("fields"):
-            kwargs["fields"] = [name for name in kwargs["fields"] if name != FIELD]
-        return sealed(inner(request, *args, **kwargs), request)
+        if "fields" not in kwargs:
+            kwargs["fields"] = flatten_fieldsets(self.get_fieldsets(request, *args[:1]))
+        if kwargs["fields"]:
+            kwargs["fields"] = [name for name in kwargs["fields"] if name not in self._hidden(request)]
+        return sealed(inner(request, *args, **kwargs), request, **self._hidden(request))
+
+    def _hidden(self, request: HttpRequest) -> dict[str, forms.Field]:
+        """Return the hidden fields of the page. They are fields of the form, so they are in every template."""
+        return {FIELD: SealField()}
 
     def _guard_get_fieldsets(self, inner: Inner, request: HttpRequest, obj: Any = None) -> Any:
         """Add the hidden field, also if the fields are listed explicitly; not to a page that is for reading."""
-        return with_seal(inner(request, obj), shown=obj is None or self.has_change_permission(request, obj))
+        shown = obj is None or self.has_change_permission(request, obj)
+        return with_hidden(inner(request, obj), list(self._hidden(request)), shown=shown)
 
     def _guard_get_formsets_with_inlines(self, inner: Inner, request: HttpRequest, *args: Any) -> Iterator[Any]:
         """Yield formsets whose rows carry seals."""
@@ -151,6 +158,23 @@ class SealedPages(GuardedAdmin):
                 text = _("The last change in the admin was made by %(name)s, %(time)s.") % values
                 self.message_user(request, text, messages.WARNING)
         return inner(request, context, *args, **kw)
+
+    def _guard_history_form_view(self, inner: Inner, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Restore an old version, on the page of django-simple-history. What is restored is a new version."""
+        if request.method != "POST":
+            return inner(request, *args, **kwargs)
+        saving = Saving()
+        saving.restores = True
+        return self._save(request, saving, lambda: inner(request, *args, **kwargs))
+
+    def _guard_save_model(self, inner: Inner, request: HttpRequest, obj: Any, form: Any, change: bool) -> Any:
+        """See _guard_history_form_view()."""
+        field = version_field(self.model)
+        if Saving.of(request).restores and field is not None:
+            found = locked_row(self.model, self.get_queryset(request).db, obj.pk)
+            setattr(obj, field.attname, getattr(found, field.attname, 0))
+            obj._state.adding = found is None
+        return inner(request, obj, form, change)
 
     # The list
 
@@ -238,18 +262,15 @@ class SealedPages(GuardedAdmin):
         return response
 
 
-def with_seal(fieldsets: Any, *, shown: bool = True) -> Any:
-    """Return the fieldsets with the hidden field that carries the seal, or without."""
-    if FIELD in (names := flatten_fieldsets(fieldsets)) and shown:
-        return fieldsets
-    if not shown:
-        without = [
-            (name, {**options, "fields": [each for each in options["fields"] if each != FIELD]})
-            for name, options in fieldsets
-        ]
-        return without if FIELD in names else fieldsets
-    (name, options), *others = fieldsets or [(None, {"fields": ()})]
-    return [(name, {**options, "fields": [*options["fields"], FIELD]}), *others]
+def with_hidden(fieldsets: Any, hidden: Collection[str], *, shown: bool = True) -> Any:
+    """Return the fieldsets with the hidden fields in the first one, or without them."""
+    found = [
+        (name, {**options, "fields": [each for each in options["fields"] if each not in hidden]})
+        for name, options in fieldsets or [(None, {"fields": ()})]
+    ]
+    if shown:
+        found[0][1]["fields"] += hidden
+    return found
 
 
 def _seal_rows(formset: Any) -> None:
@@ -276,7 +297,7 @@ class VersionedForms(BaseModelAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Add the hidden field, also if the fields are listed explicitly."""
-        return with_seal(super().get_fieldsets(request, obj))
+        return with_hidden(super().get_fieldsets(request, obj), [FIELD])
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check also the form and the model."""

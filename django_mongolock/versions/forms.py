@@ -45,12 +45,12 @@ FIELD = "version_read"
 
 
 class SealField(forms.CharField):
-    """The seal of the page. It never counts as a change."""
+    """A hidden field, such as the seal of the page. It never counts as a change."""
 
     widget = forms.HiddenInput
 
-    def __init__(self) -> None:
-        super().__init__(required=False, label="")
+    def __init__(self, **options: Any) -> None:
+        super().__init__(required=False, label="", **options)
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return False
@@ -220,8 +220,8 @@ class VersionedModelForm(SealedModelForm):
             raise TypeError(f"{self._meta.model._meta.label} has no VersionField, which {type(self).__name__} needs")
 
 
-def sealed(form: Any, request: Any, part: str = "object") -> Any:
-    """Return a form class that carries a seal, for a page of *request*, whatever class the form has."""
+def sealed(form: Any, request: Any, part: str = "object", **fields: forms.Field) -> Any:
+    """Return a form class that carries a seal, for a page of *request*, whatever class the form has. fields: others."""
     bases = (form,) if issubclass(form, SealedModelForm) else (SealedModelForm, form)
-    own = {"__module__": form.__module__, "saving": Saving.of(request), "part": part}
+    own = {"__module__": form.__module__, "saving": Saving.of(request), "part": part, **fields}
     return type(form)(form.__name__, bases, own)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any, Final, TypeVar
 
-from django.db import connections, models
+from django.db import connections, models, transaction
 from django.http import HttpRequest
 
 from .checking import all_or_nothing
-from .retry import is_conflict
+from .retry import is_conflict, open_transaction
 
 R = TypeVar("R")
 
@@ -29,7 +29,8 @@ class Saving:
 
     refusals: why nothing of the page may be saved, beside what its forms find. refused: whether anything was refused.
     shown: whether a form is shown, for the first time or again. last: whether the page is saved no more, but shown.
-    deleted: whether the object of the page was deleted. anew: whether rows are added, not changed. notices: what to tell
+    deleted: whether the object of the page was deleted. anew: whether rows are added, not changed. restores: whether
+    an old version is stored again. notices: what to tell
     of rows that were left out. problem_of: returns why a row of a list may not be saved, "" if it may.
     """
 
@@ -37,7 +38,7 @@ class Saving:
         self.problem_of = problem_of
         self.refusals: list[str] = []
         self.notices: list[str] = []
-        self.refused = self.shown = self.last = self.deleted = self.anew = False
+        self.refused = self.shown = self.last = self.deleted = self.anew = self.restores = False
 
     def run(self, aliases: Iterable[str], attempt: Callable[[], R]) -> R | None:
         """Return what *attempt* returns, which runs in a transaction on each of the *aliases*.
@@ -59,13 +60,20 @@ class Saving:
                 return result
             except Refused as refused:
                 self.refusals += map(str, refused.args)
-                return None
+                return self._roll_back(aliases)
             except Exception as error:
                 if self.refused and not self.shown:
-                    return None  # what should not have been saved could not be saved
+                    return self._roll_back(aliases)  # what should not have been saved could not be saved
                 if self.last or not is_conflict(error):
                     raise
         return None
+
+    @staticmethod
+    def _roll_back(aliases: Iterable[str]) -> None:
+        """Roll back what a view around the page has written, such as one that restores an old version."""
+        for alias in aliases:
+            if open_transaction(alias):
+                transaction.set_rollback(True, using=alias)
 
     @classmethod
     def of(cls, request: HttpRequest) -> Saving:
