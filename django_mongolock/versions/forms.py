@@ -102,6 +102,8 @@ class SealedModelForm(ModelForm):
         if self.saving is not None and self.part == "list" and self.has_changed():
             if text := self.saving.problem_of(self.instance):
                 self._refuse(text, "edit_lock")
+        if self.files and self.saving is not None and self.saving.refused and self.part == "object":
+            self._refuse(_("Choose the file again: a browser does not send it twice."))
         super()._post_clean()  # type: ignore[misc]
 
     def try_save(self) -> bool:

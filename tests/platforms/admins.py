@@ -13,6 +13,8 @@ import django
 from django.conf import settings
 
 PACKAGE = os.environ["PLATFORM_ADMIN"]
+#: Of this run: users and objects of another one have the same keys.
+DATABASE = f"mongolock_admins_{os.getpid()}"
 CONTRIB = ["admin", "auth", "contenttypes", "messages", "sessions", "staticfiles"]
 APPS = ["import_export"] if PACKAGE == "import_export" else [PACKAGE] if PACKAGE else []
 settings.configure(
@@ -22,7 +24,7 @@ settings.configure(
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
     DATABASES={
         "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"},
-        "locks": {"ENGINE": "django_mongodb_backend", "HOST": os.environ["MONGODB_URI"], "NAME": "mongolock_admins"},
+        "locks": {"ENGINE": "django_mongodb_backend", "HOST": os.environ["MONGODB_URI"], "NAME": DATABASE},
     },
     DATABASE_ROUTERS=["django_mongolock.router.MongoLockRouter"],
     MONGOLOCK={"DATABASE": "locks"},
@@ -60,6 +62,7 @@ django.setup()
 from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.management import call_command
+from django.db import connections
 from django.test import Client
 
 from tests.platforms.articles.models import Article, Note
@@ -220,6 +223,8 @@ def main() -> int:
                 getattr(pages, name)()
             except Exception:  # noqa: BLE001 - it is told
                 failed.append(f"{model.__name__} {name}: {traceback.format_exc(limit=-3)}")
+    locks: Any = connections["locks"]
+    locks.database.client.drop_database(DATABASE)
     print("\n".join(failed))  # noqa: T201
     return len(failed)
 
