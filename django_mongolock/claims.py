@@ -220,7 +220,8 @@ def claim(
     One request takes it (`Claim.acquire`), later ones extend it (`Claim.renew`), and one gives it back
     (`Claim.release`); each makes its own object with the same key and owner. owner: the request, for a claim of its
     session, which ends with the session, by logout or because it expires; or a text. All code that knows the text can
-    extend the claim and give it back, so the lock document has only a digest of it. lease: seconds that it lasts without `acquire` or `renew`.
+    extend the claim and give it back, so the lock document has only a digest of it. lease: seconds that it lasts
+    without `acquire` or `renew`.
     label: for people who look at the locks. using: the DATABASES alias (MONGOLOCK["DATABASE"]).
     """
     return Claim(key, owner, lease, label, using)

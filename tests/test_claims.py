@@ -61,7 +61,9 @@ class TestClaim:
     def test_others_are_kept_out(self, do: Do, key: str) -> None:
         """Another owner's claim, a plain lock, and a lock with the very same owner; the error names the holder."""
         do(claim(key, owner="a", label="editing the cart"), "acquire")
-        with pytest.raises(LockNotAcquired, match=r"editing the cart, owner claim:\w{32}, no process: a claim, for ") as caught:
+        with pytest.raises(
+            LockNotAcquired, match=r"editing the cart, owner claim:\w{32}, no process: a claim, for "
+        ) as caught:
             do(claim(key, owner="b"), "acquire")
         assert 1_700 < caught.value.retry_after < 2_000
         for owner in (None, "a"):

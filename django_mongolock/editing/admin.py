@@ -156,9 +156,7 @@ class EditLockMixin(SealedPages):
         """Return who is editing the object of a row, and since when."""
         return getattr(obj, _EDITOR, "–")
 
-    def _guard_delete_view(
-        self, inner: Inner, request: HttpRequest, object_id: str, extra_context: Any = None
-    ) -> Any:
+    def _guard_delete_view(self, inner: Inner, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         """Delete under the lock: what someone else is editing is not deleted."""
         obj = self._get(request, object_id)
         asks = request.method != "POST" and FIELD not in request.GET  # the address gets its seal first

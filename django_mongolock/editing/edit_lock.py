@@ -206,7 +206,7 @@ class EditLock(Detached):
     def _grant(self, tab: str = "") -> str:
         """Return the id that the lock is held under. Only the server can make it, and only for this user."""
         tab = tab or self.tab
-        secret, text = secret_of(tab.partition(".")[0]), "\n".join((self.person.id, self._stored, tab))
+        secret, text = secret_of(tab.partition(".")[0]), f"{self.person.id}\n{self._stored}\n{tab}"
         return salted_hmac(SALT, text, secret=secret, algorithm="sha256").hexdigest()[:32] + ".1"
 
     def _terms(self) -> Terms:

@@ -202,9 +202,9 @@ class Editing(Saving):
             lock.lease = min(lock.lease, max(LOADING_TIME, 3 * get_settings().EDIT_BEAT))
         status = lock.take(page.former)
         editor = status.editor
-        if editor is not None and editor.who == "mine-elsewhere" and not editor.beats:
-            if page.has_script or page.is_sent_again:
-                return lock.take_over(editor.token)  # that page never came to life, and this one was requested later
+        is_silent = editor is not None and editor.who == "mine-elsewhere" and not editor.beats
+        if editor is not None and is_silent and (page.has_script or page.is_sent_again):
+            return lock.take_over(editor.token)  # that page never came to life, and this one was requested later
         return status
 
     def _keep(self) -> EditLockStatus:

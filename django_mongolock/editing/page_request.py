@@ -8,9 +8,9 @@ from django.http import HttpRequest
 
 from ..conf import get_settings
 from ..context import check_encoding, own_address
+from ..keys import person_id
 from ..owners import OWNER_KEY, session_owner
 from ..versions.forms import FIELD
-from ..keys import person_id
 from .edit_lock import Person, new_tab
 
 #: The parameters of the page's own address: what its script asks for, and the tab that this page replaces.

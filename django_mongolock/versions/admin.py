@@ -13,7 +13,7 @@ from django.contrib.admin.options import TO_FIELD_VAR, get_content_type_for_mode
 from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core import checks
 from django.db import router
-from django.forms.models import _get_foreign_key  # type: ignore[attr-defined]
+from django.forms.models import _get_foreign_key
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
@@ -118,7 +118,7 @@ class SealedPages(GuardedAdmin):
             kwargs["fields"] = flatten_fieldsets(self.get_fieldsets(request, *args[:1]))
         if kwargs["fields"]:
             kwargs["fields"] = [name for name in kwargs["fields"] if name not in self._hidden(request)]
-        return sealed(inner(request, *args, **kwargs), request, **self._hidden(request))
+        return sealed(inner(request, *args, **kwargs), request, "object", **self._hidden(request))
 
     def _hidden(self, request: HttpRequest) -> dict[str, forms.Field]:
         """Return the hidden fields of the page. They are fields of the form, so they are in every template."""
@@ -238,9 +238,7 @@ class SealedPages(GuardedAdmin):
 
     # Deleting
 
-    def _guard_delete_view(
-        self, inner: Inner, request: HttpRequest, object_id: str, extra_context: Any = None
-    ) -> HttpResponse:
+    def _guard_delete_view(self, inner: Inner, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         """Ask for confirmation about what is stored now: the address of the page carries its seal."""
         obj = self._get(request, object_id)
         if obj is None or not self.has_delete_permission(request, obj):

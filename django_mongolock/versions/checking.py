@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
-from functools import wraps
+from functools import partial, wraps
 from types import TracebackType
 from typing import Any
 
@@ -262,7 +262,8 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
         if field is None:
             return do_update(self, base_qs, using, pk, values, *rest)
         if self._state.raw:
-            return _update_raw(self, do_update, field, base_qs, using, pk, values, *rest)
+            update = partial(do_update, self, base_qs, using, pk)
+            return _update_raw(self, field, base_qs.filter(pk=pk), values, lambda written: update(written, *rest))
         if self._state.adding:
             if base_qs.filter(pk=pk).exists():
                 raise conflict(self, None, using, rest[0], "it was there before, and not read")
@@ -286,14 +287,13 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _update_raw(instance: Any, do_update: Any, field: Any, base_qs: Any, using: str, pk: Any, values: Any, *rest: Any) -> Any:
+def _update_raw(instance: Any, field: Any, row: QuerySet[Any], values: Any, update: Callable[[Any], Any]) -> Any:
     """Write over a row what a fixture has, in a version that is larger than both."""
     given = Value(getattr(instance, field.attname) or 0)
     raised = Greatest(Coalesce(F(field.attname), 0), given) + 1
-    written = [value for value in values if value[0] is not field] + [(field, None, raised)]
-    updated = do_update(instance, base_qs, using, pk, written, *rest)
+    updated = update([value for value in values if value[0] is not field] + [(field, None, raised)])
     if updated:
-        setattr(instance, field.attname, base_qs.filter(pk=pk).values_list(field.attname, flat=True).get())
+        setattr(instance, field.attname, row.values_list(field.attname, flat=True).get())
     return updated
 
 

@@ -99,9 +99,9 @@ class SealedModelForm(ModelForm):
             return
         for text in self.saving.refusals if self.saving is not None and self.part == "object" else ():
             self._refuse(text, "edit_lock")
-        if self.saving is not None and self.part == "list" and self.has_changed():
-            if text := self.saving.problem_of(self.instance):
-                self._refuse(text, "edit_lock")
+        is_row = self.saving is not None and self.part == "list" and self.has_changed()
+        if self.saving is not None and is_row and (text := self.saving.problem_of(self.instance)):
+            self._refuse(text, "edit_lock")
         if self.files and self.saving is not None and self.saving.refused and self.part == "object":
             self._refuse(_("Choose the file again: a browser does not send it twice."))
         super()._post_clean()  # type: ignore[misc]
@@ -157,7 +157,8 @@ class SealedModelForm(ModelForm):
 
     def _typed(self, page: Page | None, stored: models.Model) -> set[str]:
         """Return the names of the fields of the model that the user has changed."""
-        shown, secret = page or {"fields": {}, "alone": {}}, secret_of(page["secret"] if page else "")
+        shown: Any = page or {"fields": {}, "alone": {}}
+        secret = secret_of(page["secret"] if page else "")
         typed = set()
         for field in columns(stored, self.cleaned_data):
             value, mine = field.value_from_object(stored), self.cleaned_data[field.name]
@@ -222,7 +223,7 @@ class VersionedModelForm(SealedModelForm):
             raise TypeError(f"{self._meta.model._meta.label} has no VersionField, which {type(self).__name__} needs")
 
 
-def sealed(form: Any, request: Any, part: str = "object", **fields: forms.Field) -> Any:
+def sealed(form: Any, request: Any, part: str = "object", **fields: Any) -> Any:
     """Return a form class that carries a seal, for a page of *request*, whatever class the form has. fields: others."""
     bases = (form,) if issubclass(form, SealedModelForm) else (SealedModelForm, form)
     own = {"__module__": form.__module__, "saving": Saving.of(request), "part": part, **fields}

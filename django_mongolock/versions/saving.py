@@ -20,7 +20,7 @@ _SAVING: Final = "_mongolock_saving"
 ATTEMPTS: Final = 3
 
 
-class Refused(Exception):  # noqa: N818 - nothing went wrong
+class Refused(Exception):
     """Something was refused, and nothing shows it. The transaction rolls back, and the view says why."""
 
 
@@ -55,9 +55,8 @@ class Saving:
                     for alias in dict.fromkeys(aliases):
                         block.enter_context(all_or_nothing(alias))
                     result = attempt()
-                    if self.refused and not self.shown:
-                        raise Refused
-                return result
+                    self._check_shown()
+                return result  # noqa: TRY300
             except Refused as refused:
                 self.refusals += map(str, refused.args)
                 return self._roll_back(aliases)
@@ -67,6 +66,10 @@ class Saving:
                 if self.last or not is_conflict(error):
                     raise
         return None
+
+    def _check_shown(self) -> None:
+        if self.refused and not self.shown:
+            raise Refused
 
     @staticmethod
     def _roll_back(aliases: Iterable[str]) -> None:

@@ -147,8 +147,8 @@ def secret_name(secret: str | bytes) -> str:
 
 def secret_of(name: str) -> str | bytes:
     """Return the SECRET_KEY with this name, or the one of SECRET_KEY_FALLBACKS; the present one if there is none."""
-    known = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
-    return next((secret for secret in known if secret_name(secret) == name), settings.SECRET_KEY)
+    known: tuple[str | bytes, ...] = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    return next((secret for secret in known if secret_name(secret) == name), known[0])
 
 
 def digest(field: models.Field[Any, Any], value: Any, secret: str | bytes | None = None) -> str:
@@ -166,26 +166,27 @@ def digest(field: models.Field[Any, Any], value: Any, secret: str | bytes | None
 
 def _text(value: Any) -> str:
     """Return a text that is the same for equal values."""
+    text = "\0" if value is None else ""
     if isinstance(value, UploadedFile):
-        return f"new file {value.name}"  # also under the name of the one that is stored
-    if isinstance(value, models.Model):
+        text = f"new file {value.name}"  # also under the name of the one that is stored
+    elif isinstance(value, models.Model):
         parts = {field.attname: field.value_from_object(value) for field in value._meta.concrete_fields}
-        return f"{value._meta.label} {_text(parts)}"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(sorted(f'{_text(key)}:{_text(part)}' for key, part in value.items()))}}}"
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_text, value))}]"
-    if isinstance(value, (set, frozenset)):
-        return f"[{','.join(sorted(map(_text, value)))}]"
-    if isinstance(value, datetime) and timezone.is_aware(value):
-        value = value.astimezone(UTC)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value).hex()
-    if isinstance(value, Decimal) and value.is_finite():
-        return str(value.normalize())
-    if type(value).__str__ is object.__str__ and type(value).__repr__ is object.__repr__:
-        return f"{type(value).__qualname__} {_text(getattr(value, '__dict__', {}))}"
-    return "\0" if value is None else str(value)
+        text = f"{value._meta.label} {_text(parts)}"
+    elif isinstance(value, Mapping):
+        text = f"{{{','.join(sorted(f'{_text(key)}:{_text(part)}' for key, part in value.items()))}}}"
+    elif isinstance(value, (list, tuple)):
+        text = f"[{','.join(map(_text, value))}]"
+    elif isinstance(value, (set, frozenset)):
+        text = f"[{','.join(sorted(map(_text, value)))}]"
+    elif isinstance(value, datetime) and timezone.is_aware(value):
+        text = str(value.astimezone(UTC))
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        text = bytes(value).hex()
+    elif isinstance(value, Decimal) and value.is_finite():
+        text = str(value.normalize())
+    elif not isinstance(value, str) and " object at 0x" in str(value):
+        text = f"{type(value).__qualname__} {_text(getattr(value, '__dict__', {}))}"  # it has no text of its own
+    return text or str(value)
 
 
 def columns(instance: models.Model, names: Container[str]) -> list[Any]:

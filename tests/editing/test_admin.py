@@ -247,7 +247,8 @@ class TestSave:
         anna = Tab("anna", order)
         Order.objects.update(charges=5, price=7)
         assert anna.send(item="car").status_code == 302
-        assert Order.objects.values_list("item", "price", "charges").get() == ("car", 7, 5)
+        saved = Order.objects.get()
+        assert (saved.item, int(saved.price), saved.charges) == ("car", 7, 5)
         anna = Tab(anna.client, order)
         Order.objects.update(item="theirs")
         anna.send(item="boat")
@@ -625,7 +626,12 @@ class TestWithoutMongo:
     def test_one_wait(self, order: Order, monkeypatch: pytest.MonkeyPatch, away: None) -> None:
         """Each page waits for MongoDB once: to open, to save, to ask before a deletion, and to delete."""
         waits: list[Any] = []
-        monkeypatch.setattr(edit_lock, "_problem", lambda error: waits.append(error) or EditLockStatus(problem="away"))
+
+        def away_again(error: Any) -> EditLockStatus:
+            waits.append(error)
+            return EditLockStatus(problem="away")
+
+        monkeypatch.setattr(edit_lock, "_problem", away_again)
         anna = Tab("anna", order)
         assert (anna.state, len(waits)) == ("away", 1)
         assert anna.send(item="car").status_code == 302

@@ -166,7 +166,7 @@ class Stubborn(OrderAdmin):
 
 def test_an_admin_that_overrides_permissions_and_template(order: Order) -> None:
     """Its page is read only as any other, and has its own template around."""
-    view = Stubborn(Order, admin.site).changeform_view
+    view: Any = Stubborn(Order, admin.site).changeform_view
     pages = []
     for name in ("anna", "ben"):
         request = RequestFactory().get(f"/{order.pk}/")

@@ -1,3 +1,5 @@
+# ruff: noqa: E402 - the settings come first
+# mypy: disable-error-code="import-not-found,import-untyped,attr-defined"
 """What a project with one package of other people does in its admin. Prints what went wrong, a line for each page."""
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ DATABASE = f"mongolock_admins_{os.getpid()}"
 CONTRIB = ["admin", "auth", "contenttypes", "messages", "sessions", "staticfiles"]
 APPS = ["import_export"] if PACKAGE == "import_export" else [PACKAGE] if PACKAGE else []
 settings.configure(
-    SECRET_KEY="tests",  # noqa: S106 - of nothing
+    SECRET_KEY="tests",
     ALLOWED_HOSTS=["*"],
     USE_TZ=True,
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
@@ -151,7 +153,8 @@ class Pages:
         made = self.new()
         page = self.anna.get(f"{self.list}{made.pk}/change/").content.decode()
         assert page.count("data-mongolock-editing=") == 1
-        assert 'name="edit_lock_tab"' in page and "editing.js" in page
+        assert 'name="edit_lock_tab"' in page
+        assert "editing.js" in page
         shown = self.ben.get(f"{self.list}{made.pk}/change/").content.decode()
         assert "This is being edited by anna." in shown
         assert 'name="title"' not in shown
@@ -194,7 +197,7 @@ class Pages:
         from import_export.exceptions import ImportError  # noqa: A004 - its name
         from import_export.resources import modelresource_factory
 
-        made = self.new()
+        self.new()
         assert self.anna.get(f"{self.list}import/").status_code == 200
         resource = modelresource_factory(self.model)()
         rows = resource.export()

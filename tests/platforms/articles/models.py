@@ -1,6 +1,7 @@
 """Articles with a version and without, in the history that the package keeps."""
 
 # ruff: noqa: DJ008 - they are shown by their numbers
+# mypy: disable-error-code="import-not-found,import-untyped"
 
 from __future__ import annotations
 
