@@ -384,6 +384,22 @@ def test_draft(people: Callable[..., Person], order: Order) -> None:
     assert "draft" not in tab.evaluate("JSON.stringify(sessionStorage)")
 
 
+def test_draft_of_another(people: Callable[..., Person], order: Order) -> None:
+    """A draft belongs to its user: who logs in next in the same tab is offered nothing, and finds nothing."""
+    anna = people("anna")
+    tab = anna.open(page_of(order))
+    tab.fill("[name=item]", "private")
+    assert eventually(lambda: "private" in tab.evaluate("JSON.stringify(sessionStorage)"))
+    ben = patiently(lambda: staff("ben"))
+    anna.context.clear_cookies()
+    base = tab.evaluate("location.origin")
+    anna.context.add_cookies([{"name": "sessionid", "value": ben.cookies["sessionid"].value, "url": base}])
+    tab.goto(page_of(order))
+    tab.wait_for_selector("[data-mongolock-editing]")
+    assert tab.locator('[data-part="draft"]').is_hidden()
+    assert "private" not in tab.evaluate("JSON.stringify(sessionStorage)")
+
+
 #: Colours fade to those of another scheme, or to those of a link that has the focus.
 FADED = """async () => {
     await new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)));
