@@ -203,7 +203,9 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
         saving.click()
     else:
         first.press("[name=item]", "Enter")
-    says(first, "Not saved: this was changed while you were editing it. Changed meanwhile: Item.")
+    said = "Not saved: this was changed while you were editing it. Changed meanwhile: Item."
+    expect(first.locator(".errorlist.nonfield")).to_contain_text(said)
+    expect(first.locator('[data-part="text"]')).not_to_contain_text("Not saved")  # it is said once
     with first.context.expect_page() as opened:
         first.click("text=See what is stored now")
     assert "boat" in opened.value.inner_text("#order_form")
@@ -440,6 +442,6 @@ def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool)
     first.click("text=Continue editing")
     says(first, "changed meanwhile")
     first.click("[name=_save]")
-    says(first, "Not saved")
+    expect(first.locator(".errorlist.nonfield")).to_contain_text("Not saved")
     accessible(first, axe, *schemes)
     accessible(anna.open(f"/own/{order.pk}/"), axe, *more)
