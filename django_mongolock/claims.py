@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from dataclasses import replace
 from datetime import datetime
@@ -53,7 +54,7 @@ class Claim(Detached):
         stored = check_key(as_key(key), get_settings().KEY_PREFIX)
         super().__init__(stored, lambda: get_backend(using).session())
         self._request = None if isinstance(owner, str) else owner
-        self._owner = (check_fact("owner", owner) or "") if isinstance(owner, str) else ""
+        self._owner = _hidden(check_fact("owner", owner) or "") if isinstance(owner, str) else ""
         if not isinstance(owner, str):
             session_of(owner)
         self.lease = check_seconds("lease", lease)
@@ -69,6 +70,12 @@ class Claim(Detached):
     def key(self) -> str:
         """The key, with MONGOLOCK["KEY_PREFIX"]."""
         return self._stored
+
+    @property
+    def owner(self) -> str:
+        """The owner as it is stored and shown, by which `release_owner` finds the claim: of a text, a digest. "" for
+        the session of a request that was not asked yet."""
+        return self._owner
 
     @property
     def held(self) -> bool:
@@ -193,6 +200,11 @@ class Claim(Detached):
         return self._held
 
 
+def _hidden(owner: str) -> str:
+    """Return what stands for the owner where others see it. Who knows the owner can give the claim back."""
+    return f"claim:{hashlib.sha256(owner.encode()).hexdigest()[:32]}"
+
+
 def claim(
     key: Key, *, owner: Owner, lease: float = 1_800.0, label: str | None = None, using: str | None = None
 ) -> Claim:
@@ -201,9 +213,9 @@ def claim(
     One request takes it (`Claim.acquire`), later ones extend it (`Claim.renew`), and one gives it back
     (`Claim.release`). Each makes its own object with the same key and owner.
 
-    owner: the request, for a claim of its session; or a text. The text should be secret, because all code that knows it
-    can extend the claim and give it back. The claim of a session ends on logout, when the session expires, and at the
-    next `Claim.renew` after the session was removed.
+    owner: the request, for a claim of its session; or a text. All code that knows the text can extend the claim and
+    give it back, so the lock document has only a digest of it. The claim of a session ends on logout, when the session
+    expires, and at the next `Claim.renew` after the session was removed.
     lease: the seconds that the claim lasts without `acquire` or `renew`.
     label: a note for people who look at the locks.
     using: the DATABASES alias (MONGOLOCK["DATABASE"]).

@@ -38,14 +38,31 @@ _TERMS: Final = Terms()
 _LIMITS: Final = Limits()
 
 
-@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The setting KEY_PREFIX. A project may give a function, which is called each time."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> str:
+        value = "" if instance is None else instance.__dict__["KEY_PREFIX"]
+        if callable(value):
+            value = value()
+            try:
+                _check_prefix(value if isinstance(value, str) else None)
+            except (TypeError, ValueError) as problem:
+                raise ImproperlyConfigured(f'{NAME}["KEY_PREFIX"] has returned {value!r}: {problem}') from None
+        return value
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__["KEY_PREFIX"] = value
+
+
+@dataclass(frozen=True)
 class LockSettings:
     """The project's settings, with their defaults. Times are in seconds; a project may give each as a `timedelta`.
 
     - DATABASE: the DATABASES alias of the MongoDB that stores the locks. Required.
     - BACKEND: dotted path of the class that stores the locks.
     - KEY_PREFIX: the start of every key, so that several sites can share a database. It ends with one of
-      `: / | , ; # =`, which it contains only once.
+      `: / | , ; # =`, which it contains only once. Or a function that returns it, such as that of the current tenant.
     - LEASE: how long a lock lives after its process has died. A live process renews it. From 20 on, it outlasts
       a failover.
     - WAIT: how long to wait for a lock. `0`: a single attempt. `None`: no limit.
@@ -70,7 +87,7 @@ class LockSettings:
 
     DATABASE: str = ""
     BACKEND: str = "django_mongolock.backends.MongoBackend"
-    KEY_PREFIX: str = ""
+    KEY_PREFIX: str = Prefix()  # type: ignore[assignment]
     LEASE: float = _TERMS.lease
     WAIT: float | None = 10.0
     CLOCK_MARGIN: float = _TERMS.clock_margin
@@ -103,7 +120,7 @@ def _check_short_wait(value: object) -> None:
 
 
 def _check_prefix(value: object) -> None:
-    if value == "":
+    if value == "" or callable(value):  # which is checked when it is called
         return
     prefix = check_key(value)
     if prefix[-1] not in SEPARATORS or prefix[-1] in prefix[:-1]:

@@ -17,6 +17,7 @@ from urllib.parse import quote
 from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_slug
+from django.db import DEFAULT_DB_ALIAS, router
 from django.db.models import Model, OneToOneField
 
 from .conf import SEPARATORS
@@ -54,11 +55,24 @@ def escape(value: object) -> str:
 
 def model_key(instance: Model) -> str:
     """The key of a saved model instance: see `row_key`. Raises ValueError if it has no primary key."""
-    return row_key(instance._meta.model, instance.pk)  # not its type: it may be a lazy object
+    return row_key(instance._meta.model, instance.pk, home_of(instance))  # not its type: it may be a lazy object
 
 
-def row_key(model: type[Model], pk: object) -> str:
-    """The key of a row: ``"shop.order:<pk>"``, or ``"shop.line:<first>,<second>"`` for a composite primary key.
+def home_of(instance: Model) -> str:
+    """The DATABASES alias of an instance: where it is written to, which is the same for what a replica returned."""
+    alias: str = router.db_for_write(_topmost_model(instance._meta.model), instance=instance)
+    return alias
+
+
+def person_id(user: Any) -> str:
+    """What identifies a user: the primary key, and the alias of a database that is not the default one."""
+    alias = home_of(user) if isinstance(user, Model) else DEFAULT_DB_ALIAS
+    return str(user.pk) if alias == DEFAULT_DB_ALIAS else f"{alias}/{user.pk}"
+
+
+def row_key(model: type[Model], pk: object, using: str = DEFAULT_DB_ALIAS) -> str:
+    """The key of a row: ``"shop.order:<pk>"``, or ``"shop.line:<first>,<second>"`` for a composite primary key. A row
+    in another database than the default one has its alias before that: ``"eu/shop.order:<pk>"``.
 
     A row has one key, through whichever model it is read: that of the concrete model for a proxy, and that of the
     topmost model for multi-table inheritance, where a child shares the primary key of its parent. Raises ValueError
@@ -67,12 +81,17 @@ def row_key(model: type[Model], pk: object) -> str:
     parts = pk if isinstance(pk, tuple) else (pk,)
     if None in parts:
         raise ValueError(f"{model.__name__} has no primary key yet: save it before you lock it")
-    return f"{_topmost_model(model)._meta.label_lower}:{','.join(map(escape, parts))}"
+    return f"{_home(model, using)}:{','.join(map(escape, parts))}"
 
 
-def row_template(model: type[Model]) -> str:
+def row_template(model: type[Model], using: str = DEFAULT_DB_ALIAS) -> str:
     """The template of the keys of the rows of *model*."""
-    return f"{_topmost_model(model)._meta.label_lower}:{{pk}}"
+    return f"{_home(model, using)}:{{pk}}"
+
+
+def _home(model: type[Model], using: str) -> str:
+    label = _topmost_model(model)._meta.label_lower
+    return label if using == DEFAULT_DB_ALIAS else f"{escape(using)}/{label}"
 
 
 def _topmost_model(model: type[Model]) -> type[Model]:
@@ -132,7 +151,7 @@ def as_key(source: object) -> object:
 def template_of(source: object) -> str:
     """The template of a key; "" if unknown."""
     if isinstance(source, Model):
-        return row_template(source._meta.model)
+        return row_template(source._meta.model, home_of(source))
     return source.template if type(source) is LockKey else ""
 
 

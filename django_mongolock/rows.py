@@ -13,7 +13,7 @@ from django.db.models.query import ModelIterable
 from .engine.lock.lock import MongoLock
 from .engine.rule.options import UNSET, Seconds, Unset
 from .exceptions import LockMisused
-from .keys import LockKey, model_key, row_key, row_template
+from .keys import LockKey, row_key, row_template
 from .locks import LockKeywords, mongo_lock
 
 __all__ = ["LockedQuerySet", "LockedRow", "locked"]
@@ -140,15 +140,15 @@ class LockedRow(Generic[M]):
         return self._rows.values_list("pk", flat=True).get(**self._lookup)
 
     def _new_lock(self, pk: Any) -> MongoLock:
-        model = self._rows.model
-        return mongo_lock(LockKey(row_key(model, pk), row_template(model)), **self._options)
+        model, using = self._rows.model, self._rows.db
+        return mongo_lock(LockKey(row_key(model, pk, using), row_template(model, using)), **self._options)
 
     def _read(self, pk: Any) -> M:
         return self._rows.get(**{**self._lookup, "pk": pk})
 
     def _fits(self, lock: MongoLock, row: M) -> bool:
         """Return whether it is the lock of this row. A database may find a key in another spelling."""
-        if not lock.key.endswith(model_key(row)):
+        if not lock.key.endswith(row_key(self._rows.model, row.pk, self._rows.db)):
             return False
         self._lock = lock
         return True

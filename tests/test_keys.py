@@ -171,8 +171,8 @@ class TestModelKey:
         ("instance", "key"),
         [
             (Order(pk=5), "shop.order:5"),
-            (Seller(pk="a:b"), "shop.seller:a%3Ab"),
-            (Ad(pk=ObjectId("65f0c0ffee65f0c0ffee65f0")), "shop.ad:65f0c0ffee65f0c0ffee65f0"),
+            (Seller(pk="a:b"), "mongo/shop.seller:a%3Ab"),
+            (Ad(pk=ObjectId("65f0c0ffee65f0c0ffee65f0")), "mongo/shop.ad:65f0c0ffee65f0c0ffee65f0"),
             (SimpleLazyObject(lambda: User(pk=3)), "auth.user:3"),
         ],
         ids=["int", "str", "ObjectId", "lazy"],
@@ -206,7 +206,7 @@ class TestModelKey:
         shop = table("Shop", Seller)
         market = table("Market", shop)
         stall = table("Stall", market, proxy=True)
-        assert {model_key(model(pk="a:b")) for model in (Seller, shop, market, stall)} == {"shop.seller:a%3Ab"}
+        assert {model_key(model(pk="a:b")) for model in (Seller, shop, market, stall)} == {"mongo/shop.seller:a%3Ab"}
 
     def test_a_table_with_a_key_of_its_own(self) -> None:
         """A child that does not share the primary key of its parent is a row of its own."""

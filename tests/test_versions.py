@@ -229,16 +229,20 @@ class TestSave:
         assert (copy.version, stored(copy, db).version) == (2, 2)
 
     def test_fixtures(self, db: str) -> None:
-        """loaddata writes what the fixture says, with its version or without one, over what is there and anew."""
+        """loaddata writes what the fixture says over what is there, but the version grows: what was read before is
+        refused. A new row has the version of the fixture, or none."""
         thing = make(db)
         thing.save()
-        fixture = Thing(pk=thing.pk, title="fixture", version=2, changed_at=thing.changed_at)
-        thing.save()
-        DeserializedObject(fixture).save(using=db)
-        assert (stored(thing, db).title, stored(thing, db).version) == ("fixture", 2)
+        for given in (1, 9):
+            fixture = Thing(pk=thing.pk, title="fixture", version=given, changed_at=thing.changed_at)
+            job = stored(thing, db)
+            DeserializedObject(fixture).save(using=db)
+            assert (stored(thing, db).title, stored(thing, db).version) == ("fixture", max(given, job.version) + 1)
+            assert fixture.version == stored(thing, db).version
+            refused(job.save)
         made = Bare.objects.using(db).create(title="a")
         DeserializedObject(Bare(pk=made.pk, title="b", revision=None)).save(using=db)
-        assert [stored(made, db).title, stored(made, db).revision] == ["b", None], "null is what it says"
+        assert [stored(made, db).title, stored(made, db).revision] == ["b", 2], "a fixture without a version"
         new = Named(pk="old")
         new.save_base(raw=True, using=db)
         assert (new.version, stored(new, db).version) == (0, 0), "a new row, as it is stored"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -13,26 +12,30 @@ from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.widgets import AdminSplitDateTime, RelatedFieldWidgetWrapper
 from django.contrib.auth.models import User
-from django.db import models
+from django.db import OperationalError, connections, models
 from django.http import HttpResponse
 from django.template.response import TemplateResponse
 from django.test import Client, RequestFactory
+from django.test.utils import CaptureQueriesContext
 from django_mongodb_backend.fields import ArrayField, EmbeddedModelArrayField, EmbeddedModelField, ObjectIdAutoField
 from django_mongodb_backend.models import EmbeddedModel
 from pytest_django import Settings
 
-from django_mongolock.editing.admin import _keeping
 from django_mongolock.exceptions import VersionConflict
+from django_mongolock.versions import VersionedManager
 from django_mongolock.versions.admin import VersionedAdmin, VersionedForms
+from django_mongolock.versions.checking import all_or_nothing
 from django_mongolock.versions.forms import SealedModelForm, VersionedModelForm
-from django_mongolock.versions.seal import changed, name_of, pages_of, sent_back
+from django_mongolock.versions.saving import lock_rows, locked_row
+from django_mongolock.versions.seal import changed, sent_back
+from django_mongolock.versions.seal import page_of as sealed_page
 from testproject.rates.admin import RateAdmin
 from testproject.rates.models import PlainRate, Rate
 from tests.editing.site import BuyerAdmin, OrderRows
 from tests.editing.staff import Tab
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.versioned.databases import db, failing_hook, home, postgres
-from tests.versioned.shapes import Shape, Thing, Topic
+from tests.versioned.shapes import Named, Shape, Thing, Topic
 
 __all__ = ["db", "home", "postgres"]
 
@@ -306,16 +309,27 @@ class TestEmbedded:
         return CustomerForm({"note": note, "city-name": city, "version_read": seal, **rows, **count}, instance=stored)
 
     @pytest.mark.parametrize(
-        ("now", "name"), [({"city": "Basel"}, "City"), ({"others": ("Basel",)}, "Others"), ({"others": ()}, "Others")]
+        ("now", "typed", "name"),
+        [
+            ({"city": "Basel"}, ("Zurich",), "City"),
+            ({"others": ("Basel",)}, ("Bern", ("Zurich",)), "Others"),
+            ({"others": ()}, ("Bern", ("Zurich",)), "Others"),
+        ],
     )
-    def test_changed_meanwhile(self, now: dict[str, Any], name: str) -> None:
+    def test_changed_meanwhile(self, now: dict[str, Any], typed: tuple[Any, ...], name: str) -> None:
         """A change inside an embedded document is not written over unsaid."""
-        form = self.form(self.customer(**now), "Bern")
-        assert form.errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
+        assert self.form(self.customer(**now), *typed).errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
+
+    @pytest.mark.parametrize("now", [{"city": "Basel"}, {"others": ("Basel",)}, {"others": ()}])
+    def test_left_alone(self, now: dict[str, Any]) -> None:
+        """An embedded document that the user left alone stays as it is stored, and the page shows it."""
+        stored = self.customer(**now)
+        form = self.form(stored, "Bern")
+        assert form.is_valid(), form.errors
+        assert form.instance.city.name == now.get("city", "Bern")
+        assert tuple(city.name for city in form.instance.others) == now.get("others", ("Bern",))
         city = form["city"].value()  # since django-mongodb-backend 6.1, what was sent
         assert (city["city-name"] if isinstance(city, dict) else city.name) == now.get("city", "Bern")
-        rows = form["others"].formset.initial_forms
-        assert tuple(row["name"].value() for row in rows) == now.get("others", ("Bern",)), "what is stored"
 
     def test_what_is_saved(self) -> None:
         """What nobody has changed is no conflict; what is typed is taken, an emptied list too."""
@@ -323,21 +337,13 @@ class TestEmbedded:
         assert form.is_valid(), form.errors
         assert (form.instance.city.name, form.instance.others, form.instance.note) == ("Zurich", [], "new")
 
-    def test_an_edit_lock_is_shown_what_is_stored(self) -> None:
-        """What is typed is not in the stored document yet, when the form of an edit lock compares."""
-        seen: list[str] = []
-        editing: Any = SimpleNamespace(refuse=lambda _form, stored: seen.append(stored.city.name))
-        form = _keeping(forms.modelform_factory(Customer, fields=("note", "city")), editing)
-        assert form({"note": "new", "city-name": "Zurich"}, instance=self.customer()).is_valid()
-        assert seen == ["Bern"]
-
     def test_values_that_are_equal(self) -> None:
         """Two that hold the same have one digest, in whatever zone a time is and however bytes are read."""
         there = datetime(2026, 7, 1, 12, tzinfo=ZoneInfo("Europe/Zurich"))
         one, other = self.customer(picture=memoryview(b"x")), self.customer(picture=memoryview(b"x"), tags=["a"])
         one.city.since, other.city.since = there, there.astimezone(UTC)
-        page = pages_of([(one, dict.fromkeys(("city", "others", "picture", "tags")))])
-        assert [field.name for field in changed(page[name_of(one)], other, page[name_of(one)]["fields"])] == ["tags"]
+        page = sealed_page(one, dict.fromkeys(("city", "others", "picture", "tags")))
+        assert [field.name for field in changed(page, other, page["fields"])] == ["tags"]
 
 
 LIST = "/admin/rates/rate/"
@@ -408,6 +414,21 @@ class TestAdmin:
         assert saved == ["mine"]
         assert Rate.objects.get().note == "mine"
 
+    @pytest.mark.parametrize("times", [1, 3])
+    def test_a_busy_database(self, person: Client, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+        """A save that the database asks to repeat is repeated. After the second time, the form is shown again."""
+        tab, save, errors = Tab(person, PAGE), Rate.save, [OperationalError(1213, "Deadlock found")] * times
+
+        def busy(self: Any, *args: Any, **kwargs: Any) -> None:
+            if errors:
+                raise errors.pop()
+            save(self, *args, **kwargs)
+
+        monkeypatch.setattr(Rate, "save", busy)
+        assert tab.send(note="mine").status_code == (302 if times == 1 else 200)
+        assert Rate.objects.get().note == ("mine" if times == 1 else "n")
+        assert tab.fields["note"] == ("n" if times == 1 else "mine")
+
     def test_deleted_while_it_was_edited(self, person: Client) -> None:
         """What was typed is still there, and can be saved as a new one."""
         tab = Tab(person, PAGE)
@@ -442,12 +463,16 @@ class TestAdmin:
         assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
 
     def test_what_a_user_sees_no_more(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is not deleted: no second one is made of what was typed, but Django's own answer given."""
+        """What was typed into an object that is hidden by now is shown, to be created again under another key."""
         tab, queryset = Tab(person, PAGE), RateAdmin.get_queryset
         monkeypatch.setattr(RateAdmin, "get_queryset", lambda *args: queryset(*args).exclude(note="closed"))
         Rate.objects.update(note="closed")
-        assert tab.send({"name": "USD"})["Location"] == "/admin/"
-        assert [rate.pk for rate in Rate.objects.all()] == ["EUR"]
+        tab.send(note="mine")
+        assert "this was deleted while you were editing it" in tab.text
+        assert tab.send().status_code == 200
+        assert "Rate with this Name already exists." in tab.text
+        assert tab.send(name="USD").status_code == 302
+        assert [(rate.pk, rate.note) for rate in Rate.objects.all()] == [("EUR", "closed"), ("USD", "mine")]
         assert person.post(f"{PAGE}?_to_field=value", tab.fields).status_code == 400, "Django's own answer"
 
     def test_a_replica_that_is_behind(self, settings: Settings) -> None:
@@ -598,15 +623,115 @@ def test_the_form_of_an_admin_is_checked() -> None:
             model = Rate
             fields = ("value",)
 
-    class Wrong(VersionedAdmin):
-        form = PlainForm  # type: ignore[assignment]
+    class Plain(VersionedAdmin):
+        form = PlainForm
 
     class Right(VersionedAdmin):
         fieldsets = ((None, {"fields": ("value", "version_read")}),)
 
-    def ids(kind: type[VersionedAdmin]) -> list[str | None]:
+    class Wrong(VersionedForms, admin.ModelAdmin):  # type: ignore[type-arg]
+        form = PlainForm  # type: ignore[assignment]
+
+    def ids(kind: Any) -> list[str | None]:
         return [found.id for found in kind(Rate, admin.site).check()]
 
     assert ids(Wrong) == ["mongolock.E072"]
-    assert ids(Right) == ids(VersionedAdmin) == []
+    assert ids(Right) == ids(Plain) == ids(VersionedAdmin) == []
     assert issubclass(ThingInline.form, VersionedModelForm)
+
+
+class JoiningManager(VersionedManager["Joined"]):
+    """Joins a relation that a row may lack."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().select_related("topic")
+
+
+class Joined(Thing):
+    """Its base manager joins, too."""
+
+    objects = JoiningManager()
+
+    class Meta(Shape.Meta):
+        abstract = False
+        proxy = True
+        base_manager_name = "objects"
+
+
+class OnePage(VersionedAdmin):
+    """Without the log and the redirects, which need the project's own database."""
+
+    def log_change(self, *args: Any) -> Any:
+        return None
+
+    def log_deletions(self, *args: Any) -> Any:
+        return None
+
+    def response_change(self, request: Any, obj: Any) -> HttpResponse:
+        return HttpResponse("saved")
+
+    def render_change_form(self, request: Any, context: Any, *args: Any, **kwargs: Any) -> HttpResponse:
+        return TemplateResponse(request, "unused.html", context)
+
+    def response_delete(self, request: Any, *args: Any) -> HttpResponse:
+        return HttpResponse("deleted")
+
+    def get_deleted_objects(self, objs: Any, request: Any) -> Any:
+        return [], {}, set(), []
+
+
+class OtherDatabase(OnePage):
+    """The `MultiDBModelAdmin` of Django's documentation: it names the database itself."""
+
+    using = ""
+
+    def get_queryset(self, request: Any) -> Any:
+        return super().get_queryset(request).using(self.using)
+
+    def save_model(self, request: Any, obj: Any, form: Any, change: bool) -> None:
+        obj.save(using=self.using)
+
+    def delete_model(self, request: Any, obj: Any) -> None:
+        obj.delete(using=self.using)
+
+
+@pytest.mark.parametrize("kind", ["joined", "other"])
+def test_pages_of_other_managers_and_databases(
+    db: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A page is saved, and the object deleted, where a manager joins nullable relations, and in the database that the
+    admin names."""
+    model: Any = Joined if kind == "joined" else Named  # Django looks for a unique title in the default database
+    thing: Any = model.objects.using(db).create(**({"title": "a"} if kind == "joined" else {"name": "a"}))
+    base = OnePage if kind == "joined" else OtherDatabase
+    monkeypatch.setattr(base, "fields", ("count",) if kind == "joined" else ("value",))
+    if kind == "other":
+        settings.DATABASE_ROUTERS = []
+        monkeypatch.setattr(OtherDatabase, "using", db)
+    view: Any = base(model, admin.AdminSite())
+
+    def ask(method: str, path: str, data: Any, call: Any) -> Any:
+        request = getattr(RequestFactory(), method)(path, data)
+        request.user = User(is_superuser=True, is_active=True)
+        request._dont_enforce_csrf_checks = True
+        return call(request, str(thing.pk))
+
+    page = ask("get", "/", {}, view.changeform_view)
+    sent = sent_of(page.context_data["adminform"].form) | {"count": 5, "value": 5}
+    assert ask("post", "/", sent, view.changeform_view).content == b"saved"
+    thing.refresh_from_db()
+    assert getattr(thing, "count" if kind == "joined" else "value") == 5
+    address = ask("get", "/", {}, view.delete_view)["Location"]
+    assert ask("post", address, {"post": "yes"}, view.delete_view).content == b"deleted"
+    assert not model.objects.using(db).exists()
+
+
+def test_rows_of_a_page_are_locked(db: str) -> None:
+    """Where the database can, nobody writes to the rows of a page between their comparison and their save."""
+    topic = Topic._base_manager.create(name="t")
+    thing = Thing.objects.create(title="a", topic=topic)
+    with all_or_nothing(db), CaptureQueriesContext(connections[db]) as queries:
+        lock_rows(Thing.objects.using(db), topic=topic)
+        assert locked_row(Thing, db, thing.pk) == thing
+    locks = ["FOR UPDATE" in query["sql"] for query in queries.captured_queries]
+    assert any(locks) == connections[db].features.has_select_for_update

@@ -88,7 +88,7 @@ class DocumentLock(Generic[D]):
         self.name = name or f"{source.name}.{self.rules.fields.state}"
         declare(self)
         if source.model is not None:
-            protect(source.model, source, self.rules)
+            protect(source.model, self.rules)
 
     def __repr__(self) -> str:
         return f"<DocumentLock {self.name!r}>"

@@ -28,7 +28,7 @@ from ..other_collections.field_paths import LAST_VERSION, Document, aware, get_p
 from ..transactions import open_transactions, warn_once
 from .rules import read_snapshot
 from .steps import Block, Context, put_back
-from .updates import Own, Refusal, read_one, releasing, token_of, write_one
+from .updates import Own, Refusal, delete_one, read_one, releasing, token_of, write_one
 
 D = TypeVar("D")
 
@@ -37,6 +37,8 @@ FinalState = str | Callable[[Any], str] | None
 
 #: How the work on a document ended that was lost.
 LOST: Final = "lost"
+#: How the work on a document ended that the flow has deleted.
+DELETED: Final = "deleted"
 #: Why a forked child has lost what its parent holds.
 FORKED: Final = "a forked child does not hold its parent's documents"
 #: Why a block cannot begin.
@@ -186,6 +188,26 @@ class HeldDocument(Block, Generic[D]):
 
     update, aupdate = twins(_update)
 
+    def _delete(self) -> Steps[None]:
+        """Delete the document, if it is still held, and end the work. Raises what `update` raises."""
+        yield from self._in_turn(self._delete_now())
+
+    delete, adelete = twins(_delete)
+
+    def _delete_now(self) -> Steps[None]:
+        unanswered, in_doubt = list[BaseException](), self._own.in_doubt
+        if (yield from send(delete_one(self._own.writing(self._context.rules, {}, "")), unanswered)) is None:
+            found = yield from send(read_one(self._context.rules.fields, self.id))
+            if found is not None or not unanswered:
+                why = self._why_not(found, maybe_written=in_doubt)
+                self._own.ended = LOST if isinstance(why, (DocumentLockLost, DocumentNotFound)) else None
+                raise why
+        self.note_deleted()
+
+    def note_deleted(self) -> None:
+        """End the work: the document is deleted."""
+        self._own.ended = DELETED
+
     def _renew(self) -> Steps[None]:
         """Count `stale_after` from now. Raises DocumentLockLost, DocumentChanged."""
         yield from self._write({}, renew=True)
@@ -195,6 +217,9 @@ class HeldDocument(Block, Generic[D]):
     # Writing
 
     def _write(self, changes: Document, *, ends: str | None = None, renew: bool = False) -> Steps[None]:
+        yield from self._in_turn(self._write_now(changes, ends, renew))
+
+    def _in_turn(self, write: Steps[None]) -> Steps[None]:
         """Write when no other write is under way: another thread or task of the flow may renew the document."""
         self._check()
         turn, end = object(), clock.now() + 2 * self._context.courier.timeout
@@ -203,7 +228,7 @@ class HeldDocument(Block, Generic[D]):
                 if clock.now() > end:
                     raise LockBackendFailed("an earlier write of this document has no answer yet")
                 yield Sleep(TURN)
-            yield from self._write_now(changes, ends, renew)
+            yield from write
         finally:
             if self._turn.get(None) is turn:
                 del self._turn[None]
@@ -273,6 +298,8 @@ class HeldDocument(Block, Generic[D]):
     def _leave(self, error: BaseException | None) -> Steps[bool]:
         """End the block: final, or failed after an error, which is never hidden by one of ours. Return whether MongoDB
         answered."""
+        if self.ended == DELETED and error is not None:
+            self._own.ended = None  # the transaction that deleted it may be rolled back
         if self.ended is not None:
             if self.ended == LOST and error is None and not self._context.courier.forked:
                 self._check()  # it may be another thread that was told

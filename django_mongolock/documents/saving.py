@@ -8,21 +8,31 @@ from typing import Any
 
 from django.db.models import Model
 
-from ..other_collections.places import Source
 from ..versions.checking import conflict, is_version_field, version_read
 from .held_document import HeldDocument, Holder
 from .rules import Rules
 
 
-def protect(model: type[Any], source: Source, rules: Rules) -> None:
-    """Have `save()` of a model, and so its forms and its admin, leave the fields of a lock alone, and a copy be free.
-    `QuerySet.update()` writes what it is told to."""
+def protect(model: type[Any], rules: Rules) -> None:
+    """Have `save()` of a model, and so its forms and its admin, leave the fields of a lock alone. `QuerySet.update()`
+    writes what it is told to, and a copy is for its author to clean. `delete()` ends the block that holds the
+    document."""
     model = model._meta.concrete_model  # a proxy has the documents of its model
-    if "document_lock" not in vars(model):
+    if "never_saved" not in vars(model):
         model._do_update = _leaving_locks_alone(model._do_update)
-        model._do_insert = _as_free(model._do_insert)
-    model.document_lock = source, rules  # there is one at most: it has the version of the model
+        model.delete = _ending_block(model.delete)
     model.never_saved = frozenset(name for role, name in rules.fields.names().items() if role != "version")
+
+
+def _held_of(instance: Model, using: str | None, pk: Any) -> HeldDocument[Any] | None:
+    """Return the document that the flow of *instance* holds. None for a copy under another key, or in another
+    database."""
+    holder: Holder | None = vars(instance).get("_document_held")
+    held = None if holder is None else holder()
+    if held is None or held.ended is not None:
+        return None
+    source = held._context.source
+    return held if using == source.alias and source.key(pk) == held.id else None
 
 
 def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,12 +43,7 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
         if self._state.raw:  # a fixture
             return do_update(self, base_qs, using, pk, values, *rest)
         kept = [value for value in values if value[0].column not in self.never_saved]
-        holder: Holder | None = vars(self).get("_document_held")
-        held = None if holder is None else holder()
-        if held is None or held.ended is not None:
-            return do_update(self, base_qs, using, pk, kept, *rest)
-        source = held._context.source
-        if using != source.alias or source.key(pk) != held.id:  # a copy under another key, or in another database
+        if (held := _held_of(self, using, pk)) is None:
             return do_update(self, base_qs, using, pk, kept, *rest)
         _save_held(self, held, {field.name: value for field, _, value in kept if not is_version_field(field)}, using)
         return True if len(rest) < 3 else [()]
@@ -46,29 +51,18 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def _as_free(do_insert: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model._do_insert(): the insert into one table by one save."""
+def _ending_block(delete: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap Model.delete(), or what the class has instead of it."""
 
-    @wraps(do_insert)
-    def free(self: Any, manager: Any, using: str, fields: Any, *rest: Any) -> Any:
-        if not self._state.raw:
-            _free(self, *self.document_lock)
-        return do_insert(self, manager, using, fields, *rest)
+    @wraps(delete)
+    def ending(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held = _held_of(self, self._state.db, self.pk)
+        result = delete(self, *args, **kwargs)
+        if held is not None and self.pk is None:  # else it only marks the document
+            held.note_deleted()
+        return result
 
-    return free
-
-
-def _free(instance: Model, source: Source, rules: Rules) -> None:
-    """Have a copy of a held document begin as a new one does. A copy has the version in which it was read; a new
-    instance has none, and is saved as it was made."""
-    found: dict[str, Any] = {role: source.field(name) for role, name in rules.fields.names().items()}
-    if not (vars(instance).get(found.pop("version").attname) and getattr(instance, found["holder"].attname)):
-        return
-    if getattr(instance, found["state"].attname) not in rules.pending:
-        del found["state"]
-    for field in found.values():
-        if field is not None:  # that of the token need not be in the model
-            setattr(instance, field.attname, field.get_default())
+    return ending
 
 
 def _save_held(instance: Model, held: HeldDocument[Any], changes: dict[str, Any], using: str) -> None:

@@ -252,6 +252,11 @@ def write_one(statement: Statement) -> Command:
     return command
 
 
+def delete_one(statement: Statement) -> Command:
+    """Make the command that deletes a document, and returns it as it was; None if the statement does not find it."""
+    return lambda collection: collection.find_one_and_delete(statement.query)
+
+
 def write_many(statements: Sequence[Statement]) -> Command:
     """Make the command that updates many documents, each by its own statement: one that is refused stops no other."""
 

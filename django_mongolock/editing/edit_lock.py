@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
+from django.conf import settings
+from django.db import DEFAULT_DB_ALIAS
 from django.db.models import Model
 from django.utils.crypto import salted_hmac
 
@@ -27,7 +29,8 @@ from ..engine.rule.document import Terms, entry, milliseconds
 from ..engine.rule.replies import Reply
 from ..engine.text_checks import MAX_KEY_BYTES, check_key, tidy_fact
 from ..exceptions import LockBackendFailed, LockDocumentDamaged, printable
-from ..keys import row_key
+from ..keys import home_of, row_key
+from ..versions.seal import secret_name, secret_of
 
 #: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
 PREFIX: Final = "edit:"
@@ -97,9 +100,11 @@ def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
     """
     if isinstance(target, str):
         return f"{PREFIX}{target}"
-    model, pk = (target._meta.model, target.pk) if isinstance(target, Model) else (target, pk)
+    using = DEFAULT_DB_ALIAS
+    if isinstance(target, Model):
+        using, pk, target = home_of(target), target.pk, target._meta.model
     try:
-        key = f"{PREFIX}{row_key(model, pk)}"
+        key = f"{PREFIX}{row_key(target, pk, using)}"
         if len(check_key(key, get_settings().KEY_PREFIX).encode()) <= MAX_KEY_BYTES:
             return key
     except ValueError:
@@ -107,19 +112,20 @@ def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
             raise
     text = repr(tuple(map(str, pk)) if isinstance(pk, tuple) else str(pk))
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
-    return f"{PREFIX}{row_key(model, 0)[:-1]}sha256-{digest}"
+    return f"{PREFIX}{row_key(target, 0, using)[:-1]}sha256-{digest}"
 
 
 def new_tab() -> str:
-    """Return a name for a tab: random, known to the tab alone."""
-    return secrets.token_urlsafe(16)
+    """Return a name for a tab: random, known to the tab alone. It begins with the name of the SECRET_KEY."""
+    return f"{secret_name(settings.SECRET_KEY)}.{secrets.token_urlsafe(16)}"
 
 
 class EditLock(Detached):
     """The edit lock *key*, as the tab *tab* of *person* sees it. Make one for each request; in a forked child, its
     parent's sends nothing.
 
-    Nothing here waits for another editor. If MongoDB does not answer, the status has the `problem`; nothing is raised.
+    Nothing here waits for another editor. If MongoDB does not answer, the status has the `problem`; nothing is raised,
+    and nothing more is sent.
     An editor who has lost the lock is notified by the next beat: so check the version of what is saved as well.
     """
 
@@ -138,6 +144,7 @@ class EditLock(Detached):
         self.tab = tab or new_tab()
         self.lease = get_settings().EDIT_LEASE
         self._facts = facts or {}
+        self._problem: EditLockStatus | None = None
 
     def _take(self, former: str = "") -> Protocol[EditLockStatus]:
         """Take the lock if it is free; keep it if it is this tab's. What a tab has released it does not take again.
@@ -198,8 +205,9 @@ class EditLock(Detached):
 
     def _grant(self, tab: str = "") -> str:
         """Return the id that the lock is held under. Only the server can make it, and only for this user."""
-        text = "\n".join((self.person.id, self._stored, tab or self.tab))
-        return salted_hmac(SALT, text, algorithm="sha256").hexdigest()[:32] + ".1"
+        tab = tab or self.tab
+        secret, text = secret_of(tab.partition(".")[0]), f"{self.person.id}\n{self._stored}\n{tab}"
+        return salted_hmac(SALT, text, secret=secret, algorithm="sha256").hexdigest()[:32] + ".1"
 
     def _terms(self) -> Terms:
         part = get_settings().CLOCK_MARGIN
@@ -233,16 +241,22 @@ class EditLock(Detached):
         return "mine-elsewhere" if holder.get("owner") == person.owner else "me-elsewhere"
 
     def _run(self, steps: Protocol[Any]) -> Any:
+        if self._problem is not None:  # one wait is enough for a request
+            return self._problem
         try:
             return self._session().run(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:
-            return _problem(error)
+            self._problem = _problem(error)
+            return self._problem
 
     async def _arun(self, steps: Protocol[Any]) -> Any:
+        if self._problem is not None:
+            return self._problem
         try:
             return await self._session().arun(steps)
         except (LockBackendFailed, LockDocumentDamaged) as error:
-            return _problem(error)
+            self._problem = _problem(error)
+            return self._problem
 
 
 def _problem(error: LockBackendFailed | LockDocumentDamaged) -> EditLockStatus:

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+import hashlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import ValidationError
-from django.db import DatabaseError, router, transaction
+from django.db import router, transaction
 from django.db.models import Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
-from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 
 from ..conf import get_settings
 from ..context import view_name
-from ..exceptions import VersionConflict
 from ..inspection import display
-from ..versions.checking import all_or_nothing
-from ..versions.retry import is_conflict, open_transaction
-from ..versions.seal import (
-    Fields,
-    Pages,
-    Shown,
-    changed,
-    is_unchanged,
-    name_of,
-    say_changed,
-    seal,
-    show_stored,
-    unseal,
-)
+from ..versions.retry import open_transaction
+from ..versions.saving import Saving, locked_row
+from ..versions.seal import is_current, unseal
 from . import texts
 from .edit_lock import EditLock, EditLockStatus, edit_key
 from .page_request import ACTION, FORMER, PageRequest
@@ -42,25 +28,17 @@ LOADING_TIME: Final = 20.0
 PERMISSION: Final = "django_mongolock.take_over_edit_lock"
 
 
-class Editing:
+class Editing(Saving):
     """A page that edits *target*, an object or anything else that has a name. Make it with `open()` or `aopen()`.
 
     response: what the view returns at once, if the request is a message of the page's script. status: who has the
-    lock. refusals: why what was sent is not saved. seal: the value of the hidden field that says what the page showed
-    ("" where nothing is compared).
+    lock. refusals: why what was sent is not saved, beside what its form says.
     """
 
     def __init__(self, request: HttpRequest, target: Model | str) -> None:
+        super().__init__()
         self.page = PageRequest(request)
         self.response: HttpResponse | None = None
-        self.refusals: list[str] = []
-        self.seal = ""
-        #: Whether the object was changed since the page was made.
-        self.conflict = False
-        #: Whether the form is shown, for the first time or again, rather than saved.
-        self.shown = False
-        #: Whether the object was deleted, so that there is nothing to lock.
-        self.deleted = False
         self.model: Any = target._meta.model if isinstance(target, Model) else None
         self.pk = getattr(target, "pk", None)
         self.lock = EditLock(edit_key(target), self.page.person(), facts={"place": view_name(request)})
@@ -76,6 +54,8 @@ class Editing:
         editing.status = editing._ask()
         if not (editing.status.is_mine or editing.status.problem):
             editing.page.forget_person()
+        if editing.page.is_post and not (editing.page.action or editing.may_write):
+            editing.refusals.append(texts.lost(editing.status))
         if respond and editing.page.action:
             editing.response = editing.respond()
         return editing
@@ -114,7 +94,7 @@ class Editing:
     @property
     def state(self) -> str:
         """The state in a word: mine, busy, free, away, or refused."""
-        if self.refusals:
+        if self.refused:
             return "refused"
         if self.status.problem:
             return "away"
@@ -122,73 +102,34 @@ class Editing:
 
     # Saving
 
-    def save(self, attempt: Callable[[Any], tuple[bool, HttpResponse]], conflicts: int = 0) -> HttpResponse:
-        """Call *attempt* in a transaction that has locked the row, with what is stored (None if it was deleted). It
-        returns whether the lock is to be released, and what to return.
+    def try_save(self, form: Any) -> bool:
+        """Save a `SealedModelForm` with what was sent, and release the lock; return whether that was done. If not, the
+        form says why.
 
-        It is called again if a writer without the edit lock was faster; after a second conflict, only to show the form.
-        The lock is released after the commit.
+        Call it outside a transaction. It reads the object again, and locks its row.
         """
-        using = router.db_for_write(self.model)
-        self.refusals, self.shown, self.conflict = [], False, conflicts == 2
-        try:
-            with all_or_nothing(using):
-                rows = self.model._base_manager.using(using).select_for_update().filter(pk=self.pk)
-                ends, outcome = attempt(next(iter(rows), None))
-        except (VersionConflict, DatabaseError) as error:
-            if conflicts == 2 or not is_conflict(error):
-                raise
-            return self.save(attempt, conflicts + 1)
-        if ends and open_transaction(using):
+        using = router.db_for_write(self.model, instance=form.instance)
+
+        def attempt() -> bool:
+            form.instance = locked_row(self.model, using, self.pk) or self.model()
+            form.full_clean()
+            self.shown = not form.is_valid()
+            if not self.shown:
+                form.save()
+            return not self.shown
+
+        form.saving, form._alone = self, frozenset()
+        saved = bool(self.run([using], attempt))
+        if saved:
+            self.end(using)
+        return saved
+
+    def end(self, using: str) -> None:
+        """Release the lock when the transaction has ended, if there is one."""
+        if open_transaction(using):
             transaction.on_commit(self.done, using=using)
-        elif ends:
+        else:
             self.done()
-        return outcome
-
-    def check(self, obj: Model, fields: Fields, rows: Shown = ()) -> bool:
-        """Return whether what was sent may be saved to *obj*, which was read just now; if not, `refusals` say why.
-
-        fields: those of the form (`form.fields`). rows: the objects of its formsets, each with the fields of its form.
-        Call it in the transaction that saves, and before the form has put anything into *obj*.
-        """
-        shown, had = [(obj, fields), *rows], self._had
-        if not self.may_write:
-            self.refusals.append(texts.lost(self.status))
-        self.conflict = self.conflict or not is_unchanged(had, shown)
-        if self.conflict:
-            known = [(had[name_of(one)], one, its) for one, its in shown if had and name_of(one) in had]
-            names = [capfirst(str(field.verbose_name)) for each in known for field in changed(*each)]
-            self.refusals.append(say_changed(names))
-        self.seal = seal(shown)
-        return not self.refusals
-
-    def refuse(self, form: Any, stored: Model) -> None:
-        """Put the refusals into a form that has cleaned what was sent; each field that was left alone then shows what
-        is *stored* now. A form without data, as after an empty POST, can show none."""
-        if not self.refusals or not form.is_bound:
-            return
-        form.conflict = self.conflict
-        self.show_stored(form, stored)
-        said = [*self.refusals]
-        if form.files:
-            said.append(_("Choose the file again: a browser does not send it twice."))
-        for text in said:
-            form.add_error(None, ValidationError(text, code="edit_lock"))
-
-    def show_stored(self, form: Any, stored: Model) -> None:
-        """Let each field of a refused form that was left alone show what is *stored* now."""
-        if self.refusals and (page := (self._had or {}).get(name_of(stored))):
-            show_stored(form, page, stored)
-
-    @property
-    def _had(self) -> Pages | None:
-        """What the page showed that was sent."""
-        pages: Pages | None = unseal(self.page.seal)
-        return pages
-
-    def show(self, obj: Model, fields: Fields, rows: Shown = ()) -> None:
-        """Note what the page shows of *obj*, for the hidden field that `check()` reads."""
-        self.seal = seal([(obj, fields), *rows])
 
     def done(self) -> None:
         """Release the lock, since what was sent is saved. Without this call, it ends with its lease."""
@@ -202,9 +143,7 @@ class Editing:
 
     # Answering the page's script
 
-    def respond(
-        self, obj: Model | None = None, fields: Fields = MappingProxyType({}), rows: Shown = ()
-    ) -> HttpResponse:
+    def respond(self, obj: Model | None = None) -> HttpResponse:
         """Return the answer to the page's script. With *obj*, it also says whether the page is up to date."""
         if self.page.action == "take-over" and self.page.http.accepts("text/html"):
             return HttpResponseRedirect(self.page.address(**({FORMER: self.lock.tab} if self.held else {})))
@@ -214,7 +153,7 @@ class Editing:
         answer |= {"detail": texts.detail(self.status), "mayTakeOver": self.may_take_over, "token": self._token}
         if self.held and self.page.takes:
             answer["tab"] = self.lock.tab
-            if obj is not None and not is_unchanged(self._had, [(obj, fields), *rows]):
+            if obj is not None and not is_current(unseal(self.page.seal), obj):
                 answer["text"] = _(
                     "You can edit this again, but it was changed meanwhile: when you save, you will see what was "
                     "changed."
@@ -233,6 +172,7 @@ class Editing:
         settings = get_settings()
         return {
             "editing": self,
+            "person": hashlib.sha256(self.lock.person.id.encode()).hexdigest()[:16],
             "address": self.page.address(),
             "take_over_address": self.page.address(**{ACTION: "take-over"}),
             "shape": texts.SHAPES[self.state],
@@ -262,7 +202,8 @@ class Editing:
             lock.lease = min(lock.lease, max(LOADING_TIME, 3 * get_settings().EDIT_BEAT))
         status = lock.take(page.former)
         editor = status.editor
-        if editor is not None and editor.who == "mine-elsewhere" and page.has_script and not editor.beats:
+        is_silent = editor is not None and editor.who == "mine-elsewhere" and not editor.beats
+        if editor is not None and is_silent and (page.has_script or page.is_sent_again):
             return lock.take_over(editor.token)  # that page never came to life, and this one was requested later
         return status
 

@@ -8,15 +8,16 @@ from django.http import HttpRequest
 
 from ..conf import get_settings
 from ..context import check_encoding, own_address
+from ..keys import person_id
 from ..owners import OWNER_KEY, session_owner
+from ..versions.forms import FIELD
 from .edit_lock import Person, new_tab
 
 #: The parameters of the page's own address: what its script asks for, and the tab that this page replaces.
 ACTION: Final = "edit-lock"
 FORMER: Final = "edit-tab"
-#: The hidden fields: the tab's name, and what the page was made of. And the button that takes over and saves.
+#: The hidden field with the tab's name. And the button that takes over and saves.
 TAB: Final = "edit_lock_tab"
-SEAL: Final = "edit_lock_seal"
 TAKE_OVER: Final = "edit_lock_take_over"
 #: Where a session notes that its browser runs the page's script.
 SCRIPT: Final = "_mongolock_edit_script"
@@ -38,7 +39,7 @@ class PageRequest:
         self.is_post = request.method == "POST"
         self.action = request.GET.get(ACTION, "") if self.is_post else ""
         self.tab = request.POST.get(TAB, "")
-        self.seal = request.POST.get(SEAL)
+        self.seal = request.POST.get(FIELD)
         self.had = self.action == "beat" or "had" in request.POST
         self._session = getattr(request, "session", None)
         self._is_known = self._session is not None and OWNER_KEY in self._session
@@ -92,6 +93,11 @@ class PageRequest:
         """The tabs whose forms this session has saved last: what was typed there is no draft any more."""
         return " ".join(self._session.get(SAVED, ())) if self._session is not None else ""
 
+    @property
+    def is_sent_again(self) -> bool:
+        """Whether this form was saved before: its answer may be lost."""
+        return self.is_post and bool(self.tab) and self.tab in self.saved.split()
+
     def note_saved(self) -> None:
         """Note that what this tab has sent is saved."""
         if self._session is not None and self.tab:
@@ -102,7 +108,7 @@ class PageRequest:
         owner = session_owner(self.http) if self._session is not None else None
         user = getattr(self.http, "user", None)
         if user is not None and user.is_authenticated:
-            return Person(str(user.pk), user.get_username(), owner)
+            return Person(person_id(user), user.get_username(), owner)
         return Person(owner or f"anonymous:{new_tab()}", "", owner)
 
     def forget_person(self) -> None:

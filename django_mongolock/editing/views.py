@@ -8,10 +8,11 @@ from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
 from django.views.generic import UpdateView
 
-from ..versions.seal import from_primary, keys_of, unseal
+from ..versions.forms import FIELD, sealed
+from ..versions.saving import locked_row
+from ..versions.seal import from_primary, key_of, unseal
 from . import texts
 from .page import Editing
-from .page_request import SEAL
 
 if TYPE_CHECKING:
     View = UpdateView[Any, Any]
@@ -32,12 +33,9 @@ class EditLockViewMixin(View):
         """Show the page, for editing or for reading."""
         self.object = self.get_object()
         self.editing = Editing.open(request, self.object)
-        form = self.get_form()
-        if self.editing.readonly:
-            for field in form.fields.values():
-                field.disabled = True
-        else:
-            self.editing.show(self.object, form.fields)
+        form = self._form()
+        for field in form.fields.values() if self.editing.readonly else ():
+            field.disabled = True
         return self.render_to_response(self.get_context_data(form=form))
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -46,45 +44,51 @@ class EditLockViewMixin(View):
             self.object = self.get_object()
         except Http404 as error:
             return self._deleted(error)
-        self.editing = Editing.open(request, self.object, respond=False)
-        if self.editing.page.takes:
-            return self.editing.respond(self.object, self.get_form().fields)
-        if self.editing.page.action:
-            return self.editing.respond()
-        return self.editing.save(self._save)
+        self.editing = editing = Editing.open(request, self.object, respond=False)
+        if editing.page.action:
+            return editing.respond(self.object if editing.page.takes else None)
+        using = self.object._state.db or router.db_for_write(editing.model)
+        response = editing.run([using], lambda: self._save(using))
+        if response is None:  # the view has saved what its form refuses
+            form = self._form()
+            form.is_valid()
+            return self.form_invalid(form)
+        if not editing.shown:
+            editing.end(using)
+        return response
 
-    def _save(self, stored: Any) -> tuple[bool, HttpResponse]:
-        """Check and save. Return whether the lock is to be released, and the response."""
+    def _form(self) -> Any:
+        """Return the form of the page, which carries a seal."""
+        self.editing.begin(self.request)
+        return self.get_form(sealed(self.get_form_class(), self.request))
+
+    def _save(self, using: str) -> HttpResponse:
+        """Check and save."""
+        stored = locked_row(self.editing.model, using, self.editing.pk)
         if stored is None:
-            return True, self._deleted(Http404())
+            return self._deleted(Http404())
         before, self.object = self.object, self.get_object()
         if self.object is before:  # the request had it, such as `request.user`
-            self.object.refresh_from_db(stored._state.db)
-        form = self.get_form()
-        may_save = self.editing.check(stored, form.fields)
-        if form.is_valid() and may_save:
-            response = self.form_valid(form)
-        else:
-            self.editing.refuse(form, stored)
-            response = self.form_invalid(form)
-        return not self.editing.shown, response
+            self.object.refresh_from_db(using)
+        form = self._form()
+        return self.form_valid(form) if form.is_valid() else self.form_invalid(form)
 
     def _deleted(self, error: Exception) -> HttpResponse:
         """Show what was typed into the page of an object that was deleted, or answer the page's script. Raise *error*
         for any other object."""
         model = self.get_form_class()._meta.model
-        keys = keys_of(unseal(self.request.POST.get(SEAL)) or {}, model)
-        if not keys or model._base_manager.using(router.db_for_write(model)).filter(pk=keys[0]).exists():
+        key = key_of(unseal(self.request.POST.get(FIELD)), model)
+        if not key or model._base_manager.using(router.db_for_write(model)).filter(pk=key).exists():
             raise error
-        self.object = model(pk=keys[0])
+        self.object = model(pk=key)
         self.editing = Editing(self.request, self.object)
-        answer, form = self.editing.gone(), self.get_form()
+        answer = self.editing.gone()
         if self.editing.page.action:
             return answer
-        self.editing.deleted, self.editing.seal = True, self.request.POST[SEAL]
+        self.editing.deleted, self.editing.refused = True, True
         self.editing.refusals.append(texts.gone())
+        form = self._form()
         form.is_valid()
-        self.editing.refuse(form, model())
         return self.form_invalid(form)
 
     def form_invalid(self, form: Any) -> HttpResponse:

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from contextlib import suppress
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.options import TO_FIELD_VAR, get_content_type_for_model
-from django.contrib.admin.utils import NestedObjects, flatten_fieldsets, unquote
-from django.core import checks, signing
-from django.core.exceptions import ValidationError
-from django.db import models, router
+from django.contrib.admin.utils import flatten_fieldsets, unquote
+from django.core import checks
+from django.db import router
+from django.forms.models import _get_foreign_key
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.translation import gettext as _
 
 from ..context import own_address
 from ..exceptions import VersionConflict
 from ..inspection import display
-from .checking import UnlessOvertaken, counted, version_field
-from .forms import FIELD, SealedModelForm, VersionedModelForm
-from .seal import SALT, from_primary, pages_of, show, unseal
+from .checking import counted, version_field
+from .forms import FIELD, SealField, VersionedModelForm, sealed
+from .saving import Refused, Saving, lock_rows, locked_row
+from .seal import from_primary, is_current, seal, show, unseal
 
 __all__ = ["VersionedAdmin", "VersionedForms"]
-
-#: The salt of what a page that deletes has shown.
-TREE: Final = f"{SALT}.tree"
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
@@ -36,46 +33,123 @@ if TYPE_CHECKING:
 else:
     ModelAdmin, BaseModelAdmin = admin.ModelAdmin, admin.options.BaseModelAdmin
 
+#: What the name of a guard begins with.
+GUARD: Final = "_guard_"
+Inner = Callable[..., Any]
 
-class FromPrimary(BaseModelAdmin):
-    """See from_primary()."""
 
-    def get_queryset(self, request: HttpRequest) -> Any:
+class GuardedAdmin(ModelAdmin):
+    """An admin with guards around its methods. The guard of a method is the method ``_guard_<name>``, which gets the
+    method as its first argument.
+
+    A guard belongs to the instance, so it runs whatever the class, its subclasses and other mixins make of the method,
+    whether they call super() or not, and in any order of the bases.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for name in dir(type(self)):
+            if name.startswith(GUARD) and hasattr(type(self), own := name.removeprefix(GUARD)):
+                setattr(self, own, _guarded(self, own))
+
+
+def _guarded(instance: Any, name: str) -> Inner:
+    guard = getattr(instance, GUARD + name)
+
+    @functools.wraps(getattr(type(instance), name))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return guard(functools.partial(getattr(type(instance), name), instance), *args, **kwargs)
+
+    return call
+
+
+class SealedPages(GuardedAdmin):
+    """Pages that change only what their user has seen: the change page, the list, and the one that deletes."""
+
+    # The change page
+
+    def _guard_changeform_view(
+        self, inner: Inner, request: HttpRequest, object_id: str | None = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Show or save the page. If another writer is faster while it is being saved, the form shows the conflict."""
+        if request.method != "POST":
+            return inner(request, object_id, *args, **kwargs)
+        return self._save(request, Saving(), lambda: inner(request, object_id, *args, **kwargs))
+
+    def _save(
+        self, request: HttpRequest, saving: Saving, attempt: Callable[[], Any], again: Callable[..., Any] | None = None
+    ) -> Any:
+        """Return what *attempt* returns. If something was refused that no form shows, nothing is written, and the page
+        is shown again, or what *again* returns, with the reason."""
+        saving.begin(request)
+        aliases = (router.db_for_write(LogEntry), self.get_queryset(request).db)
+        said: Any = getattr(request, "_messages", None)
+        before = len(said._queued_messages) if said is not None else 0
+
+        def once() -> Any:
+            saving.anew = saving.deleted or "_saveasnew" in request.POST
+            if said is not None:
+                del said._queued_messages[before:]
+            return attempt()
+
+        response = saving.run(aliases, once)
+        for text in saving.notices:
+            self.message_user(request, text, messages.ERROR)
+        if response is not None:
+            return response
+        if said is not None:
+            del said._queued_messages[before:]
+        said_of_it = saving.refusals or [_("Not saved: this was changed while you were editing it.")]
+        return self._say(request, said_of_it, again)
+
+    def _say(self, request: HttpRequest, problems: Iterable[str], again: Callable[..., Any] | None = None) -> Any:
+        """Show the page again, with the problems."""
+        for text in problems:
+            self.message_user(request, text, messages.ERROR)
+        return again(request) if again is not None else HttpResponseRedirect(own_address(request, request.GET))
+
+    def _guard_get_queryset(self, inner: Inner, request: HttpRequest) -> Any:
         """See from_primary()."""
-        return from_primary(request, super().get_queryset(request))
+        return from_primary(request, inner(request))
 
+    def _guard_get_form(self, inner: Inner, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Return a form that carries a seal."""
+        if "fields" not in kwargs:
+            kwargs["fields"] = flatten_fieldsets(self.get_fieldsets(request, *args[:1]))
+        if kwargs["fields"]:
+            kwargs["fields"] = [name for name in kwargs["fields"] if name not in self._hidden(request)]
+        return sealed(inner(request, *args, **kwargs), request, "object", **self._hidden(request))
 
-class SealedPages(FromPrimary, ModelAdmin):
-    """Pages that change only what their user has seen: the list, and the one that deletes."""
+    def _hidden(self, request: HttpRequest) -> dict[str, forms.Field]:
+        """Return the hidden fields of the page. They are fields of the form, so they are in every template."""
+        return {FIELD: SealField()}
 
-    #: The hidden field by which a page that was edited is known.
-    seal_field = FIELD
+    def _guard_get_fieldsets(self, inner: Inner, request: HttpRequest, obj: Any = None) -> Any:
+        """Add the hidden field, also if the fields are listed explicitly; not to a page that is for reading."""
+        shown = obj is None or self.has_change_permission(request, obj)
+        return with_hidden(inner(request, obj), list(self._hidden(request)), shown=shown)
 
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        """With list_editable, put the seals of the rows into the page, and conflicts into their rows."""
-        response = None
-        if "_save" in request.POST:  # an action is not run twice
-            with UnlessOvertaken(router.db_for_write(self.model)):
-                response = super().changelist_view(request, extra_context)
-        if response is None:
-            response = super().changelist_view(request, extra_context)
-        context = getattr(response, "context_data", None) or {}
-        formset = getattr(context.get("cl"), "formset", None)
-        if formset is not None:
-            for form in formset.initial_forms:
-                if FIELD in form.fields:  # Django's list page has room for hidden fields in the management form only
-                    shown = form[FIELD].value()
-                    field = forms.CharField(widget=forms.HiddenInput, required=False, initial=shown)
-                    show(field, shown)
-                    formset.management_form.fields[f"{form.prefix.rpartition('-')[2]}-{FIELD}"] = field
-        return response
+    def _guard_get_formsets_with_inlines(self, inner: Inner, request: HttpRequest, *args: Any) -> Iterator[Any]:
+        """Yield formsets whose rows carry seals."""
+        for formset, inline in inner(request, *args):
+            formset.form = sealed(formset.form, request, "row")
+            yield formset, inline
 
-    def get_changelist_form(self, request: HttpRequest, **kwargs: Any) -> Any:
-        """See changelist_view()."""
-        return super().get_changelist_form(request, **{"form": SealedModelForm, **kwargs})
+    def _guard_get_formset_kwargs(self, inner: Inner, request: HttpRequest, *args: Any) -> dict[str, Any]:
+        """When saving, read the rows from the primary, and lock them. The rows of a deleted object are added anew."""
+        given: dict[str, Any] = inner(request, *args)
+        rows, parent, inline = from_primary(request, given["queryset"]), given["instance"], args[1]
+        if parent.pk is not None and not hasattr(inline, "ct_field"):
+            lock_rows(rows, **{_get_foreign_key(inline.parent_model, inline.model, inline.fk_name).name: parent})
+        return {**given, "queryset": rows} | ({"save_as_new": True} if Saving.of(request).deleted else {})
 
-    def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """After a conflict, say who made the last change in the admin."""
+    def _guard_render_change_form(self, inner: Inner, request: HttpRequest, context: Any, *args: Any, **kw: Any) -> Any:
+        """Put the seals of rows into the page. After a conflict, say who made the last change in the admin."""
+        saving = Saving.of(request)
+        saving.shown = True
+        for each in context["inline_admin_formsets"]:
+            if FIELD not in flatten_fieldsets(each.fieldsets):
+                _seal_rows(each.formset)
         form = context["adminform"].form
         if getattr(form, "conflict", False):
             of = {"content_type": get_content_type_for_model(form.instance), "object_id": form.instance.pk}
@@ -83,7 +157,63 @@ class SealedPages(FromPrimary, ModelAdmin):
                 values = {"name": entry.user.get_username(), "time": display.moment(entry.action_time)}
                 text = _("The last change in the admin was made by %(name)s, %(time)s.") % values
                 self.message_user(request, text, messages.WARNING)
-        return super().render_change_form(request, context, *args, **kwargs)
+        return inner(request, context, *args, **kw)
+
+    def _guard_history_form_view(self, inner: Inner, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """Restore an old version, on the page of django-simple-history. What is restored is a new version."""
+        if request.method != "POST":
+            return inner(request, *args, **kwargs)
+        saving = Saving()
+        saving.restores = True
+        return self._save(request, saving, lambda: inner(request, *args, **kwargs))
+
+    def _guard_save_model(self, inner: Inner, request: HttpRequest, obj: Any, form: Any, change: bool) -> Any:
+        """See _guard_history_form_view()."""
+        field = version_field(self.model)
+        if Saving.of(request).restores and field is not None:
+            found = locked_row(self.model, self.get_queryset(request).db, obj.pk)
+            setattr(obj, field.attname, getattr(found, field.attname, 0))
+            obj._state.adding = found is None
+        return inner(request, obj, form, change)
+
+    # The list
+
+    def _guard_changelist_view(self, inner: Inner, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        """With list_editable, put the seals of the rows into the page, and conflicts into their rows."""
+
+        def attempt() -> Any:
+            response = inner(request, *args, **kwargs)
+            context = getattr(response, "context_data", None) or {}
+            formset = getattr(context.get("cl"), "formset", None)
+            if formset is not None:
+                Saving.of(request).shown = True
+                _seal_rows(formset)
+            return response
+
+        if request.method == "POST" and "_save" in request.POST:
+            return self._save(request, Saving(functools.partial(self._problem_of, request)), attempt)
+        try:
+            return attempt()  # an action is not run twice
+        except Refused as refused:
+            return self._say(request, refused.args)
+
+    def _problem_of(self, request: HttpRequest, obj: Any) -> str:
+        """Return why an object may not be changed now; "" if it may."""
+        return ""
+
+    def _guard_get_changelist_formset(self, inner: Inner, request: HttpRequest, **kwargs: Any) -> Any:
+        """See _guard_changelist_view()."""
+        formset = inner(request, **kwargs)
+        formset.form = sealed(formset.form, request, "list")
+        return formset
+
+    def _guard__get_list_editable_queryset(self, inner: Inner, request: HttpRequest, prefix: str) -> Any:
+        """Lock the rows that are sent."""
+        rows = inner(request, prefix)
+        lock_rows(rows, pk__in=[row.pk for row in rows])
+        return rows.all()
+
+    # What was deleted meanwhile
 
     def _get(self, request: HttpRequest, object_id: str) -> Any:
         """Return the object of an address; None where the view has to say that there is none."""
@@ -91,67 +221,81 @@ class SealedPages(FromPrimary, ModelAdmin):
         known = by is None or self.to_field_allowed(request, by)
         return self.get_object(request, unquote(object_id), by) if known else None
 
-    def _is_stored(self, request: HttpRequest, object_id: str) -> bool:
-        """Return whether the object of an address is there, if only for others: get_queryset() may hide it by now."""
-        by = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
-        if by is not None and not self.to_field_allowed(request, by):
-            return True
-        field: Any = self.opts.pk if by is None else self.opts.get_field(by)
-        rows: models.QuerySet[Any] = self.model._base_manager.using(router.db_for_write(self.model))
-        with suppress(ValidationError, ValueError):
-            return rows.filter(**{field.name: field.to_python(unquote(object_id))}).exists()
-        return False
+    def _guard__get_obj_does_not_exist_redirect(self, inner: Inner, request: HttpRequest, *args: Any) -> Any:
+        """Show what was typed if the object was deleted or hidden while it was edited, so that it can be created
+        again."""
+        if request.method != "POST" or FIELD not in request.POST:
+            return inner(request, *args)
+        saving = Saving.of(request)
+        if not self.has_add_permission(request):
+            saving.refusals.append(_("Not saved: this was deleted while you were editing it. Copy what you typed."))
+        saving.deleted = saving.anew = True
+        return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
 
-    def _get_obj_does_not_exist_redirect(self, request: HttpRequest, opts: Any, object_id: str) -> Any:
-        """Show what was typed if the object was deleted while it was being edited, so that it can be created again."""
-        edited = request.method == "POST" and self.seal_field in request.POST and self.has_add_permission(request)
-        if edited and not self._is_stored(request, object_id):
-            return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
-        return super()._get_obj_does_not_exist_redirect(request, opts, object_id)  # type: ignore[misc]
+    def _guard_has_add_permission(self, inner: Inner, request: HttpRequest, *args: Any) -> bool:
+        """Let the form be shown that refuses to create an object again."""
+        return Saving.of(request).deleted or inner(request, *args)
 
-    def delete_view(self, request: HttpRequest, object_id: str, extra_context: Any = None) -> HttpResponse:
+    # Deleting
+
+    def _guard_delete_view(self, inner: Inner, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
         """Ask for confirmation about what is stored now: the address of the page carries its seal."""
-        obj, using = self._get(request, object_id), router.db_for_write(self.model)
+        obj = self._get(request, object_id)
         if obj is None or not self.has_delete_permission(request, obj):
-            return super().delete_view(request, object_id, extra_context)
+            return inner(request, object_id, extra_context)
         if request.method != "POST" and FIELD not in request.GET:
-            return _ask(request, signing.dumps(_tree(obj), salt=TREE))
-        with UnlessOvertaken(using):
-            if request.method == "POST":
-                rows = self.model._base_manager.using(using).select_for_update().filter(pk=obj.pk)
-                found = next(iter(rows), None)  # not first(): Oracle locks no row of a slice
-                if found is None or unseal(request.GET.get(FIELD), TREE) != _tree(found):
-                    raise counted(VersionConflict(obj._meta.label, obj.pk, None))
-            return super().delete_view(request, object_id, extra_context)
-        self.message_user(request, _("This was changed meanwhile. Look again before you delete it."), messages.ERROR)
-        return _ask(request, None)
+            return _ask(request, seal(obj, dict.fromkeys(field.name for field in obj._meta.concrete_fields)))
+
+        if request.method != "POST":
+            return inner(request, object_id, extra_context)
+        return self._save(request, Saving(), lambda: self._delete(inner, request, obj, object_id, extra_context), _ask)
+
+    def _delete(self, inner: Inner, request: HttpRequest, obj: Any, *args: Any) -> HttpResponse:
+        """Delete it, if it is as the page showed it."""
+        found = locked_row(self.model, obj._state.db, obj.pk)
+        if found is None or not is_current(unseal(request.GET.get(FIELD)), found):
+            counted(VersionConflict(obj._meta.label, obj.pk, None))
+            raise Refused(_("This was changed meanwhile. Look again before you delete it."))
+        response: HttpResponse = inner(request, *args)
+        return response
 
 
-def _tree(instance: Any) -> list[str]:
-    """Return the name of *instance* and a digest of it and of all that is deleted with it."""
-    collector = NestedObjects(using=router.db_for_write(type(instance), instance=instance))
-    collector.collect([instance])
-    found = [each for some in collector.data.values() for each in some]
-    pages = pages_of((each, dict.fromkeys(field.name for field in each._meta.concrete_fields)) for each in found)
-    text = json.dumps(pages, sort_keys=True)
-    return [instance._meta.label, str(instance.pk), hashlib.sha256(text.encode()).hexdigest()[:32]]
+def with_hidden(fieldsets: Any, hidden: Collection[str], *, shown: bool = True) -> Any:
+    """Return the fieldsets with the hidden fields in the first one, or without them."""
+    found = [
+        (name, {**options, "fields": [each for each in options["fields"] if each not in hidden]})
+        for name, options in fieldsets or [(None, {"fields": ()})]
+    ]
+    if shown:
+        found[0][1]["fields"] += hidden
+    return found
 
 
-class VersionedForms(FromPrimary):
-    """Pages that carry the version. For inlines: ``class Lines(VersionedForms, admin.TabularInline)``.
+def _seal_rows(formset: Any) -> None:
+    """Put the seals of rows into the management form: every template has that, and not each has hidden fields."""
+    for form in formset.initial_forms:
+        if FIELD in form.fields:
+            shown = form[FIELD].value()
+            field = forms.CharField(widget=forms.HiddenInput, required=False, initial=shown)
+            show(field, shown)
+            formset.management_form.fields[f"{form.prefix.rpartition('-')[2]}-{FIELD}"] = field
+
+
+class VersionedForms(BaseModelAdmin):
+    """Rows that carry the version, in an admin of any class: ``class Lines(VersionedForms, admin.TabularInline)``.
 
     Derive your own forms from VersionedModelForm.
     """
 
     form = VersionedModelForm
 
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """See from_primary()."""
+        return from_primary(request, super().get_queryset(request))
+
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         """Add the hidden field, also if the fields are listed explicitly."""
-        fieldsets = super().get_fieldsets(request, obj)
-        if FIELD in flatten_fieldsets(fieldsets):
-            return fieldsets
-        (name, options), *others = fieldsets or [(None, {"fields": ()})]
-        return [(name, {**options, "fields": [*options["fields"], FIELD]}), *others]
+        return with_hidden(super().get_fieldsets(request, obj), [FIELD])
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check also the form and the model."""
@@ -160,24 +304,25 @@ class VersionedForms(FromPrimary):
             message = f"The form of {type(self).__name__} does not carry the version."
             hint = "Derive it from django_mongolock.versions.forms.VersionedModelForm."
             found.append(checks.Error(message, hint=hint, obj=type(self), id="mongolock.E072"))
-        if version_field(self.model) is None:
-            message = f"{self.model._meta.label}, which {type(self).__name__} edits, has no version."
-            hint = "Derive the model from VersionedModel, or take a plain ModelAdmin."
-            found.append(checks.Error(message, hint=hint, obj=type(self), id="mongolock.E073"))
-        return found
+        return [*found, *_check_version(self)]
 
 
-class VersionedAdmin(SealedPages, VersionedForms, ModelAdmin):
+class VersionedAdmin(SealedPages):
     """A ModelAdmin that saves and deletes only what its user has seen."""
 
-    def changeform_view(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """Show or save the page. If another writer is faster while it is being saved, the form shows the conflict."""
-        with UnlessOvertaken(router.db_for_write(self.model)):
-            return super().changeform_view(request, *args, **kwargs)
-        return super().changeform_view(request, *args, **kwargs)
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """Check also the model."""
+        return [*super().check(**kwargs), *_check_version(self)]
 
 
-def _ask(request: HttpRequest, shown: str | None) -> HttpResponse:
+def _check_version(edits: Any) -> Iterator[checks.CheckMessage]:
+    if version_field(edits.model) is None:
+        message = f"{edits.model._meta.label}, which {type(edits).__name__} edits, has no version."
+        hint = "Derive the model from VersionedModel, or take a plain ModelAdmin."
+        yield checks.Error(message, hint=hint, obj=type(edits), id="mongolock.E073")
+
+
+def _ask(request: HttpRequest, shown: str | None = None) -> HttpResponse:
     """Redirect to the same page, with the version that it shows in its address; without, to read it again."""
     query = request.GET.copy()
     query.pop(FIELD, None)

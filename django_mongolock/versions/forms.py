@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from django import forms
-from django.core.exceptions import ValidationError
+from django.core.exceptions import ObjectDoesNotExist, ValidationError
 from django.db import models, router
 from django.forms.formsets import DELETION_FIELD_NAME
+from django.forms.utils import ErrorDict
+from django.utils.text import capfirst
+from django.utils.translation import gettext as _
 
 from .checking import UnlessOvertaken, version_field
+from .saving import Saving
 from .seal import (
-    Fields,
-    Pages,
+    Page,
     begin_apart,
+    changed,
     columns,
     digest,
-    is_unchanged,
-    keep_what_no_page_shows,
-    keys_of,
+    is_current,
+    key_of,
     name_of,
     say_changed,
     say_deleted,
     seal,
+    secret_of,
+    sent_back,
     show,
-    show_stored,
+    show_again,
     unseal,
 )
 
@@ -40,12 +45,12 @@ FIELD = "version_read"
 
 
 class SealField(forms.CharField):
-    """The seal of the page. It never counts as a change."""
+    """A hidden field, such as the seal of the page. It never counts as a change."""
 
     widget = forms.HiddenInput
 
-    def __init__(self) -> None:
-        super().__init__(required=False, label="")
+    def __init__(self, **options: Any) -> None:
+        super().__init__(required=False, label="", **options)
 
     def has_changed(self, initial: Any, data: Any) -> bool:
         return False
@@ -55,35 +60,50 @@ class SealedModelForm(ModelForm):
     """A ModelForm whose page carries what it showed, in the hidden field `version_read`: the version of a model that
     has one, and a digest of each field.
 
-    If that is not what is stored when the page comes back, the form is not valid: it says which fields were changed
-    meanwhile. What was typed stays in its field; a field that the user had not changed takes the stored value. The page
-    then carries what is stored, so sending it again saves it. A page that does not say, or with a forged text, is
-    treated as one that has shown nothing.
+    A field that the user left alone takes the stored value. If a field that the user changed has another value now than
+    the page showed, the form is not valid, and says which fields were changed meanwhile. If the model has a version,
+    any change of the object counts. The page then carries what is stored, so sending it again saves it. A page that
+    does not say, or with a forged text, is treated as one that has shown nothing.
 
     A change between is_valid() and the save raises VersionConflict; `try_save` shows the same page instead.
     """
 
     version_read = SealField()
+    #: The request that the form is a part of, if that is a page of `versions.admin` or `editing`.
+    saving: ClassVar[Saving | None] = None
+    #: What the form edits: the object of the page, a row below it, or a row of a list.
+    part: ClassVar[Literal["object", "row", "list"]] = "object"
+    #: The fields that the user has left alone.
+    _alone: frozenset[str] = frozenset()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         begin_apart(self)
         if not self.instance._state.adding:
-            self.initial[FIELD] = seal([(self.instance, self.fields)])
+            self.initial[FIELD] = seal(self.instance, self.fields)
         #: Whether the object was changed or deleted since the page was made.
         self.conflict = False
 
+    @property
+    def changed_data(self) -> list[str]:
+        """The names of the fields that the user has changed."""
+        return [name for name in super().changed_data if name not in self._alone]
+
     def _post_clean(self) -> None:
-        """Compare the versions before Django puts the typed values into the instance."""
-        pages = self._pages()
-        keep_what_no_page_shows(self)
-        if self.instance._state.adding:
-            model = self._meta.model
-            keys = keys_of(pages or {}, model)
-            if keys and not model._base_manager.using(router.db_for_write(model)).filter(pk__in=keys).exists():
-                self._show_deleted()  # where it is still there, this is "save as new"
-        elif not is_unchanged(pages, [(self.instance, self._shown(pages))]) and self._writes_anything():
-            self._show_conflict(self.instance)
+        """Compare with what is stored, before Django puts the typed values into the instance."""
+        page = unseal(self.data.get(self.add_prefix(FIELD)))
+        if not self.instance._state.adding:
+            self._compare(page)
+        elif page is not None and not self._is_kept(page):
+            self._errors, self.cleaned_data, self._alone = ErrorDict(), {}, frozenset(self.fields)
+            return
+        for text in self.saving.refusals if self.saving is not None and self.part == "object" else ():
+            self._refuse(text, "edit_lock")
+        is_row = self.saving is not None and self.part == "list" and self.has_changed()
+        if self.saving is not None and is_row and (text := self.saving.problem_of(self.instance)):
+            self._refuse(text, "edit_lock")
+        if self.files and self.saving is not None and self.saving.refused and self.part == "object":
+            self._refuse(_("Choose the file again: a browser does not send it twice."))
         super()._post_clean()  # type: ignore[misc]
 
     def try_save(self) -> bool:
@@ -97,40 +117,100 @@ class SealedModelForm(ModelForm):
             self.instance._state.adding = True
             self._show_deleted()
         else:
-            self._show_conflict(stored)
+            self._show_conflict(unseal(self.data.get(self.add_prefix(FIELD))), stored)
             self.instance = stored
         return False
 
-    def _writes_anything(self) -> bool:
-        """Return whether the form differs from what is stored. (`has_changed` compares with `initial`.)"""
-        own = columns(self.instance, self.fields)
-        others = set(self.changed_data) - {field.name for field in own}
-        same = all(
-            field.name in self.cleaned_data
-            and digest(field, self.cleaned_data[field.name]) == digest(field, field.value_from_object(self.instance))
-            for field in own
-        )
-        return bool(others) or not same
+    def _compare(self, page: Page | None) -> None:
+        """Keep what is stored of each field that was left alone, with its microseconds and line ends. Refuse to write
+        over what the page has not shown."""
+        stored = self.instance
+        page = page if page is not None and page["name"] == name_of(stored) else None
+        typed = self._typed(page, stored)
+        for field in columns(stored, self.cleaned_data):
+            value = field.value_from_object(stored)
+            if field.name in typed or digest(field, self.cleaned_data[field.name]) == digest(field, value):
+                continue
+            self._keep(field, value)
+            self._alone |= {field.name}
+            if page is not None and changed(page, stored, [field.name]) and field.name in page["fields"]:
+                show_again(self, field.name, value)
+                show(self.fields[FIELD], seal(stored, self.fields))
+        others = set(self.changed_data) - {field.name for field in columns(stored, self.cleaned_data)}
+        last = self.saving is not None and self.saving.last and self.part == "object"
+        if not (typed or others or last):
+            return
+        whole = version_field(stored._meta.model) is not None or self.cleaned_data.get(DELETION_FIELD_NAME)
+        is_same = is_current(page, stored) if whole else page is not None and not changed(page, stored, typed | others)
+        if last or not is_same:
+            self._show_conflict(page, stored)
+        elif self._meta.model._meta.pk.name in typed:
+            stored._state.adding = True  # under another key it is another object, which must not be there yet
 
-    def _pages(self) -> Pages | None:
-        pages: Pages | None = unseal(self.data.get(self.add_prefix(FIELD)))
-        return pages
+    def _keep(self, field: Any, value: Any) -> None:
+        """Have the form write what is stored."""
+        try:
+            is_link = field.is_relation and not field.many_to_many
+            self.cleaned_data[field.name] = getattr(self.instance, field.name) if is_link else value
+        except ObjectDoesNotExist:  # the row has a key of nothing, and keeps it
+            del self.cleaned_data[field.name]
 
-    def _shown(self, pages: Pages | None) -> Fields:
-        """Return the fields that the page has shown. A formset has added others since."""
-        return dict.fromkeys(pages[name]["fields"]) if pages and (name := name_of(self.instance)) in pages else {}
+    def _typed(self, page: Page | None, stored: models.Model) -> set[str]:
+        """Return the names of the fields of the model that the user has changed."""
+        shown: Any = page or {"fields": {}, "alone": {}}
+        secret = secret_of(page["secret"] if page else "")
+        typed = set()
+        for field in columns(stored, self.cleaned_data):
+            value, mine = field.value_from_object(stored), self.cleaned_data[field.name]
+            sent = digest(field, mine, secret)
+            if sent in (shown["fields"].get(field.name), shown["alone"].get(field.name), digest(field, value, secret)):
+                continue
+            if sent != digest(field, sent_back(self.fields.get(field.name), value), secret):
+                typed.add(field.name)
+        return typed
+
+    def _is_kept(self, page: Page) -> bool:
+        """Tell of an object, or of a row, that was deleted since the page was made. Return whether the form counts."""
+        model, key = self._meta.model, key_of(page, self._meta.model)
+        if self.saving is None or not (self.saving.deleted or self.part != "object"):
+            if key and not model._base_manager.using(router.db_for_write(model)).filter(pk=key).exists():
+                self._show_deleted()  # where it is still there, this is "save as new"
+            return True
+        if self.part == "object":
+            self._show_deleted()
+        if self.part == "object" or self.saving.anew:
+            return True
+        typed = self._typed(page, self.instance) & page["fields"].keys()
+        if self.part == "row" and typed and not self.cleaned_data.get(DELETION_FIELD_NAME):
+            self._refuse(_("This row was deleted meanwhile. Copy what you typed, and mark the row for deletion."))
+            return True
+        if self.part == "list":
+            said = [_("%s was deleted meanwhile.") % f"{capfirst(model._meta.verbose_name)} {key}"]
+            said += [f"{self[name].label}: {self[name].value()}" for name in sorted(typed)]
+            self.saving.notices.append(" ".join(said))
+        return False
+
+    def _refuse(self, text: str, code: str = "conflict") -> None:
+        if self.saving is not None:
+            self.saving.refused = True
+        self.add_error(None, ValidationError(text, code=code))
 
     def _show_deleted(self) -> None:
         self.conflict = True
-        show(self.fields[FIELD], "")
-        self.add_error(None, ValidationError(say_deleted(), code="deleted"))
+        if self.saving is None or not self.saving.refusals:
+            show(self.fields[FIELD], "")
+            self._refuse(say_deleted(), "deleted")
 
-    def _show_conflict(self, stored: models.Model) -> None:
+    def _show_conflict(self, page: Page | None, stored: models.Model) -> None:
         self.conflict = True
-        page = (self._pages() or {}).get(name_of(stored))
-        names = show_stored(self, page, stored) if page else []
-        show(self.fields[FIELD], seal([(stored, self.fields)]))
-        self.add_error(None, ValidationError(say_changed(names), code="conflict"))
+        names = [name for name in page["fields"] if name in self.fields] if page else []
+        fields = changed(page, stored, names) if page else []
+        typed = self._typed(page, stored)
+        for field in fields:
+            if field.name not in typed and field.name in self.cleaned_data:
+                show_again(self, field.name, field.value_from_object(stored))
+        show(self.fields[FIELD], seal(stored, self.fields))
+        self._refuse(say_changed(str(self[field.name].label) for field in fields))
         self.cleaned_data.pop(DELETION_FIELD_NAME, None)  # a formset deletes a row without looking at its errors
 
 
@@ -141,3 +221,10 @@ class VersionedModelForm(SealedModelForm):
         super().__init__(*args, **kwargs)
         if version_field(self._meta.model) is None:
             raise TypeError(f"{self._meta.model._meta.label} has no VersionField, which {type(self).__name__} needs")
+
+
+def sealed(form: Any, request: Any, part: str = "object", **fields: Any) -> Any:
+    """Return a form class that carries a seal, for a page of *request*, whatever class the form has. fields: others."""
+    bases = (form,) if issubclass(form, SealedModelForm) else (SealedModelForm, form)
+    own = {"__module__": form.__module__, "saving": Saving.of(request), "part": part, **fields}
+    return type(form)(form.__name__, bases, own)

@@ -1,26 +1,28 @@
-"""The seal of a page: what it showed, signed into it; and what has changed when it comes back.
+"""The seal of a form: what its page showed of one object, signed; and what has changed when the page comes back.
 
-It is the version of a model that has one, and a digest of each value. It reveals no value, and cannot be forged.
+A seal has the version of a model that has one, and a digest of each value. It reveals no value, and cannot be forged.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, TypeAlias, TypedDict
 
 from django import forms
+from django.conf import settings
 from django.core import signing
-from django.core.exceptions import ValidationError
 from django.core.files.uploadedfile import UploadedFile
 from django.db import models, router
 from django.http import HttpRequest, QueryDict
+from django.utils import timezone
 from django.utils.crypto import salted_hmac
 from django.utils.translation import gettext as _
 
-from .checking import plain, version_field, version_read
+from .checking import version_field
 
 SALT = "django_mongolock.versions"
 #: Fields whose value is a key or a file, which come back as they are; to clean them, the database would be asked.
@@ -29,83 +31,70 @@ _UNCHANGED = (forms.FileField, forms.ModelChoiceField)
 _NAME = "field"
 #: The fields of a form, by their names.
 Fields: TypeAlias = Mapping[str, forms.Field | None]
-#: Objects, each with the fields that the page has for it.
-Shown: TypeAlias = Iterable[tuple[models.Model, Fields]]
 
 
 class Page(TypedDict):
-    """What a page showed of one object: its version, and a digest of each field.
+    """What a page showed of one object.
 
-    alone: the digest of what a browser sends back of a field that is left alone, if that is not what is stored.
+    name: the model and the key. secret: the name of the key of the digests. version: the object's version. fields: a
+    digest of each field. alone: the digest of what a browser sends back of a field that is left alone, if that is not
+    what is stored.
     """
 
+    name: str
+    secret: str
     version: int | None
     fields: dict[str, str]
     alone: dict[str, str]
 
 
-#: What a page showed, by the names of the objects.
-Pages: TypeAlias = dict[str, Page]
+def seal(instance: models.Model, fields: Fields) -> str:
+    """Return the seal of a form that shows these fields of *instance*."""
+    return signing.dumps(page_of(instance, fields), salt=SALT, compress=True)
 
 
-def seal(shown: Shown) -> str:
-    """Return the seal of a page that shows this."""
-    return signing.dumps(pages_of(shown), salt=SALT, compress=True)
-
-
-def unseal(sealed: str | None, salt: str = SALT) -> Any:
-    """Return the `Pages` that were sealed, or what else was signed; None for anything else."""
+def unseal(sealed: str | None) -> Page | None:
+    """Return what was sealed; None for anything else."""
     with suppress(signing.BadSignature):
-        return signing.loads(sealed or "", salt=salt)
+        page: Page = signing.loads(sealed or "", salt=SALT)
+        return page
     return None
 
 
-def pages_of(shown: Shown) -> Pages:
-    """Return what a page shows. An object may be in it twice, with other fields."""
-    pages: Pages = {}
-    for instance, fields in shown:
-        page = pages.setdefault(name_of(instance), {"version": _version(instance), "fields": {}, "alone": {}})
-        for field in columns(instance, fields):
-            value = field.value_from_object(instance)
-            page["fields"][field.name] = digest(field, value)
-            if (other := digest(field, sent_back(fields[field.name], value))) != page["fields"][field.name]:
-                page["alone"][field.name] = other
-    return pages
+def page_of(instance: models.Model, fields: Fields) -> Page:
+    """Return what a form shows."""
+    secret = secret_name(settings.SECRET_KEY)
+    page = Page(name=name_of(instance), secret=secret, version=_version(instance), fields={}, alone={})
+    for field in columns(instance, fields):
+        value = field.value_from_object(instance)
+        page["fields"][field.name] = digest(field, value)
+        if (other := digest(field, sent_back(fields[field.name], value))) != page["fields"][field.name]:
+            page["alone"][field.name] = other
+    return page
 
 
-def is_unchanged(had: Pages | None, shown: Shown) -> bool:
-    """Return whether all that the page *had* is as it was, and no object is there besides. It counts as changed if the
-    page does not say."""
-    now = list(shown)
-    if had is None or had.keys() != {name_of(instance) for instance, _fields in now}:
-        return False
-    pages = [(had[name_of(instance)], instance, fields) for instance, fields in now]
-    return all(page["version"] == _version(one) and not changed(page, one, fields) for page, one, fields in pages)
+def is_current(page: Page | None, instance: models.Model) -> bool:
+    """Return whether *instance* is as the page showed it. A page that does not say is outdated."""
+    return (
+        page is not None
+        and page["name"] == name_of(instance)
+        and page["version"] == _version(instance)
+        and not changed(page, instance, page["fields"])
+    )
 
 
 def changed(page: Page, instance: models.Model, names: Container[str]) -> list[models.Field[Any, Any]]:
     """Return which of these fields have another value in *instance* than the page showed."""
-    shown = page["fields"]
+    secret = secret_of(page["secret"])
     return [
         field
         for field in columns(instance, names)
-        if shown.get(field.name) != digest(field, field.value_from_object(instance))
+        if page["fields"].get(field.name) != digest(field, field.value_from_object(instance), secret)
     ]
 
 
-def show_stored(form: Any, page: Page, stored: models.Model) -> list[str]:
-    """Let each field of a bound form that was left alone show what is *stored* now. Return the names, for people, of
-    the fields that have changed since the page was made."""
-    fields = changed(page, stored, [name for name in page["fields"] if name in form.fields])
-    for field in fields:
-        typed = digest(field, form.cleaned_data[field.name]) if field.name in form.cleaned_data else ""
-        if typed in (page["fields"].get(field.name), page["alone"].get(field.name)):
-            _show_again(form, field.name, field.value_from_object(stored))
-    return [str(form[field.name].label) for field in fields]
-
-
-def _show_again(form: Any, name: str, value: Any) -> None:
-    """Let a field show *value*, also one of embedded documents, which asks the data of its form."""
+def show_again(form: Any, name: str, value: Any) -> None:
+    """Let a field of a bound form show *value*, also one of embedded documents, which asks the data of its form."""
     field = form.fields[name]
     show(field, value)
     if type(field).get_bound_field is not forms.Field.get_bound_field:
@@ -139,23 +128,11 @@ def _copy(value: Any) -> Any:
     return [_copy(each) for each in value] if isinstance(value, list) else value
 
 
-def keep_what_no_page_shows(form: Any) -> None:
-    """Keep what is stored, with its microseconds and line ends, if the form has what a browser sends back of it.
-
-    What has got another key is another object, which must not be there yet.
-    """
-    for field in () if form.instance._state.adding else columns(form.instance, form.cleaned_data):
-        stored = field.value_from_object(form.instance)
-        alone, typed = digest(field, sent_back(form.fields.get(field.name), stored)), form.cleaned_data[field.name]
-        if alone != digest(field, stored) and alone == digest(field, typed):
-            form.cleaned_data[field.name] = stored
-        elif field.primary_key and digest(field, typed) != digest(field, stored):
-            form.instance._state.adding = True
-
-
 def from_primary(request: HttpRequest, queryset: Any) -> Any:
-    """When saving, read from the primary: a replica may be behind."""
-    return queryset.using(router.db_for_write(queryset.model)) if request.method == "POST" else queryset
+    """When saving, read from the primary, as a replica may be behind. A queryset that names its database keeps it."""
+    if request.method != "POST" or queryset._db is not None:
+        return queryset
+    return queryset.using(router.db_for_write(queryset.model))
 
 
 def show(field: forms.Field, value: Any) -> None:
@@ -163,19 +140,53 @@ def show(field: forms.Field, value: Any) -> None:
     field.bound_data = lambda *_: value  # type: ignore[method-assign]
 
 
-def digest(field: models.Field[Any, Any], value: Any) -> str:
-    """Return a few characters that differ where the value differs. Without the project's SECRET_KEY they say nothing of
-    the value: a form need not show what it has, such as a password."""
-    if isinstance(value, UploadedFile):
-        text = f"new file {value.name}"  # also under the name of the one that is stored
-    elif field.many_to_many:
+def secret_name(secret: str | bytes) -> str:
+    """Return the name of a secret, by which `secret_of` finds it after the project has got a new one."""
+    return salted_hmac(f"{SALT}.key", "", secret=secret, algorithm="sha256").hexdigest()[:8]
+
+
+def secret_of(name: str) -> str | bytes:
+    """Return the SECRET_KEY with this name, or the one of SECRET_KEY_FALLBACKS; the present one if there is none."""
+    known: tuple[str | bytes, ...] = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    return next((secret for secret in known if secret_name(secret) == name), known[0])
+
+
+def digest(field: models.Field[Any, Any], value: Any, secret: str | bytes | None = None) -> str:
+    """Return a few characters that differ where the value differs. Without the secret they say nothing of the value: a
+    form need not show what it has, such as a password. Never raises: the value is that of the field in Python."""
+    if field.many_to_many:
         text = ",".join(sorted(str(getattr(one, "pk", one)) for one in value or ()))
     else:
         if isinstance(value, models.Model) and (field.is_relation or field.primary_key):
             value = getattr(value, getattr(field, "target_field", value._meta.pk).attname)
-        value = plain(field, value if value is not None or field.null else "")
-        text = json.dumps(value, default=str) if isinstance(value, (dict, list)) else str(value)
-    return salted_hmac(f"{SALT}.{field}", text.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()[:12]
+        text = _text(value)
+    made = salted_hmac(f"{SALT}.{field}", text.encode(errors="surrogatepass"), secret=secret, algorithm="sha256")
+    return made.hexdigest()[:12]
+
+
+def _text(value: Any) -> str:
+    """Return a text that is the same for equal values."""
+    text = "\0" if value is None else ""
+    if isinstance(value, UploadedFile):
+        text = f"new file {value.name}"  # also under the name of the one that is stored
+    elif isinstance(value, models.Model):
+        parts = {field.attname: field.value_from_object(value) for field in value._meta.concrete_fields}
+        text = f"{value._meta.label} {_text(parts)}"
+    elif isinstance(value, Mapping):
+        text = f"{{{','.join(sorted(f'{_text(key)}:{_text(part)}' for key, part in value.items()))}}}"
+    elif isinstance(value, (list, tuple)):
+        text = f"[{','.join(map(_text, value))}]"
+    elif isinstance(value, (set, frozenset)):
+        text = f"[{','.join(sorted(map(_text, value)))}]"
+    elif isinstance(value, datetime) and timezone.is_aware(value):
+        text = str(value.astimezone(UTC))
+    elif isinstance(value, (bytes, bytearray, memoryview)):
+        text = bytes(value).hex()
+    elif isinstance(value, Decimal) and value.is_finite():
+        text = str(value.normalize())
+    elif not isinstance(value, str) and " object at 0x" in str(value):
+        text = f"{type(value).__qualname__} {_text(getattr(value, '__dict__', {}))}"  # it has no text of its own
+    return text or str(value)
 
 
 def columns(instance: models.Model, names: Container[str]) -> list[Any]:
@@ -189,9 +200,10 @@ def name_of(instance: models.Model) -> str:
     return f"{_prefix(instance)}{instance.pk}"
 
 
-def keys_of(pages: Pages, model: type[models.Model]) -> list[str]:
-    """Return the keys of the objects of *model* that a page has shown."""
-    return [name.removeprefix(_prefix(model)) for name in pages if name.startswith(_prefix(model))]
+def key_of(page: Page | None, model: type[models.Model]) -> str | None:
+    """Return the key of the object that a page has shown; None if there is none, or it is of another model."""
+    found = page is not None and page["name"].startswith(_prefix(model))
+    return page["name"].removeprefix(_prefix(model)) if page is not None and found else None
 
 
 def _prefix(model: models.Model | type[models.Model]) -> str:
@@ -200,14 +212,14 @@ def _prefix(model: models.Model | type[models.Model]) -> str:
 
 def _version(instance: models.Model) -> int | None:
     field = version_field(instance._meta.model)  # its type may be that of `request.user`, a SimpleLazyObject
-    return version_read(instance, field) if field else None
+    return getattr(instance, field.attname) if field else None
 
 
 def sent_back(field: forms.Field | None, value: Any) -> Any:
     """Return what the form makes of *value* after a browser has shown it; *value* itself if that is not valid.
 
-    It is not always what is stored: a text area gets other line ends, a text field loses them, a date its microseconds;
-    and the form strips what it gets.
+    The result may differ from what is stored. A text area gets other line ends, a text field loses them, a date loses
+    its microseconds. The form strips what it gets.
     """
     if (
         field is None
@@ -221,7 +233,7 @@ def sent_back(field: forms.Field | None, value: Any) -> Any:
         data = QueryDict(mutable=True)
         _send(shown, data)
         return field.clean(widget.value_from_datadict(data, {}, _NAME))
-    except (ValidationError, TypeError, ValueError, KeyError, AttributeError):  # a widget may be of any kind
+    except Exception:  # noqa: BLE001 - a ValidationError, or any error of a field or widget of any kind
         return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from django.core import checks
 from django.db import models
@@ -48,7 +48,7 @@ class VersionField(BigIntegerField):
 
     descriptor_class = VersionAttribute
     #: What `checking.find_version` looks for.
-    is_version: Final = True
+    is_version = True
 
     def __init__(self, verbose_name: Any = None, **options: Any) -> None:
         if unfit := sorted(options.keys() & {"primary_key", "unique", "choices"}):
@@ -64,13 +64,17 @@ class VersionField(BigIntegerField):
     def contribute_to_class(self, cls: type[models.Model], name: str, private_only: bool = False) -> None:
         """Wrap the methods that have to check the version; classes derived from this one inherit them."""
         super().contribute_to_class(cls, name, private_only)
-        if not hasattr(cls, "_checks_version"):
+        if hasattr(cls, "_history_excluded_fields"):
+            self.is_version = False  # of django-simple-history: a row keeps the version that the object had
+        elif not hasattr(cls, "_checks_version"):
             cls._checks_version = True  # type: ignore[attr-defined]
             for method, hook in HOOKS.items():
                 setattr(cls, method, hook(getattr(cls, method)))
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
         """Return the first version, which an update does not write."""
+        if not self.is_version:
+            return super().pre_save(model_instance, add)
         if add:
             setattr(model_instance, self.attname, 1)
         return 1
@@ -78,7 +82,7 @@ class VersionField(BigIntegerField):
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check also that the model has one version, in its topmost table, and that update() raises it."""
         missing = missing_app("django_mongolock.versions", f"The VersionField of {self.model._meta.label}", self)
-        return [*super().check(**kwargs), *missing, *self._check_model()]
+        return [*super().check(**kwargs), *missing, *(self._check_model() if self.is_version else ())]
 
     def _check_model(self) -> Iterator[checks.CheckMessage]:
         options = self.model._meta

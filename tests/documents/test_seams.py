@@ -9,12 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.core.management import call_command
 from django.db import DatabaseError
 from django.forms import modelform_factory
 
 from django_mongolock.documents import DocumentLock
-from django_mongolock.exceptions import DocumentChanged, DocumentLockLost, VersionConflict
+from django_mongolock.exceptions import DocumentChanged, DocumentLockLost, LockMisused, VersionConflict
 from django_mongolock.transactions import mongo_atomic
 from tests.documents.conftest import FINAL, PENDING, Ground
 from tests.documents.models import Advert, CodedAdvert, EmbeddingAdvert, Locked, LongAdvert, Proxied, ProxyAdvert
@@ -257,13 +258,46 @@ class TestSaving:
             held.instance.save()
         assert adverts.raw(held.id)["price"] == 5
 
+    @pytest.mark.parametrize("way", ["held", "instance", "async"])
+    def test_deleted_by_its_holder(self, adverts: Ground, way: str) -> None:
+        """The block ends well, and the rest of a batch goes on."""
+        ids = [adverts.add(1, title=f"ad {number}", body="", tags=[], opted_in=True) for number in range(2)]
+        with adverts.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported") as batch:
+            first, second = batch
+            with first:
+                if way == "async":
+                    async_to_sync(first.adelete)()
+                else:
+                    first.delete() if way == "held" else first.instance.delete()
+                assert first.ended == "deleted"
+                with pytest.raises(LockMisused):
+                    first.update(price=1)
+            with second:
+                second.update(price=9)
+        assert not rows().filter(pk=ids[0]).exists()
+        assert adverts.read(ids[1], "price", "state") == (9, "exported")
+
+    def test_deleted_by_who_has_lost_it(self, adverts: Ground) -> None:
+        """Nothing is deleted that another flow holds."""
+        held = adverts.lock.acquire((adverts.add(1), 1), "exporting")
+        adverts.change(held.id, holder="other")
+        with pytest.raises(DocumentLockLost):
+            held.delete()
+        assert (held.ended, rows().filter(pk=held.id).exists()) == ("lost", True)
+
+    def test_an_attribute_of_any_name(self, adverts: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The model may have the lock as its `document_lock`."""
+        monkeypatch.setattr(Advert, "document_lock", adverts.lock, raising=False)
+        made = rows().create(title="a")
+        assert adverts.read(made.pk, "state") == "new"
+
     def test_a_copy_of_what_is_held(self, adverts: Ground) -> None:
         """A copy with a key of its own is another document, which no one holds, and its saves leave the held one
         alone."""
         id_ = adverts.add(1, title="original", body="", tags=[], opted_in=True)
         with adverts.lock.hold((id_, 1), "exporting", final="exported") as held:
             copied = held.instance
-            copied.pk = None
+            copied.pk, copied.holder, copied.state, copied.time = None, None, "new", None
             copied.save()
             copied.title = "copy"
             copied.save()

@@ -18,6 +18,7 @@ from django.views.generic import UpdateView
 from django_mongolock.editing import Editing, EditLockViewMixin
 from django_mongolock.editing.admin import EditLockMixin
 from django_mongolock.versions.admin import VersionedAdmin
+from django_mongolock.versions.forms import SealedModelForm
 from testproject.rates.models import PastRate, PlainRate, Rate
 from testproject.shop.models import Ad, Order
 from tests.editing.notes import Author, Note, NoteAdmin
@@ -103,7 +104,7 @@ class RateAdmin(EditLockMixin, VersionedAdmin):
     fields = ("value", "note")
 
 
-class OrderForm(ModelForm):
+class OrderForm(SealedModelForm):
     """Of both views; leaves out a field that its class has."""
 
     class Meta:
@@ -142,17 +143,8 @@ async def order_edit(request: HttpRequest, pk: int) -> HttpResponse:
     if editing.response:
         return editing.response
     form = OrderForm(request.POST or None, instance=order)
-    fields = form.fields
-    if request.method == "POST":
-        stored = await Order.objects.aget(pk=pk)
-        if editing.check(stored, fields) and await sync_to_async(form.is_valid)():
-            await sync_to_async(form.save)()
-            await editing.adone()
-            return HttpResponseRedirect("/done/")
-        await sync_to_async(form.is_valid)()
-        editing.refuse(form, stored)
-    else:
-        editing.show(order, fields)
+    if request.method == "POST" and await sync_to_async(editing.try_save)(form):
+        return HttpResponseRedirect("/done/")
     return render(request, "editing/order.html", {"form": form, "editing": editing})
 
 

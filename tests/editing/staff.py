@@ -73,7 +73,7 @@ def state_of(page: Any) -> str:
 def tell(client: Client, address: str, action: str, fields: dict[str, str], **more: Any) -> Any:
     """What the page's script sends, and the answer."""
     mark = "&" if "?" in address else "?"
-    names = ("edit_lock_tab", "edit_lock_seal")
+    names = ("edit_lock_tab", "version_read")
     data = {**{name: fields[name] for name in names if name in fields}, **more}
     return client.post(f"{address}{mark}edit-lock={action}", data, headers={"Accept": "application/json"})
 

@@ -16,7 +16,7 @@ from django.urls import reverse
 from pytest_django import Settings
 
 from django_mongolock.backends import close_backends, mongo_store
-from django_mongolock.editing import EditLock, edit_key
+from django_mongolock.editing import EditLock, EditLockStatus, edit_key, edit_lock
 from django_mongolock.editing.admin import _note_editors
 from django_mongolock.inspection import operations
 from testproject.rates.models import PastRate, PlainRate, Rate
@@ -203,7 +203,7 @@ class TestScript:
     @pytest.mark.parametrize("junk", ["nonsense", "", "beat"])
     def test_junk(self, order: Order, junk: str) -> None:
         """What makes no sense takes nothing and breaks nothing."""
-        fields = {"edit_lock_tab": "" if junk == "beat" else "$x\x00", "edit_lock_seal": "junk"}
+        fields = {"edit_lock_tab": "" if junk == "beat" else "$x\x00", "version_read": "junk"}
         more = {"idle": "-1", "edit_lock_take_over": "²"}
         assert tell(staff("anna"), page_of(order), junk or "take-over", fields, **more).status_code == 200
 
@@ -242,27 +242,30 @@ class TestSave:
         assert (order.item, int(order.price), order.state) == ("car", 7, "paid")
 
     def test_a_change_behind_the_lock(self, order: Order) -> None:
-        """A writer that knows no edit lock is noticed as well; what the form does not show is left to it."""
+        """A writer that knows no edit lock keeps each field that this user left alone. For a field that both have
+        changed, the save is refused."""
         anna = Tab("anna", order)
-        Order.objects.update(charges=5)
+        Order.objects.update(charges=5, price=7)
         assert anna.send(item="car").status_code == 302
-        assert Order.objects.values_list("item", "charges").get() == ("car", 5)
+        saved = Order.objects.get()
+        assert (saved.item, int(saved.price), saved.charges) == ("car", 7, 5)
         anna = Tab(anna.client, order)
-        Order.objects.update(price=5)
+        Order.objects.update(item="theirs")
         anna.send(item="boat")
         assert anna.state == "refused"
+        assert Order.objects.get().item == "theirs"
 
     @pytest.mark.parametrize("seal", [None, "", "junk", "another"])
     def test_a_page_that_does_not_say(self, order: Order, seal: str | None) -> None:
         """Nobody can tell what it has seen: it is not saved. What the page of another object says is worth nothing."""
         anna = Tab("anna", order)
         sent = anna.fields | {"item": "car"}
-        del sent["edit_lock_seal"]
+        del sent["version_read"]
         if seal == "another":
             twin = Order.objects.create(buyer=order.buyer, item="bike", price=100)
-            seal = Tab(anna.client, twin).fields["edit_lock_seal"]
+            seal = Tab(anna.client, twin).fields["version_read"]
         if seal is not None:
-            sent["edit_lock_seal"] = seal
+            sent["version_read"] = seal
         assert state_of(anna.client.post(anna.address, sent)) == "refused"
 
     @pytest.mark.long
@@ -335,12 +338,14 @@ class TestSave:
         assert Order.objects.get().item == "car"
 
     def test_what_a_user_sees_no_more(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It is not deleted: no second one is made of what was typed, but Django's own answer given."""
+        """An object that the admin hides by now, such as one that is marked as deleted, can be created again."""
         anna, queryset = Tab("anna", order), OrderAdmin.get_queryset
         monkeypatch.setattr(OrderAdmin, "get_queryset", lambda *args: queryset(*args).exclude(state="closed"))
         Order.objects.update(state="closed")
-        assert anna.send(item="car")["Location"] == "/admin/"
-        assert [each.item for each in Order.objects.all()] == ["bike"]
+        anna.send(item="car")
+        assert "this was deleted while you were editing it" in anna.text
+        assert anna.send().status_code == 302
+        assert sorted(each.item for each in Order.objects.all()) == ["bike", "car"]
 
     def test_a_form_whose_clean_raises(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
         """What was left alone takes what is stored, whatever else is wrong with the form."""
@@ -351,10 +356,10 @@ class TestSave:
 
         monkeypatch.setattr(OrderAdmin, "form", type("Strict", (ModelForm,), {"clean": clean}))
         anna = Tab("anna", order)
-        Order.objects.update(price=7)
+        Order.objects.update(item="boat", price=7)
         anna.send(item="bad")
         assert "There is no such item." in anna.text
-        assert "Changed meanwhile: Price." in anna.text
+        assert "Changed meanwhile: Item, Price." in anna.text
         assert anna.fields["price"] == "7.00"
         assert anna.send(item="car").status_code == 302
         order.refresh_from_db()
@@ -430,16 +435,21 @@ class TestInlines:
         assert sorted(Order.objects.values_list("price", flat=True)) == [9, 50]
 
     def test_rows_that_are_gone_or_new(self, anna: Tab, bike: int, rows: list[Order]) -> None:
-        """A row that was added or deleted meanwhile is a change. An added one stays; what was typed into one that is
-        gone is shown, and cannot be saved."""
+        """A row that was added or deleted meanwhile keeps nobody from saving. What was typed into a deleted row is
+        shown, until the row is marked."""
         Order.objects.create(buyer=rows[1].buyer, item="added", price=1)
-        anna.send()
-        assert anna.state == "refused"
         Order.objects.filter(item="bike").delete()
-        for typed in ({f"order_set-{bike}-item": "car"}, {}):
-            assert anna.send(typed).status_code == 200
-            assert anna.fields[f"order_set-{bike}-item"] == "car"
-        assert sorted(Order.objects.values_list("item", flat=True)) == ["added", "hat"]
+        anna.send({f"order_set-{bike}-item": "car", f"order_set-{1 - bike}-item": "cap"})
+        assert "This row was deleted meanwhile." in anna.text
+        assert anna.fields[f"order_set-{bike}-item"] == "car"
+        assert anna.send({f"order_set-{bike}-DELETE": "on"}).status_code == 302
+        assert sorted(Order.objects.values_list("item", flat=True)) == ["added", "cap"]
+
+    def test_a_row_left_alone_that_is_gone(self, anna: Tab, bike: int) -> None:
+        """A row that nobody has typed into keeps no other from being saved."""
+        Order.objects.filter(item="bike").delete()
+        assert anna.send({f"order_set-{1 - bike}-item": "cap"}).status_code == 302
+        assert [each.item for each in Order.objects.all()] == ["cap"]
 
 
 class TestKeys:
@@ -580,7 +590,7 @@ class TestWithoutMongo:
         anna = Tab("anna", order)
         assert anna.state == "away"
         assert 'name="item"' not in anna.html
-        sent = {"buyer": order.buyer_id, "item": "car", "price": "1", "state": "new", "edit_lock_seal": "x"}
+        sent = {"buyer": order.buyer_id, "item": "car", "price": "1", "state": "new", "version_read": "x"}
         page = anna.client.post(anna.address, sent)
         assert "Not saved: we cannot check at the moment whether someone else is editing this." in text_of(page)
         assert Order.objects.get().item == "bike"
@@ -611,3 +621,34 @@ class TestWithoutMongo:
         anna.client.post(LIST, {"action": "delete_selected", "_selected_action": keys, "post": "yes"})
         assert Order.objects.exists() == closed
         assert len(reads) == 1
+
+    @pytest.mark.long
+    def test_one_wait(self, order: Order, monkeypatch: pytest.MonkeyPatch, away: None) -> None:
+        """Each page waits for MongoDB once: to open, to save, to ask before a deletion, and to delete."""
+        waits: list[Any] = []
+
+        def away_again(error: Any) -> EditLockStatus:
+            waits.append(error)
+            return EditLockStatus(problem="away")
+
+        monkeypatch.setattr(edit_lock, "_problem", away_again)
+        anna = Tab("anna", order)
+        assert (anna.state, len(waits)) == ("away", 1)
+        assert anna.send(item="car").status_code == 302
+        assert len(waits) == 2
+        asked = anna.client.get(anna.address.replace("change", "delete"))["Location"]
+        assert len(waits) == 2
+        anna.client.get(asked)
+        assert len(waits) == 3
+        assert anna.client.post(asked, {"post": "yes"}).status_code == 302
+        assert (len(waits), Order.objects.exists()) == (4, False)
+
+
+def test_sent_again_after_a_lost_answer(order: Order) -> None:
+    """Without JavaScript, the same form may come twice. The second time there is nothing to save, and nobody edits."""
+    anna = Tab("anna", order)
+    sent = anna.fields | {"item": "car"}
+    assert anna.client.post(anna.address, sent).status_code == 302
+    Tab(anna.client, order)
+    assert anna.client.post(anna.address, sent).status_code == 302
+    assert Order.objects.get().item == "car"

@@ -203,7 +203,9 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
         saving.click()
     else:
         first.press("[name=item]", "Enter")
-    says(first, "Not saved: this was changed while you were editing it. Changed meanwhile: Item.")
+    said = "Not saved: this was changed while you were editing it. Changed meanwhile: Item."
+    expect(first.locator(".errorlist.nonfield")).to_contain_text(said)
+    expect(first.locator('[data-part="text"]')).not_to_contain_text("Not saved")  # it is said once
     with first.context.expect_page() as opened:
         first.click("text=See what is stored now")
     assert "boat" in opened.value.inner_text("#order_form")
@@ -384,6 +386,22 @@ def test_draft(people: Callable[..., Person], order: Order) -> None:
     assert "draft" not in tab.evaluate("JSON.stringify(sessionStorage)")
 
 
+def test_draft_of_another(people: Callable[..., Person], order: Order) -> None:
+    """A draft belongs to its user: who logs in next in the same tab is offered nothing, and finds nothing."""
+    anna = people("anna")
+    tab = anna.open(page_of(order))
+    tab.fill("[name=item]", "private")
+    assert eventually(lambda: "private" in tab.evaluate("JSON.stringify(sessionStorage)"))
+    ben = patiently(lambda: staff("ben"))
+    anna.context.clear_cookies()
+    base = tab.evaluate("location.origin")
+    anna.context.add_cookies([{"name": "sessionid", "value": ben.cookies["sessionid"].value, "url": base}])
+    tab.goto(page_of(order))
+    tab.wait_for_selector("[data-mongolock-editing]")
+    assert tab.locator('[data-part="draft"]').is_hidden()
+    assert "private" not in tab.evaluate("JSON.stringify(sessionStorage)")
+
+
 #: Colours fade to those of another scheme, or to those of a link that has the focus.
 FADED = """async () => {
     await new Promise(resolve => requestAnimationFrame(() => requestAnimationFrame(resolve)));
@@ -424,6 +442,6 @@ def test_accessible(people: Callable[..., Person], order: Order, *, whole: bool)
     first.click("text=Continue editing")
     says(first, "changed meanwhile")
     first.click("[name=_save]")
-    says(first, "Not saved")
+    expect(first.locator(".errorlist.nonfield")).to_contain_text("Not saved")
     accessible(first, axe, *schemes)
     accessible(anna.open(f"/own/{order.pk}/"), axe, *more)

@@ -126,9 +126,9 @@ def test_a_conflict_each_time(order: Order, monkeypatch: pytest.MonkeyPatch, own
 @pytest.mark.parametrize("late", [False, True])
 def test_deleted_meanwhile(order: Order, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
     """Also while it is being saved: what was typed is shown each time that it is sent, and nothing stays locked."""
-    anna, key, save = Tab("anna", f"/own/{order.pk}/"), f"shop.order:{order.pk}", Editing.save
+    anna, key, save = Tab("anna", f"/own/{order.pk}/"), f"shop.order:{order.pk}", Editing.run
     if late:
-        monkeypatch.setattr(Editing, "save", lambda *args: (order.delete(), save(*args))[1])
+        monkeypatch.setattr(Editing, "run", lambda *args: (order.delete(), save(*args))[1])
     else:
         order.delete()
     for _ in range(2):
@@ -138,9 +138,9 @@ def test_deleted_meanwhile(order: Order, monkeypatch: pytest.MonkeyPatch, late: 
 
 
 def test_what_the_request_has_read_before(locks: Locks) -> None:
-    """As `request.user`: it is compared as it is stored, and what was left alone takes that."""
+    """As `request.user`: the form compares with what is stored, and a field that was left alone keeps that."""
     anna = Tab("anna", "/user/")
-    User.objects.update(last_name="theirs")
+    User.objects.update(first_name="other", last_name="theirs")
     anna.send(first_name="mine")
     assert (anna.state, anna.fields["last_name"]) == ("refused", "theirs")
     assert anna.send().status_code == 302
@@ -166,7 +166,7 @@ class Stubborn(OrderAdmin):
 
 def test_an_admin_that_overrides_permissions_and_template(order: Order) -> None:
     """Its page is read only as any other, and has its own template around."""
-    view = Stubborn(Order, admin.site).changeform_view
+    view: Any = Stubborn(Order, admin.site).changeform_view
     pages = []
     for name in ("anna", "ben"):
         request = RequestFactory().get(f"/{order.pk}/")

@@ -43,7 +43,7 @@ NAMES = [
     "part", "e", "all", "select_across", "next", "force", "owner", "kind", "_popup", "_to_field",
 ]  # fmt: skip
 EDIT_NAMES = [
-    "edit_lock_tab", "edit_lock_seal", "edit_lock_take_over", "idle", "had", "_save", "_saveasnew", "_continue",
+    "edit_lock_tab", "version_read", "edit_lock_take_over", "idle", "had", "_save", "_saveasnew", "_continue",
     "_popup", "item", "price", "buyer", "state", "order_set-INITIAL_FORMS", "order_set-TOTAL_FORMS", "order_set-0-id",
     "order_set-9999999999-id", "username", "post",
 ]  # fmt: skip

@@ -66,7 +66,7 @@ class TestWithoutTheRight:
             token = str(holders(order)[0]["token"])
         before = everything(locks)
         assert len(before) == is_edited
-        form = {"edit_lock_tab": "tab", "edit_lock_seal": "x", "edit_lock_take_over": token, "idle": "9" * 9}
+        form = {"edit_lock_tab": "tab", "version_read": "x", "edit_lock_take_over": token, "idle": "9" * 9}
         missing = Order(pk=order.pk + 1_000)
         for client in without_rights():
             for method, action in itertools.product(METHODS, ACTIONS):

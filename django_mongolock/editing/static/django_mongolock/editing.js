@@ -10,13 +10,22 @@
   const field = (name) => (form ? form.querySelector(`input[name="${name}"]`) : null);
   const every = parseFloat(panel.dataset.beat) * 1000;
   const memory = `mongolock:${panel.dataset.key}`;
-  const draftName = `${memory}:draft`;
+  const drafts = "mongolock-draft:";
+  const mineOnly = `${drafts}${panel.dataset.person}:`;
+  const draftName = `${mineOnly}${panel.dataset.key}`;
   const SHAPES = { mine: "●", busy: "◆", free: "○", idle: "○", gone: "▲", away: "▲", refused: "▲" };
   const storage = {
     get(name) { try { return sessionStorage.getItem(name); } catch { return null; } },
     set(name, value) { try { sessionStorage.setItem(name, value); } catch { /* full, or not allowed */ } },
     drop(name) { try { sessionStorage.removeItem(name); } catch { /* not allowed */ } },
   };
+
+  // What another person typed in this tab, before a logout, is not for this one.
+  try {
+    for (const name of Object.keys(sessionStorage)) {
+      if (name.startsWith(drafts) && !name.startsWith(mineOnly)) { storage.drop(name); }
+    }
+  } catch { /* not allowed */ }
 
   let state = panel.dataset.mongolockEditing;  // as the server last reported it
   let had = !readonly;                         // this page had the lock, so it may hold what was typed
@@ -53,7 +62,7 @@
     const token = (form || panel).querySelector("input[name=csrfmiddlewaretoken]")
       || document.querySelector("input[name=csrfmiddlewaretoken]");
     if (token) { data.set("csrfmiddlewaretoken", token.value); }
-    for (const name of ["edit_lock_tab", "edit_lock_seal"]) {
+    for (const name of ["edit_lock_tab", "version_read"]) {
       if (field(name)) { data.set(name, field(name).value); }
     }
     if (had) { data.set("had", "1"); }
