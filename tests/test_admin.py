@@ -328,7 +328,7 @@ class TestPage:
             "mean wait of these 1.2 s",
             "mean time held 2.5 s",
             "longest wait 4.1 s",
-            "longest time held 1 min 1 s",
+            "longest time held 1 min 31 s",
         ):
             assert fact in text
         assert f"last fencing token {TOKEN + 50}" in text

@@ -12,9 +12,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from ..inspection import display
-from ..inspection.pictures import draw_graph, draw_lanes
+from ..inspection.pictures import NOTHING, draw_graph, draw_lanes, pasts
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
-from ..inspection.verdict import Verdict, pasts
+from ..inspection.verdict import Verdict
 from ..models.lock_model import Lock, LockDashboard
 from .lock_actions import LockActions
 from .pages import Pages, plainly, unless_away
@@ -65,7 +65,7 @@ def facts(status: Status) -> dict[str, Any]:
     locks = status.locks
     lists = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
     candidates = {lock.key: lock for lock in lists}  # what may get a lane
-    told = pasts[-1].told(candidates.values())
+    told = next((read(candidates.values()) for read in pasts), NOTHING)
     return {
         "locks": locks,
         "server": status.server,

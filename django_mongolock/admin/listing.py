@@ -28,7 +28,7 @@ from ..engine.text_checks import check_text
 from ..inspection import display
 from ..inspection.kinds import KeyMatch, glob, starting
 from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
-from ..inspection.verdict import Verdict, judge_all
+from ..inspection.verdict import Verdict, judge
 from ..models import Lock, LockQuerySet
 from ..models.reading import Condition
 
@@ -256,8 +256,7 @@ class LockChangeList(BoundedChangeList):
         queryset: Any = self.queryset
         bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
-        judged = judge_all(mongo_store(queryset.db), found, timeout)
-        return [Lock.from_judged(each, queryset.db) for each in judged]
+        return [Lock.from_judged(judge(each), queryset.db) for each in found]
 
 
 class Columns:

@@ -16,14 +16,14 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..backends import mongo_store
 from ..conf import get_settings
 from ..inspection import display
 from ..inspection.kinds import other_kinds, starting
+from ..inspection.pictures import panels
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import lock_status
-from ..inspection.verdict import judge_all, pasts
+from ..inspection.verdict import judge
 from ..models import Lock
 from .dashboard import Dashboard
 from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, chosen_state, search, sorts_all
@@ -111,12 +111,12 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         context = {
             "title": key,
             "lock": lock,
-            "each": next(judge_all(mongo_store(), [lock], get_settings().COMMAND_TIMEOUT)),
+            "each": judge(lock),
             "facts": display.counters(lock),
             "quoted": display.quote_key(key),
             "may_ask": self.has_ask_release_permission(request),
             "may_force": self.has_force_release_permission(request),
-            "panel": pasts[-1].panel(request, lock),
+            "panels": [panel(request, lock) for panel in panels],
         }
         return self.page(request, "detail", context)
 

@@ -22,7 +22,7 @@ from .overview import Overview, overview
 from .queries import chosen
 from .server import inspect_server, server_rules
 from .snapshot import LockSnapshot, Party, ShownState
-from .verdict import Judged, judge, judge_all
+from .verdict import Judged, judge
 
 #: How many holders of a lock a row has; how many of those that are taken from their holders.
 HOLDERS: Final = 10
@@ -130,7 +130,7 @@ class NamedLocks:
         holders = HOLDERS if choice.owner is None and choice.ids is None else MOST_HOLDERS
         query = chosen(self._ours(choice))
         found = queries.snapshots(self.store, query, {order: 1}, limit=limit, holders=holders, owner=choice.owner)
-        return map(row_of, judge_all(self.store, found))
+        return map(row_of, map(judge, found))
 
     def again(self, shown: Sequence[tuple[Any, Any]]) -> list[LockRow]:
         settings, wanted = get_settings(), dict[str, set[int]]()

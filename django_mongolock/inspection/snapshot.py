@@ -16,6 +16,9 @@ from ..engine.rule.document import find_damage
 
 Document = dict[str, Any]
 
+#: From so many holds on, their mean says something.
+ENOUGH: Final = 10
+
 
 class ShownState(StrEnum):
     """held: a lease runs. kept: released, but not free before its minimum hold is over. stale: the lease has ended
@@ -112,6 +115,12 @@ class LockSnapshot:
         not."""
         parties = [holder for holder in self.holders if not holder.released] or self.holders
         return min((holder.acquired_at for holder in parties if holder.acquired_at), default=None)
+
+    @property
+    def mean_hold(self) -> float | None:
+        """Mean seconds of the holds that have ended; None for fewer than `ENOUGH` of them."""
+        ended = self.acquisitions - self.uncounted
+        return self.held_ms / ended / 1_000 if ended >= ENOUGH else None
 
     @property
     def tokens(self) -> list[int]:

@@ -23,7 +23,7 @@ from .named_locks import counts_of, party_as_json, row_of
 from .overview import Overview, overview
 from .server import ServerFacts, known_server
 from .snapshot import COUNTERS, LockSnapshot, Party
-from .verdict import Judged, Verdict, judge_all
+from .verdict import Judged, Verdict, judge
 
 Json = dict[str, Any]
 
@@ -83,7 +83,7 @@ def current_status() -> Status:
     settings = get_settings()
     store = mongo_store()
     locks = overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT)
-    judged = tuple(judge_all(store, locks.present, settings.COMMAND_TIMEOUT))
+    judged = tuple(map(judge, locks.present))
     return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), count_all(other_kinds()), judged)
 
 

@@ -1,13 +1,9 @@
-"""One verdict for each lock: how it is, and what happens if nobody does anything. All pages and commands say it.
-
-What is usual comes from what is known of the past of locks: nothing, unless an app keeps it.
-"""
+"""One verdict for each lock: how it is, and what happens if nobody does anything. All pages and commands say it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
@@ -15,63 +11,20 @@ from typing import Any, Final
 from django.utils.translation import gettext_lazy as _
 
 from ..context import CLAIMED
-from ..engine.store.mongo import MongoStore
 from .display import ago, duration, time_left
 from .snapshot import LockSnapshot, Party, ShownState
 
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """An activity from one moment to another. kind: "hold", "stale", "lost", "wait", "unknown"; or "grant", without a
-    length."""
-
-    kind: str
-    start: datetime
-    end: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Earlier activities by key, and since when they are complete: None where there are none. deadlocks: who gave up of
-    late, since it was in one."""
-
-    stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
-    since: datetime | None = None
-    deadlocks: Sequence[Any] = ()
-
-
-NOTHING: Final = Told()
-
-
-class Past:
-    """Knows nothing. An app that keeps a history adds one that does."""
-
-    def usual_holds(self, store: MongoStore, timeout: float) -> Mapping[str, float]:
-        """Return for how many seconds locks are usually held, by the kind of their keys: see `kind_of`."""
-        return {}
-
-    def told(self, locks: Iterable[LockSnapshot]) -> Told:
-        """Return what is known of these locks, apart from their present holders."""
-        return NOTHING
-
-    def panel(self, request: Any, lock: LockSnapshot) -> str:
-        """Return HTML for the page of a lock."""
-        return ""
-
-
-#: The last one is asked.
-pasts: Final = [Past()]
-
 #: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
 SILENT_AFTER: Final = 0.4
-#: A hold is slow beyond so many times what is usual, and hangs beyond so many; but not before so many seconds.
-SLOW: Final = (2.0, 5.0)
-HANGS: Final = (10.0, 60.0)
+#: A hold is slow, or hangs, if it exceeds so many times the mean hold, so many times the longest hold, and so many
+#: seconds.
+SLOW: Final = (2.0, 1.0, 5.0)
+HANGS: Final = (10.0, 2.0, 60.0)
 
 
 class Verdict(StrEnum):
-    """works: renewed in time. slow: held for longer than is usual. asked: somebody asked for its release. hangs:
-    renewed in time, but held far longer than is usual, or still held a whole lease after it was asked. silent: not
+    """works: renewed in time. slow: held for longer than ever before. asked: somebody asked for its release. hangs:
+    renewed in time, but held far longer than ever before, or still held a whole lease after it was asked. silent: not
     renewed in time. dead: its lease is over. kept: released before its minimum hold was over."""
 
     WORKS = "works"
@@ -90,15 +43,15 @@ _TEXTS: Final = {
     ),
     "claimed": _("No process renews it. If you do nothing: free in %(left)s, unless it is taken up again."),
     "slow": _(
-        "Usually held for at most %(usual)s. Renewed %(heard)s: the holder keeps it until its work is done. If "
-        "that takes too long, ask for a release."
+        "Held for %(mean)s on average, for %(longest)s at most. Renewed %(heard)s: the holder keeps it until its work "
+        "is done. If that takes too long, ask for a release."
     ),
     "asked": _(
         "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: the holder decides, and keeps it until then."
     ),
     "hangs": _(
-        "Usually held for at most %(usual)s. Renewed %(heard)s: it may never get free by itself. Ask for a "
-        "release, then force it."
+        "Held for %(mean)s on average, for %(longest)s at most. Renewed %(heard)s: it may never get free by itself. "
+        "Ask for a release, then force it."
     ),
     "hangs, asked": _(
         "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: it may never get free by itself. Force "
@@ -119,12 +72,10 @@ _TEXTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A lock with its verdict; None for a free or a damaged one. usual: for how many seconds such locks are held, None
-    if that is not known. heard: when its holder last renewed it, or got it."""
+    """A lock with its verdict; None for a free or a damaged one. heard: when its holder last renewed it, or got it."""
 
     lock: LockSnapshot
     verdict: Verdict | None
-    usual: float | None = None
     heard: datetime | None = None
 
     @property
@@ -148,7 +99,8 @@ class Judged:
             "left": time_left(lock.expires_at, lock.now),
             "ended": ago(lock.expires_at or lock.now, lock.now),
             "heard": ago(self.heard or lock.now, lock.now),
-            "usual": duration(self.usual or 0.0),
+            "mean": duration(lock.mean_hold or 0.0),
+            "longest": duration(lock.longest_hold_ms / 1_000),
             "who": asked and asked.release_requested_by,
             "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
         }
@@ -160,7 +112,8 @@ class Judged:
             "verdict": self.verdict,
             "verdict_text": self.text,
             "renewed_seconds_ago": round(self.lock.age(self.heard), 3) if self.heard else None,
-            "usual_seconds": self.usual,
+            "mean_hold_seconds": self.lock.mean_hold,
+            "longest_hold_seconds": self.lock.longest_hold_ms / 1_000,
         }
 
     @property
@@ -173,21 +126,10 @@ class Judged:
         return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name
 
 
-def judge_all(store: MongoStore, locks: Iterable[LockSnapshot], timeout: float = 5.0) -> Iterator[Judged]:
-    """Judge these locks, with what is known to be usual for keys of their kinds."""
-    usual = pasts[-1].usual_holds(store, timeout)
-    return (judge(lock, usual.get(kind_of(str(lock.key)))) for lock in locks)
-
-
-def kind_of(key: str) -> str:
-    """The kind of a key: what stands before its last part, such as "order:" of "order:5"; else the key itself."""
-    return key[: key.rindex(":") + 1] if ":" in key else key
-
-
-def judge(lock: LockSnapshot, usual: float | None = None) -> Judged:
-    """Judge a lock by what its document says, and by how long such locks are usually held."""
+def judge(lock: LockSnapshot) -> Judged:
+    """Judge a lock by what its document says."""
     heard = max((at for each in lock.holders if (at := _heard(each, lock.now))), default=None)
-    return Judged(lock, _verdict(lock, usual, heard), usual, heard)
+    return Judged(lock, _verdict(lock, heard), heard)
 
 
 def _heard(holder: Party, now: datetime) -> datetime | None:
@@ -202,7 +144,7 @@ def _heard(holder: Party, now: datetime) -> datetime | None:
     return min(now, max(known, default=now))
 
 
-def _verdict(lock: LockSnapshot, usual: float | None, heard: datetime | None) -> Verdict | None:
+def _verdict(lock: LockSnapshot, heard: datetime | None) -> Verdict | None:
     if lock.state is not ShownState.HELD:
         return {ShownState.STALE: Verdict.DEAD, ShownState.KEPT: Verdict.KEPT}.get(lock.state)
     lease = max((each.lease or 0 for each in lock.holders), default=0) / 1_000
@@ -212,9 +154,9 @@ def _verdict(lock: LockSnapshot, usual: float | None, heard: datetime | None) ->
     if asked is not None:
         since = asked.release_requested_at
         return Verdict.HANGS if since and lock.age(since) > lease else Verdict.ASKED
-    held = lock.age(lock.since or lock.now)
-    for verdict, (times, least) in ((Verdict.HANGS, HANGS), (Verdict.SLOW, SLOW)):
-        if usual is not None and held > max(times * usual, least):
+    mean, held = lock.mean_hold, lock.age(lock.since or lock.now)
+    for verdict, (of_mean, of_longest, least) in ((Verdict.HANGS, HANGS), (Verdict.SLOW, SLOW)):
+        if mean is not None and held > max(of_mean * mean, of_longest * lock.longest_hold_ms / 1_000, least):
             return verdict
     return Verdict.WORKS
 
