@@ -186,4 +186,4 @@ def report(action: Action, done: int, changed: Sequence[str]) -> Iterator[tuple[
 
 
 def _first(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:5]) + (" …" if len(keys) > 5 else "")
+    return ", ".join(map(printable, keys[:5])) + (" …" if len(keys) > 5 else "")

@@ -11,13 +11,14 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
+from ..exceptions import printable
 from ..inspection import display
 from ..inspection.pictures import NOTHING, draw_graph, draw_lanes, pasts
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
 from ..inspection.verdict import Verdict
 from ..models.lock_model import Lock, LockDashboard
 from .lock_actions import LockActions
-from .pages import Pages, plainly, unless_away
+from .pages import Pages, in_own_encoding, unless_away
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
@@ -35,7 +36,7 @@ class LockDashboardAdmin(Pages):
 
         def view(request: HttpRequest) -> HttpResponse:
             locks: Any = self.admin_site.get_model_admin(Lock)
-            return plainly(locks.dashboard_view)(request)
+            return in_own_encoding(locks.dashboard_view)(request)
 
         return [path("", self.admin_site.admin_view(view), name="django_mongolock_lockdashboard_changelist")]
 
@@ -124,5 +125,5 @@ TEXTS: Final = {
 
 
 def _text(problem: Problem) -> str:
-    facts = {"count": int(problem.amount), "about": problem.about, "time": display.duration(problem.amount)}
+    facts = {"count": int(problem.amount), "about": printable(problem.about), "time": display.duration(problem.amount)}
     return ("≥ " if problem.more else "") + TEXTS[problem.alarm] % facts

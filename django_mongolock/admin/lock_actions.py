@@ -224,7 +224,9 @@ class LockActions(Pages):
                     said = act(kind, row)
                 except LockDocumentDamaged as error:
                     text = _("The document of “%(key)s” is damaged, and was not changed: %(problem)s")
-                    self.message_user(request, text % {"key": row.key, "problem": error.problem}, messages.ERROR)
+                    self.message_user(
+                        request, text % {"key": printable(row.key), "problem": printable(error.problem)}, messages.ERROR
+                    )
                     continue
                 if not said:
                     left.append(str(row.key))
@@ -233,7 +235,7 @@ class LockActions(Pages):
                 if kind.model is not None:  # what has no model has no such log
                     write_log(request, kind.model, row.key, said)
         except UNREADABLE as error:
-            text = _("The remaining locks were not processed: %s.") % getattr(error, "problem", error)
+            text = _("The remaining locks were not processed: %s.") % printable(getattr(error, "problem", error))
             self.message_user(request, text, messages.ERROR)
         return done, left
 

@@ -16,7 +16,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..admin.listing import BoundedChangeList, labelled, match_of
-from ..admin.pages import Pages, plainly, unless_away
+from ..admin.pages import Pages, in_own_encoding, unless_away
 from ..backends import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
@@ -62,7 +62,7 @@ class LockEventAdmin(Pages):
 
     def get_urls(self) -> list[URLPattern]:
         """The list, and no other page."""
-        view = self.admin_site.admin_view(plainly(self.changelist_view))
+        view = self.admin_site.admin_view(in_own_encoding(self.changelist_view))
         return [path("", view, name="mongolock_history_lockevent_changelist")]
 
     @unless_away

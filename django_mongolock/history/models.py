@@ -140,7 +140,7 @@ class LockEvent(ReadOnlyModel, PartyFields):
     def badge(self) -> SafeString:
         """What happened, as HTML."""
         if self.event not in Happened.values:
-            return format_html("{}", self.event or "?")
+            return format_html("{}", printable(self.event or "?"))
         what = Happened(self.event)
         return badge(f"mongolock-event mongolock-event-{what}", SHAPES[what], what.label)
 
@@ -151,7 +151,7 @@ class LockEvent(ReadOnlyModel, PartyFields):
         facts += [gettext("held %s") % milliseconds(self.held_ms)] if self.held_ms is not None else []
         facts += [gettext("by %s") % self.by] if self.by else []
         facts += [self.reason] if self.reason else []
-        return " · ".join(facts) or "–"
+        return printable(" · ".join(facts)) or "–"
 
     @classmethod
     def from_document(cls, document: dict[str, Any], using: str) -> LockEvent:

@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..exceptions import printable
 from . import display
 from .overview import RECENT
 from .snapshot import LockSnapshot, Party, ShownState
@@ -270,7 +271,7 @@ class _Draft:
 
     def _add_lock(self, lock: LockSnapshot) -> None:
         """A lock, with its first waiters and its first holders."""
-        name = self._add(f"k:{lock.key}", "lock", lock.key)
+        name = self._add(f"k:{lock.key}", "lock", printable(lock.key))
         waiters, holders = lock.waiters[:DRAWN], lock.holders[:DRAWN]
         for waiter in waiters:
             self.edges[self._add_worker(waiter), name] = "waits"

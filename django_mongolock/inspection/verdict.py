@@ -11,6 +11,7 @@ from typing import Any, Final
 from django.utils.translation import gettext_lazy as _
 
 from ..context import CLAIMED
+from ..exceptions import printable
 from .display import ago, duration, time_left
 from .snapshot import LockSnapshot, Party, ShownState
 
@@ -101,7 +102,7 @@ class Judged:
             "heard": ago(self.heard or lock.now, lock.now),
             "mean": duration(lock.mean_hold or 0.0),
             "longest": duration(lock.longest_hold_ms / 1_000),
-            "who": asked and asked.release_requested_by,
+            "who": asked and printable(asked.release_requested_by),
             "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
         }
         return _TEXTS[self._case] % facts

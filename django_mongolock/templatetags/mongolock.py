@@ -6,6 +6,7 @@ from typing import Any
 
 from django import template
 
+from ..exceptions import printable
 from ..inspection import display
 from ..inspection.named_locks import row_of
 from ..inspection.snapshot import LockSnapshot, Party
@@ -13,6 +14,7 @@ from ..inspection.verdict import judge
 
 register = template.Library()
 for function in (
+    printable,
     display.who,
     display.details,
     display.look_at_process,
