@@ -270,7 +270,7 @@ class TestAsking:
         out, _ = run("clear_stale_locks")
         assert asked == ["\nClear them? [y/N] "]
         assert "Stale locks: 15." in out
-        assert out.count("stale  ") == 10
+        assert out.count("dead  ") == 10
         assert ("Cleared 15 of 15" in out) is cleared
         assert ("Nothing was cleared." in out) is not cleared
         assert bool(locks.read("k00")["holders"]) is not cleared
@@ -401,7 +401,7 @@ class TestList:
         stream = io.TextIOWrapper(io.BytesIO(), "ascii")
         call_command("list_locks", "--key", "ключ:*", stdout=stream)
         stream.seek(0)
-        assert r"\u043a\u043b\u044e\u0447:5  held   unknown, web-1 \xb7 pid 4001" in stream.read()
+        assert r"\u043a\u043b\u044e\u0447:5  works  unknown, web-1 \xb7 pid 4001" in stream.read()
 
     @pytest.mark.long
     def test_whoever_reads_has_enough(self, locks: Locks, start: Start) -> None:

@@ -9,8 +9,8 @@ import pytest
 from bson.int64 import Int64
 
 from django_mongolock.context import BROWSER, CLAIMED
-from django_mongolock.inspection.snapshot import read_snapshot
-from django_mongolock.inspection.verdict import Judged, Verdict, judge
+from django_mongolock.inspection.snapshot import LockSnapshot, Verdict, read_snapshot
+from django_mongolock.inspection.verdict import verdict_text
 from tests.support.lock_documents import document, entry, now, waiter
 
 NOW = now()
@@ -31,7 +31,7 @@ def holder(*, heard: float, held: float = 0.0, **facts: Any) -> dict[str, Any]:
 Holds = tuple[float, float] | None
 
 
-def judged(holders: list[dict[str, Any]], waiters: int, earlier: Holds, holds: int = 10) -> Judged:
+def judged(holders: list[dict[str, Any]], waiters: int, earlier: Holds, holds: int = 10) -> LockSnapshot:
     """The lock with these holders, after so many holds."""
     mean, longest = earlier or (0.0, 0.0)
     counted = holds if earlier else 0
@@ -49,7 +49,7 @@ def judged(holders: list[dict[str, Any]], waiters: int, earlier: Holds, holds: i
         "more_permits": 0,
         "queue": {"waiting": waiters},
     }
-    return judge(read_snapshot({**found, **read}))
+    return read_snapshot({**found, **read})
 
 
 ASKED: dict[str, Any] = {"release_requested_by": "anna, in the admin"}
@@ -128,14 +128,14 @@ def test_the_table(
     """F147: one of six; and "if you do nothing" only where the lock gets free by itself."""
     found = judged(holders, waiters, earlier)
     assert found.verdict is verdict
-    assert found.text.startswith(text)
+    assert verdict_text(found).startswith(text)
     assert found.lives == (verdict in (Verdict.WORKS, Verdict.SLOW, Verdict.ASKED, Verdict.HANGS))
     if found.lives and "No process" not in text:
-        assert "If you do nothing" not in found.text
+        assert "If you do nothing" not in verdict_text(found)
 
 
 @pytest.mark.parametrize(("holds", "mean"), [(9, None), (10, 7.0)])
 def test_a_mean_of_ten(holds: int, mean: float | None) -> None:
     """The mean of fewer than ten holds says nothing. The present hold is no part of it."""
-    lock = judged([holder(heard=3, held=21)], 0, (7.0, 9.0), holds=holds).lock
+    lock = judged([holder(heard=3, held=21)], 0, (7.0, 9.0), holds=holds)
     assert lock.mean_hold == mean

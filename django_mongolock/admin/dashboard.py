@@ -14,8 +14,8 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from ..exceptions import printable
 from ..inspection import display
 from ..inspection.pictures import NOTHING, draw_graph, draw_lanes, pasts
+from ..inspection.snapshot import Verdict
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
-from ..inspection.verdict import Verdict
 from ..models.lock_model import Lock, LockDashboard
 from .lock_actions import LockActions
 from .pages import Pages, in_own_encoding, unless_away
@@ -71,8 +71,8 @@ def facts(status: Status) -> dict[str, Any]:
         "locks": locks,
         "server": status.server,
         "problems": [(problem, _text(problem)) for problem in status.problems if problem.alarm is not Alarm.STALE],
-        "judged": status.judged,
-        "unusual": [each for each in status.judged if each.verdict in (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)],
+        "rows": status.rows,
+        "unusual": [row for row in status.rows if row.lock.verdict in (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)],
         "gave_up": told.deadlocks,
         "recent": draw_lanes(candidates.values(), locks.now, told),
         "graph": draw_graph(locks.waited_for),

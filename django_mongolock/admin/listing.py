@@ -28,7 +28,7 @@ from ..engine.text_checks import check_text
 from ..inspection import display
 from ..inspection.kinds import KeyMatch, glob, starting
 from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
-from ..inspection.verdict import Verdict, judge
+from ..inspection.snapshot import Verdict
 from ..models import Lock, LockQuerySet
 from ..models.reading import Condition
 
@@ -256,7 +256,7 @@ class LockChangeList(BoundedChangeList):
         queryset: Any = self.queryset
         bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
-        return [Lock.from_judged(judge(each), queryset.db) for each in found]
+        return [Lock.from_snapshot(each, queryset.db) for each in found]
 
 
 class Columns:
@@ -266,18 +266,17 @@ class Columns:
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
         """The verdict; in words too, unless all is well."""
-        judged = lock.row.judged
-        shown = display.state_badge(judged.verdict or lock.row.state)
-        text = "" if judged.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", judged.text)
-        return format_html('<span title="{}">{}</span>{}', judged.text, shown, text)
+        row = lock.row
+        text = "" if row.lock.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", row.text)
+        return format_html('<span title="{}">{}</span>{}', row.text, display.state_badge(row.condition), text)
 
     @admin.display(description=_("holder"))
     def who(self, lock: Lock) -> SafeString | str:
-        return display.holder(lock.row.holder, lock.row.where, lock.row.damage)
+        return display.holder(lock.row)
 
     @admin.display(description=_("held for"), ordering=Computed("since"))
     def since(self, lock: Lock) -> SafeString:
-        return labelled(_("held for"), display.time_since(lock.row.since, lock.row.lock.now))
+        return labelled(_("held for"), display.held_for(lock.row))
 
     @admin.display(description=_("lease left"), ordering="expires_at")
     def left(self, lock: Lock) -> SafeString:

@@ -26,7 +26,6 @@ from ..inspection.display import lock_address
 from ..inspection.kinds import UNREADABLE, LockKind, Row
 from ..inspection.named_locks import LockRow, NamedLocks, row_of
 from ..inspection.snapshot import LockSnapshot, ShownState
-from ..inspection.verdict import judge
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
 from .confirmation import (
@@ -268,4 +267,4 @@ def write_log(request: HttpRequest, model: type[Model], key: Any, text: str) -> 
 
 
 def _rows(locks: Iterable[LockSnapshot]) -> Rows:
-    return [(NAMED, row_of(judge(lock))) for lock in locks]
+    return [(NAMED, row_of(lock)) for lock in locks]

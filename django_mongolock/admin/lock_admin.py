@@ -20,11 +20,11 @@ from ..conf import get_settings
 from ..exceptions import printable
 from ..inspection import display
 from ..inspection.kinds import other_kinds, starting
+from ..inspection.named_locks import row_of
 from ..inspection.pictures import panels
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import lock_status
-from ..inspection.verdict import judge
 from ..models import Lock
 from .dashboard import Dashboard
 from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, chosen_state, search, sorts_all
@@ -113,7 +113,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         context = {
             "title": printable(key),
             "lock": lock,
-            "each": judge(lock),
+            "row": row_of(lock),
             "facts": display.counters(lock),
             "quoted": display.quote_key(key),
             "may_ask": self.has_ask_release_permission(request),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from django.urls import reverse
 from django.utils import timezone
@@ -18,6 +18,9 @@ from ..context import BROWSER, CLAIMED
 from ..engine.rule.document import UNLIMITED
 from ..exceptions import printable
 from .snapshot import LockSnapshot, Party, ShownState, with_local_time
+
+if TYPE_CHECKING:
+    from .kinds import Row
 
 #: A state or a verdict is shown by shape and by word; colour only comes on top.
 SHOWN: Final = {
@@ -85,10 +88,19 @@ def _names(party: Party) -> Iterator[str]:
         yield _("id %s") % id_
 
 
-def holder(name: str | None, place: str, damage: str = "") -> SafeString | str:
+def holder(row: Row) -> SafeString | str:
     """Who has a lock, and where, as HTML; or the damage."""
     html = '<span class="mongolock-who"><bdi>{}</bdi></span><small class="mongolock-who"><bdi>{}</bdi></small>'
-    return printable(damage) or (format_html(html, name, place) if name else "–")
+    return printable(row.damage) or (format_html(html, printable(row.holder), row.where) if row.holder else "–")
+
+
+def held_for(row: Row) -> SafeString | str:
+    """For how long a lock has been held, as HTML with the moment of its grant as a hint; "–" if it is not held."""
+    if row.since is None:
+        return "–"
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>', row.since.isoformat(), moment(row.since), duration(row.seconds)
+    )
 
 
 def in_a_line(text: str) -> SafeString:

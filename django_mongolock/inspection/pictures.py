@@ -189,8 +189,8 @@ def _text(lock: LockSnapshot) -> str:
         said.append(_("stale"))
     elif lock.state is ShownState.KEPT:
         said.append(_("kept"))
-    elif lock.since is not None:
-        said.append(_("held for %s") % display.duration((lock.now - lock.since).total_seconds()))
+    elif lock.held_seconds is not None:
+        said.append(_("held for %s") % display.duration(lock.held_seconds))
     elif lock.last is not None and lock.last.acquired_at:
         said.append(_("free; last granted %s") % display.ago(lock.last.acquired_at, lock.now))
     if lock.longest_wait is not None:
