@@ -60,11 +60,11 @@ class Row:
         return ""
 
     def cells(self) -> dict[str, object]:
-        """Its line in the table of a command, by the titles of the columns."""
+        """Its line in the table of a command, by the titles of the columns. A list is joined by commas."""
         return {
             "KEY": self.key,
             "STATE": display.SHOWN[self.condition][1],
-            "HOLDER": self.damage or ", ".join(filter(None, (self.holder, self.where))) or "-",
+            "HOLDER": self.damage or [each for each in (self.holder, self.where) if each],
             "HELD FOR": display.duration(self.seconds) if self.since else "-",
             "LEFT": "-" if self.left is None else display.seconds_left(self.left),
         }

@@ -15,6 +15,7 @@ from ..backends import MongoBackend, get_backend, mongo_store
 from ..conf import get_settings
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key, check_text
+from ..exceptions import from_printed
 from ..signals import lock_forced, send, stale_locks_cleared
 from . import display, operations, queries
 from .kinds import Choice, Counts, Row, Swept, starting
@@ -150,7 +151,8 @@ class NamedLocks:
 
     def ids(self, text: str) -> list[str]:
         prefix = get_settings().KEY_PREFIX
-        return [check_key(text, "" if text.startswith(prefix) else prefix)]
+        texts = dict.fromkeys([text, from_printed(text)])
+        return [check_key(each, "" if each.startswith(prefix) else prefix) for each in texts]
 
     def counts(self) -> Counts:
         settings = get_settings()
