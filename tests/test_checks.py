@@ -14,10 +14,11 @@ from django.core.checks import CheckMessage
 from django.core.checks.registry import registry
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
+from pymongo import MongoClient
 from pymongo.database import Database
 from pytest_django import Settings
 
-from django_mongolock import mongo_lock
+from django_mongolock import LockBackendFailed, mongo_lock
 from django_mongolock.backends import load_backends
 from django_mongolock.conf import VALUES, LockSettings
 from django_mongolock.inspection import server
@@ -25,6 +26,7 @@ from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.inspection.server import ServerFacts, server_rules
 from django_mongolock.management import checks
 from testproject.servers import ReplicaSet
+from tests.support.failpoints import failpoint
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
 
@@ -199,6 +201,10 @@ def ask() -> list[CheckMessage]:
     return list(NamedLocks().checks(["mongo"]))
 
 
+def _failing(commands: list[str], code: int) -> dict[str, Any]:
+    return {"failCommands": commands, "errorCode": code, "appName": "django_mongolock"}
+
+
 @WITH_MONGO
 class TestServer:
     """check --database: what the server is, and what the user may do."""
@@ -322,3 +328,22 @@ class TestServer:
     def test_versions_of_the_server(self, version: str, expected: list[str]) -> None:
         found = server_rules(ServerFacts(version=version), "locks")
         assert [message.id for message in found] == expected
+
+    @pytest.mark.parametrize(
+        ("code", "name"), [(17276, "Location17276"), (59, "CommandNotFound"), (9, "FailedToParse")]
+    )
+    def test_a_server_that_lacks_the_update(self, locks: Locks, mongo: MongoClient[Any], code: int, name: str) -> None:
+        """F228: as servers of other vendors do. The check tries the update; the error of a lock leads to the check."""
+        with failpoint(mongo, "failCommand", _failing(["findAndModify"], code)):
+            (found,) = ask()
+            assert (found.id, f"(code {code}, {name})" in found.msg) == ("mongolock.E107", True)
+            with pytest.raises(LockBackendFailed, match=r"manage\.py check --database says what this server lacks"):
+                mongo_lock("k").acquire()
+
+    @pytest.mark.parametrize("code", [13, 59, 8000])
+    def test_a_server_that_does_not_tell_rights(self, locks: Locks, mongo: MongoClient[Any], code: int) -> None:
+        """F228: the rights of a user may be refused. The update is tried all the same."""
+        with failpoint(mongo, "failCommand", _failing(["connectionStatus"], code)):
+            assert ask() == []
+        with failpoint(mongo, "failCommand", _failing(["connectionStatus", "findAndModify"], 13)):
+            assert "needs find, insert and update" in ask()[0].msg
