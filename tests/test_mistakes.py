@@ -90,6 +90,12 @@ def unmeant(call: Callable[[], Any]) -> str:
     return str(told.value)
 
 
+def test_a_lock_as_a_condition(mongolock: MemoryLocks) -> None:
+    """F227: the object of a lock is no answer to a question."""
+    with pytest.raises(TypeError, match=r"`if lock` does not acquire it: use `if lock.try_acquire\(\)`, or `with`"):
+        bool(mongo_lock("k", wait=0))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "cure"),
     [
