@@ -127,7 +127,6 @@ class TestList:
         ("query", "keys"),
         [
             ("", ["catalog", "order:5"]),
-            ("?state=nonsense", ["catalog", "order:5"]),
             ("?state=waited", ["order:5"]),
             ("?state=stale", ["left:behind"]),
             ("?state=free", ["free:1"]),

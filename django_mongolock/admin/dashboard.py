@@ -81,13 +81,14 @@ def facts(status: Status) -> dict[str, Any]:
             for lock in locks.contended
             if lock.contended > 0
         ],
+        "others_held": sum(each.held for each in status.others),
         "others": [each for each in status.others if each.held or each.stale or each.damaged or each.error],
     }
 
 
 #: Each problem, and what to do about it, in a sentence or two. time: its amount, if that is seconds.
 TEXTS: Final = {
-    Alarm.SERVER: gettext_lazy("MongoDB cannot be used: %(about)s."),
+    Alarm.SERVER: gettext_lazy("MongoDB cannot be used: %(about)s"),
     Alarm.DEADLOCK: ngettext_lazy(
         "%(count)d deadlock: its members wait for one another. The youngest of them gives up in a moment.",
         "%(count)d deadlocks: their members wait for one another. The youngest of each gives up in a moment.",
@@ -125,5 +126,6 @@ TEXTS: Final = {
 
 
 def _text(problem: Problem) -> str:
-    facts = {"count": int(problem.amount), "about": printable(problem.about), "time": display.duration(problem.amount)}
+    about = display.sentence(problem.about) if problem.alarm is Alarm.SERVER else printable(problem.about)
+    facts = {"count": int(problem.amount), "about": about, "time": display.duration(problem.amount)}
     return ("≥ " if problem.more else "") + TEXTS[problem.alarm] % facts

@@ -89,6 +89,8 @@ class StateFilter(admin.SimpleListFilter):
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Lock], model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
+        if request.GET.get(self.parameter_name) not in (None, "", *STATES):
+            raise IncorrectLookupParameters
         self.state = chosen_state(request)
 
     def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:

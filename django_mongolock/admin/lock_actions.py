@@ -22,7 +22,7 @@ from ..conf import get_settings
 from ..engine.text_checks import tidy_fact
 from ..exceptions import LockDocumentDamaged, printable
 from ..inspection import operations
-from ..inspection.display import lock_address
+from ..inspection.display import lock_address, sentence
 from ..inspection.kinds import UNREADABLE, LockKind, Row
 from ..inspection.named_locks import LockRow, NamedLocks, row_of
 from ..inspection.snapshot import LockSnapshot, ShownState
@@ -234,7 +234,7 @@ class LockActions(Pages):
                 if kind.model is not None:  # what has no model has no such log
                     write_log(request, kind.model, row.key, said)
         except UNREADABLE as error:
-            text = _("The remaining locks were not processed: %s.") % printable(getattr(error, "problem", error))
+            text = _("The remaining locks were not processed: %s") % sentence(getattr(error, "problem", error))
             self.message_user(request, text, messages.ERROR)
         return done, left
 

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from ..context import check_encoding
 from ..exceptions import printable
-from ..inspection.display import lock_address
+from ..inspection.display import lock_address, sentence
 from ..inspection.kinds import UNREADABLE
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def unless_away(view: View[A, P]) -> View[A, P]:
         try:
             return view(self, request, *args, **kwargs)
         except UNREADABLE as error:
-            context = {"title": _("Locks"), "problem": printable(getattr(error, "problem", error))}
+            context = {"title": _("Locks"), "problem": sentence(getattr(error, "problem", error))}
             return self.page(request, "unavailable", context, status=503)
 
     return guarded

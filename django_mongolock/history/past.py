@@ -59,7 +59,7 @@ def panel(request: HttpRequest, lock: LockSnapshot) -> str:
         events, since = _read([lock.key])
         context |= {"events": events[:SHOWN], "hour": draw_hour(lock, events, since)}
     except LockBackendFailed as error:  # such as a right that is missing
-        context["problem"] = error.problem
+        context["problem"] = display.sentence(error.problem)
     return render_to_string("admin/mongolock_history/panel.html", context, request)
 
 

@@ -120,11 +120,12 @@ def _share(used: int, permits: int) -> str:
     return _("%(used)d of %(permits)d permits") % {"used": used, "permits": permits}
 
 
-def look_at_process(lock: LockSnapshot) -> tuple[str, str, str] | None:
-    """The host of the first holder, who it is, and a command for there that shows what it does; None without one."""
+def look_at_process(lock: LockSnapshot) -> tuple[str, str, str, str] | None:
+    """The host of the first holder, who it is, and two commands for there: one shows what it does, one ends it. None
+    without a process."""
     for holder in lock.holders:
         if holder.pid is not None and not holder.released and holder.host not in (BROWSER, CLAIMED):
-            return printable(holder.host or "?"), who(holder), f"py-spy dump --pid {holder.pid}"
+            return printable(holder.host or "?"), who(holder), f"py-spy dump --pid {holder.pid}", f"kill {holder.pid}"
     return None
 
 
@@ -139,6 +140,12 @@ def mode(party: Party) -> str:
         if party.mode == "exclusive"
         else printable(party.mode or "?")
     )
+
+
+def sentence(text: object) -> str:
+    """A text with a mark at its end."""
+    shown = printable(text)
+    return shown if shown.endswith((".", "?", "!", "…")) else f"{shown}."
 
 
 def duration(seconds: float) -> str:
