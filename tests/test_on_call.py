@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from bson.int64 import Int64
 from django.test import Client
+from pymongo.collection import Collection
 
 from django_mongolock.inspection.kinds import Counts
 from tests.editing.staff import text_of
-from tests.support.lock_documents import Locks, entry, waiter
+from tests.support.lock_documents import Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.test_admin import DASHBOARD, LIST, browser, page_of
 
@@ -58,6 +61,50 @@ class TestSafeOrder:
         monkeypatch.setattr("django_mongolock.inspection.status.count_all", lambda _: counted)
         text = text_of(staff.get(DASHBOARD))
         assert re.search(r" 0 named locks held 2 of other kinds held ", text)
+
+
+class TestHistory:
+    """F224: the history says who, which lock, what happened, for how long; at first only what went wrong."""
+
+    EVENTS = "/admin/mongolock_history/lockevent/"
+
+    @pytest.fixture
+    def told(self, locks: Locks, history: Collection[dict[str, Any]]) -> Client:
+        party = {"label": "import " + "x" * 60, "host": "web-1", "pid": 7, "at": now()}
+        for what in ("granted", "released", "lost", "deadlock", "asked", "forced"):
+            key = f"{what}:" + "k" * 100
+            history.insert_one({**party, "event": what, "key": key, "waited_ms": Int64(90_000), "token": Int64(5)})
+        return browser("view_lockevent", "view_lock")
+
+    @pytest.mark.parametrize(
+        ("query", "kinds"),
+        [
+            ("", {"lost", "deadlock", "forced"}),
+            ("?event=asked", {"asked"}),
+            ("?event=all", {"granted", "released", "lost", "deadlock", "asked", "forced"}),
+            ("?q=granted", {"granted"}),
+        ],
+    )
+    def test_which(self, told: Client, query: str, kinds: set[str]) -> None:
+        """A search looks at all events."""
+        page = told.get(f"{self.EVENTS}{query}").content.decode()
+        assert set(re.findall(r"<bdi>(\w+):k{100}</bdi>", page)) == kinds
+
+    def test_a_line(self, told: Client) -> None:
+        page = told.get(f"{self.EVENTS}?event=lost")
+        assert re.search(r" ago import x{60} lost:k{100} ◐ lost waited 1 min 30 s ", text_of(page))
+        assert re.search(r'<time [^>]*title="20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC">', page.content.decode())
+        response = told.get(f"{self.EVENTS}?event=nonsense")
+        assert (response.status_code, response["Location"]) == (302, f"{self.EVENTS}?e=1")
+
+    def test_the_lanes_fit(self, told: Client, locks: Locks, history: Collection[dict[str, Any]]) -> None:
+        """A history of ten minutes is drawn in a quarter of an hour, not in an hour."""
+        history.delete_many({})
+        history.insert_one(
+            {"key": "k", "event": "released", "at": now() - timedelta(minutes=8), "held_ms": Int64(120_000)}
+        )
+        locks.free("k")
+        assert told.get(page_of("k")).context["hour"].minutes == 15
 
 
 def test_an_unknown_state(locks: Locks) -> None:

@@ -81,31 +81,42 @@ def sorts_all(request: HttpRequest) -> bool:
     return chosen_state(request) not in ("all", "free")
 
 
-class StateFilter(admin.SimpleListFilter):
+class ChoiceFilter(admin.SimpleListFilter):
+    """A filter of which one choice always applies. An unknown one redirects, as with Django's own filters."""
+
+    def __init__(self, request: HttpRequest, params: dict[str, Any], model: Any, model_admin: Any) -> None:
+        super().__init__(request, params, model, model_admin)
+        self.chosen = request.GET.get(str(self.parameter_name)) or self.default(request)
+        if self.chosen not in dict(self.lookup_choices):
+            raise IncorrectLookupParameters
+
+    def default(self, request: HttpRequest) -> str:
+        """The choice that applies if the address names none."""
+        raise NotImplementedError
+
+    def value(self) -> str:
+        return self.chosen
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        for value, title in self.lookup_choices:
+            query = changelist.get_query_string({str(self.parameter_name): value})
+            yield {"selected": value == self.chosen, "query_string": query, "display": title}
+
+
+class StateFilter(ChoiceFilter):
     """The state of a lock."""
 
     title = _("state")
     parameter_name = "state"
 
-    def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Lock], model_admin: Any) -> None:
-        super().__init__(request, params, model, model_admin)
-        if request.GET.get(self.parameter_name) not in (None, "", *STATES):
-            raise IncorrectLookupParameters
-        self.state = chosen_state(request)
+    def default(self, request: HttpRequest) -> str:
+        return chosen_state(request)
 
     def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:
         return list(STATES.items())
 
-    def value(self) -> str:
-        return self.state
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        for value, title in self.lookup_choices:
-            query = changelist.get_query_string({self.parameter_name: value})
-            yield {"selected": value == self.state, "query_string": query, "display": title}
-
     def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Lock]:
-        chosen: QuerySet[Lock] = getattr(queryset, {"waited": "waited_for"}.get(self.state, self.state))()
+        chosen: QuerySet[Lock] = getattr(queryset, {"waited": "waited_for"}.get(self.chosen, self.chosen))()
         return chosen
 
 

@@ -145,13 +145,22 @@ class LockEvent(ReadOnlyModel, PartyFields):
         return badge(f"mongolock-event mongolock-event-{what}", SHAPES[what], what.label)
 
     @property
-    def details(self) -> str:
-        """How long it waited and held, by whom and why, in words."""
+    def lengths(self) -> str:
+        """How long it waited and held, in words."""
         facts = [gettext("waited %s") % milliseconds(self.waited_ms)] if self.waited_ms else []
         facts += [gettext("held %s") % milliseconds(self.held_ms)] if self.held_ms is not None else []
-        facts += [gettext("by %s") % self.by] if self.by else []
-        facts += [self.reason] if self.reason else []
-        return printable(" · ".join(facts)) or "–"
+        return " · ".join(facts)
+
+    @property
+    def reasons(self) -> str:
+        """By whom and why, in words."""
+        facts = [gettext("by %s") % self.by] if self.by else []
+        return printable(" · ".join([*facts, *([self.reason] if self.reason else [])]))
+
+    @property
+    def details(self) -> str:
+        """How long it waited and held, by whom and why, in words."""
+        return " · ".join(filter(None, (self.lengths, self.reasons))) or "–"
 
     @classmethod
     def from_document(cls, document: dict[str, Any], using: str) -> LockEvent:

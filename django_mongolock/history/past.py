@@ -23,6 +23,8 @@ from .models import Happened, LockEvent
 
 #: What the picture on the page of a lock covers, and of how many events at most.
 HOUR: Final = timedelta(hours=1)
+#: The picture covers the shortest of these, or an hour, that shows all that is known.
+SPANS: Final = (timedelta(minutes=5), timedelta(minutes=15), timedelta(minutes=30))
 MAX_EVENTS: Final = 200
 #: How many of the latest events the page of a lock shows.
 SHOWN: Final = 20
@@ -65,12 +67,14 @@ def panel(request: HttpRequest, lock: LockSnapshot) -> str:
 
 def draw_hour(lock: LockSnapshot, events: Sequence[LockEvent], since: datetime | None) -> Picture | None:
     """Draw the last hour of one lock from its events; None if nothing happened in it."""
-    begin = lock.now - HOUR
-    late = [event for event in events if (at := _at(event)) and at >= begin]
+    late = [event for event in events if (at := _at(event)) and at >= lock.now - HOUR]
     if not late:
         return None
-    found = with_unknown(list(stretches(lock, list(_holds(late, lock)))), since, begin)
-    return Picture([lane(lock.key, _sum(late), found, lock.now, HOUR)], HOUR, ticks(HOUR))
+    found = list(stretches(lock, list(_holds(late, lock))))
+    known = min([*(stretch.start for stretch in found), *([since] if since else [])], default=lock.now - HOUR)
+    span = next((span for span in SPANS if known >= lock.now - span), HOUR)
+    drawn = with_unknown(found, since, lock.now - span)
+    return Picture([lane(lock.key, _sum(late), drawn, lock.now, span)], span, ticks(span))
 
 
 def _read(keys: Sequence[str]) -> tuple[list[LockEvent], datetime | None]:
