@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from bson.int64 import Int64
@@ -12,6 +13,7 @@ from django.test import Client
 from pymongo.collection import Collection
 
 from django_mongolock.inspection.kinds import Counts
+from testproject.demo.__main__ import terminal
 from tests.editing.staff import text_of
 from tests.support.lock_documents import Locks, entry, now, waiter
 from tests.support.lock_fixtures import WITH_MONGO
@@ -119,3 +121,11 @@ def test_while_mongodb_is_away(away: None, page: str) -> None:
     text = text_of(browser("view_lock", "force_release_lock").get(page))
     assert "The locks cannot be shown now: MongoDB did not answer" in text
     assert not re.search(r"[?.!]\.(?!\d)", text)
+
+
+def test_the_terminal_of_the_demo_has_the_history() -> None:
+    """F229: the command that the demo prints shows what the pages of the demo show."""
+    names = ("MONGODB_URI", "MONGODB_NAME", "SQLITE_PATH", "MONGOLOCK_HISTORY")
+    environment = {name: f"its {name.lower()}" for name in names}
+    said = terminal(Mock(processes=Mock(env=environment)))
+    assert "MONGOLOCK_HISTORY='its mongolock_history'" in said
