@@ -103,11 +103,6 @@ def held_for(row: Row) -> SafeString | str:
     )
 
 
-def in_a_line(text: str) -> SafeString:
-    """A text as HTML, cut where the line ends; the whole of it is a hint."""
-    return format_html('<span class="mongolock-who" title="{0}"><bdi>{0}</bdi></span>', printable(text))
-
-
 def others(lock: LockSnapshot) -> str:
     """How many holders there are beside the first, and how many of the permits of a semaphore are in use."""
     more = lock.holding - 1
