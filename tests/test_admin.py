@@ -338,6 +338,7 @@ class TestPage:
         response = admin.get(page_of("gone"), follow=True)
         assert "There is no lock “gone”" in notes(response)
 
+    @pytest.mark.long
     def test_hostile_keys(self, locks: Locks, admin: Client) -> None:
         """Every key has a page of its own, is shown (marks by their codes), can be forced, and has a history."""
         keys = ["", *HOSTILE_KEYS]  # the first one only somebody else writes
