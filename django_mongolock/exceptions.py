@@ -6,6 +6,8 @@ The facts of an error are its attributes and its `args`: so it survives pickling
 from __future__ import annotations
 
 import math
+import re
+import sys
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -22,6 +24,19 @@ def printable(text: object, keep: str = "") -> str:
     if shown.isprintable():
         return shown
     return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in _CODED and c not in keep else c for c in shown)
+
+
+def from_printed(text: str) -> str:
+    """Return the text that `printable` shows as *text*."""
+
+    def character(found: re.Match[str]) -> str:
+        for length in (6, 5, 4):  # the code has no end, and a letter of the text may follow it
+            code = int(found[1][:length], 16)
+            if code <= sys.maxunicode and printable(chr(code)) == f"\\u{found[1][:length]}":
+                return chr(code) + found[1][length:]
+        return found[0]
+
+    return re.sub(r"\\u([0-9a-f]{4,6})", character, text)
 
 
 class LockError(Exception):

@@ -14,17 +14,21 @@ from django.core.checks import CheckMessage
 from django.core.checks.registry import registry
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
+from pymongo import MongoClient
+from pymongo.collection import Collection
 from pymongo.database import Database
 from pytest_django import Settings
 
-from django_mongolock import mongo_lock
+from django_mongolock import LockBackendFailed, mongo_lock
 from django_mongolock.backends import load_backends
 from django_mongolock.conf import VALUES, LockSettings
+from django_mongolock.engine.store.layout import INDEXES
 from django_mongolock.inspection import server
 from django_mongolock.inspection.named_locks import NamedLocks
 from django_mongolock.inspection.server import ServerFacts, server_rules
-from django_mongolock.management import checks
+from django_mongolock.management import checks, make_indexes_after_migrate
 from testproject.servers import ReplicaSet
+from tests.support.failpoints import failpoint
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO
 
@@ -199,6 +203,10 @@ def ask() -> list[CheckMessage]:
     return list(NamedLocks().checks(["mongo"]))
 
 
+def _failing(commands: list[str], code: int) -> dict[str, Any]:
+    return {"failCommands": commands, "errorCode": code, "appName": "django_mongolock"}
+
+
 @WITH_MONGO
 class TestServer:
     """check --database: what the server is, and what the user may do."""
@@ -270,12 +278,39 @@ class TestServer:
         call_command("migrate", database="mongo", verbosity=0)
         assert ask() == []
 
+    @pytest.mark.parametrize("refused", ["create", "createIndexes"])
+    def test_what_migrate_may_not_make(
+        self,
+        locks: Locks,
+        history: Collection[Any],
+        mongo: MongoClient[Any],
+        refused: str,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """F223: each step fails for itself, as where Atlas refuses capped collections. What may be made is made."""
+        database = locks.collection.database
+        for name in database.list_collection_names():
+            database.drop_collection(name)
+        with failpoint(mongo, "failCommand", _failing([refused], 8000)), caplog.at_level(logging.WARNING):
+            make_indexes_after_migrate(using="mongo")
+        made = set(database.list_collection_names())
+        bells = [name for name in made if "_bells_" in name]
+        if refused == "create":
+            assert locks.collection.index_information().keys() >= set(INDEXES)
+            assert not bells
+            assert caplog.text.count("what=bells") == 8
+            assert "what=history" in caplog.text
+        else:
+            assert len(bells) == 8
+            assert f"{locks.collection.name}_history" in made
+            assert "what=indexes" in caplog.text
+
     @pytest.mark.long
     def test_migrate_goes_on_without_mongodb(self, away: None, caplog: pytest.LogCaptureFixture) -> None:
         """A deployment does not stop because MongoDB is away; a warning says what was not done."""
         with caplog.at_level(logging.WARNING, "django_mongolock"):
             call_command("migrate", verbosity=0)
-        assert "indexes not made" in caplog.text
+        assert "not made by migrate" in caplog.text
         assert "hunter2" not in caplog.text
 
     def test_the_facts_are_shown(self, locks: Locks, settings: Settings) -> None:
@@ -310,3 +345,22 @@ class TestServer:
     def test_versions_of_the_server(self, version: str, expected: list[str]) -> None:
         found = server_rules(ServerFacts(version=version), "locks")
         assert [message.id for message in found] == expected
+
+    @pytest.mark.parametrize(
+        ("code", "name"), [(17276, "Location17276"), (59, "CommandNotFound"), (9, "FailedToParse")]
+    )
+    def test_a_server_that_lacks_the_update(self, locks: Locks, mongo: MongoClient[Any], code: int, name: str) -> None:
+        """F228: as servers of other vendors do. The check tries the update; the error of a lock leads to the check."""
+        with failpoint(mongo, "failCommand", _failing(["findAndModify"], code)):
+            (found,) = ask()
+            assert (found.id, f"(code {code}, {name})" in found.msg) == ("mongolock.E107", True)
+            with pytest.raises(LockBackendFailed, match=r"manage\.py check --database says what this server lacks"):
+                mongo_lock("k").acquire()
+
+    @pytest.mark.parametrize("code", [13, 59, 8000])
+    def test_a_server_that_does_not_tell_rights(self, locks: Locks, mongo: MongoClient[Any], code: int) -> None:
+        """F228: the rights of a user may be refused. The update is tried all the same."""
+        with failpoint(mongo, "failCommand", _failing(["connectionStatus"], code)):
+            assert ask() == []
+        with failpoint(mongo, "failCommand", _failing(["connectionStatus", "findAndModify"], 13)):
+            assert "needs find, insert and update" in ask()[0].msg

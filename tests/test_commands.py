@@ -270,7 +270,7 @@ class TestAsking:
         out, _ = run("clear_stale_locks")
         assert asked == ["\nClear them? [y/N] "]
         assert "Stale locks: 15." in out
-        assert out.count("stale  ") == 10
+        assert out.count("dead  ") == 10
         assert ("Cleared 15 of 15" in out) is cleared
         assert ("Nothing was cleared." in out) is not cleared
         assert bool(locks.read("k00")["holders"]) is not cleared
@@ -383,17 +383,39 @@ class TestList:
         assert "and more" not in run("list_locks", "--limit", "0")[0].replace("and 1 more", "")
 
     def test_a_hundred_columns(self, locks: Locks) -> None:
-        """Whatever stands in the documents, a line has no more than a hundred columns; --wide cuts nothing."""
+        """F221: a line has no more than a hundred columns if its key has room. Only the holder is cut."""
         key, place = "long:" + "k" * 200, "task shop.tasks.import_catalog 0d7f4b6e-8a0f-4f5e-9f6a-3a1a3c1f2b11"
         locks.add(key, [entry(6, label="the nightly import of all books", place=place, user="u" * 80, left=-5_000_000)])
         locks.add("short", [entry(7, place=place, host="worker-3")])
+        assert key in run("list_locks", "--all")[0]
+        assert re.search(r"task shop.+….+_catalog, worker-3 · pid 4007 ·", run("list_locks", "--key", "short")[0])
+        locks.collection.delete_one({"_id": key})
+        locks.add("key", [entry(6, label="the nightly import " + "x" * 80, place=place, user="anna")])
         out, _ = run("list_locks", "--all")
         assert max(map(len, out.splitlines())) <= 100
-        assert "task shop.tasks.import_catalog, worker-3" in run("list_locks", "--key", "short")[0]
-        assert f"{key[:20]}" in out
-        assert key not in out
+        assert re.search(r"the night.*…x+, web-1 · pid 4", out)
+        locks.collection.delete_one({"_id": "key"})
+        locks.add(key, [entry(6, label="the nightly import of all books", place=place, user="u" * 80)])
         wide, _ = run("list_locks", "--all", "--wide")
         assert all(text in wide for text in (key, "u" * 80, "0d7f4b6e-8a0f-4f5e-9f6a-3a1a3c1f2b11"))
+
+    @pytest.mark.parametrize("key", ["long:" + "k" * 200, "a\u202eb", "b\U000e0041c", r"c\u202ed", "d e  f"])
+    def test_what_is_printed_is_taken(self, locks: Locks, key: str) -> None:
+        """F221: `release_lock` takes a key as `list_locks` prints it, in a pipe too, and with its codes."""
+        locks.collection.delete_many({})
+        locks.held(key)
+        line = run("list_locks")[0].splitlines()[1]
+        printed = line.split("  works  ")[0].rstrip()
+        assert "was taken" in run("release_lock", printed, "--no-input")[0]
+        assert locks.read(key)["holders"] == []
+
+    def test_no_such_key(self, locks: Locks) -> None:
+        """F221: a key that no lock has is told apart from one that nobody holds."""
+        locks.free("a:free")
+        for key, said in (("nowhere", "no lock has the key 'nowhere': see list_locks"), ("a:free", "is not held now")):
+            with pytest.raises(CommandError, match=said) as refusal:
+                run("release_lock", key, "--no-input")
+            assert refusal.value.returncode == 3
 
     def test_encoding(self, locks: Locks) -> None:
         """What the encoding of the output lacks is shown by its code."""
@@ -401,7 +423,7 @@ class TestList:
         stream = io.TextIOWrapper(io.BytesIO(), "ascii")
         call_command("list_locks", "--key", "ключ:*", stdout=stream)
         stream.seek(0)
-        assert r"\u043a\u043b\u044e\u0447:5  held   unknown, web-1 \xb7 pid 4001" in stream.read()
+        assert r"\u043a\u043b\u044e\u0447:5  works  unknown, web-1 \xb7 pid 4001" in stream.read()
 
     @pytest.mark.long
     def test_whoever_reads_has_enough(self, locks: Locks, start: Start) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,14 @@ class TestMigrate:
         assert set(database["mongolock_locks"].index_information()) == INDEXES
         assert not {"auth_user", "auth_permission", "django_content_type"} & set(database.list_collection_names())
 
+    @pytest.mark.long
+    def test_four_at_once(self, fresh: dict[str, str]) -> None:
+        """F229: pods that start together migrate one after the other, under a lock that needs no migration."""
+        migrate = [sys.executable, "-m", "testproject.manage", "migrate", "--verbosity=0", "--database=mongo"]
+        guarded = ("run_locked", "migrate", "--wait=2m", "--", *migrate)
+        with ThreadPoolExecutor(4) as pods:
+            list(pods.map(lambda _: manage(*guarded, **fresh), range(4)))
+
     def test_no_right_to_index(self, mongo: MongoClient[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
         """F60: a user who may not create indexes gets a warning; the deployment goes on."""
         locks = mongo_store().collection.full_name
@@ -107,7 +117,7 @@ class TestMigrate:
             caplog.at_level(logging.WARNING, "django_mongolock"),
         ):
             make_indexes_after_migrate(using="mongo")
-        assert "indexes not made database=mongo error=OperationFailure" in caplog.text
+        assert "not made by migrate what=indexes database=mongo error=OperationFailure" in caplog.text
 
 
 SCRIPT = """

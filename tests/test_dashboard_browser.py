@@ -247,7 +247,7 @@ class TestEverybody:
         history.insert_many(
             [{**told, "key": "shop.report:nightly", "at": now(), "event": what} for what in ("granted", "lost")]
         )
-        with visit("/admin/mongolock_history/lockevent/", viewport={"width": width, "height": 800}) as page:
+        with visit("/admin/mongolock_history/lockevent/?event=all", viewport={"width": width, "height": 800}) as page:
             rows = page.locator("#result_list tbody tr")
             assert rows.count() == 2
             for number in range(2):

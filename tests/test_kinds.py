@@ -20,6 +20,7 @@ from pytest_django import Settings
 from django_mongolock.inspection.kinds import Choice, Counts, LockKind, Row, Swept, sources
 from django_mongolock.inspection.snapshot import ShownState
 from django_mongolock.management.checks import check_kinds
+from tests.security.test_surfaces import seen, shown
 from tests.support.lock_documents import TOKEN, Locks
 from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.programs import said_by as run
@@ -119,6 +120,16 @@ class TestAdmin:
         assert ("12,345" in page, page.count("12345")) == (False, 3)  # the last in the value of a field
         chosen = {"force": "selected", "lock": '["rooms", 12345, "carl"]'}
         assert '<bdi class="mongolock-key">12345</bdi>' in client.post(f"{ADMIN}others/", chosen).content.decode()
+
+    def test_foreign_text(self, rooms: Rooms) -> None:
+        """What hides or reverses text is shown by its code, on the page, in the confirmation and in the messages."""
+        rooms.rooms = {"blue\u202e": ("anna\u2066", -60.0)}
+        client = browser("view_lock", "force_release_lock", "clear_document_lock")
+        chosen = {"force": "selected", "lock": '["rooms", "blue\\u202e", "anna\\u2066"]'}
+        pages = [client.get(f"{ADMIN}others/?kind=rooms"), client.post(f"{ADMIN}others/", chosen)]
+        for text in (seen(page.content.decode()) for page in pages):
+            assert not shown(text)
+            assert ("blue\\u202e" in text, "anna\\u2066" in text) == (True, True)
 
     def test_held_only(self, locks: Locks, rooms: Rooms) -> None:
         """Where only locks of other kinds are held, the dashboard does not say that none was acquired."""

@@ -90,6 +90,12 @@ def unmeant(call: Callable[[], Any]) -> str:
     return str(told.value)
 
 
+def test_a_lock_as_a_condition(mongolock: MemoryLocks) -> None:
+    """F227: the object of a lock is no answer to a question."""
+    with pytest.raises(TypeError, match=r"`if lock` does not acquire it: use `if lock.try_acquire\(\)`, or `with`"):
+        bool(mongo_lock("k", wait=0))
+
+
 @pytest.mark.parametrize(
     ("call", "error", "cure"),
     [
@@ -241,7 +247,7 @@ def test_a_call_that_should_be_retried_without_celery(monkeypatch: pytest.Monkey
         ("mongodb://alice:hunter2@127.0.0.1:9", "127.0.0.1:9 (Connection refused). Is it running, and are HOST"),
         ("mongodb://[::1]:9,127.0.0.1:9/?replicaSet=x", "[::1]:9 ("),
         ("mongodb://alice:hunter2@nowhere.invalid", "nowhere.invalid:27017 (Name or service not known). Is it"),
-        ("mongodb://{here}/?replicaSet=other", "no server belongs to the replica set 'other'. Is replicaSet right?"),
+        ("mongodb://{here}/?replicaSet=other", "no server of this address belongs to the replica set 'other'"),
     ],
 )
 def test_a_server_that_cannot_be_reached_is_named(mongo_uri: str, uri: str, said: str) -> None:

@@ -80,6 +80,7 @@ def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
     leading = run_leader(start, key, *program(written))
     assert eventually(written.spans, 60)
     (first,) = written.spans()
+    assert lock_info(key).holders[0].label == Path(program(written)[0]).name  # F229: its program, not "leader"
     run_leader(start, key, *program(written))
     assert eventually(lambda: lock_info(key).waiting == 1, 60)
     if how == "release":

@@ -71,7 +71,7 @@ def test_messages_are_found() -> None:
     assert len(found) > 200
     for message in (("stale",), ("%d stale lock was cleared.", "%d stale locks were cleared."),
                     ("No waiters.",), ("%(count)s waiter.", "%(count)s waiters."),
-                    ("The locks cannot be shown now: %(problem)s.",)):  # fmt: skip
+                    ("The locks cannot be shown now: %(problem)s",)):  # fmt: skip
         assert message in found, message
 
 

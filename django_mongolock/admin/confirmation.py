@@ -186,4 +186,6 @@ def report(action: Action, done: int, changed: Sequence[str]) -> Iterator[tuple[
 
 
 def _first(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:5]) + (" …" if len(keys) > 5 else "")
+    more = len(keys) - 5
+    text = ", ".join(map(printable, keys[:5]))
+    return f"{text} {ngettext('and %d more', 'and %d more', more) % more}" if more > 0 else text

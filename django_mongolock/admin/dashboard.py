@@ -11,13 +11,14 @@ from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
+from ..exceptions import printable
 from ..inspection import display
-from ..inspection.pictures import draw_graph, draw_lanes
+from ..inspection.pictures import NOTHING, draw_graph, draw_lanes, pasts
+from ..inspection.snapshot import Verdict
 from ..inspection.status import PERMISSION, Alarm, Problem, Status, current_status
-from ..inspection.verdict import Verdict, pasts
 from ..models.lock_model import Lock, LockDashboard
 from .lock_actions import LockActions
-from .pages import Pages, plainly, unless_away
+from .pages import Pages, in_own_encoding, unless_away
 
 #: Seconds between two refreshes.
 REFRESH_SECONDS: Final = 5
@@ -35,7 +36,7 @@ class LockDashboardAdmin(Pages):
 
         def view(request: HttpRequest) -> HttpResponse:
             locks: Any = self.admin_site.get_model_admin(Lock)
-            return plainly(locks.dashboard_view)(request)
+            return in_own_encoding(locks.dashboard_view)(request)
 
         return [path("", self.admin_site.admin_view(view), name="django_mongolock_lockdashboard_changelist")]
 
@@ -65,13 +66,13 @@ def facts(status: Status) -> dict[str, Any]:
     locks = status.locks
     lists = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
     candidates = {lock.key: lock for lock in lists}  # what may get a lane
-    told = pasts[-1].told(candidates.values())
+    told = next((read(candidates.values()) for read in pasts), NOTHING)
     return {
         "locks": locks,
         "server": status.server,
         "problems": [(problem, _text(problem)) for problem in status.problems if problem.alarm is not Alarm.STALE],
-        "judged": status.judged,
-        "unusual": [each for each in status.judged if each.verdict in (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)],
+        "rows": status.rows,
+        "unusual": [row for row in status.rows if row.lock.verdict in (Verdict.SLOW, Verdict.ASKED, Verdict.SILENT)],
         "gave_up": told.deadlocks,
         "recent": draw_lanes(candidates.values(), locks.now, told),
         "graph": draw_graph(locks.waited_for),
@@ -80,13 +81,14 @@ def facts(status: Status) -> dict[str, Any]:
             for lock in locks.contended
             if lock.contended > 0
         ],
+        "others_held": sum(each.held for each in status.others),
         "others": [each for each in status.others if each.held or each.stale or each.damaged or each.error],
     }
 
 
 #: Each problem, and what to do about it, in a sentence or two. time: its amount, if that is seconds.
 TEXTS: Final = {
-    Alarm.SERVER: gettext_lazy("MongoDB cannot be used: %(about)s."),
+    Alarm.SERVER: gettext_lazy("MongoDB cannot be used: %(about)s"),
     Alarm.DEADLOCK: ngettext_lazy(
         "%(count)d deadlock: its members wait for one another. The youngest of them gives up in a moment.",
         "%(count)d deadlocks: their members wait for one another. The youngest of each gives up in a moment.",
@@ -124,5 +126,6 @@ TEXTS: Final = {
 
 
 def _text(problem: Problem) -> str:
-    facts = {"count": int(problem.amount), "about": problem.about, "time": display.duration(problem.amount)}
+    about = display.sentence(problem.about) if problem.alarm is Alarm.SERVER else printable(problem.about)
+    facts = {"count": int(problem.amount), "about": about, "time": display.duration(problem.amount)}
     return ("≥ " if problem.more else "") + TEXTS[problem.alarm] % facts

@@ -28,7 +28,7 @@ from ..engine.text_checks import check_text
 from ..inspection import display
 from ..inspection.kinds import KeyMatch, glob, starting
 from ..inspection.queries import LEASED, ORDERS, Bounds, count, find_deadlocks, ping
-from ..inspection.verdict import Verdict, judge_all
+from ..inspection.snapshot import Verdict
 from ..models import Lock, LockQuerySet
 from ..models.reading import Condition
 
@@ -81,29 +81,42 @@ def sorts_all(request: HttpRequest) -> bool:
     return chosen_state(request) not in ("all", "free")
 
 
-class StateFilter(admin.SimpleListFilter):
+class ChoiceFilter(admin.SimpleListFilter):
+    """A filter of which one choice always applies. An unknown one redirects, as with Django's own filters."""
+
+    def __init__(self, request: HttpRequest, params: dict[str, Any], model: Any, model_admin: Any) -> None:
+        super().__init__(request, params, model, model_admin)
+        self.chosen = request.GET.get(str(self.parameter_name)) or self.default(request)
+        if self.chosen not in dict(self.lookup_choices):
+            raise IncorrectLookupParameters
+
+    def default(self, request: HttpRequest) -> str:
+        """The choice that applies if the address names none."""
+        raise NotImplementedError
+
+    def value(self) -> str:
+        return self.chosen
+
+    def choices(self, changelist: ChangeList) -> Iterator[Any]:
+        for value, title in self.lookup_choices:
+            query = changelist.get_query_string({str(self.parameter_name): value})
+            yield {"selected": value == self.chosen, "query_string": query, "display": title}
+
+
+class StateFilter(ChoiceFilter):
     """The state of a lock."""
 
     title = _("state")
     parameter_name = "state"
 
-    def __init__(self, request: HttpRequest, params: dict[str, Any], model: type[Lock], model_admin: Any) -> None:
-        super().__init__(request, params, model, model_admin)
-        self.state = chosen_state(request)
+    def default(self, request: HttpRequest) -> str:
+        return chosen_state(request)
 
     def lookups(self, request: HttpRequest, model_admin: LockModelAdmin) -> list[tuple[str, StrPromise]]:
         return list(STATES.items())
 
-    def value(self) -> str:
-        return self.state
-
-    def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        for value, title in self.lookup_choices:
-            query = changelist.get_query_string({self.parameter_name: value})
-            yield {"selected": value == self.state, "query_string": query, "display": title}
-
     def queryset(self, request: HttpRequest, queryset: Any) -> QuerySet[Lock]:
-        chosen: QuerySet[Lock] = getattr(queryset, {"waited": "waited_for"}.get(self.state, self.state))()
+        chosen: QuerySet[Lock] = getattr(queryset, {"waited": "waited_for"}.get(self.chosen, self.chosen))()
         return chosen
 
 
@@ -256,8 +269,7 @@ class LockChangeList(BoundedChangeList):
         queryset: Any = self.queryset
         bounds: Bounds = {"skip": skip, "limit": limit, "timeout": timeout}
         found = queryset.snapshots(**bounds, **({"by": self.by} if self.by else {}))
-        judged = judge_all(mongo_store(queryset.db), found, timeout)
-        return [Lock.from_judged(each, queryset.db) for each in judged]
+        return [Lock.from_snapshot(each, queryset.db) for each in found]
 
 
 class Columns:
@@ -267,18 +279,17 @@ class Columns:
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
         """The verdict; in words too, unless all is well."""
-        judged = lock.row.judged
-        shown = display.state_badge(judged.verdict or lock.row.state)
-        text = "" if judged.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", judged.text)
-        return format_html('<span title="{}">{}</span>{}', judged.text, shown, text)
+        row = lock.row
+        text = "" if row.lock.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", row.text)
+        return format_html('<span title="{}">{}</span>{}', row.text, display.state_badge(row.condition), text)
 
     @admin.display(description=_("holder"))
     def who(self, lock: Lock) -> SafeString | str:
-        return display.holder(lock.row.holder, lock.row.where, lock.row.damage)
+        return display.holder(lock.row)
 
     @admin.display(description=_("held for"), ordering=Computed("since"))
     def since(self, lock: Lock) -> SafeString:
-        return labelled(_("held for"), display.time_since(lock.row.since, lock.row.lock.now))
+        return labelled(_("held for"), display.held_for(lock.row))
 
     @admin.display(description=_("lease left"), ordering="expires_at")
     def left(self, lock: Lock) -> SafeString:

@@ -22,11 +22,10 @@ from ..conf import get_settings
 from ..engine.text_checks import tidy_fact
 from ..exceptions import LockDocumentDamaged, printable
 from ..inspection import operations
-from ..inspection.display import lock_address
+from ..inspection.display import lock_address, sentence
 from ..inspection.kinds import UNREADABLE, LockKind, Row
 from ..inspection.named_locks import LockRow, NamedLocks, row_of
 from ..inspection.snapshot import LockSnapshot, ShownState
-from ..inspection.verdict import judge
 from ..models import Lock
 from ..signals import send, stale_locks_cleared
 from .confirmation import (
@@ -224,7 +223,9 @@ class LockActions(Pages):
                     said = act(kind, row)
                 except LockDocumentDamaged as error:
                     text = _("The document of “%(key)s” is damaged, and was not changed: %(problem)s")
-                    self.message_user(request, text % {"key": row.key, "problem": error.problem}, messages.ERROR)
+                    self.message_user(
+                        request, text % {"key": printable(row.key), "problem": printable(error.problem)}, messages.ERROR
+                    )
                     continue
                 if not said:
                     left.append(str(row.key))
@@ -233,7 +234,7 @@ class LockActions(Pages):
                 if kind.model is not None:  # what has no model has no such log
                     write_log(request, kind.model, row.key, said)
         except UNREADABLE as error:
-            text = _("The remaining locks were not processed: %s.") % getattr(error, "problem", error)
+            text = _("The remaining locks were not processed: %s") % sentence(getattr(error, "problem", error))
             self.message_user(request, text, messages.ERROR)
         return done, left
 
@@ -266,4 +267,4 @@ def write_log(request: HttpRequest, model: type[Model], key: Any, text: str) -> 
 
 
 def _rows(locks: Iterable[LockSnapshot]) -> Rows:
-    return [(NAMED, row_of(judge(lock))) for lock in locks]
+    return [(NAMED, row_of(lock)) for lock in locks]

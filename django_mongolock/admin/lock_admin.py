@@ -16,20 +16,21 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..backends import mongo_store
 from ..conf import get_settings
+from ..exceptions import printable
 from ..inspection import display
 from ..inspection.kinds import other_kinds, starting
+from ..inspection.named_locks import row_of
+from ..inspection.pictures import panels
 from ..inspection.queries import Bounds
 from ..inspection.snapshot import LockSnapshot
 from ..inspection.status import lock_status
-from ..inspection.verdict import judge_all, pasts
 from ..models import Lock
 from .dashboard import Dashboard
 from .listing import Columns, Computed, LockChangeList, ModeFilter, StateFilter, chosen_state, search, sorts_all
 from .lock_actions import SHOWN
 from .other_locks import OtherLocks
-from .pages import plainly, unless_away
+from .pages import in_own_encoding, unless_away
 
 #: How many waiters the page of a lock shows; the page of its waiters shows all.
 WAITERS: Final = 20
@@ -88,7 +89,8 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         ]
         name = f"{self.opts.app_label}_{self.opts.model_name}"
         ours = [
-            path(route, self.admin_site.admin_view(plainly(view)), name=f"{name}_{page}") for route, view, page in pages
+            path(route, self.admin_site.admin_view(in_own_encoding(view)), name=f"{name}_{page}")
+            for route, view, page in pages
         ]
         # A monitoring program has no session, and need not be of the staff: the view checks its permission.
         return [path("status/", lock_status, name=f"{name}_status"), *ours]
@@ -109,14 +111,14 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         if lock is None:
             return HttpResponseRedirect(self.way_back(request))
         context = {
-            "title": key,
+            "title": printable(key),
             "lock": lock,
-            "each": next(judge_all(mongo_store(), [lock], get_settings().COMMAND_TIMEOUT)),
+            "row": row_of(lock),
             "facts": display.counters(lock),
             "quoted": display.quote_key(key),
             "may_ask": self.has_ask_release_permission(request),
             "may_force": self.has_force_release_permission(request),
-            "panel": pasts[-1].panel(request, lock),
+            "panels": [panel(request, lock) for panel in panels],
         }
         return self.page(request, "detail", context)
 
@@ -128,7 +130,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         lock = next(queryset.snapshots(timeout=get_settings().COMMAND_TIMEOUT, **bounds), None)
         if lock is None:
             text = _("There is no lock “%s”. The documents of unused locks are deleted after a while.")
-            self.message_user(request, text % key, messages.WARNING)
+            self.message_user(request, text % printable(key), messages.WARNING)
         return lock
 
     @unless_away
@@ -140,7 +142,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         lock = self._read_one(request, key, waiters=SHOWN, passed=passed)
         if lock is None:
             return HttpResponseRedirect(self.way_back(request))
-        context = {"title": _("Waiters of %s") % key, "lock": lock, "passed": passed, "number": number}
+        context = {"title": _("Waiters of %s") % printable(key), "lock": lock, "passed": passed, "number": number}
         return self.page(request, "waiters", {**context, "more": len(lock.waiters) == SHOWN})
 
     def history_view(

@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..context import own_address
 from ..engine.logs import INFO, log
-from ..exceptions import LockError
+from ..exceptions import LockError, printable
 from ..inspection.kinds import UNREADABLE, Choice, LockKind, Row, Swept, other_kinds
 from ..inspection.snapshot import ShownState
 from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
@@ -125,7 +125,7 @@ class OtherLocks(LockActions):
                 try:
                     rows += [(kind, row) for row in kind.rows(choice, MAX_SELECTED + 1)]
                 except UNREADABLE as error:  # it does not hide the others
-                    self.message_user(request, f"{kind.name}: {error}", messages.ERROR)
+                    self.message_user(request, printable(f"{kind.name}: {error}"), messages.ERROR)
         else:
             rows, changed = read_shown(request.POST.getlist("lock"))
         if not self.may_view(request, [kind for kind, _row in rows]):

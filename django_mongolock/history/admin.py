@@ -5,27 +5,31 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin
-from django.contrib.admin.views.main import ChangeList
+from django.contrib.admin.views.main import SEARCH_VAR, ChangeList
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.db.models.expressions import Combinable
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
+from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from ..admin.listing import BoundedChangeList, labelled, match_of
-from ..admin.pages import Pages, plainly, unless_away
+from ..admin.listing import BoundedChangeList, ChoiceFilter, match_of
+from ..admin.pages import Pages, in_own_encoding, unless_away
 from ..backends import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.kinds import starting
 from ..models.reading import Condition
-from .models import LockEvent
+from .models import Happened, LockEvent
 
 __all__ = ["LockEventAdmin"]
+
+#: The events that somebody should look at.
+TROUBLE = [Happened.LOST.value, Happened.DEADLOCK.value, Happened.FORCED.value]
 
 
 class LockEventChangeList(BoundedChangeList):
@@ -47,12 +51,31 @@ class LockEventChangeList(BoundedChangeList):
         return found
 
 
+class EventFilter(ChoiceFilter):
+    """The kind of an event: at first what went wrong, in a search all."""
+
+    title = gettext_lazy("event")
+    parameter_name = "event"
+
+    def default(self, request: HttpRequest) -> str:
+        return "all" if request.GET.get(SEARCH_VAR, "").strip() else "trouble"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[Any]:
+        several = gettext_lazy("losses, deadlocks, forced releases"), gettext_lazy("all events")
+        return [("trouble", several[0]), *Happened.choices, ("all", several[1])]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        if self.chosen == "all":
+            return queryset
+        return queryset.filter(Condition({"event": {"$in": TROUBLE if self.chosen == "trouble" else [self.chosen]}}))
+
+
 @admin.register(LockEvent)
 class LockEventAdmin(Pages):
     """Read only, with the permission ``mongolock_history.view_lockevent``."""
 
-    list_display = ("when", "key_link", "what", "who", "fencing_token", "details")
-    list_filter = ("event",)
+    list_display = ("when", "who", "key_link", "what", "how_long", "details")
+    list_filter = (EventFilter,)
     search_fields = ("key",)
     search_help_text = gettext_lazy(
         "The start of a key, such as order:5; or the whole key, with * for any text and ? for one character."
@@ -62,7 +85,7 @@ class LockEventAdmin(Pages):
 
     def get_urls(self) -> list[URLPattern]:
         """The list, and no other page."""
-        view = self.admin_site.admin_view(plainly(self.changelist_view))
+        view = self.admin_site.admin_view(in_own_encoding(self.changelist_view))
         return [path("", view, name="mongolock_history_lockevent_changelist")]
 
     @unless_away
@@ -95,7 +118,20 @@ class LockEventAdmin(Pages):
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, event: LockEvent) -> SafeString | str:
-        return display.time_ago(event.at, event.now)
+        if event.at is None or event.now is None:
+            return "?"
+        return format_html(
+            '<time datetime="{}" title="{}">{}</time>',
+            event.at.isoformat(),
+            display.moment(event.at),
+            display.ago(event.at, event.now),
+        )
+
+    @admin.display(description=gettext_lazy("who"))
+    def who(self, event: LockEvent) -> SafeString:
+        return format_html(
+            '<span title="{}"><bdi>{}</bdi></span>', display.details(event.party), display.who(event.party)
+        )
 
     @admin.display(description=gettext_lazy("key"))
     def key_link(self, event: LockEvent) -> SafeString | str:
@@ -103,16 +139,12 @@ class LockEventAdmin(Pages):
 
     @admin.display(description=gettext_lazy("event"))
     def what(self, event: LockEvent) -> SafeString:
-        return event.badge
+        return format_html('<span title="{} {}">{}</span>', gettext_lazy("token"), event.token or "–", event.badge)
 
-    @admin.display(description=gettext_lazy("who"))
-    def who(self, event: LockEvent) -> SafeString:
-        return display.in_a_line(f"{display.who(event.party)} · {display.details(event.party)}")
-
-    @admin.display(description=gettext_lazy("token"))
-    def fencing_token(self, event: LockEvent) -> SafeString:
-        return labelled(gettext_lazy("token"), "–" if event.token is None else str(event.token))
+    @admin.display(description=gettext_lazy("how long"))
+    def how_long(self, event: LockEvent) -> str:
+        return event.lengths or "–"
 
     @admin.display(description=gettext_lazy("details"))
-    def details(self, event: LockEvent) -> SafeString:
-        return display.in_a_line(event.details)
+    def details(self, event: LockEvent) -> str:
+        return event.reasons or "–"

@@ -12,12 +12,13 @@ class HistoryConfig(AppConfig):
 
     def ready(self) -> None:
         from ..backends import observers
-        from ..inspection.verdict import pasts
+        from ..inspection.pictures import panels, pasts
         from ..router import LABELS
-        from .past import HistoryPast
+        from .past import panel, told
         from .writer import observe
 
         LABELS.add(self.label)
         if observe not in observers:
             observers.append(observe)
-            pasts.append(HistoryPast())
+            pasts.append(told)
+            panels.append(panel)

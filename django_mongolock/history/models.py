@@ -140,18 +140,27 @@ class LockEvent(ReadOnlyModel, PartyFields):
     def badge(self) -> SafeString:
         """What happened, as HTML."""
         if self.event not in Happened.values:
-            return format_html("{}", self.event or "?")
+            return format_html("{}", printable(self.event or "?"))
         what = Happened(self.event)
         return badge(f"mongolock-event mongolock-event-{what}", SHAPES[what], what.label)
 
     @property
-    def details(self) -> str:
-        """How long it waited and held, by whom and why, in words."""
+    def lengths(self) -> str:
+        """How long it waited and held, in words."""
         facts = [gettext("waited %s") % milliseconds(self.waited_ms)] if self.waited_ms else []
         facts += [gettext("held %s") % milliseconds(self.held_ms)] if self.held_ms is not None else []
-        facts += [gettext("by %s") % self.by] if self.by else []
-        facts += [self.reason] if self.reason else []
-        return " · ".join(facts) or "–"
+        return " · ".join(facts)
+
+    @property
+    def reasons(self) -> str:
+        """By whom and why, in words."""
+        facts = [gettext("by %s") % self.by] if self.by else []
+        return printable(" · ".join([*facts, *([self.reason] if self.reason else [])]))
+
+    @property
+    def details(self) -> str:
+        """How long it waited and held, by whom and why, in words."""
+        return " · ".join(filter(None, (self.lengths, self.reasons))) or "–"
 
     @classmethod
     def from_document(cls, document: dict[str, Any], using: str) -> LockEvent:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from math import ceil
-from typing import Any, Final
+from typing import Final
 
 from django.http import HttpRequest
 from django.template.loader import render_to_string
@@ -15,22 +14,17 @@ from django.utils.translation import ngettext
 
 from ..backends import mongo_store
 from ..conf import get_settings
-from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from ..inspection import display
 from ..inspection.overview import RECENT
-from ..inspection.pictures import Picture, lane, stretches, ticks, with_unknown
+from ..inspection.pictures import NOTHING, Picture, Stretch, Told, lane, stretches, ticks, with_unknown
 from ..inspection.snapshot import LockSnapshot
-from ..inspection.verdict import NOTHING, Past, Stretch, Told, kind_of
-from .models import Happened, LockEvent, read_events
+from .models import Happened, LockEvent
 
-#: How many of the latest events `usual_holds` looks at, and of how many holds of a kind it needs to know.
-EXAMINED: Final = 5_000
-ENOUGH: Final = 10
-#: What is usual is what so many of these did not exceed.
-MOST: Final = 0.9
 #: What the picture on the page of a lock covers, and of how many events at most.
 HOUR: Final = timedelta(hours=1)
+#: The picture covers the shortest of these, or an hour, that shows all that is known.
+SPANS: Final = (timedelta(minutes=5), timedelta(minutes=15), timedelta(minutes=30))
 MAX_EVENTS: Final = 200
 #: How many of the latest events the page of a lock shows.
 SHOWN: Final = 20
@@ -40,70 +34,47 @@ _LONGEST: Final = timedelta(days=1)
 _ENDS: Final = {Happened.RELEASED.value: "hold", Happened.LOST.value: "lost"}
 
 
-class HistoryPast(Past):
-    """What the events tell. Where the history cannot be read, that is nothing: the locks themselves were read."""
+def told(locks: Iterable[LockSnapshot]) -> Told:
+    """Return what the events tell of these locks. Return nothing if the history cannot be read."""
+    found = {lock.key: lock for lock in locks}
+    if mongo_store().history is None or not found:
+        return NOTHING
+    try:
+        events, since = _read(list(found))
+    except LockBackendFailed:
+        return NOTHING
+    by_key = defaultdict(list)
+    for event in events:
+        by_key[event.key].append(event)
+    begin = next(iter(found.values())).now - RECENT
+    earlier = {key: list(_holds(each, found[key])) for key, each in by_key.items()}
+    deadlocks = [each for each in events if each.event == Happened.DEADLOCK and (at := _at(each)) and at >= begin]
+    return Told(earlier, since, deadlocks)
 
-    def usual_holds(self, store: MongoStore, timeout: float = 5.0) -> dict[str, float]:
-        """See Past.usual_holds(). Nine of ten of the latest holds took no longer.
 
-        A kind of which the history knows too few is left out; without a history, or the right to read it, all are.
-        """
-        if store.history is None:
-            return {}
-        stages: list[dict[str, Any]] = [
-            {"$sort": {"at": -1, "_id": -1}},
-            {"$limit": EXAMINED},
-            {"$match": {"event": Happened.RELEASED.value, "held_ms": {"$gte": 0}, "key": {"$type": "string"}}},
-            {"$project": {"_id": 0, "key": 1, "held_ms": 1}},
-        ]
-        holds = defaultdict(list)
-        try:
-            found = read_events(store, timeout, lambda events: list(events.aggregate(stages, batchSize=EXAMINED)))
-        except LockBackendFailed:
-            return {}
-        for event in found:
-            holds[kind_of(event["key"])].append(event["held_ms"] / 1_000)
-        known = {kind: sorted(seconds) for kind, seconds in holds.items() if len(seconds) >= ENOUGH}
-        return {kind: seconds[ceil(MOST * len(seconds)) - 1] for kind, seconds in known.items()}
-
-    def told(self, locks: Iterable[LockSnapshot]) -> Told:
-        """See Past.told()."""
-        found = {lock.key: lock for lock in locks}
-        if mongo_store().history is None or not found:
-            return NOTHING
-        try:
-            events, since = _read(list(found))
-        except LockBackendFailed:
-            return NOTHING
-        by_key = defaultdict(list)
-        for event in events:
-            by_key[event.key].append(event)
-        begin = next(iter(found.values())).now - RECENT
-        earlier = {key: list(_holds(each, found[key])) for key, each in by_key.items()}
-        deadlocks = [each for each in events if each.event == Happened.DEADLOCK and (at := _at(each)) and at >= begin]
-        return Told(earlier, since, deadlocks)
-
-    def panel(self, request: HttpRequest, lock: LockSnapshot) -> str:
-        """Show the latest events of the lock, to who may view them, and a picture of its last hour."""
-        if mongo_store().history is None:
-            return ""
-        context = {"lock": lock, "may_view_events": request.user.has_perm("mongolock_history.view_lockevent")}
-        try:
-            events, since = _read([lock.key])
-            context |= {"events": events[:SHOWN], "hour": draw_hour(lock, events, since)}
-        except LockBackendFailed as error:  # such as a right that is missing
-            context["problem"] = error.problem
-        return render_to_string("admin/mongolock_history/panel.html", context, request)
+def panel(request: HttpRequest, lock: LockSnapshot) -> str:
+    """Show a picture of the last hour of the lock. Show its latest events to users who may view them."""
+    if mongo_store().history is None:
+        return ""
+    context = {"lock": lock, "may_view_events": request.user.has_perm("mongolock_history.view_lockevent")}
+    try:
+        events, since = _read([lock.key])
+        context |= {"events": events[:SHOWN], "hour": draw_hour(lock, events, since)}
+    except LockBackendFailed as error:  # such as a right that is missing
+        context["problem"] = display.sentence(error.problem)
+    return render_to_string("admin/mongolock_history/panel.html", context, request)
 
 
 def draw_hour(lock: LockSnapshot, events: Sequence[LockEvent], since: datetime | None) -> Picture | None:
     """Draw the last hour of one lock from its events; None if nothing happened in it."""
-    begin = lock.now - HOUR
-    late = [event for event in events if (at := _at(event)) and at >= begin]
+    late = [event for event in events if (at := _at(event)) and at >= lock.now - HOUR]
     if not late:
         return None
-    found = with_unknown(list(stretches(lock, list(_holds(late, lock)))), since, begin)
-    return Picture([lane(lock.key, _sum(late), found, lock.now, HOUR)], HOUR, ticks(HOUR))
+    found = list(stretches(lock, list(_holds(late, lock))))
+    known = min([*(stretch.start for stretch in found), *([since] if since else [])], default=lock.now - HOUR)
+    span = next((span for span in SPANS if known >= lock.now - span), HOUR)
+    drawn = with_unknown(found, since, lock.now - span)
+    return Picture([lane(lock.key, _sum(late), drawn, lock.now, span)], span, ticks(span))
 
 
 def _read(keys: Sequence[str]) -> tuple[list[LockEvent], datetime | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from django.urls import reverse
 from django.utils import timezone
@@ -16,7 +16,11 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..context import BROWSER, CLAIMED
 from ..engine.rule.document import UNLIMITED
+from ..exceptions import printable
 from .snapshot import LockSnapshot, Party, ShownState, with_local_time
+
+if TYPE_CHECKING:
+    from .kinds import Row
 
 #: A state or a verdict is shown by shape and by word; colour only comes on top.
 SHOWN: Final = {
@@ -50,22 +54,22 @@ def badge(css: str, shape: str, word: object) -> SafeString:
 
 def who(party: Party) -> str:
     """The label, or else the task or view, the user, the owner: one line."""
-    return next(_names(party), "") or _("unknown")
+    return printable(next(_names(party), "")) or _("unknown")
 
 
 def where(party: Party) -> str:
     """Host, process, thread or asyncio task; of a holder that has released the lock, the host and when."""
     if party.released:
-        return _("done %(time)s on %(host)s") % {"time": moment(party.released), "host": party.host or "?"}
+        return _("done %(time)s on %(host)s") % {"time": moment(party.released), "host": printable(party.host or "?")}
     if party.host == BROWSER:
         return _("a browser tab")
     words = (party.host, _("pid %s") % party.pid if party.pid is not None else "", party.thread)
-    return " · ".join(word for word in words if word) or "?"
+    return printable(" · ".join(word for word in words if word)) or "?"
 
 
 def details(party: Party) -> str:
     """Where, and what `who` leaves out."""
-    return " · ".join([where(party), *islice(_names(party), 1, None)])
+    return " · ".join([where(party), *map(printable, islice(_names(party), 1, None))])
 
 
 def _names(party: Party) -> Iterator[str]:
@@ -84,15 +88,19 @@ def _names(party: Party) -> Iterator[str]:
         yield _("id %s") % id_
 
 
-def holder(name: str | None, place: str, damage: str = "") -> SafeString | str:
+def holder(row: Row) -> SafeString | str:
     """Who has a lock, and where, as HTML; or the damage."""
     html = '<span class="mongolock-who"><bdi>{}</bdi></span><small class="mongolock-who"><bdi>{}</bdi></small>'
-    return damage or (format_html(html, name, place) if name else "–")
+    return printable(row.damage) or (format_html(html, printable(row.holder), row.where) if row.holder else "–")
 
 
-def in_a_line(text: str) -> SafeString:
-    """A text as HTML, cut where the line ends; the whole of it is a hint."""
-    return format_html('<span class="mongolock-who" title="{0}"><bdi>{0}</bdi></span>', text)
+def held_for(row: Row) -> SafeString | str:
+    """For how long a lock has been held, as HTML with the moment of its grant as a hint; "–" if it is not held."""
+    if row.since is None:
+        return "–"
+    return format_html(
+        '<time datetime="{}" title="{}">{}</time>', row.since.isoformat(), moment(row.since), duration(row.seconds)
+    )
 
 
 def others(lock: LockSnapshot) -> str:
@@ -107,11 +115,12 @@ def _share(used: int, permits: int) -> str:
     return _("%(used)d of %(permits)d permits") % {"used": used, "permits": permits}
 
 
-def look_at_process(lock: LockSnapshot) -> tuple[str, str, str] | None:
-    """The host of the first holder, who it is, and a command for there that shows what it does; None without one."""
+def look_at_process(lock: LockSnapshot) -> tuple[str, str, str, str] | None:
+    """The host of the first holder, who it is, and two commands for there: one shows what it does, one ends it. None
+    without a process."""
     for holder in lock.holders:
         if holder.pid is not None and not holder.released and holder.host not in (BROWSER, CLAIMED):
-            return holder.host or "?", who(holder), f"py-spy dump --pid {holder.pid}"
+            return printable(holder.host or "?"), who(holder), f"py-spy dump --pid {holder.pid}", f"kill {holder.pid}"
     return None
 
 
@@ -119,7 +128,19 @@ def mode(party: Party) -> str:
     """Exclusive, shared, or how many of how many permits."""
     if party.mode == "semaphore" and party.capacity is not None and party.capacity < UNLIMITED:
         return _share(1 + party.more_permits, party.capacity)
-    return _("shared") if party.mode == "shared" else _("exclusive") if party.mode == "exclusive" else party.mode or "?"
+    return (
+        _("shared")
+        if party.mode == "shared"
+        else _("exclusive")
+        if party.mode == "exclusive"
+        else printable(party.mode or "?")
+    )
+
+
+def sentence(text: object) -> str:
+    """A text with a mark at its end."""
+    shown = printable(text)
+    return shown if shown.endswith((".", "?", "!", "…")) else f"{shown}."
 
 
 def duration(seconds: float) -> str:

@@ -30,9 +30,9 @@ class Row:
     """A lock as lists, pages, commands and JSON have it, of any kind.
 
     key: what it is a lock on: a key, or the id of a document. holder, where: who has it and where, in words. since,
-    seconds: since when and for how long it has been held, for people, by the server's clock. left: seconds until its
-    lease ends, or until it is stale, negative after that; None without an end. damage: why it cannot be judged, and is
-    left as it is; empty otherwise.
+    seconds: since when and for how long it has been held, by the server's clock. since: None if it is not held. left:
+    seconds until its lease ends, or until it is stale, negative after that; None without an end. damage: why it cannot
+    be judged, and is left as it is; empty otherwise.
     """
 
     key: Any
@@ -50,16 +50,21 @@ class Row:
         return self.holder
 
     @property
+    def condition(self) -> str:
+        """The name of the word for its state, in `display.SHOWN`."""
+        return self.state
+
+    @property
     def note(self) -> str:
         """What is said of it below the table; empty if it needs no look."""
         return ""
 
     def cells(self) -> dict[str, object]:
-        """Its line in the table of a command, by the titles of the columns."""
+        """Its line in the table of a command, by the titles of the columns. A list is joined by commas."""
         return {
             "KEY": self.key,
-            "STATE": display.SHOWN[self.state][1],
-            "HOLDER": self.damage or ", ".join(filter(None, (self.holder, self.where))) or "-",
+            "STATE": display.SHOWN[self.condition][1],
+            "HOLDER": self.damage or [each for each in (self.holder, self.where) if each],
             "HELD FOR": display.duration(self.seconds) if self.since else "-",
             "LEFT": "-" if self.left is None else display.seconds_left(self.left),
         }

@@ -15,6 +15,7 @@ from ..backends import MongoBackend, get_backend, mongo_store
 from ..conf import get_settings
 from ..engine.store.mongo import MongoStore
 from ..engine.text_checks import check_key, check_text
+from ..exceptions import from_printed
 from ..signals import lock_forced, send, stale_locks_cleared
 from . import display, operations, queries
 from .kinds import Choice, Counts, Row, Swept, starting
@@ -22,7 +23,7 @@ from .overview import Overview, overview
 from .queries import chosen
 from .server import inspect_server, server_rules
 from .snapshot import LockSnapshot, Party, ShownState
-from .verdict import Judged, judge, judge_all
+from .verdict import verdict_as_json, verdict_text
 
 #: How many holders of a lock a row has; how many of those that are taken from their holders.
 HOLDERS: Final = 10
@@ -35,11 +36,7 @@ BATCH: Final = 1_000
 class LockRow(Row):
     """A named lock as a row, with all that was read of it, and its verdict."""
 
-    judged: Judged
-
-    @property
-    def lock(self) -> LockSnapshot:
-        return self.judged.lock
+    lock: LockSnapshot
 
     @property
     def seal(self) -> list[int]:
@@ -53,12 +50,19 @@ class LockRow(Row):
         return {**Row.cells(self), "WAITING": lock.waiting, "TOKEN": token}
 
     @property
+    def condition(self) -> str:
+        """See Row.condition. The verdict says more than the state."""
+        return self.lock.verdict or self.state
+
+    @property
+    def text(self) -> str:
+        """The verdict in two or three sentences."""
+        return verdict_text(self.lock)
+
+    @property
     def note(self) -> str:
         """See Row.note."""
-        judged = self.judged
-        if not judged.verdict or not judged.needs_a_look:
-            return ""
-        return f"{self.key}: {display.SHOWN[judged.verdict][1]}. {judged.text}"
+        return f"{self.key}: {display.SHOWN[self.condition][1]}. {self.text}" if self.lock.needs_a_look else ""
 
     def facts(self) -> dict[str, Any]:
         """See Row.facts()."""
@@ -70,25 +74,23 @@ class LockRow(Row):
             "waiting": lock.waiting,
             "token": lock.token,
             "ends": lock.expires_at.isoformat() if lock.expires_at else None,
-            **self.judged.as_json(),
+            **verdict_as_json(lock),
         }
 
 
-def row_of(judged: Judged) -> LockRow:
-    """Return the row of a lock. One that is only kept is not held."""
-    lock = judged.lock
+def row_of(lock: LockSnapshot) -> LockRow:
+    """Return the row of a lock."""
     first = min(lock.holders, key=lambda holder: bool(holder.released), default=None)
-    since = None if lock.state is ShownState.KEPT else lock.since
     return LockRow(
         key=lock.key,
         state=lock.state,
         holder=display.who(first) + display.others(lock) if first else None,
         where=display.details(first) if first else "",
-        since=since,
-        seconds=lock.age(since) if since else 0.0,
+        since=None if lock.held_seconds is None else lock.since,
+        seconds=lock.held_seconds or 0.0,
         left=lock.left,
         damage=lock.damage or "",
-        judged=judged,
+        lock=lock,
     )
 
 
@@ -130,7 +132,7 @@ class NamedLocks:
         holders = HOLDERS if choice.owner is None and choice.ids is None else MOST_HOLDERS
         query = chosen(self._ours(choice))
         found = queries.snapshots(self.store, query, {order: 1}, limit=limit, holders=holders, owner=choice.owner)
-        return map(row_of, judge_all(self.store, found))
+        return map(row_of, found)
 
     def again(self, shown: Sequence[tuple[Any, Any]]) -> list[LockRow]:
         settings, wanted = get_settings(), dict[str, set[int]]()
@@ -144,12 +146,13 @@ class NamedLocks:
         rows = []
         for lock in found:
             known = tuple(holder for holder in lock.holders if holder.token in wanted[lock.key])
-            rows += [row_of(judge(replace(lock, holders=known, holding=len(known))))] if known else []
+            rows += [row_of(replace(lock, holders=known, holding=len(known)))] if known else []
         return rows
 
     def ids(self, text: str) -> list[str]:
         prefix = get_settings().KEY_PREFIX
-        return [check_key(text, "" if text.startswith(prefix) else prefix)]
+        texts = dict.fromkeys([text, from_printed(text)])
+        return [check_key(each, "" if each.startswith(prefix) else prefix) for each in texts]
 
     def counts(self) -> Counts:
         settings = get_settings()
@@ -157,7 +160,7 @@ class NamedLocks:
 
     def clear(self, choice: Choice, *, dry_run: bool = False) -> Iterator[Swept]:
         store, choice = self.store, self._ours(replace(choice, state="stale"))
-        found = map(judge, queries.snapshots(store, chosen(choice), {"expires_at": 1}, holders=HOLDERS))
+        found = queries.snapshots(store, chosen(choice), {"expires_at": 1}, holders=HOLDERS)
         while rows := [row_of(each) for each in islice(found, BATCH)]:
             stale = [row for row in rows if row.state is not ShownState.DAMAGED]
             part = Swept(stale, found=len(stale), damaged=[row for row in rows if row.state is ShownState.DAMAGED])
@@ -202,5 +205,5 @@ def named_locks(using: str | None = None) -> list[NamedLocks]:
 
 def counts_of(found: Overview) -> Counts:
     """Return the counts of an overview."""
-    longest = max((row_of(judge(lock)).seconds for lock in found.longest_held), default=0.0)
+    longest = max((lock.held_seconds or 0.0 for lock in found.longest_held), default=0.0)
     return Counts(NamedLocks.name, found.held, found.stale, len(found.damaged), longest, more=found.capped)

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
+from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from ..exceptions import printable
 from . import display
 from .overview import RECENT
 from .snapshot import LockSnapshot, Party, ShownState
-from .verdict import NOTHING, Stretch, Told
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """An activity from one moment to another. kind: "hold", "stale", "lost", "wait", "unknown"; or "grant", without a
+    length."""
+
+    kind: str
+    start: datetime
+    end: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Earlier activities by key, and since when they are complete: None where there are none. deadlocks: the latest
+    events of a waiter that gave up because of a deadlock."""
+
+    stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
+    since: datetime | None = None
+    deadlocks: Sequence[Any] = ()
+
+
+NOTHING: Final = Told()
+#: An app that keeps a history adds two functions. The first returns the past of locks, without their present holders.
+#: The second returns HTML for the page of a lock.
+pasts: Final[list[Callable[[Iterable[LockSnapshot]], Told]]] = []
+panels: Final[list[Callable[[HttpRequest, LockSnapshot], str]]] = []
 
 # The lanes. They are drawn from the lock documents, which have the present holders and waiters, and the previous
 # holder; and from what an app knows of the past.
@@ -161,8 +189,8 @@ def _text(lock: LockSnapshot) -> str:
         said.append(_("stale"))
     elif lock.state is ShownState.KEPT:
         said.append(_("kept"))
-    elif lock.since is not None:
-        said.append(_("held for %s") % display.duration((lock.now - lock.since).total_seconds()))
+    elif lock.held_seconds is not None:
+        said.append(_("held for %s") % display.duration(lock.held_seconds))
     elif lock.last is not None and lock.last.acquired_at:
         said.append(_("free; last granted %s") % display.ago(lock.last.acquired_at, lock.now))
     if lock.longest_wait is not None:
@@ -243,7 +271,7 @@ class _Draft:
 
     def _add_lock(self, lock: LockSnapshot) -> None:
         """A lock, with its first waiters and its first holders."""
-        name = self._add(f"k:{lock.key}", "lock", lock.key)
+        name = self._add(f"k:{lock.key}", "lock", printable(lock.key))
         waiters, holders = lock.waiters[:DRAWN], lock.holders[:DRAWN]
         for waiter in waiters:
             self.edges[self._add_worker(waiter), name] = "waits"

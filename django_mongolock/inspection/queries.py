@@ -63,6 +63,18 @@ WAS_RELEASED: Final[Document] = {
 }
 
 
+#: When the first of the holders that have not released the lock acquired it. The holder whose lease ends last.
+_SINCE: Final[Document] = {
+    "$min": {
+        "$map": {
+            "input": {"$filter": {"input": array("holders"), "cond": {"$not": [_IS_RELEASED]}}},
+            "in": "$$this.acquired_at",
+        }
+    }
+}
+_LATEST: Final[Document] = {
+    "$filter": {"input": array("holders"), "cond": {"$eq": ["$$this.until", "$expires_at"]}, "limit": 1}
+}
 #: Locks with a lease, which runs or has ended. The type keeps a search in the index away from the many documents with
 #: null there.
 LEASED: Final[Document] = {"expires_at": {"$type": "date"}}
@@ -119,7 +131,7 @@ def waiting(waiters: Document | str) -> Document:
 MAX_SORTED: Final = 10_000
 _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)
 ORDERS: Final[Document] = {
-    "since": {"$ifNull": [{"$min": "$holders.acquired_at"}, _NEVER]},
+    "since": {"$ifNull": [_SINCE, _NEVER]},
     "waited": {"$ifNull": [{"$let": {"vars": {"queue": QUEUE}, "in": FIRST}}, _NEVER]},
     "waiting": waiting(QUEUE),
 }
@@ -264,9 +276,11 @@ def projection(holders: int, waiters: int, passed: int = 0, owner: str | None = 
         "tombstones": first("tombstones", 1),
         "holding": {"$size": array("holders")},
         "more_permits": {"$sum": "$holders.more_permits"},
+        "since": _SINCE,
+        "latest": _LATEST,
         "queue": {"$let": {"vars": {"queue": QUEUE}, "in": {"waiting": waiting("$$queue"), "since": FIRST}}},
     }
-    return [{"$project": read}, _without_giants((holders + waiters + 3) * ENTRY_BYTES)]
+    return [{"$project": read}, _without_giants((holders + waiters + 4) * ENTRY_BYTES)]
 
 
 def _without_giants(most: int) -> Document:
@@ -335,6 +349,8 @@ def _in_memory(key: str, document: Mapping[str, Any] | None, now: datetime) -> L
             "released": bool(holders) and all("released" in holder for holder in holders),
             "waiters": queue[:MOST_SHOWN],
             "holding": len(holders),
+            "latest": sorted(holders, key=lambda holder: holder["until"])[-1:],
+            "since": min((each["acquired_at"] for each in holders if "released" not in each), default=None),
             "more_permits": sum(map(weight, holders)) - len(holders),
             "queue": {"waiting": sum(1 + waiter.get("behind", 0) for waiter in queue), "since": since},
         }

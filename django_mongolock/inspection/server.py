@@ -20,9 +20,12 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from ..conf import NAME, error, get_settings, info, warning
 from ..engine import clock
+from ..engine.rule.document import Step
+from ..engine.rule.pipeline import pipeline
 from ..engine.session.session import sent_apart
 from ..engine.store import layout
-from ..engine.store.errors import translate
+from ..engine.store.election import CLOCK, CLUSTER_TIME
+from ..engine.store.errors import is_direct, translate, whereabouts
 from ..engine.store.layout import missing_indexes
 from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
@@ -49,7 +52,8 @@ class ServerFacts:
     how many the replica set has. ahead: for how many seconds at least its clock is ahead of this machine's, negative if
     it is behind, as far as the time of the command allows to tell. failover: seconds that a failover may take;
     None without another member. new: whether there is no collection of locks yet. bells: why no bell wakes a waiter.
-    journaled: whether the majority confirms only what is in its journals, as far as this user may ask."""
+    journaled: whether the majority confirms only what is in its journals, as far as this user may ask. direct: whether
+    the address leads to one member only. refused: why the server refuses the update that locks are made of."""
 
     problem: str = ""
     address: str = ""
@@ -65,6 +69,8 @@ class ServerFacts:
     new: bool = False
     bells: str = ""
     journaled: bool = True
+    direct: bool = False
+    refused: str = ""
 
 
 _known: WeakKeyDictionary[MongoStore, tuple[float, ServerFacts]] = WeakKeyDictionary()
@@ -90,7 +96,9 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             asked = time.time()
             hello = admin.command("hello")
             answered = time.time()
-            status = admin.command("connectionStatus", showPrivileges=True)["authInfo"]
+            if not hello.get("isWritablePrimary", True):
+                return ServerFacts(problem=whereabouts(store.client))
+            status = _connection_status(store.client)
             sharded = hello.get("msg") == "isdbgrid"
             rights = _missing_rights(status, store.collection, RIGHTS)
             # There may be no replica set, too. Then it is what is usual by default.
@@ -103,6 +111,8 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 version=store.client.server_info()["version"],
                 set_name=hello.get("setName", ""),
                 members=len(hello.get("hosts", ())) + len(hello.get("passives", ())),
+                direct=is_direct(store.client),
+                refused="" if rights else _refused_update(store),
                 ahead=_ahead(hello["localTime"].replace(tzinfo=UTC).timestamp(), asked, answered),
                 standalone="setName" not in hello and not sharded,
                 sharded=sharded,
@@ -127,6 +137,24 @@ def _ahead(there: float, asked: float, answered: float) -> float:
     return min(there - asked, 0.0) or max(there - answered, 0.0)
 
 
+def _connection_status(client: pymongo.MongoClient[Any]) -> Mapping[str, Any]:
+    """What this user may do; as without access control if the server refuses to tell."""
+    unknown = {"authenticatedUsers": (), "authenticatedUserPrivileges": ()}
+    return _if_allowed(lambda: client.admin.command("connectionStatus", showPrivileges=True)["authInfo"], unknown)
+
+
+def _refused_update(store: MongoStore) -> str:
+    """Send the update that every operation on a lock is, for no document. Return why the server refuses it."""
+    step = Step()
+    try:
+        store.collection.find_one_and_update(
+            {"_id": {"$in": []}}, pipeline(step), let=step.arguments(store.config.limits, CLOCK, CLUSTER_TIME)
+        )
+    except OperationFailure as error:
+        return translate(error, 0.0).problem
+    return ""
+
+
 def _if_allowed(ask: Callable[[], T], otherwise: T) -> T:
     """What the server says, or *otherwise* if it refuses to tell this user."""
     try:
@@ -147,8 +175,7 @@ def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
 
 def missing_rights(collection: Collection[Any], wanted: Sequence[str]) -> tuple[str, ...]:
     """Return which of these rights the user of this connection lacks on the collection. Raises PyMongoError."""
-    status = collection.database.client.admin.command("connectionStatus", showPrivileges=True)["authInfo"]
-    return _missing_rights(status, collection, wanted)
+    return _missing_rights(_connection_status(collection.database.client), collection, wanted)
 
 
 def _missing_rights(status: Mapping[str, Any], collection: Collection[Any], wanted: Sequence[str]) -> tuple[str, ...]:
@@ -212,6 +239,13 @@ def _check_access(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
             f"The user of DATABASES[{alias!r}] lacks rights on the locks: {', '.join(facts.missing_rights)}.",
             "Grant find, insert and update on the collection mongolock_locks of that database.",
         )
+    if facts.refused:
+        yield error(
+            "E107",
+            f"The server of DATABASES[{alias!r}] refuses the update that locks are made of: {facts.refused}",
+            "Use MongoDB 6.0 or newer. Servers of other vendors that speak its protocol often lack updates with a "
+            "pipeline, or $$NOW.",
+        )
     found = re.match(r"(\d+)\.(\d+)", facts.version)
     if found is not None and (int(found[1]), int(found[2])) < OLDEST:
         yield warning(
@@ -257,6 +291,13 @@ def _check_cluster(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
             "E104",
             f"The replica set of DATABASES[{alias!r}] has writeConcernMajorityJournalDefault: false.",
             "Set it to true: without it, what the majority has confirmed is lost in a crash of all members.",
+        )
+    if facts.direct and facts.members > 1:
+        yield error(
+            "E106",
+            f"The address of DATABASES[{alias!r}] leads to one member of {facts.members} (directConnection=true). Once "
+            "another member is elected, no lock can be acquired.",
+            f"Name all members instead: mongodb://host1,host2,host3/?replicaSet={facts.set_name}.",
         )
     lease = get_settings().LEASE
     if facts.failover and lease < facts.failover:

@@ -7,14 +7,25 @@ damaged document is reported as damaged, and stops nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
+from ..context import CLAIMED
 from ..engine.rule.document import find_damage
 
 Document = dict[str, Any]
+
+#: From so many holds on, their mean says something.
+ENOUGH: Final = 10
+#: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
+SILENT_AFTER: Final = 0.4
+#: A hold is slow, or hangs, if it exceeds so many times the mean hold, so many times the longest hold, and so many
+#: seconds.
+SLOW: Final = (2.0, 1.0, 5.0)
+HANGS: Final = (10.0, 2.0, 60.0)
 
 
 class ShownState(StrEnum):
@@ -26,6 +37,20 @@ class ShownState(StrEnum):
     STALE = "stale"
     FREE = "free"
     DAMAGED = "damaged"
+
+
+class Verdict(StrEnum):
+    """works: renewed in time. slow: held for longer than ever before. asked: somebody asked for its release. hangs:
+    renewed in time, but held far longer than ever before, or still held a whole lease after it was asked. silent: not
+    renewed in time. dead: its lease is over. kept: released before its minimum hold was over."""
+
+    WORKS = "works"
+    SLOW = "slow"
+    ASKED = "asked"
+    HANGS = "hangs"
+    SILENT = "silent"
+    DEAD = "dead"
+    KEPT = "kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +95,7 @@ class LockSnapshot:
 
     holders and waiters are the first few; holding and waiting count all of them: of the waiters those whose place in
     the queue has not expired, with those of their processes behind them. permits: as how many the holders count.
+    since: when the first of the present holders acquired the lock. latest: the holder whose lease ends last.
     waiting_since: since when the first of the waiters has waited. uncounted: how many acquisitions have no part in
     held_ms yet. damage: why the document cannot be used, None if it can. last: the previous holder.
     """
@@ -82,6 +108,8 @@ class LockSnapshot:
     holding: int
     uncounted: int
     permits: int
+    since: datetime | None
+    latest: Party | None
     waiting: int
     waiting_since: datetime | None
     token: int | None
@@ -107,11 +135,62 @@ class LockSnapshot:
         return None if self.expires_at is None else -self.age(self.expires_at)
 
     @property
-    def since(self) -> datetime | None:
-        """When the first of the holders shown acquired the lock, apart from those that have released it, if others have
-        not."""
-        parties = [holder for holder in self.holders if not holder.released] or self.holders
-        return min((holder.acquired_at for holder in parties if holder.acquired_at), default=None)
+    def held_seconds(self) -> float | None:
+        """For how many seconds the lock has been held, or was held until its last lease ended; None if it is not."""
+        if self.since is None or self.state in (ShownState.FREE, ShownState.KEPT):
+            return None
+        end = self.expires_at if self.state is ShownState.STALE and self.expires_at else self.now
+        return max(0.0, (end - self.since).total_seconds())
+
+    @property
+    def heard(self) -> datetime | None:
+        """When a holder last renewed the lock, or got it; None without a holder."""
+        holders = (*self.holders, *([self.latest] if self.latest else []))
+        return max((at for each in holders if (at := _heard(each, self.now))), default=None)
+
+    @property
+    def asked(self) -> Party | None:
+        """A holder that somebody asked to release the lock."""
+        return next((holder for holder in self.holders if holder.release_requested_by), None)
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether no process renews it, and somebody keeps it by a token."""
+        return any(holder.host == CLAIMED for holder in self.holders)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How the lock is, as far as its document tells; None for a free or a damaged one."""
+        if self.state is not ShownState.HELD:
+            return {ShownState.STALE: Verdict.DEAD, ShownState.KEPT: Verdict.KEPT}.get(self.state)
+        lease = max((each.lease or 0 for each in self.holders), default=0) / 1_000
+        if not self.is_claimed and self.heard and self.age(self.heard) > lease * SILENT_AFTER:
+            return Verdict.SILENT
+        if self.asked is not None:
+            since = self.asked.release_requested_at
+            return Verdict.HANGS if since and self.age(since) > lease else Verdict.ASKED
+        mean, longest, held = self.mean_hold, self.longest_hold_ms / 1_000, self.held_seconds or 0.0
+        for verdict, (of_mean, of_longest, least) in ((Verdict.HANGS, HANGS), (Verdict.SLOW, SLOW)):
+            if mean is not None and held > max(of_mean * mean, of_longest * longest, least):
+                return verdict
+        return Verdict.WORKS
+
+    @property
+    def needs_a_look(self) -> bool:
+        """Whether somebody waits, or the hold is unusual. Pages then offer to force the release."""
+        calm = (None, Verdict.WORKS, Verdict.KEPT, Verdict.DEAD)
+        return self.verdict not in calm or (self.state is ShownState.HELD and self.waiting > 0)
+
+    @property
+    def lives(self) -> bool:
+        """Whether a process renews the lock, or somebody keeps it by a token."""
+        return self.verdict in (Verdict.WORKS, Verdict.SLOW, Verdict.ASKED, Verdict.HANGS)
+
+    @property
+    def mean_hold(self) -> float | None:
+        """Mean seconds of the holds that have ended; None for fewer than `ENOUGH` of them."""
+        ended = self.acquisitions - self.uncounted
+        return self.held_ms / ended / 1_000 if ended >= ENOUGH else None
 
     @property
     def tokens(self) -> list[int]:
@@ -137,7 +216,8 @@ def read_snapshot(document: Document) -> LockSnapshot:
         state = (done if document["released"] else live)[expires_at <= now]
         if state is ShownState.FREE:  # the next command removes these
             last = next(iter(document["holders"]), None)
-            document = {**document, "holders": [], "last_holder": last, "holding": 0, "more_permits": 0}
+            gone: Document = {"holders": [], "latest": [], "since": None, "holding": 0, "more_permits": 0}
+            document = {**document, **gone, "last_holder": last}
             expires_at = None
     return LockSnapshot(
         key=document["_id"],
@@ -148,6 +228,8 @@ def read_snapshot(document: Document) -> LockSnapshot:
         holding=document["holding"],
         uncounted=uncounted,
         permits=document["holding"] + document["more_permits"],
+        since=read_date(document.get("since")) or _first_grant(document),
+        latest=next(iter(read_parties(document.get("latest"))), None),
         waiting=document["queue"]["waiting"],
         waiting_since=read_date(document["queue"].get("since")),
         token=read_number(document.get("token")),
@@ -187,6 +269,25 @@ def read_date(value: object) -> datetime | None:
 def with_local_time(moment: datetime) -> datetime:
     """The moment; of the first year and the last one, which do not begin and end everywhere, that of another year."""
     return moment.replace(year=min(max(moment.year, 2), 9998))
+
+
+def _first_grant(document: Document) -> datetime | None:
+    return min((each.acquired_at for each in read_parties(document.get("holders")) if each.acquired_at), default=None)
+
+
+def _heard(holder: Party, now: datetime) -> datetime | None:
+    """Return when the server last heard of this holder.
+
+    A renewal sets the end of the lease a whole lease later. A holder that came from the queue keeps the end of its
+    place there, but its grant was a renewal too.
+    """
+    if holder.released:
+        return None
+    known = [holder.acquired_at] if holder.acquired_at else []
+    if holder.until and holder.server_lease is not None:
+        with suppress(OverflowError):  # a document may hold any number
+            known.append(holder.until - timedelta(milliseconds=holder.server_lease))
+    return min(now, max(known, default=now))
 
 
 def _count(value: object) -> int:

@@ -19,11 +19,10 @@ from ..backends import mongo_store
 from ..conf import get_settings
 from ..exceptions import LockBackendFailed
 from .kinds import Counts, count_all, other_kinds, starting
-from .named_locks import counts_of, party_as_json, row_of
+from .named_locks import LockRow, counts_of, party_as_json, row_of
 from .overview import Overview, overview
 from .server import ServerFacts, known_server
-from .snapshot import COUNTERS, LockSnapshot, Party
-from .verdict import Judged, Verdict, judge_all
+from .snapshot import COUNTERS, LockSnapshot, Party, Verdict
 
 Json = dict[str, Any]
 
@@ -65,17 +64,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Status:
-    """The locks, their server, and how many locks of each other kind there are. judged: the present locks."""
+    """The locks, their server, and how many locks of each other kind there are. rows: the present locks."""
 
     locks: Overview
     server: ServerFacts
     others: tuple[Counts, ...] = ()
-    judged: Sequence[Judged] = ()
+    rows: Sequence[LockRow] = ()
 
     @cached_property
     def problems(self) -> list[Problem]:
         """The problems, the most urgent first."""
-        return [*_of_locks(self.locks, self.judged), *_of_others(self.others), *_of_server(self.server)]
+        return [*_of_locks(self.locks), *_of_others(self.others), *_of_server(self.server)]
 
 
 def current_status() -> Status:
@@ -83,17 +82,18 @@ def current_status() -> Status:
     settings = get_settings()
     store = mongo_store()
     locks = overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT)
-    judged = tuple(judge_all(store, locks.present, settings.COMMAND_TIMEOUT))
-    return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), count_all(other_kinds()), judged)
+    rows = tuple(map(row_of, locks.present))
+    return Status(locks, known_server(store, settings.COMMAND_TIMEOUT), count_all(other_kinds()), rows)
 
 
-def _of_locks(locks: Overview, judged: Sequence[Judged]) -> Iterator[Problem]:
+def _of_locks(locks: Overview) -> Iterator[Problem]:
     if locks.deadlocks:
         yield Problem(Alarm.DEADLOCK, len(locks.deadlocks))
     if locks.damaged:
         yield Problem(Alarm.DAMAGED, len(locks.damaged), locks.damaged[0])
-    if hanging := [each.lock.key for each in judged if each.verdict is Verdict.HANGS]:
-        yield Problem(Alarm.HANGS, len(hanging), hanging[0])
+    if hanging := [lock for lock in locks.present if lock.verdict is Verdict.HANGS]:
+        worst = max(hanging, key=lambda lock: (lock.waiting > 0, lock.held_seconds or 0.0))
+        yield Problem(Alarm.HANGS, len(hanging), worst.key)
     if locks.longest_wait > LONG_WAIT:
         longest = next(lock.key for lock in locks.waited_for if lock.longest_wait == locks.longest_wait)
         yield Problem(Alarm.LONG_WAIT, locks.longest_wait, longest)
@@ -127,14 +127,14 @@ def status_as_json(status: Status) -> Json:
     """The locks, their server, and the problems."""
     return {
         "problems": [problem.as_json() for problem in status.problems],
-        **_overview(status.locks, status.judged),
+        **_overview(status.locks, status.rows),
         "kinds": [_counts(counts) for counts in (counts_of(status.locks), *status.others)],
         "server": _server(status.server),
     }
 
 
-def _overview(found: Overview, judged: Iterable[Judged]) -> Json:
-    rows = {each.lock.key: row_of(each).as_json() for each in judged}
+def _overview(found: Overview, shown: Iterable[LockRow]) -> Json:
+    rows = {row.key: row.as_json() for row in shown}
     return {
         "now": found.now.isoformat(),
         "counts": {

@@ -1,87 +1,14 @@
-"""One verdict for each lock: how it is, and what happens if nobody does anything. All pages and commands say it.
-
-What is usual comes from what is known of the past of locks: nothing, unless an app keeps it.
-"""
+"""The verdict on a lock in words: how it is, and what happens if nobody does anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any, Final
 
 from django.utils.translation import gettext_lazy as _
 
-from ..context import CLAIMED
-from ..engine.store.mongo import MongoStore
+from ..exceptions import printable
 from .display import ago, duration, time_left
-from .snapshot import LockSnapshot, Party, ShownState
-
-
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """An activity from one moment to another. kind: "hold", "stale", "lost", "wait", "unknown"; or "grant", without a
-    length."""
-
-    kind: str
-    start: datetime
-    end: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """Earlier activities by key, and since when they are complete: None where there are none. deadlocks: who gave up of
-    late, since it was in one."""
-
-    stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
-    since: datetime | None = None
-    deadlocks: Sequence[Any] = ()
-
-
-NOTHING: Final = Told()
-
-
-class Past:
-    """Knows nothing. An app that keeps a history adds one that does."""
-
-    def usual_holds(self, store: MongoStore, timeout: float) -> Mapping[str, float]:
-        """Return for how many seconds locks are usually held, by the kind of their keys: see `kind_of`."""
-        return {}
-
-    def told(self, locks: Iterable[LockSnapshot]) -> Told:
-        """Return what is known of these locks, apart from their present holders."""
-        return NOTHING
-
-    def panel(self, request: Any, lock: LockSnapshot) -> str:
-        """Return HTML for the page of a lock."""
-        return ""
-
-
-#: The last one is asked.
-pasts: Final = [Past()]
-
-#: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
-SILENT_AFTER: Final = 0.4
-#: A hold is slow beyond so many times what is usual, and hangs beyond so many; but not before so many seconds.
-SLOW: Final = (2.0, 5.0)
-HANGS: Final = (10.0, 60.0)
-
-
-class Verdict(StrEnum):
-    """works: renewed in time. slow: held for longer than is usual. asked: somebody asked for its release. hangs:
-    renewed in time, but held far longer than is usual, or still held a whole lease after it was asked. silent: not
-    renewed in time. dead: its lease is over. kept: released before its minimum hold was over."""
-
-    WORKS = "works"
-    SLOW = "slow"
-    ASKED = "asked"
-    HANGS = "hangs"
-    SILENT = "silent"
-    DEAD = "dead"
-    KEPT = "kept"
-
+from .snapshot import LockSnapshot, Verdict
 
 _TEXTS: Final = {
     "works": _("Renewed %(heard)s. The holder keeps it until its work is done."),
@@ -90,15 +17,15 @@ _TEXTS: Final = {
     ),
     "claimed": _("No process renews it. If you do nothing: free in %(left)s, unless it is taken up again."),
     "slow": _(
-        "Usually held for at most %(usual)s. Renewed %(heard)s: the holder keeps it until its work is done. If "
-        "that takes too long, ask for a release."
+        "Held for %(mean)s on average, for %(longest)s at most. Renewed %(heard)s: the holder keeps it until its work "
+        "is done. If that takes too long, ask for a release."
     ),
     "asked": _(
         "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: the holder decides, and keeps it until then."
     ),
     "hangs": _(
-        "Usually held for at most %(usual)s. Renewed %(heard)s: it may never get free by itself. Ask for a "
-        "release, then force it."
+        "Held for %(mean)s on average, for %(longest)s at most. Renewed %(heard)s: it may never get free by itself. "
+        "Ask for a release, then force it."
     ),
     "hangs, asked": _(
         "Asked to release it %(asked)s, by %(who)s. Renewed %(heard)s: it may never get free by itself. Force "
@@ -117,112 +44,38 @@ _TEXTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A lock with its verdict; None for a free or a damaged one. usual: for how many seconds such locks are held, None
-    if that is not known. heard: when its holder last renewed it, or got it."""
-
-    lock: LockSnapshot
-    verdict: Verdict | None
-    usual: float | None = None
-    heard: datetime | None = None
-
-    @property
-    def needs_a_look(self) -> bool:
-        """Whether somebody waits, or the hold is unusual: then a page offers to force the release."""
-        calm = (None, Verdict.WORKS, Verdict.KEPT, Verdict.DEAD)
-        return self.verdict not in calm or (self.lock.state is ShownState.HELD and self.lock.waiting > 0)
-
-    @property
-    def lives(self) -> bool:
-        """Whether its holder's process renews it."""
-        return self.verdict in (Verdict.WORKS, Verdict.SLOW, Verdict.ASKED, Verdict.HANGS)
-
-    @property
-    def text(self) -> str:
-        """The verdict in two or three sentences."""
-        if self.verdict is None:
-            return ""
-        lock, asked = self.lock, _asked(self.lock)
-        facts = {
-            "left": time_left(lock.expires_at, lock.now),
-            "ended": ago(lock.expires_at or lock.now, lock.now),
-            "heard": ago(self.heard or lock.now, lock.now),
-            "usual": duration(self.usual or 0.0),
-            "who": asked and asked.release_requested_by,
-            "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
-        }
-        return _TEXTS[self._case] % facts
-
-    def as_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {
-            "verdict": self.verdict,
-            "verdict_text": self.text,
-            "renewed_seconds_ago": round(self.lock.age(self.heard), 3) if self.heard else None,
-            "usual_seconds": self.usual,
-        }
-
-    @property
-    def _case(self) -> str:
-        name, lock = str(self.verdict), self.lock
-        if self.verdict is Verdict.HANGS and _asked(lock):
-            return f"{name}, asked"
-        if self.verdict is Verdict.WORKS and _is_claimed(lock):
-            return "claimed"
-        return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name
+def verdict_text(lock: LockSnapshot) -> str:
+    """Return the verdict in two or three sentences; "" without one."""
+    if lock.verdict is None:
+        return ""
+    asked = lock.asked
+    facts = {
+        "left": time_left(lock.expires_at, lock.now),
+        "ended": ago(lock.expires_at or lock.now, lock.now),
+        "heard": ago(lock.heard or lock.now, lock.now),
+        "mean": duration(lock.mean_hold or 0.0),
+        "longest": duration(lock.longest_hold_ms / 1_000),
+        "who": asked and printable(asked.release_requested_by),
+        "asked": ago((asked and asked.release_requested_at) or lock.now, lock.now),
+    }
+    return _TEXTS[_case(lock)] % facts
 
 
-def judge_all(store: MongoStore, locks: Iterable[LockSnapshot], timeout: float = 5.0) -> Iterator[Judged]:
-    """Judge these locks, with what is known to be usual for keys of their kinds."""
-    usual = pasts[-1].usual_holds(store, timeout)
-    return (judge(lock, usual.get(kind_of(str(lock.key)))) for lock in locks)
+def verdict_as_json(lock: LockSnapshot) -> dict[str, Any]:
+    """Return the verdict for programs."""
+    return {
+        "verdict": lock.verdict,
+        "verdict_text": verdict_text(lock),
+        "renewed_seconds_ago": round(lock.age(lock.heard), 3) if lock.heard else None,
+        "mean_hold_seconds": lock.mean_hold,
+        "longest_hold_seconds": lock.longest_hold_ms / 1_000,
+    }
 
 
-def kind_of(key: str) -> str:
-    """The kind of a key: what stands before its last part, such as "order:" of "order:5"; else the key itself."""
-    return key[: key.rindex(":") + 1] if ":" in key else key
-
-
-def judge(lock: LockSnapshot, usual: float | None = None) -> Judged:
-    """Judge a lock by what its document says, and by how long such locks are usually held."""
-    heard = max((at for each in lock.holders if (at := _heard(each, lock.now))), default=None)
-    return Judged(lock, _verdict(lock, usual, heard), usual, heard)
-
-
-def _heard(holder: Party, now: datetime) -> datetime | None:
-    """When the server last heard of this holder. A renewal sets the end a whole lease later; one that came from the
-    queue keeps the end of its place there, but its grant was a renewal too."""
-    if holder.released:
-        return None
-    known = [holder.acquired_at] if holder.acquired_at else []
-    if holder.until and holder.server_lease is not None:
-        with suppress(OverflowError):  # a document may hold any number
-            known.append(holder.until - timedelta(milliseconds=holder.server_lease))
-    return min(now, max(known, default=now))
-
-
-def _verdict(lock: LockSnapshot, usual: float | None, heard: datetime | None) -> Verdict | None:
-    if lock.state is not ShownState.HELD:
-        return {ShownState.STALE: Verdict.DEAD, ShownState.KEPT: Verdict.KEPT}.get(lock.state)
-    lease = max((each.lease or 0 for each in lock.holders), default=0) / 1_000
-    if not _is_claimed(lock) and heard and lock.age(heard) > lease * SILENT_AFTER:
-        return Verdict.SILENT
-    asked = _asked(lock)
-    if asked is not None:
-        since = asked.release_requested_at
-        return Verdict.HANGS if since and lock.age(since) > lease else Verdict.ASKED
-    held = lock.age(lock.since or lock.now)
-    for verdict, (times, least) in ((Verdict.HANGS, HANGS), (Verdict.SLOW, SLOW)):
-        if usual is not None and held > max(times * usual, least):
-            return verdict
-    return Verdict.WORKS
-
-
-def _is_claimed(lock: LockSnapshot) -> bool:
-    """No process renews it: somebody keeps it by a token."""
-    return any(holder.host == CLAIMED for holder in lock.holders)
-
-
-def _asked(lock: LockSnapshot) -> Party | None:
-    return next((holder for holder in lock.holders if holder.release_requested_by), None)
+def _case(lock: LockSnapshot) -> str:
+    name = str(lock.verdict)
+    if lock.verdict is Verdict.HANGS and lock.asked:
+        return f"{name}, asked"
+    if lock.verdict is Verdict.WORKS and lock.is_claimed:
+        return "claimed"
+    return waited if lock.waiting and (waited := f"{name}, waited for") in _TEXTS else name

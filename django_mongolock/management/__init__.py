@@ -4,6 +4,8 @@ collections."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS
@@ -13,6 +15,7 @@ from ..backends import MongoBackend, get_backend, mongo_store
 from ..conf import get_settings
 from ..engine.store import bells
 from ..engine.store.layout import ensure_indexes
+from ..engine.store.mongo import MongoStore
 from ..exceptions import LockBackendFailed
 from ..inspection.queries import ping
 
@@ -29,13 +32,27 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
         return
     if not isinstance(get_backend(home), MongoBackend):
         return
+    store = mongo_store(home)
     try:
-        ping(mongo_store(home), get_settings().COMMAND_TIMEOUT)  # an index may take long, an answer may not
-        store = mongo_store(home)
-        ensure_indexes(store.collection)
-        for collection in store.bells.collections:
-            bells.make(collection)
-        if store.history is not None:
-            store.history.make(resize=True)
-    except (LockBackendFailed, PyMongoError) as error:
-        logger.warning("indexes not made database=%s error=%s", home, type(error).__name__)
+        ping(store, get_settings().COMMAND_TIMEOUT)  # an index may take long, an answer may not
+    except LockBackendFailed as error:
+        _warn("all", home, error)
+        return
+    for what, make in _steps(store):
+        try:
+            make()
+        except PyMongoError as error:
+            _warn(what, home, error)
+
+
+def _steps(store: MongoStore) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Return what is made, each with its name. No step depends on another one."""
+    yield "indexes", partial(ensure_indexes, store.collection)
+    for collection in store.bells.collections:
+        yield "bells", partial(bells.make, collection)
+    if store.history is not None:
+        yield "history", partial(store.history.make, resize=True)
+
+
+def _warn(what: str, home: str, error: Exception) -> None:
+    logger.warning("not made by migrate what=%s database=%s error=%s", what, home, type(error).__name__)

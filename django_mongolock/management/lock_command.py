@@ -199,42 +199,55 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-#: The width of a table that is not wide: longer texts are cut. In a wide one, a longer text moves the rest of its row.
+#: The width of a table that is not wide. Only holders are cut for it, to no less than `LEAST`. A longer key moves the
+#: rest of its row.
 FITS: Final = 100
+LEAST: Final = 16
 MAX_WIDTH: Final = 120
-#: How many locks a table says more of, below it.
+#: How many locks a table says more of, below it. A key is not broken at the end of a line.
 NOTES: Final = 20
+FILLED: Final[dict[str, Any]] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
 
 
 def write_table(stdout: OutputWrapper, rows: Iterable[Row], *, wide: bool = True) -> None:
     """Write rows of one kind in columns that are as wide as the first thousand rows need: the others are not read
-    before. Below them, what is said of the first that need a look. wide: with the token, and no text is cut."""
+    before. Below them, what is said of the first that need a look. wide: with the token, and no holder is cut."""
     rows = iter(rows)
     titles: list[str] = []
     widths: list[int] = []
+    room = 0
     notes: list[str] = []
     while some := list(islice(rows, 1_000)):
         lines = [row.cells() for row in some]
         notes += [row.note for row in some if row.note]
-        block = [] if titles else [titles := [title for title in lines[0] if wide or title != "TOKEN"]]
-        block += ([printable(cells[title]) for title in titles] for cells in lines)
-        widths = widths or _widths(block, wide=wide)
-        _write_block(stdout, block, widths, wide=wide)
+        if not titles:
+            titles = [title for title in lines[0] if wide or title != "TOKEN"]
+            widths = [max(map(len, [title, *(_text(line[title]) for line in lines)])) for title in titles]
+            widths = [min(width, MAX_WIDTH) for width in widths]
+            place = titles.index("HOLDER")
+            room = widths[place] if wide else max(LEAST, FITS - sum(widths) + widths[place] - 2 * (len(widths) - 1))
+            widths[place] = min(widths[place], room)
+            _write_line(stdout, titles, widths)
+        for line in lines:
+            rooms = [None if wide or title != "HOLDER" else room for title in titles]
+            _write_line(stdout, [_text(line[title], most) for title, most in zip(titles, rooms, strict=True)], widths)
     for note in map(printable, notes[:NOTES]):
-        stdout.write(note if wide else fill(note, FITS, subsequent_indent="  "))
+        stdout.write(note if wide else fill(note, FITS, **FILLED))
 
 
-def _widths(block: list[list[str]], *, wide: bool) -> list[int]:
-    widths = [min(MAX_WIDTH, max(map(len, column))) for column in zip(*block, strict=True)]
-    while not wide and sum(widths) + 2 * (len(widths) - 1) > FITS:
-        widths[widths.index(max(widths))] -= 1
-    return widths
+def _write_line(stdout: OutputWrapper, texts: list[str], widths: list[int]) -> None:
+    stdout.write("  ".join(text.ljust(width) for text, width in zip(texts, widths, strict=True)).rstrip())
 
 
-def _write_block(stdout: OutputWrapper, block: list[list[str]], widths: list[int], *, wide: bool) -> None:
-    for row in block:
-        cells = (
-            (cell if wide or len(cell) <= width else f"{cell[: width - 1]}…").ljust(width)
-            for cell, width in zip(row, widths, strict=True)
-        )
-        stdout.write("  ".join(cells).rstrip())
+def _text(cell: object, room: int | None = None) -> str:
+    """Return a cell as text. If it has no *room*, a label gives way in the middle, and then the rest at its end."""
+    parts = list(map(printable, cell if isinstance(cell, list) else [cell]))
+    text = ", ".join(parts) or "-"
+    if room is not None and len(text) > room and len(parts) > 1:
+        text = ", ".join([_middle_cut(parts[0], max(room // 2, room - 2 - len(parts[1]))), *parts[1:]])
+    return text if room is None or len(text) <= room else f"{text[: room - 1]}…"
+
+
+def _middle_cut(text: str, room: int) -> str:
+    end = (room - 1) // 2
+    return text if len(text) <= room else f"{text[: room - 1 - end]}…{text[len(text) - end :]}"

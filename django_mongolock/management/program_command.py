@@ -10,6 +10,7 @@ import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from ..engine.lock.lock import MongoLock
+from ..engine.text_checks import tidy_fact
 from ..leaders import Term
 from .lock_command import PlainCommand, seconds
 
@@ -54,8 +56,13 @@ class ProgramCommand(PlainCommand):
             help="between SIGTERM and SIGKILL, if the lock is lost or in danger (default: 10)",
         )
         parser.add_argument(
-            "--label", help="a note for people who look at the locks (default: the name of the program, or leader)"
+            "--label", help="a note for people who look at the locks (default: the name of the program)"
         )
+
+    @staticmethod
+    def label(options: dict[str, Any]) -> str:
+        """Return the label of the lock: the option, or the name of the program."""
+        return options["label"] or tidy_fact(Path(options["program"][0]).name or "program")
 
     @contextmanager
     def reporting_mistakes(self) -> Iterator[None]:

@@ -15,7 +15,6 @@ from ..inspection import operations, queries
 from ..inspection.kinds import KeyMatch
 from ..inspection.named_locks import LockRow, row_of
 from ..inspection.snapshot import LockSnapshot, Party
-from ..inspection.verdict import Judged
 from ..signals import lock_forced, send
 from .reading import Condition, Entry, Number, Parties, ReadOnlyModel, ReadOnlyQuerySet, ServerTime
 
@@ -126,7 +125,7 @@ class Lock(ReadOnlyModel):
 
     objects = models.Manager.from_queryset(LockQuerySet)()
 
-    #: How the server saw the lock, for objects that come from `from_judged`.
+    #: How the server saw the lock, for objects that come from `from_snapshot`.
     row: LockRow
 
     class Meta(ReadOnlyModel.Meta):
@@ -146,10 +145,10 @@ class Lock(ReadOnlyModel):
         return printable(self.key)
 
     @classmethod
-    def from_judged(cls, judged: Judged, using: str) -> Lock:
-        """The lock that was judged, with its key and no other field."""
-        lock: Lock = cls.from_db(using, ["key"], [judged.lock.key])
-        lock.row = row_of(judged)
+    def from_snapshot(cls, snapshot: LockSnapshot, using: str) -> Lock:
+        """Return the lock with its key and no other field."""
+        lock: Lock = cls.from_db(using, ["key"], [snapshot.key])
+        lock.row = row_of(snapshot)
         return lock
 
     def force_release(

@@ -6,13 +6,13 @@ from typing import Any
 
 from django import template
 
+from ..exceptions import printable
 from ..inspection import display
-from ..inspection.named_locks import row_of
-from ..inspection.snapshot import LockSnapshot, Party
-from ..inspection.verdict import judge
+from ..inspection.snapshot import Party
 
 register = template.Library()
 for function in (
+    printable,
     display.who,
     display.details,
     display.look_at_process,
@@ -23,17 +23,12 @@ for function in (
     display.duration,
     display.milliseconds,
     display.time_ago,
+    display.held_for,
+    display.holder,
     display.time_since,
     display.time_left,
 ):
     register.filter(function.__name__, function)
-
-
-@register.filter
-def holders(lock: LockSnapshot) -> str:
-    """Show who has the lock, and where."""
-    row = row_of(judge(lock))
-    return display.holder(row.holder, row.where, row.damage)
 
 
 @register.filter

@@ -97,7 +97,7 @@ Ctrl-C stops everything.""",
 def terminal(running: site.Site) -> str:
     """Return the command that shows the locks in a second terminal."""
     env = running.processes.env
-    names = ("MONGODB_URI", "MONGODB_NAME", "SQLITE_PATH")
+    names = ("MONGODB_URI", "MONGODB_NAME", "SQLITE_PATH", "MONGOLOCK_HISTORY")
     settings = " ".join(f"{name}={shlex.quote(env[name])}" for name in names)
     here = Path(sys.executable)
     python = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here

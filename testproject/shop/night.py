@@ -53,7 +53,7 @@ class Run:
         return program
 
     def earlier(self, label: str, key: str) -> None:
-        """Hold *key* ten times for a moment: so the history knows what is usual."""
+        """Hold *key* ten times for a moment, so that its document has a mean hold."""
         for _ in range(10):
             with mongo_lock(key, label=label, wait=60):
                 time.sleep(0.2)

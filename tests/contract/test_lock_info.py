@@ -15,7 +15,6 @@ from django_mongolock.backends import mongo_store
 from django_mongolock.inspection.named_locks import row_of
 from django_mongolock.inspection.overview import overview
 from django_mongolock.inspection.queries import alock_info
-from django_mongolock.inspection.verdict import judge
 from django_mongolock.models import Lock, LockSnapshot
 from django_mongolock.testing import override_locks
 from tests.contract.conftest import Elsewhere, World
@@ -81,7 +80,7 @@ def test_those_behind_a_waiter_of_their_process_are_counted(locks: Locks) -> Non
     """F69, P5: in a snapshot, in JSON, in the dashboard's overview, and in the list of the command."""
     locks.add("k", [entry(1)], [waiter(2, behind=7)])
     (found,) = Lock.objects.filter(pk="k").snapshots()
-    shown = found.waiting, row_of(judge(found)).as_json()["waiting"], overview(mongo_store()).waiting
+    shown = found.waiting, row_of(found).as_json()["waiting"], overview(mongo_store()).waiting
     assert shown == (8, 8, 8)
     call_command("list_locks", "--waiting", "--wide", stdout=(out := StringIO()))
     (line,) = [line.split() for line in out.getvalue().splitlines() if line.startswith("k ")]

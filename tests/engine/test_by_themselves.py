@@ -217,6 +217,7 @@ def client(*servers: Any, writable: bool = False) -> Any:
         server_descriptions=lambda: dict(enumerate(servers)),
         has_writable_server=lambda: writable,
         replica_set_name="rs0",
+        topology_type_name="ReplicaSetNoPrimary",
     )
     return SimpleNamespace(topology_description=topology)
 
@@ -235,7 +236,12 @@ def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
         (WriteConcernError("secret", 64, {"codeName": "Late"}), None, "did not confirm in time .Late", True),
         (AutoReconnect("secret"), None, "did not answer within 2.0 s .AutoReconnect", True),
         (NetworkTimeout("secret"), None, "did not answer within 2.0 s .NetworkTimeout.$", True),
-        (NetworkTimeout("secret"), client(), "within.*no server belongs to the replica set 'rs0'", True),
+        (
+            NetworkTimeout("secret"),
+            client(),
+            "no primary here.*no server of this address belongs to the replica set 'rs0'",
+            True,
+        ),
         (failure(50, name="Late"), None, "did not answer within", True),
         (failure(13), None, "it needs the right$", False),
         (failure(18), None, "authentication failed: check user", False),

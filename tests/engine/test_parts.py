@@ -416,7 +416,7 @@ def test_when_a_removal_is_tried(bare: Bare) -> None:
     bare.line("first")
     cleanup.ensure_removed(grant)
     give_up, action = 100 + 33 + TTL, procedures.removal_for_good("k", "k")
-    assert cleanup.pending == {"k": Removal(action, give_up, 100)}
+    assert cleanup.pending == {"k": Removal(action, give_up, 100, was_granted=False)}
     assert (bare.looks, cleanup.next_due()) == ([100], 100)
     cleanup.do_due(99)
     assert not bare.calls
@@ -533,6 +533,20 @@ def test_the_end_waits_for_no_command_for_longer_than_it_may(
     bare.cleanup.finish([bare.grant(until=130, min_hold=float(what == "one"))], 103)
     assert (bare.time, len(bare.calls), bare.cleanup.pending) == (103, 1, {})
     assert ("not released at exit" in caplog.text) is (what == "one")
+
+
+@pytest.mark.parametrize("token", [0, 7])
+def test_a_lock_that_was_never_granted_is_not_reported_at_exit(
+    bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, token: int
+) -> None:
+    """F226: a wrong password or a server that is away leaves no lock, so there is nothing to warn of."""
+    monkeypatch.setattr(time, "sleep", lambda _: setattr(bare, "time", bare.time + 1))
+    grant = bare.grant(until=130)
+    grant.token = token
+    bare.cleanup.ensure_removed(grant)
+    with caplog.at_level("INFO"):
+        bare.cleanup.finish([], 103)
+    assert ("not released at exit" in caplog.text) is (token == 7)
 
 
 # What no code can release

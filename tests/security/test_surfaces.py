@@ -13,15 +13,13 @@ import pytest
 from bson import json_util
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.hashers import make_password
-from django.http import HttpResponse
-from django.test import Client, RequestFactory
-from django.utils import timezone, translation
+from django.test import Client
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 from pymongo.collection import Collection
 from pytest_django import Settings
 
-from django_mongolock.admin.pages import plainly
 from django_mongolock.backends import mongo_store
 from django_mongolock.engine.logs import INFO, log
 from django_mongolock.exceptions import DocumentHeld, LockBackendFailed, LockNotAcquired, LockReentry, printable
@@ -188,26 +186,6 @@ class TestAnotherSite:
         for words in COMMANDS[name]:
             text = said(name, *(each.format(key="theirs-only:1", owner="theirs-only") for each in words))
             assert "theirs-only" not in re.sub(asked, "", text)
-
-
-class TestHtml:
-    """What is shown by its code, and what stays."""
-
-    def test_attributes(self, rf: RequestFactory) -> None:
-        page = '<p title="a\u202eb">\u202e</p><input value="a\u202eb">\u200d'
-        response = plainly(lambda request: HttpResponse(page))(rf.get("/"))
-        assert response.content.decode() == '<p title="a\\u202eb">\\u202e</p><input value="a&#8238;b">\u200d'
-
-    def test_from_right_to_left(self, rf: RequestFactory) -> None:
-        """Django's own texts in Hebrew have marks, which reverse no letters; what reverses them is shown, too."""
-        view = plainly(lambda request: HttpResponse("\u200f\u202e"))
-        with translation.override("he"):
-            assert view(rf.get("/")).content.decode() == "\u200f\\u202e"
-        assert view(rf.get("/")).content.decode() == "\\u200f\\u202e"
-
-    def test_only_pages(self, rf: RequestFactory) -> None:
-        response = HttpResponse("\u202e", content_type="application/json")
-        assert plainly(lambda request: response)(rf.get("/")).content.decode() == "\u202e"
 
 
 class TestLogs:

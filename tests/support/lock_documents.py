@@ -121,7 +121,7 @@ def document(
         "waited_ms": Int64(8_400),
         "held_ms": Int64(100_000),
         "longest_wait_ms": Int64(4_100),
-        "longest_hold_ms": Int64(61_000),
+        "longest_hold_ms": Int64(91_000),
         "expires_at": max((holder["until"] for holder in holders if "until" in holder), default=None),
     }
     return {**made, **(change or {})}

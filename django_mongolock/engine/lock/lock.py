@@ -115,16 +115,18 @@ class MongoLock(LockState):
         See acquire(), whose other errors it raises.
         """
         try:
-            return bool(self.acquire(wait, **unknown))
+            self.acquire(wait, **unknown)
         except LockNotAcquired:
             return False
+        return True
 
     async def atry_acquire(self, wait: Seconds | None = 0, **unknown: Never) -> bool:
         """See try_acquire()."""
         try:
-            return bool(await self.aacquire(wait, **unknown))
+            await self.aacquire(wait, **unknown)
         except LockNotAcquired:
             return False
+        return True
 
     def release(self, *, early: bool = False) -> bool:
         """Release the lock; return whether it was held until then. Without anything to release: False.
@@ -239,6 +241,9 @@ class MongoLock(LockState):
             """Raise AttributeError, which names what there is in place of a `locked()`."""
             cure = "; `held`: whether this object holds the lock; `lock_info(key)`: who holds it" * (name == "locked")
             raise AttributeError(f"a lock has no attribute {name!r}{cure}", name=name, obj=self)
+
+    def __bool__(self) -> Never:
+        raise TypeError("`if lock` does not acquire it: use `if lock.try_acquire()`, or `with`; `held` tells the state")
 
     def __reduce__(self) -> Never:
         raise TypeError(

@@ -57,11 +57,12 @@ class How(Enum):
 @dataclass(slots=True)
 class Removal:
     """A grant that may still be in the document of its key, and the command that ends it. Times by the session's
-    clock."""
+    clock. was_granted: whether this process has held it."""
 
     action: Apply
     give_up: float
     try_at: float
+    was_granted: bool = True
 
 
 class Cleanup:
@@ -84,7 +85,8 @@ class Cleanup:
     def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
         """Remove it, whatever became of the commands for it. stays: see `procedures.removal_for_good`."""
         give_up = self._session.now() + grant.terms.server_lease + procedures.TOMBSTONE_TTL / 1000
-        self._add(grant.id, procedures.removal_for_good(grant.key, grant.id, stays=stays), give_up)
+        action = procedures.removal_for_good(grant.key, grant.id, stays=stays)
+        self._add(grant.id, action, give_up, was_granted=grant.token > 0)
         self._session.heartbeat.see_to(self._session.now())
 
     def next_due(self) -> float:
@@ -145,7 +147,8 @@ class Cleanup:
             self._remove_due(now, RELEASE)
             time.sleep(0.005)
         for removal in list(self.pending.values()):
-            log(WARNING, "not released at exit, its lease ends by itself", key=removal.action.key)
+            level = WARNING if removal.was_granted else DEBUG
+            log(level, "not released at exit, its lease ends by itself", key=removal.action.key)
         self.pending.clear()
 
     def _for_one_command(self) -> float:
@@ -177,9 +180,9 @@ class Cleanup:
         finally:
             self._unfinished.pop()
 
-    def _add(self, grant_id: str, action: Apply, give_up: float) -> None:
+    def _add(self, grant_id: str, action: Apply, give_up: float, *, was_granted: bool = True) -> None:
         with self._mutex:
-            self.pending[grant_id] = Removal(action, give_up, self._session.now())
+            self.pending[grant_id] = Removal(action, give_up, self._session.now(), was_granted)
 
 
 class Ending:

@@ -10,7 +10,14 @@ from typing import Any, Final
 
 import pymongo
 from pymongo import MongoClient
-from pymongo.errors import InvalidOperation, OperationFailure, PyMongoError, WriteConcernError
+from pymongo.errors import (
+    ConfigurationError,
+    InvalidOperation,
+    NotPrimaryError,
+    OperationFailure,
+    PyMongoError,
+    WriteConcernError,
+)
 from pymongo.server_description import ServerDescription
 
 from ...exceptions import LockBackendFailed
@@ -41,8 +48,9 @@ SHOWN: Final = 3
 _REFUSALS: Final = {
     13: "the user of this connection may not do this: it needs {}",
     18: "authentication failed: check user, password and authSource",
-    8000: "authentication failed or not allowed on Atlas: check user, password and roles",
+    8000: "authentication failed: check user, password and roles in Atlas",
 }
+_ATLAS: Final = 8000
 
 
 @contextlib.contextmanager
@@ -76,32 +84,77 @@ def translate(
     if isinstance(error, WriteConcernError):
         return LockBackendFailed(f"the majority of the replica set did not confirm in time ({_code_name(error)})", key)
     if not isinstance(error, OperationFailure) or error.timeout:
+        answers = isinstance(error, NotPrimaryError) or (client is not None and _has_no_primary(client))
+        head = "MongoDB has no primary here" if answers else f"MongoDB did not answer within {timeout:.1f} s"
         where = "" if client is None else f": {whereabouts(client)}"
-        return LockBackendFailed(f"MongoDB did not answer within {timeout:.1f} s ({type(error).__name__}){where}", key)
+        return LockBackendFailed(f"{head} ({type(error).__name__}){where}", key)
     if error.code in _REFUSALS:
-        return LockBackendFailed(_REFUSALS[error.code].format(needs), key, passing=False)
+        return LockBackendFailed(_refusal(error).format(needs), key, passing=False)
+    passing = error.code == _DUPLICATE_KEY or _is_passing(error)
+    cure = "" if passing else ": manage.py check --database says what this server lacks"
     return LockBackendFailed(
-        f"MongoDB refused the command (code {error.code}, {_code_name(error)})",
-        key,
-        passing=error.code == _DUPLICATE_KEY or _is_passing(error),
+        f"MongoDB refused the command (code {error.code}, {_code_name(error)}){cure}", key, passing=passing
     )
+
+
+def _refusal(error: OperationFailure) -> str:
+    """Return the text for a refusal. Atlas uses one code for wrong passwords and for what a tier does not allow."""
+    if error.code == _ATLAS and "auth" not in str((error.details or {}).get("errmsg", error)):
+        return "Atlas does not allow this command: check the roles of the user, and what the tier of the cluster allows"
+    return _REFUSALS[error.code or 0]
 
 
 def whereabouts(client: MongoClient[Any]) -> str:
-    """Which servers do not answer, and what to look at. Names hosts, but no user and no password."""
+    """Return what each server is, or why it does not answer, and the cure. Name hosts, but no user and no password."""
     topology = client.topology_description
-    servers = list(topology.server_descriptions().values())
+    servers = _servers(client)
     named = ", ".join(map(_describe, servers[:SHOWN])) + (
         f" and {more} more" if (more := len(servers) - SHOWN) > 0 else ""
     )
-    if not servers:
-        return f"no server belongs to the replica set {topology.replica_set_name!r}. Is replicaSet right?"
+    if _are_of_no_set(servers):
+        name = topology.replica_set_name
+        return (
+            f"no server of this address belongs to the replica set {name!r}: correct replicaSet, or start mongod with "
+            f"--replSet {name} and run rs.initiate() in mongosh"
+        )
+    if any(server.server_type_name == "RSGhost" for server in servers):
+        return f"{named}. The replica set was never initiated: run rs.initiate() in mongosh once"
+    if is_direct(client) and _has_no_primary(client):
+        name = servers[0].replica_set_name or "NAME"
+        return (
+            f"{named}. The address leads to this member only, and it is not the primary: name all members, without "
+            f"directConnection=true: mongodb://host1,host2/?replicaSet={name}"
+        )
     if topology.has_writable_server():
         return f"{named}. Is the primary overloaded, or the network slow?"
     if any(server.is_server_type_known for server in servers):
         return f"{named}. There is no primary: rs.status() in mongosh says why; an election takes about ten seconds"
     test = " A test that asks for the fixture mongolock needs no server." if "PYTEST_CURRENT_TEST" in os.environ else ""
     return f"{named}. Is it running, and are HOST and PORT right?{test}"
+
+
+def is_direct(client: MongoClient[Any]) -> bool:
+    """Return whether the address leads to one server, whatever replica set that belongs to."""
+    return client.topology_description.topology_type_name == "Single"
+
+
+def _servers(client: MongoClient[Any]) -> list[ServerDescription]:
+    return list(client.topology_description.server_descriptions().values())
+
+
+def _are_of_no_set(servers: list[ServerDescription]) -> bool:
+    """Return whether no server is of the replica set that the address names."""
+    return not servers or any(isinstance(server.error, ConfigurationError) for server in servers)
+
+
+def _has_no_primary(client: MongoClient[Any]) -> bool:
+    """Return whether servers were reached, and none of them is a primary."""
+    servers = _servers(client)
+    if is_direct(client):
+        kinds = {server.server_type_name for server in servers if not isinstance(server.error, NotPrimaryError)}
+        return _are_of_no_set(servers) or kinds <= {"RSSecondary", "RSArbiter", "RSOther", "RSGhost"}
+    reached = not servers or any(server.is_server_type_known for server in servers)
+    return reached and not client.topology_description.has_writable_server()
 
 
 def is_out_of_reach(client: MongoClient[Any]) -> bool:
@@ -115,7 +168,7 @@ def _describe(server: ServerDescription) -> str:
     host, port = server.address
     address = f"[{host}]:{port}" if ":" in host else host if port is None else f"{host}:{port}"
     if server.error is None:
-        return f"{address} ({server.server_type_name.removeprefix('RS').lower()})"
+        return f"{address} ({server.server_type_name.removeprefix('RS').lower().replace('ghost', 'not initiated')})"
     found = re.search(r"\[Errno -?\d+\] ([^([\]:]+)", str(server.error))
     reason = (
         found[1].strip() if found else "no answer" if "timed out" in str(server.error) else type(server.error).__name__

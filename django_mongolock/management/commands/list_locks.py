@@ -43,7 +43,7 @@ class Command(LockCommand):
             metavar="NUMBER",
             help="how many, 0 for no limit (default: 100)",
         )
-        parser.add_argument("--wide", action="store_true", help="cut no text to fit a line of 100, and add the tokens")
+        parser.add_argument("--wide", action="store_true", help="cut no holder to fit a line, and add the tokens")
         self.add_kind(parser)
         super().add_arguments(parser)
 

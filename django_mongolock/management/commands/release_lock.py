@@ -85,7 +85,7 @@ class Command(LockCommand):
             raise CommandError(f"{ids[0]!r} cannot be released: {damage}")
         rows = [row for row in found if row.state in states]
         if not rows:
-            raise CommandError(f"{ids[0] if ids else options['lock']!r} is not held now", returncode=FREE)
+            raise CommandError(_not_held(kind, ids, options["lock"], found), returncode=FREE)
         if len(rows) > 1:
             types = ", ".join(type(row.key).__name__ for row in rows)
             text = f"several {kind.title} have the id {options['lock']} ({types}): use force_release()"
@@ -134,6 +134,16 @@ class Command(LockCommand):
             taken += done
         if not taken:
             raise CommandError("they have other holders now, or none", returncode=FREE)
+
+
+def _not_held(kind: LockKind, ids: list[Any], text: str, found: list[Row]) -> str:
+    """Why there is nothing to release."""
+    named = repr(ids[0] if ids else text)
+    if found:
+        return f"{named} is not held now"
+    if isinstance(kind, NamedLocks):
+        return f"no lock has the key {named}: see list_locks --all. A lock that is not used for a while is deleted"
+    return f"no held lock of the kind {kind.name} has the id {named}: see list_locks --kind {kind.name}"
 
 
 def _login_name() -> str:

@@ -55,7 +55,7 @@ exit codes:
             candidate = leader(
                 options["lock"],
                 lease=options["lease"],
-                label=options["label"] or "leader",
+                label=self.label(options),
                 using=options["database"],
             )
             say("waits to be elected")

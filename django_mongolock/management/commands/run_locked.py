@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from ...decorator.locked_command import BUSY, holding, sigterm_as_exit
-from ...engine.text_checks import tidy_fact
 from ...locks import mongo_lock
 from ..lock_command import seconds
 from ..program_command import Child, ProgramCommand
@@ -64,7 +62,7 @@ exit codes:
                     wait=options["wait"],
                     mode="shared" if options["shared"] else "exclusive",
                     max_hold=options["max_hold"],
-                    label=options["label"] or tidy_fact(Path(options["program"][0]).name or "program"),
+                    label=self.label(options),
                     using=options["database"],
                     on_lost=lambda _: over.set(),
                 )
