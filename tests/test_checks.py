@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,6 @@ from django.core.checks.registry import registry
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 from pymongo import MongoClient
-from pymongo.collection import Collection
 from pymongo.database import Database
 from pytest_django import Settings
 
@@ -203,8 +203,15 @@ def ask() -> list[CheckMessage]:
     return list(NamedLocks().checks(["mongo"]))
 
 
-def _failing(commands: list[str], code: int) -> dict[str, Any]:
-    return {"failCommands": commands, "errorCode": code, "appName": "django_mongolock"}
+Failing = Callable[[list[str], int], dict[str, Any]]
+
+
+@pytest.fixture
+def failing(connect: Callable[..., None]) -> Failing:
+    """Makes the setting of a fault that only the clients of this test have: other processes share the server."""
+    name = f"failing-{os.getpid()}"
+    connect(appname=name)
+    return lambda commands, code: {"failCommands": commands, "errorCode": code, "appName": name}
 
 
 @WITH_MONGO
@@ -278,12 +285,13 @@ class TestServer:
         call_command("migrate", database="mongo", verbosity=0)
         assert ask() == []
 
+    @pytest.mark.usefixtures("history")
     @pytest.mark.parametrize("refused", ["create", "createIndexes"])
     def test_what_migrate_may_not_make(
         self,
         locks: Locks,
-        history: Collection[Any],
         mongo: MongoClient[Any],
+        failing: Failing,
         refused: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
@@ -291,7 +299,7 @@ class TestServer:
         database = locks.collection.database
         for name in database.list_collection_names():
             database.drop_collection(name)
-        with failpoint(mongo, "failCommand", _failing([refused], 8000)), caplog.at_level(logging.WARNING):
+        with failpoint(mongo, "failCommand", failing([refused], 8000)), caplog.at_level(logging.WARNING):
             make_indexes_after_migrate(using="mongo")
         made = set(database.list_collection_names())
         bells = [name for name in made if "_bells_" in name]
@@ -349,18 +357,22 @@ class TestServer:
     @pytest.mark.parametrize(
         ("code", "name"), [(17276, "Location17276"), (59, "CommandNotFound"), (9, "FailedToParse")]
     )
-    def test_a_server_that_lacks_the_update(self, locks: Locks, mongo: MongoClient[Any], code: int, name: str) -> None:
+    def test_a_server_that_lacks_the_update(
+        self, locks: Locks, mongo: MongoClient[Any], failing: Failing, code: int, name: str
+    ) -> None:
         """F228: as servers of other vendors do. The check tries the update; the error of a lock leads to the check."""
-        with failpoint(mongo, "failCommand", _failing(["findAndModify"], code)):
+        with failpoint(mongo, "failCommand", failing(["findAndModify"], code)):
             (found,) = ask()
             assert (found.id, f"(code {code}, {name})" in found.msg) == ("mongolock.E107", True)
             with pytest.raises(LockBackendFailed, match=r"manage\.py check --database says what this server lacks"):
                 mongo_lock("k").acquire()
 
     @pytest.mark.parametrize("code", [13, 59, 8000])
-    def test_a_server_that_does_not_tell_rights(self, locks: Locks, mongo: MongoClient[Any], code: int) -> None:
+    def test_a_server_that_does_not_tell_rights(
+        self, locks: Locks, mongo: MongoClient[Any], failing: Failing, code: int
+    ) -> None:
         """F228: the rights of a user may be refused. The update is tried all the same."""
-        with failpoint(mongo, "failCommand", _failing(["connectionStatus"], code)):
+        with failpoint(mongo, "failCommand", failing(["connectionStatus"], code)):
             assert ask() == []
-        with failpoint(mongo, "failCommand", _failing(["connectionStatus", "findAndModify"], 13)):
+        with failpoint(mongo, "failCommand", failing(["connectionStatus", "findAndModify"], 13)):
             assert "needs find, insert and update" in ask()[0].msg

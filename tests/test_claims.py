@@ -175,6 +175,7 @@ class TestSession:
         assert made.renew().held
         assert asyncio.run(made.arenew()).held
 
+    @pytest.mark.long
     def test_expiry(self, key: str, locks: Locks, settings: Settings) -> None:
         """When the session expires it is free, however long its lease is; clearsessions finds nothing left to free."""
         settings.SESSION_COOKIE_AGE = 2

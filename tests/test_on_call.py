@@ -115,6 +115,7 @@ def test_an_unknown_state(locks: Locks) -> None:
     assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [LIST, DASHBOARD, f"{LIST}force-release/?key=k"])
 def test_while_mongodb_is_away(away: None, page: str) -> None:
     """F229: a sentence with one end."""

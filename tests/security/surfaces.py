@@ -71,10 +71,10 @@ EDITED: Final[dict[str, str]] = {
 }
 #: What the package gives a project for its own addresses: each class with the methods that answer requests.
 MIXINS: Final[dict[str, set[str]]] = {
-    "EditLockMixin": {"changeform_view", "delete_view"},
+    "EditLockMixin": {"changeform_view", "changelist_view", "delete_view", "history_form_view"},
     "EditLockViewMixin": {"get", "post"},
     "DocumentLockAdminMixin": {"clear_stale_documents", "force_release_documents"},
-    "VersionedAdmin": {"changeform_view"},
+    "VersionedAdmin": {"changeform_view", "changelist_view", "delete_view", "history_form_view"},
 }
 #: The addresses at which the other two are used, in the admins of the test project; {} is the id of an object.
 OWN_ADMINS: Final[dict[str, str]] = {
@@ -135,7 +135,16 @@ def said(*command: str) -> str:
 def known_mixins() -> dict[str, set[str]]:
     """The classes for the addresses of a project, with their methods that answer requests."""
     classes = (EditLockMixin, EditLockViewMixin, DocumentLockAdminMixin, VersionedAdmin)
-    return {each.__name__: {name for name in vars(each) if _answers(name, vars(each)[name])} for each in classes}
+    return {
+        each.__name__: {
+            name.removeprefix("_guard_")
+            for base in each.__mro__
+            if base.__module__.startswith("django_mongolock.")
+            for name, member in vars(base).items()
+            if _answers(name, member)
+        }
+        for each in classes
+    }
 
 
 def _answers(name: str, member: object) -> bool:
