@@ -18,9 +18,8 @@ from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.protocol.actions import FOREVER, Acquisition, Apply, Granted
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.replies import Beat, Found
+from django_mongolock.engine.session import bulk, grant_registry
 from django_mongolock.engine.session import ending as ending_module
-from django_mongolock.engine.session import grant_registry
-from django_mongolock.engine.session import renewals as renewals_module
 from django_mongolock.engine.session.commands import SHORTEST_COMMAND
 from django_mongolock.engine.session.core import BACKGROUND, RELEASE, RENEWAL, REQUEST
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, Cleanup, Ending, How, Orphans, Removal
@@ -127,12 +126,14 @@ def test_when_a_grant_is_looked_at(bare: Bare) -> None:
 
 def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
     """P8, F66: holders that are due within a third of the shortest lease, by their keys; not what is deferred before
-    its own time; alone what has failed, and with less right to a thread when it has failed twice; then waiters."""
-    monkeypatch.setattr(renewals_module, "RENEWAL_BATCH", 3)
+    its own time; by themselves those that have failed; alone a stuck one, and with less right to a thread when it has
+    failed twice; then waiters."""
+    monkeypatch.setattr(bulk, "BATCH", 3)
     for key, renew_at, others in (
         *(("d", 100, {"lease": 60}), ("b", 100, {}), ("e", 110, {}), ("a", 90, {}), ("later", 110.5, {})),
-        *(("c", 100, {"deferred": True}), ("deferred", 100.5, {"deferred": True}), ("once", 100, {"failures": 1})),
-        *(("twice", 99, {"failures": 2}), ("not yet", 101, {"failures": 1}), ("under way", 90, {"renewing": True})),
+        *(("c", 100, {"deferred": True}), ("deferred", 100.5, {"deferred": True}), ("under way", 90, {"renewing": True})),
+        *(("once", 100, {"failures": 1, "stuck": True}), ("twice", 99, {"failures": 2, "stuck": True})),
+        *(("not yet", 101, {"failures": 1, "stuck": True}), ("x", 100, {"failures": 3}), ("y", 101, {"failures": 1})),
     ):
         lease = bare.grant(key, 130, lease=others.pop("lease", 30)).lease
         lease.renew_at, lease.once_more = renew_at, True
@@ -142,11 +143,11 @@ def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.Monke
     bare.renewals.do_due(100)
     made = [("".join(grant.key for grant in each.args[0]), priority, key) for each, priority, key in bare.calls]
     assert made == [
-        *(("abc", RENEWAL, None), ("de", RENEWAL, None), ("once", RENEWAL, "once"), ("twice", REQUEST, "twice")),
-        ("waits", RENEWAL, None),
+        *(("abc", RENEWAL, None), ("de", RENEWAL, None), ("xy", RENEWAL, None)),
+        *(("once", RENEWAL, "once"), ("twice", REQUEST, "twice"), ("waits", RENEWAL, None)),
     ]
     under_way = {grant.key for grant in bare.registry.grants.values() if grant.lease.renewing}
-    assert under_way == {*"abcde", "once", "twice", "waits", "under way"}
+    assert under_way == {*"abcdexy", "once", "twice", "waits", "under way"}
     assert not any(grant.lease.once_more for each, *_ in bare.calls for grant in each.args[0])
     bare.calls.clear()
     bare.renewals.do_due(100)
@@ -166,7 +167,7 @@ def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -
 @pytest.mark.parametrize(
     ("leases", "until", "failures", "timeout", "limit"),
     [
-        *(((12,), None, 0, 5, 2), ((12,), None, 1, 5, 0.3), ((12,), None, 2, 5, 4), ((30,), 130, 0, 5, 5)),
+        *(((12,), None, 0, 5, 2), ((12,), None, 1, 5, 4), ((30,), 130, 0, 5, 5)),
         *(((30, 15), 130, 0, 5, 2.5), ((30,), 112, 0, 5, 2), ((6,), 112, 0, 5, 1), ((30,), 130, 0, 1, 1)),
         *(((0.3,), 130, 0, 5, 0.1), ((0.6,), 130, 1, 5, 0.2)),
     ],
@@ -174,8 +175,8 @@ def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -
 def test_how_long_a_renewal_may_take(
     bare: Bare, *, leases: tuple[float, ...], until: float | None, failures: int, timeout: float, limit: float
 ) -> None:
-    """P7, F178: a sixth of the shortest time that is left; of what was just handed over, of the time of a place. The
-    second one, for each key, less: it is for those that are not stuck."""
+    """P7, F178: a sixth of the shortest time that is left; of what was just handed over, of the time of a place;
+    later a third."""
     grants = [bare.grant(until=until, lease=lease) for lease in leases]
     for grant in grants:
         grant.lease.failures, bare.commands.timeout = failures, timeout
@@ -310,14 +311,16 @@ def test_a_renewal_is_tried_again_at_once_twice(bare: Bare, failures: int, at_on
 def test_what_a_renewal_says_of_a_waiter(
     bare: Bare, *, answer: Found | None, at_head: int, known: int, until: float, last_token: int, head: int, woken: bool
 ) -> None:
-    """P5, F28: it is woken when it is the first for a token that it does not know of, or is in the queue no more; a
-    bell that tells of a later token still counts."""
+    """P5, F28: it is woken when it is the first for a token that it does not know of, or is in the queue no more, and then
+    is not renewed; a bell that tells of a later token still counts."""
     waiter = bare.grant()
     waiter.waiting.at_head, waiter.waiting.last_token = at_head, known
     bare.renewals.judge(waiter, answer, 7, 100, 12)
     stands = waiter.lease.until, waiter.waiting.last_token, waiter.waiting.at_head, is_woken(waiter), waiter.state
     assert stands == (until, last_token, head, woken, State.WAITING)
-    assert waiter.lease.failures == (not until)
+    is_gone = answer is not None and not {*answer.waiters, *answer.holders} & {"k"}
+    assert (waiter.waiting.place_gone, waiter.lease.renew_at == FOREVER) == (is_gone, is_gone)
+    assert waiter.lease.failures == (not until and not is_gone)
 
 
 # Ends

@@ -40,7 +40,7 @@ from django_mongolock.engine.session.commands import (
     JUST_CAME,
     SHORTEST_COMMAND,
     Commands,
-    _is_release,
+    _priority,
     _question,
 )
 from django_mongolock.engine.session.core import RELEASE, REQUEST
@@ -940,7 +940,7 @@ def test_how_long_a_command_may_take(action: Action, back_by: float, seconds: fl
 def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, question: object) -> None:
     """P6, F110: what lets others in goes first; only single tries of one kind may share an answer."""
     found = _question(action)
-    assert _is_release(action) == is_release
+    assert _priority(action, None) == (RELEASE if is_release else REQUEST)
     assert (found is None) == (question is None)
     how = commands()._how_to_call(action)
     assert (how["priority"], how["key"], how["timeout"]) == (RELEASE if is_release else REQUEST, "k", 8.0)

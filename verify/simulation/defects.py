@@ -402,13 +402,10 @@ def all_threads_for_one_key(patches: Patches) -> None:
 
 
 @_instead_of(Renewals, "_have_renewed")
-def stuck_renewed_first(_: Whole, self: Renewals, grants: list[Grant]) -> None:
+def stuck_renewed_first(_: Whole, self: Renewals, grants: Sequence[Grant], limit: float = FOREVER) -> None:
     for grant in grants:
         grant.lease.renewing, grant.lease.once_more = True, False
-    for grant in grants if grants[0].lease.failures else ():
-        self.renew([grant])
-    if not grants[0].lease.failures:
-        self.renew(grants)
+    self.renew(grants, limit)
 
 
 @_defect

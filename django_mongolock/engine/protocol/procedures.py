@@ -145,7 +145,8 @@ def acquire(
             action = acquisition.confirm()
         else:
             trial = answer is None and now >= deadline
-            action = acquisition.enter(trial) if trial or answer is not None else acquisition.read()
+            asks = trial or answer is not None or result.place_gone
+            action = acquisition.enter(trial) if asks else acquisition.read()
 
 
 def _newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | None]:

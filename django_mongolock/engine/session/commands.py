@@ -25,7 +25,7 @@ from ..protocol.actions import (
 from ..protocol.procedures import releasing
 from ..rule.document import Step, milliseconds
 from ..rule.replies import Reply
-from .core import RELEASE, REQUEST, SessionCore
+from .core import BACKGROUND, RELEASE, REQUEST, SessionCore
 from .grant import Grant, State
 from .releases import FreeKeys, Releases, UnconfirmedRelease
 from .waits import Waits
@@ -86,7 +86,7 @@ class Commands:
             grant.waiting.sent = True  # it may be on its way from now on
         return {
             "timeout": self._seconds_for(action),
-            "priority": RELEASE if _is_release(action) else REQUEST,
+            "priority": _priority(action, grant),
             "key": action.key,
             "same": _question(action) if first else None,
             "on_withdrawn": functools.partial(setattr, grant.waiting, "sent", False) if grant and first else None,
@@ -225,13 +225,22 @@ class Commands:
             grant.waiting.at_head = reply.last_token if reply.place == 0 else -1
         if reply.place is not None and answer.whole and grant.state is State.WAITING:
             grant.waiting.last_token = max(grant.waiting.last_token, reply.last_token)
+            was_gone, grant.waiting.place_gone = grant.waiting.place_gone, False
             grant.renewed(sent + grant.lease.waiter_length, answer.now)
+            if was_gone:
+                self._session.registry.see_to(grant)
         return answer
 
 
-def _is_release(action: Action) -> bool:
-    """Whether it lets another grant in. Then it goes before what asks for a lock."""
-    return isinstance(action, ReleaseUncontended) or (isinstance(action, Apply) and bool(action.step.remove))
+def _priority(action: Action, grant: Grant | None) -> int:
+    """Return the priority of a command, which adds *grant*. Releases go first, since they unblock other callers.
+
+    A waiter that has lost its place goes last: thousands of them may ask again at the same time.
+    """
+    if isinstance(action, ReleaseUncontended) or (isinstance(action, Apply) and action.step.remove):
+        return RELEASE
+    is_again = grant is not None and grant.waiting.place_gone and isinstance(action, Apply) and not action.step.trial
+    return BACKGROUND if is_again else REQUEST
 
 
 def _question(action: Action) -> object:

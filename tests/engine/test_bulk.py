@@ -1,0 +1,107 @@
+"""P6, P8: one command for many grants, also after a failure, and at the end of a process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from django_mongolock.engine.rule.document import Step, Terms
+from django_mongolock.engine.rule.replies import Found
+from django_mongolock.exceptions import LockBackendFailed
+from tests.engine.memory import Memory
+from tests.support.waiting import eventually
+
+#: A third of its lease is 10 seconds.
+LEASE = Terms(lease=30, margin=1)
+NUMBER = 3_000
+
+
+class Renewals:
+    """The renewals of a session that a test counts, and may have fail. stuck: keys whose documents answer nothing."""
+
+    def __init__(self, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sizes, self.down, self.stuck = list[int](), False, set[str]()
+        self._session, self._renew = memory.session, memory.session.store.renew
+        monkeypatch.setattr(memory.session.store, "renew", self.renew)
+
+    def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
+        self.sizes.append(len(keys))
+        if self.down or not self.stuck.isdisjoint(keys):
+            raise LockBackendFailed("no answer")
+        return self._renew(keys, step, timeout)
+
+    def beat(self, seconds: float = 0.0) -> list[int]:
+        """Let time go by without the heartbeat, and renew what is due. Return the numbers of keys in each command."""
+        self.sizes.clear()
+        self._session.store.server._moved += seconds  # type: ignore[attr-defined]
+        self._session.renewals.do_due(self._session.now())
+        return sorted(self.sizes, reverse=True)
+
+
+@pytest.fixture
+def renewals(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> Renewals:
+    return Renewals(memory, monkeypatch)
+
+
+def hold(memory: Memory, number: int) -> list[Any]:
+    """Locks that the session holds, and that nothing renews but a test."""
+    memory.session.heartbeat.close()
+    return [memory.lock(f"k{each:05}", terms=LEASE).acquire() for each in range(number)]
+
+
+def test_an_outage_unfolds_no_renewal(memory: Memory, renewals: Renewals) -> None:
+    """F180, P8: while nobody answers, each batch is tried again as a whole; afterwards a beat costs what it did."""
+    locks = hold(memory, NUMBER)
+    renewals.down = True
+    for pause in (10, 0, 1, 1, 1):
+        assert sum(map(bool, renewals.beat(pause))) <= NUMBER / 1_000
+    renewals.down = False
+    assert renewals.beat(1) == [1_000] * 3
+    assert all(lock.held for lock in locks)
+
+
+def test_a_document_that_is_stuck_is_found_by_splitting(memory: Memory, renewals: Renewals) -> None:
+    """F66, F180: a batch that fails is split in ten, down to the document that answers nothing, if others answer."""
+    locks = hold(memory, NUMBER)
+    renewals.stuck = {"k01234"}
+    sizes = renewals.beat(10)
+    assert len(sizes) <= 3 + 10 + 10 + 10 + 4
+    assert sum(sizes) >= NUMBER
+    late = {lock.key for lock in locks if lock.remaining < 25}
+    assert late == {"k01234"}
+    assert [size for size in renewals.beat() if size] == [1]
+    renewals.stuck.clear()
+    renewals.beat()
+    assert all(lock.remaining > 25 for lock in locks)
+
+
+def test_nothing_is_sent_for_a_lock_that_is_lost(memory: Memory, renewals: Renewals) -> None:
+    """F180: the outage was longer than the lease."""
+    locks = hold(memory, 20)
+    renewals.down = True
+    renewals.beat(10)
+    renewals.down = False
+    assert renewals.beat(25) == []
+    assert all(lock.lost for lock in locks)
+
+
+def test_a_place_that_is_gone_is_not_renewed(memory: Memory, renewals: Renewals) -> None:
+    """F181: the waiter that was not found is woken, asks again in one command, and is renewed when it has a place."""
+    theirs = memory.other().acquire()
+    waiter = memory.waiter(terms=LEASE)
+    documents = memory.server.documents
+    assert eventually(lambda: "k" in documents and documents["k"]["waiters"])
+    (grant,) = memory.session.queue.waiting.values()
+    reads = list[str]()
+    read = memory.session.store.read
+    memory.session.store.read = lambda key, *rest: reads.append(key) or read(key, *rest)  # type: ignore[method-assign, func-returns-value, assignment]
+    memory.apply(remove=(grant.id,))
+    memory.session.renewals.renew([grant])
+    assert eventually(lambda: documents["k"]["waiters"])
+    assert eventually(lambda: grant.lease.until)
+    assert (reads, grant.lease.failures) == ([], 0)
+    assert grant.lease.renew_at < float("inf")
+    theirs.release()
+    waiter.let_go().end()
