@@ -182,7 +182,7 @@ class MemoryStore:
         self.answer()
         found: dict[str, Found] = {}
         for key in keys:
-            self.server.apply(key, step, self.limits, partial(is_there, grants=step.renew))
+            self.server.apply(key, step, self.limits, partial(is_there, grants=step.renew or step.remove))
             if (document := self.server.documents.get(key)) is not None:
                 found[key] = read_found(document)
                 self.ring(reply_of(key, document, "", self.server.time).bells)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from django_mongolock.engine.rule.document import Step, Terms
+from django_mongolock.engine.rule.document import UNLIMITED, Step, Terms
 from django_mongolock.engine.rule.replies import Found
 from django_mongolock.exceptions import LockBackendFailed
+from tests.engine.conftest import make_lock
 from tests.engine.memory import Memory
+from tests.engine.waiters import Waiter
 from tests.support.waiting import eventually
 
 #: A third of its lease is 10 seconds.
@@ -105,3 +107,48 @@ def test_a_place_that_is_gone_is_not_renewed(memory: Memory, renewals: Renewals)
     assert grant.lease.renew_at < float("inf")
     theirs.release()
     waiter.let_go().end()
+
+
+KINDS = {
+    "plain": {},
+    "minimum hold": {"terms": Terms(lease=30, margin=1, min_hold=0.1)},
+    "readers": {"terms": Terms(lease=30, margin=1, mode="shared", capacity=UNLIMITED)},
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "waited for", "places"])
+def test_the_end_of_a_process_is_bulk(memory: Memory, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """F182, P6, P8: it leaves nothing, and sends at most a tenth of a command for each lock, whatever the locks are."""
+    number, options = 60, {"terms": LEASE, **KINDS.get(kind, {})}
+    keys = [f"k{each:05}" for each in range(number)]
+    leaves, stays = memory.new_session(), memory.new_session()
+    first, second = (stays, leaves) if kind == "places" else (leaves, stays)
+    locks = [make_lock(first, key, **options).acquire() for key in keys]
+    if kind == "readers":
+        locks += [make_lock(second, key, **options).acquire() for key in keys]
+    waiters = list[Waiter]()
+    if kind in ("waited for", "places"):
+        waiters = [Waiter(memory.in_thread, make_lock(second, key, wait=None, **options)) for key in keys]
+        assert eventually(lambda: all(memory.server.documents[key]["waiters"] for key in keys), 60)
+    sent = list[str]()
+    for name in ("apply", "renew", "release_uncontended", "read"):
+        monkeypatch.setattr(leaves.store, name, counted(getattr(leaves.store, name), sent))
+    leaves.close()
+    assert len(sent) <= number / 10
+    documents = [memory.server.documents[key] for key in keys]
+    left = [entry for each in documents for entry in (*each["holders"], *each["waiters"])]
+    assert not [each for each in left if each["session"] == leaves.id and "released" not in each]
+    for waiter in waiters:
+        waiter.let_go().end()
+    assert kind != "waited for" or all(waiter.error is None for waiter in waiters)
+    stays.close()
+
+
+def counted(call: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
+    """Note each call of it."""
+
+    def noted(*arguments: Any) -> Any:
+        calls.append(call.__name__)
+        return call(*arguments)
+
+    return noted

@@ -1201,6 +1201,7 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
     for part, name in (
         *((session.waits, "close"), (session.waits, "look"), (session.heartbeat, "close"), (session.heartbeat, "wake")),
         *((session.cleanup, "repeat_releases"), (session.cleanup, "ensure_removed"), (session.cleanup, "finish")),
+        (session.cleanup, "begin_to_finish"),
         *((session.commands, "close"), (session.ending, "end"), (session.errands, "flush")),
         *((session.threads, "close"), (session.notifications, "close"), (session.store, "close")),
     ):
@@ -1229,7 +1230,8 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
     assert done == [
         *(("Waits.close",), ("Heartbeat.close",), ("Cleanup.repeat_releases",), ("Commands.close", 3.0)),
         *(("Cleanup.ensure_removed", grants[name], stays) for name, stays in removed),
-        ("Cleanup.finish", [grants[name] for name in ("held", "released", "lost")], NOW + 3),
+        ("Cleanup.begin_to_finish", [grants[name] for name in ("held", "released", "lost")], NOW + 3),
+        ("Cleanup.finish",),
         *(("Ending.end", one, How.RELEASED) for one in grants.values()),
         *(("Waits.look",), ("Errands.flush", 3.0)),
         *(("WorkerThreads.close",), ("Notifications.close",), ("MemoryStore.close",)),

@@ -108,7 +108,9 @@ class SimStore:
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         def work(parsed: Parsed) -> Work:
             for key in keys:
-                yield from self._write(key, step, partial(is_there, grants=step.renew), parsed, majority=False)
+                yield from self._write(
+                    key, step, partial(is_there, grants=step.renew or step.remove), parsed, majority=False
+                )
             if (newest := self._servers.newest()) is not None:
                 yield newest
             committed = self._servers.committed

@@ -387,11 +387,12 @@ def first_not_woken(patches: Patches) -> None:
     patches.set(LocalQueue, "wake_first_of", lambda self, key: None)
 
 
-@_instead_of(Cleanup, "_have_released")
-def one_by_one_at_exit(_: Whole, self: Cleanup, held: Sequence[Grant], size: int) -> None:
-    for grant in held:
+@_instead_of(Cleanup, "_have_removed")
+def one_by_one_at_exit(_: Whole, self: Cleanup, batch: Sequence[Grant]) -> None:
+    for grant in batch:
         if self._session.now() < self._end:
-            action = procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
+            stays = grant.token > 0 and grant.terms.min_hold > 0
+            action = procedures.releasing(grant.key, grant.id, stays=stays)
             with contextlib.suppress(LockError):
                 self._commands.send(action, self._end - self._session.now())
 

@@ -60,6 +60,8 @@ class Session(SessionCore):
         self.orphans = Orphans(self, self.ending)
         self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
         self._closed = False
+        self._end = 0.0
+        self._ended: list[Grant] = []
 
     def __repr__(self) -> str:
         return f"<Session {self.id}, pid {self.pid}, {len(self.registry.grants)} grants>"
@@ -123,26 +125,37 @@ class Session(SessionCore):
 
     def close(self, timeout: float = 2.0) -> None:
         """Release what is held, remove what may have been left, and close the client. A second call does nothing."""
+        self.begin_to_close(timeout)
+        self.finish_closing()
+
+    def begin_to_close(self, timeout: float = 2.0) -> None:
+        """Send what is to be sent at the end, and wait for nothing."""
         if self._closed:
             return
-        end = self.now() + timeout
+        self._end = self.now() + timeout
         self.waits.close()
         self.heartbeat.close()
         self.cleanup.repeat_releases()
         self.commands.close(timeout)
         # What is being asked for, and what is being released, too: those commands may never be sent.
-        ended = list(self.registry.grants.values())
-        held = {grant: None for grant in ended if grant.state is not State.WAITING and not grant.in_doubt}
-        for grant in ended:
+        self._ended = list(self.registry.grants.values())
+        in_bulk = {grant: None for grant in self._ended if not grant.in_doubt and (grant.token or grant.lease.until)}
+        for grant in self._ended:
             if not grant.mark_lost(CLOSED) and grant.state is State.RELEASED:
                 grant.reason = CLOSED  # its own release may find nothing
-            if grant not in held:
+            if grant not in in_bulk:
                 self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
-        self.cleanup.finish(list(held), end)
-        for grant in ended:
+        self.cleanup.begin_to_finish(list(in_bulk), self._end)
+
+    def finish_closing(self) -> None:
+        """Wait until that is done, at most until the time that it was given, and close the client."""
+        if self._closed:
+            return
+        self.cleanup.finish()
+        for grant in self._ended:
             self.ending.end(grant, How.RELEASED)
         self.waits.look()
-        self.errands.flush(end - self.now())  # with what is left: they were tried beside the releases
+        self.errands.flush(self._end - self.now())  # with what is left: they were tried beside the releases
         for part in (self.threads, self.notifications, self.store):
             part.close()
         self._closed = True

@@ -44,8 +44,8 @@ class Store(Protocol):
         """How *grant* stands, and which other grant of *owner* holds the key, as the majority has it."""
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        """Renew the grants of *step*, which are in the documents of *keys*; return what was found under each key. Whom
-        it has granted one of them hears a bell.
+        """Renew or remove the grants of *step*, which are in the documents of *keys*. Return what was found under each
+        key. The waiters to which the step has granted one hear a bell.
 
         A grant was renewed only if it carries the number of this step: then the update has been there, durably.
         """

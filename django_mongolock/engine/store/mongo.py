@@ -250,9 +250,10 @@ class MongoStore:
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         """See Store.renew(). One update, then one read. Where documents are gone, another update makes them again, and
         those that were there after all are read again."""
+        grants = step.renew or step.remove
         where = {
             "_id": {"$in": list(keys)},
-            "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
+            "$or": [{"holders.grant": {"$in": grants}}, {"waiters.grant": {"$in": grants}}],
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
@@ -260,7 +261,7 @@ class MongoStore:
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
-            if gone := set(keys) - found.keys():
+            if step.renew and (gone := set(keys) - found.keys()):
                 made = self._make_again(gone)
                 found |= {**self._find(gone, fields), **dict.fromkeys(made, GONE)}
         return found
