@@ -315,8 +315,8 @@ def test_a_renewal_is_tried_again_at_once_twice(bare: Bare, failures: int, at_on
 def test_what_a_renewal_says_of_a_waiter(
     bare: Bare, *, answer: Found | None, at_head: int, known: int, until: float, last_token: int, head: int, woken: bool
 ) -> None:
-    """P5, F28: it is woken when it is the first for a token that it does not know of, or is in the queue no more, and then
-    is not renewed; a bell that tells of a later token still counts."""
+    """P5, F28: it is woken when it is the first for a token that it does not know of, or is in the queue no
+    more, and then is not renewed; a bell that tells of a later token still counts."""
     waiter = bare.grant()
     waiter.waiting.at_head, waiter.waiting.last_token = at_head, known
     bare.renewals.judge(waiter, answer, 7, 100, 12)

@@ -5,6 +5,7 @@ import asyncio
 import itertools
 import logging
 import os
+import signal
 import threading
 import time
 import weakref
@@ -1259,7 +1260,12 @@ def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> N
 
     def make() -> Any:
         number = next(numbers)
-        return SimpleNamespace(number=number, close=lambda: closed.append(number))
+        def close() -> None:
+            closed.append(number)
+
+        return SimpleNamespace(number=number, close=close, begin_to_close=lambda: None, finish_closing=close)
+
+    monkeypatch.setattr(Sessions, "_ended", None)
 
     made, never = Sessions[Any](make), Sessions[Any](lambda: None)
     first = made.current()
@@ -1280,7 +1286,33 @@ def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> N
     third = made.current()
     assert (third.number, made.current(), made._made) == (2, third, (-1, third))
     Sessions.close_all()
-    assert (closed, made.current().number) == ([2], 3)
+    assert closed == [2]
+    with pytest.raises(LockMisused, match="this process ends"):
+        made.current()
     monkeypatch.setattr(os, "getpid", lambda: -2)
     made.close()
-    assert closed == [2]
+    assert (closed, made.current().number) == ([2], 3)
+
+
+def test_all_sessions_send_first_and_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F185, P6: a second Ctrl-C at exit, or an error of one of them, costs no other session its release."""
+    monkeypatch.setattr(PerProcess, "_all", set[Any]())
+    monkeypatch.setattr(Sessions, "_ended", None)
+    done = list[str]()
+
+    class Ends:
+        def begin_to_close(self) -> None:
+            done.append("send")
+
+        def finish_closing(self) -> None:
+            done.append("wait")
+            os.kill(os.getpid(), signal.SIGINT)
+            if len(done) == 3:
+                raise LockBackendFailed("no answer")
+
+    for _ in range(2):
+        each: Sessions[Any] = Sessions(Ends)  # type: ignore[arg-type]
+        each.current()
+    before = signal.getsignal(signal.SIGINT)
+    Sessions.close_all()
+    assert (done, signal.getsignal(signal.SIGINT)) == (["send", "send", "wait", "wait"], before)

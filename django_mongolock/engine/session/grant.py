@@ -68,10 +68,10 @@ class Lease:
 
     length: of the holder's lease; waiter_length: of the waiter's. until: the deadline; while it waits, the time until
     which its entry lives, even if it was granted since; 0 if unknown. since: when it was granted. last: when it has
-    been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. stuck: one
-    failed for this grant alone while others succeeded, so it is renewed alone. renewing: one is under way. once_more: there was news since that began, so it is renewed again. deferred: it is renewed as
-    late as is safe, and not before that along with others. uncontended: as that of `Granted`, and when last heard of,
-    none waited.
+    been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. stuck: a
+    renewal failed for this grant alone while others succeeded, so it is renewed alone. renewing: one is under way.
+    once_more: there was news since that began, so it is renewed again. deferred: it is renewed as late as is safe, and
+    not before that along with others. uncontended: as that of `Granted`, and when last heard of, none waited.
     """
 
     length: float

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import contextvars
 import functools
+import multiprocessing.util
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, ClassVar, Final, Generic, ParamSpec, TypeVar
 
 from ...exceptions import LockMisused
 from .. import clock
+from ..logs import log_exception
 from ..protocol import actions
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
@@ -31,6 +35,8 @@ P = ParamSpec("P")
 
 #: Threads for what the main thread has sent where there is no session.
 APART_THREADS: Final = 4
+#: The priority of the end of a `multiprocessing` child: after all that a program ends there.
+LAST: Final = -1_000
 
 
 class Session(SessionCore):
@@ -210,17 +216,68 @@ class PerProcess(Generic[T]):
 class Sessions(PerProcess[S]):
     """The session of each process, since the parent's locks are not the child's. Closed at exit."""
 
+    #: The process whose exit hooks have run. It gets no session any more: nobody would close it.
+    _ended: ClassVar[int | None] = None
+
+    def __init__(self, make: Callable[[], S]) -> None:
+        super().__init__(functools.partial(self._open, make))
+
+    @classmethod
+    def _open(cls, make: Callable[[], S]) -> S:
+        if cls._ended == os.getpid():
+            raise LockMisused("this process ends: its locks were released, and it gets no more")
+        if multiprocessing.parent_process() is not None:
+            # A child of `multiprocessing` that was forked ends by os._exit(), which calls these instead of `atexit`.
+            multiprocessing.util.Finalize(None, cls._close_in_child, exitpriority=LAST)
+        return make()
+
     def close(self) -> None:
         """Close the session of this process; the next `current` opens another."""
+        if (session := self._take()) is not None:
+            session.close()
+
+    def _take(self) -> S | None:
         made, self._made = self._made, None
-        if made is not None and made[0] == os.getpid():
-            made[1].close()
+        return made[1] if made is not None and made[0] == os.getpid() else None
+
+    @classmethod
+    def _close_in_child(cls) -> None:
+        for thread in threading.enumerate():
+            if not thread.daemon and thread is not threading.current_thread():
+                thread.join()  # as the interpreter does before it calls what `atexit` knows
+        cls.close_all()
 
     @classmethod
     def close_all(cls) -> None:
-        for each in list(cls._all):
-            if isinstance(each, Sessions):
-                each.close()
+        """Close all sessions of this process for good: all of them send first, and are waited for together.
+
+        No second Ctrl-C interrupts this: it takes no longer than the timeout of `Session.close`.
+        """
+        with _uninterrupted():
+            Sessions._ended = os.getpid()
+            taken = [each._take() for each in list(cls._all) if isinstance(each, Sessions)]
+            sessions = [session for session in taken if session is not None]
+            for step in ("begin_to_close", "finish_closing"):
+                for session in sessions:
+                    try:
+                        getattr(session, step)()
+                    except Exception:  # noqa: BLE001 - it is logged, and costs the others nothing
+                        log_exception("a session was not closed")
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore signals whose handlers raise in the main thread."""
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def sent_apart(call: Callable[P, T]) -> Callable[P, T]:
