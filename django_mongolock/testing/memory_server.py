@@ -152,6 +152,10 @@ class MemoryStore:
         self.limits = limits
         self._closed = False
 
+    @property
+    def connections(self) -> int:
+        return 0
+
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         self.answer(key)
         given = partial(is_held, grants=(step.given,)) if step.given else None

@@ -177,6 +177,7 @@ def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.long
 def test_a_daemon_thread_takes_no_lock_after_the_exit_hooks(here: Here) -> None:
     """F189, P6: it took and released the lock all the time, so it would have asked for it once more."""
     for _ in range(3):
@@ -185,6 +186,7 @@ def test_a_daemon_thread_takes_no_lock_after_the_exit_hooks(here: Here) -> None:
             assert here.entries() == []
 
 
+@pytest.mark.long
 def test_a_child_of_multiprocessing_releases_its_locks(here: Here) -> None:
     """F186, P6: one that was forked, and ends normally, without what `atexit` knows."""
     with processes(1, "fork_by_multiprocessing", here.collection.name) as (process,):

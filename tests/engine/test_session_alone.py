@@ -981,7 +981,7 @@ def test_commands_that_are_closed() -> None:
     assert each.timeout == 2.0
     assert not each.releases.made(SimpleNamespace(primary="p", at=0.0))
     resume = grant().acquisition.resume("former", False, 9)
-    for refused in (ENTER, resume):
+    for refused in (ENTER, resume, Read("k", "g"), QueueNext("k", "g"), FindDeadlock("k", "g")):
         with pytest.raises(LockMisused, match="the session was closed before"):
             each.send(refused)
     each.send(replace(ENTER, step=replace(ENTER.step, remove=("holder",))))
@@ -989,7 +989,21 @@ def test_commands_that_are_closed() -> None:
     each.send(grant().acquisition.confirm())
     assert [(step.add, step.remove) for step in sent] == [(None, ("holder",)), (None, ("g",)), (None, ())]
     with pytest.raises(TypeError, match="not a command"):
-        each.send(Pause("g", 1.0))
+        commands(grant()).send(Pause("g", 1.0))
+
+
+def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> None:
+    """F195, F161: the key was not free, and the client was closed before the second command: that is misuse, too."""
+    each = commands(grant())
+    each._free_keys.guess = lambda _: True  # type: ignore[method-assign]
+    each._session.take_free = lambda *_: each.close(2.0)
+
+    def apply(*_: Any) -> Reply:
+        raise LockBackendFailed("the session was closed", passing=False)
+
+    each._session.apply = apply
+    with pytest.raises(LockMisused, match="the session was closed before"):
+        each.send(ENTER)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -1260,6 +1274,7 @@ def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> N
 
     def make() -> Any:
         number = next(numbers)
+
         def close() -> None:
             closed.append(number)
 

@@ -82,6 +82,7 @@ EXEMPT: Final[dict[str, str]] = {
     "session.core.BACKGROUND": _NAMES,
     "session.core.RELEASE": _NAMES,
     "session.core.RENEWAL": _NAMES,
+    "session.core.SPARE_CONNECTIONS": "a simulated store has no connections",
     "session.core.REQUEST": _NAMES,
     "session.core.SHARES": "the sizes that they are parts of are lowered",
     "text_checks.MAX_FACT_LENGTH": "it bounds a text",

@@ -120,7 +120,22 @@ class Commands:
 
         known: the answer to a command that asked the same, and was sent since. Then this one is not sent.
         """
-        timeout = min(left, self._seconds_for(action))
+        self._refuse_if_closed(action)
+        try:
+            return self._send(action, min(left, self._seconds_for(action)), known)
+        except LockBackendFailed:
+            self._refuse_if_closed(action)  # closed since then: the client of its store was closed under this command
+            raise
+
+    def _refuse_if_closed(self, action: Action) -> None:
+        """Raise LockMisused for what asks for a lock in a session that was closed. A release goes on."""
+        if not self._closed or isinstance(action, ReleaseUncontended):
+            return
+        if not isinstance(action, Apply) or (action.step.add and (not action.step.remove or action.step.resumes)):
+            raise LockMisused("the session was closed before the lock was granted")
+
+    def _send(self, action: Action, timeout: float, known: Answer | None) -> Any:
+        """Send the command of *action*."""
         match action:
             case Apply(key, step):
                 return self._apply(key, step, timeout, known)
@@ -151,8 +166,6 @@ class Commands:
         if known is not None:
             return self.answer(step.ask, known.reply, known.sent)
         if self._closed and step.add is not None:
-            if not step.remove or step.resumes:
-                raise LockMisused("the session was closed before the lock was asked for")
             step = replace(step, add=None)  # a release goes on, without its heir
         grant, sent = self._session.registry.grants.get(step.ask), self._session.now()
         step = replace(step, beat=next(self.numbers))

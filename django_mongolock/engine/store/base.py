@@ -19,6 +19,10 @@ class Store(Protocol):
 
     hearers: dict[str, Callable[[Bell], object]]
 
+    @property
+    def connections(self) -> int:
+        """The most connections that it may open; 0 for no limit."""
+
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         """Apply *step* to the document of *key*, durably; return how its grant stands then. Whom it has granted the key
         besides is rung for.
