@@ -276,8 +276,8 @@ def _uninterrupted() -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        for ignored, handler in handlers.items():
+            signal.signal(ignored, handler)
 
 
 def sent_apart(call: Callable[P, T]) -> Callable[P, T]:
