@@ -96,7 +96,7 @@ def failover(number: int, lease: float) -> None:
 async def waiters(uri: str, number: int = 3_000) -> None:
     """Drop the collection under waiting coroutines."""
     holder, _ = new_session(uri)
-    held(holder, number, lease=300)
+    locks = held(holder, number, lease=300)
     session, sent = new_session(uri)
     tasks = [asyncio.ensure_future(new_lock(session, f"k{each}", None).aacquire()) for each in range(number)]
     collection = session.store.collection  # type: ignore[attr-defined]
@@ -113,7 +113,10 @@ async def waiters(uri: str, number: int = 3_000) -> None:
         await asyncio.sleep(0.1)
         back = sum(task.done() for task in tasks)
     seconds = time.monotonic() - began
-    print(f"{back} of {number} are served after {seconds:.1f} s, a free key took {longest:.2f} s,", sent.take())
+    print(
+        f"{len(locks)} locks are gone, {back} of {number} are served after {seconds:.1f} s, a free key took {longest:.2f} s,",
+        sent.take(),
+    )
     for task in tasks:
         task.cancel()
     await asyncio.to_thread(session.close, 10.0)
