@@ -152,6 +152,10 @@ class MemoryStore:
         self.limits = limits
         self._closed = False
 
+    @property
+    def connections(self) -> int:
+        return 0
+
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         self.answer(key)
         given = partial(is_held, grants=(step.given,)) if step.given else None
@@ -182,7 +186,7 @@ class MemoryStore:
         self.answer()
         found: dict[str, Found] = {}
         for key in keys:
-            self.server.apply(key, step, self.limits, partial(is_there, grants=step.renew))
+            self.server.apply(key, step, self.limits, partial(is_there, grants=step.renew or step.remove))
             if (document := self.server.documents.get(key)) is not None:
                 found[key] = read_found(document)
                 self.ring(reply_of(key, document, "", self.server.time).bells)

@@ -178,6 +178,23 @@ def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
 
 
 @pytest.mark.long
+def test_a_daemon_thread_takes_no_lock_after_the_exit_hooks(here: Here) -> None:
+    """F189, P6: it took and released the lock all the time, so it would have asked for it once more."""
+    for _ in range(3):
+        with processes(1, "loop_in_a_daemon_thread", here.collection.name) as (process,):
+            assert process.end() == 0
+            assert here.entries() == []
+
+
+@pytest.mark.long
+def test_a_child_of_multiprocessing_releases_its_locks(here: Here) -> None:
+    """F186, P6: one that was forked, and ends normally, without what `atexit` knows."""
+    with processes(1, "fork_by_multiprocessing", here.collection.name) as (process,):
+        assert (process.hear(), process.end()) == ({"code": 0}, 0)
+        assert here.entries() == []
+
+
+@pytest.mark.long
 def test_a_loss_in_the_last_moment_is_reported(here: Here) -> None:
     """P7: the block ends, its lock turns out to have been taken away, and nobody has the lock object any more: by an
     error and by `on_lost`, which has its lock even so."""

@@ -18,9 +18,8 @@ from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.protocol.actions import FOREVER, Acquisition, Apply, Granted
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.replies import Beat, Found
+from django_mongolock.engine.session import bulk, grant_registry
 from django_mongolock.engine.session import ending as ending_module
-from django_mongolock.engine.session import grant_registry
-from django_mongolock.engine.session import renewals as renewals_module
 from django_mongolock.engine.session.commands import SHORTEST_COMMAND
 from django_mongolock.engine.session.core import BACKGROUND, RELEASE, RENEWAL, REQUEST
 from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, Cleanup, Ending, How, Orphans, Removal
@@ -127,12 +126,18 @@ def test_when_a_grant_is_looked_at(bare: Bare) -> None:
 
 def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
     """P8, F66: holders that are due within a third of the shortest lease, by their keys; not what is deferred before
-    its own time; alone what has failed, and with less right to a thread when it has failed twice; then waiters."""
-    monkeypatch.setattr(renewals_module, "RENEWAL_BATCH", 3)
+    its own time; by themselves those that have failed; alone a stuck one, and with less right to a thread when it has
+    failed twice; then waiters."""
+    monkeypatch.setattr(bulk, "BATCH", 3)
     for key, renew_at, others in (
         *(("d", 100, {"lease": 60}), ("b", 100, {}), ("e", 110, {}), ("a", 90, {}), ("later", 110.5, {})),
-        *(("c", 100, {"deferred": True}), ("deferred", 100.5, {"deferred": True}), ("once", 100, {"failures": 1})),
-        *(("twice", 99, {"failures": 2}), ("not yet", 101, {"failures": 1}), ("under way", 90, {"renewing": True})),
+        *(
+            ("c", 100, {"deferred": True}),
+            ("deferred", 100.5, {"deferred": True}),
+            ("under way", 90, {"renewing": True}),
+        ),
+        *(("once", 100, {"failures": 1, "stuck": True}), ("twice", 99, {"failures": 2, "stuck": True})),
+        *(("not yet", 101, {"failures": 1, "stuck": True}), ("x", 100, {"failures": 3}), ("y", 101, {"failures": 1})),
     ):
         lease = bare.grant(key, 130, lease=others.pop("lease", 30)).lease
         lease.renew_at, lease.once_more = renew_at, True
@@ -142,11 +147,11 @@ def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.Monke
     bare.renewals.do_due(100)
     made = [("".join(grant.key for grant in each.args[0]), priority, key) for each, priority, key in bare.calls]
     assert made == [
-        *(("abc", RENEWAL, None), ("de", RENEWAL, None), ("once", RENEWAL, "once"), ("twice", REQUEST, "twice")),
-        ("waits", RENEWAL, None),
+        *(("abc", RENEWAL, None), ("de", RENEWAL, None), ("xy", RENEWAL, None)),
+        *(("once", RENEWAL, "once"), ("twice", REQUEST, "twice"), ("waits", RENEWAL, None)),
     ]
     under_way = {grant.key for grant in bare.registry.grants.values() if grant.lease.renewing}
-    assert under_way == {*"abcde", "once", "twice", "waits", "under way"}
+    assert under_way == {*"abcdexy", "once", "twice", "waits", "under way"}
     assert not any(grant.lease.once_more for each, *_ in bare.calls for grant in each.args[0])
     bare.calls.clear()
     bare.renewals.do_due(100)
@@ -166,7 +171,7 @@ def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -
 @pytest.mark.parametrize(
     ("leases", "until", "failures", "timeout", "limit"),
     [
-        *(((12,), None, 0, 5, 2), ((12,), None, 1, 5, 0.3), ((12,), None, 2, 5, 4), ((30,), 130, 0, 5, 5)),
+        *(((12,), None, 0, 5, 2), ((12,), None, 1, 5, 4), ((30,), 130, 0, 5, 5)),
         *(((30, 15), 130, 0, 5, 2.5), ((30,), 112, 0, 5, 2), ((6,), 112, 0, 5, 1), ((30,), 130, 0, 1, 1)),
         *(((0.3,), 130, 0, 5, 0.1), ((0.6,), 130, 1, 5, 0.2)),
     ],
@@ -174,8 +179,8 @@ def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -
 def test_how_long_a_renewal_may_take(
     bare: Bare, *, leases: tuple[float, ...], until: float | None, failures: int, timeout: float, limit: float
 ) -> None:
-    """P7, F178: a sixth of the shortest time that is left; of what was just handed over, of the time of a place. The
-    second one, for each key, less: it is for those that are not stuck."""
+    """P7, F178: a sixth of the shortest time that is left; of what was just handed over, of the time of a place;
+    later a third."""
     grants = [bare.grant(until=until, lease=lease) for lease in leases]
     for grant in grants:
         grant.lease.failures, bare.commands.timeout = failures, timeout
@@ -310,14 +315,16 @@ def test_a_renewal_is_tried_again_at_once_twice(bare: Bare, failures: int, at_on
 def test_what_a_renewal_says_of_a_waiter(
     bare: Bare, *, answer: Found | None, at_head: int, known: int, until: float, last_token: int, head: int, woken: bool
 ) -> None:
-    """P5, F28: it is woken when it is the first for a token that it does not know of, or is in the queue no more; a
-    bell that tells of a later token still counts."""
+    """P5, F28: it is woken when it is the first for a token that it does not know of, or is in the queue no
+    more, and then is not renewed; a bell that tells of a later token still counts."""
     waiter = bare.grant()
     waiter.waiting.at_head, waiter.waiting.last_token = at_head, known
     bare.renewals.judge(waiter, answer, 7, 100, 12)
     stands = waiter.lease.until, waiter.waiting.last_token, waiter.waiting.at_head, is_woken(waiter), waiter.state
     assert stands == (until, last_token, head, woken, State.WAITING)
-    assert waiter.lease.failures == (not until)
+    is_gone = answer is not None and not {*answer.waiters, *answer.holders} & {"k"}
+    assert (waiter.waiting.place_gone, waiter.lease.renew_at == FOREVER) == (is_gone, is_gone)
+    assert waiter.lease.failures == (not until and not is_gone)
 
 
 # Ends
@@ -465,74 +472,83 @@ def test_a_release_that_is_made_again_is_tried_for_a_while(bare: Bare) -> None:
 @pytest.mark.parametrize(("end", "limit"), [(108, 2.0), (100, SHORTEST_COMMAND)])
 def test_how_long_a_removal_may_take_at_the_end(bare: Bare, end: float, limit: float) -> None:
     """P6: a part of the time that is left."""
-    bare.cleanup.finish([], end)
+    bare.cleanup.begin_to_finish([], end)
     bare.cleanup.ensure_removed(bare.grant())
     bare.cleanup.remove("k")
     assert bare.commands.send.call_args.args[1] == limit
 
 
 def test_what_is_released_at_exit(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: in bulk what has no minimum hold, and each by itself what has, or was not the only one of its key; what fails
-    in bulk, in smaller parts."""
-    monkeypatch.setattr(ending_module, "AT_EXIT_BATCH", 3)
-    monkeypatch.setattr(ending_module, "AT_EXIT_PARTS", 2)
-    bulks, tried, slept = list[str](), list[Any](), list[float]()
+    """P6, F182: all of it in bulk: by the short command what was alone, by the rule the others, and apart what has a
+    minimum hold. What fails in bulk is sent in smaller parts if the server answers others."""
+    monkeypatch.setattr(bulk, "BATCH", 3)
+    monkeypatch.setattr(bulk, "PARTS", 2)
+    sent, slept = list[tuple[str, str]](), list[float]()
 
     def release(keys: list[str], ids: list[str], limit: float) -> set[str]:
         assert (ids, limit) == ([f"g{key}" for key in keys], (200 - bare.time) / 4)
-        bulks.append("".join(keys))
+        sent.append(("short", "".join(keys)))
         if keys == ["d", "e"]:
             raise LockBackendFailed("no answer")
         return {"b"} & {*keys}
 
+    def renew(keys: list[str], step: Step, limit: float) -> dict[str, Found]:
+        if keys:
+            assert step == Step(remove=tuple(f"g{key}" for key in keys), force=keys != ["m"])
+            sent.append(("rule", "".join(keys)))
+        return {}
+
     def sleep(seconds: float) -> None:
-        assert seconds < 0.01
         assert bare.time < 200
         assert {priority for _, priority, _ in bare.calls} <= {RELEASE}
         slept.append(seconds)
         calls, bare.calls = bare.calls, []
-        for each, _, key in calls:
-            tried.append(key)
+        for each, *_ in calls:
             each()
         bare.time += 1
 
-    bare.store.release_uncontended = release
+    bare.store.release_uncontended, bare.store.renew = release, renew
     monkeypatch.setattr(time, "sleep", sleep)
-    sent = list[Apply]()
-    bare.commands.send = lambda action, _: sent.append(action)
     bare.cleanup.pending["old"] = Removal(Apply("old", Step()), FOREVER, FOREVER)
     held = [bare.grant(key, 130, name=f"g{key}", min_hold=float(key == "m")) for key in "abmcde"]
-    bare.cleanup.finish(held, 200)
-    assert bulks == ["abc", "de"]
-    assert [action.key for action in sent] == ["old", "m", "b", "d", "e"]
-    assert sent[1:] == [procedures.releasing(key, f"g{key}", stays=key == "m") for key in "mbde"]
-    assert tried == [None, None, "old", "m", "b", "d", "e"]
-    assert (len(slept), bare.cleanup._unfinished) == (2, [])
+    waits = bare.grant("w", name="gw", min_hold=1)
+    bare.cleanup.begin_to_finish([*held, waits], 200)
+    bare.cleanup.finish()
+    assert sent == [
+        *(("short", "abc"), ("rule", "b"), ("short", "de"), ("rule", "m")),
+        *(("short", "de"), ("rule", "w"), ("short", "d"), ("short", "e")),
+    ]
+    assert bare.commands.send.call_count == 1
+    assert bare.cleanup._unfinished == []
 
 
 def test_what_is_released_at_exit_without_threads(bare: Bare) -> None:
     """P6: is released by the thread that ends the session."""
     bare.takes, bare.store.release_uncontended.return_value = False, {"a"}
-    bare.cleanup.finish([bare.grant(key, 130) for key in "ab"], 200)
+    bare.cleanup.begin_to_finish([bare.grant(key, 130) for key in "ab"], 200)
     assert bare.store.release_uncontended.mock_calls == [call(["a", "b"], ["a", "b"], 25.0)]
-    assert bare.commands.send.mock_calls == [call(procedures.releasing("a", "a"), 25.0)]
-    assert (bare.cleanup.pending, bare.cleanup._unfinished) == ({}, [])
+    assert bare.store.renew.mock_calls == [call(["a"], Step(remove=("a",), force=True), 25.0)]
+    assert bare.cleanup._unfinished == []
 
 
-@pytest.mark.parametrize("what", ["bulk", "one"])
+@pytest.mark.parametrize("answers", [True, False])
 def test_the_end_waits_for_no_command_for_longer_than_it_may(
-    bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, what: str
+    bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answers: bool
 ) -> None:
-    """P6: what has had no answer until then is given up; and it begins no more."""
+    """P6: what has had no answer until then is given up, and is told in one line; and it begins no more."""
 
     def sleep(_: float) -> None:
         assert bare.time < 103
         bare.time += 1
+        for each, *_rest in bare.calls if answers else ():
+            each()
 
     monkeypatch.setattr(time, "sleep", sleep)
-    bare.cleanup.finish([bare.grant(until=130, min_hold=float(what == "one"))], 103)
-    assert (bare.time, len(bare.calls), bare.cleanup.pending) == (103, 1, {})
-    assert ("not released at exit" in caplog.text) is (what == "one")
+    bare.store.release_uncontended.return_value = set[str]()
+    bare.cleanup.begin_to_finish([bare.grant(until=130)], 103)
+    bare.cleanup.finish()
+    assert (bare.time, len(bare.calls)) == (101 if answers else 103, 1)
+    assert ("not released at exit" in caplog.text) is not answers
 
 
 @pytest.mark.parametrize("token", [0, 7])
@@ -545,7 +561,8 @@ def test_a_lock_that_was_never_granted_is_not_reported_at_exit(
     grant.token = token
     bare.cleanup.ensure_removed(grant)
     with caplog.at_level("INFO"):
-        bare.cleanup.finish([], 103)
+        bare.cleanup.begin_to_finish([], 103)
+        bare.cleanup.finish()
     assert ("not released at exit" in caplog.text) is (token == 7)
 
 

@@ -5,6 +5,7 @@ import asyncio
 import itertools
 import logging
 import os
+import signal
 import threading
 import time
 import weakref
@@ -40,7 +41,7 @@ from django_mongolock.engine.session.commands import (
     JUST_CAME,
     SHORTEST_COMMAND,
     Commands,
-    _is_release,
+    _priority,
     _question,
 )
 from django_mongolock.engine.session.core import RELEASE, REQUEST
@@ -940,7 +941,7 @@ def test_how_long_a_command_may_take(action: Action, back_by: float, seconds: fl
 def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, question: object) -> None:
     """P6, F110: what lets others in goes first; only single tries of one kind may share an answer."""
     found = _question(action)
-    assert _is_release(action) == is_release
+    assert _priority(action, None) == (RELEASE if is_release else REQUEST)
     assert (found is None) == (question is None)
     how = commands()._how_to_call(action)
     assert (how["priority"], how["key"], how["timeout"]) == (RELEASE if is_release else REQUEST, "k", 8.0)
@@ -980,7 +981,7 @@ def test_commands_that_are_closed() -> None:
     assert each.timeout == 2.0
     assert not each.releases.made(SimpleNamespace(primary="p", at=0.0))
     resume = grant().acquisition.resume("former", False, 9)
-    for refused in (ENTER, resume):
+    for refused in (ENTER, resume, Read("k", "g"), QueueNext("k", "g"), FindDeadlock("k", "g")):
         with pytest.raises(LockMisused, match="the session was closed before"):
             each.send(refused)
     each.send(replace(ENTER, step=replace(ENTER.step, remove=("holder",))))
@@ -988,7 +989,21 @@ def test_commands_that_are_closed() -> None:
     each.send(grant().acquisition.confirm())
     assert [(step.add, step.remove) for step in sent] == [(None, ("holder",)), (None, ("g",)), (None, ())]
     with pytest.raises(TypeError, match="not a command"):
-        each.send(Pause("g", 1.0))
+        commands(grant()).send(Pause("g", 1.0))
+
+
+def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> None:
+    """F195, F161: the key was not free, and the client was closed before the second command: that is misuse, too."""
+    each = commands(grant())
+    each._free_keys.guess = lambda _: True
+    each._session.take_free = lambda *_: each.close(2.0)
+
+    def apply(*_: Any) -> Reply:
+        raise LockBackendFailed("the session was closed", passing=False)
+
+    each._session.apply = apply
+    with pytest.raises(LockMisused, match="the session was closed before"):
+        each.send(ENTER)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -1201,6 +1216,7 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
     for part, name in (
         *((session.waits, "close"), (session.waits, "look"), (session.heartbeat, "close"), (session.heartbeat, "wake")),
         *((session.cleanup, "repeat_releases"), (session.cleanup, "ensure_removed"), (session.cleanup, "finish")),
+        (session.cleanup, "begin_to_finish"),
         *((session.commands, "close"), (session.ending, "end"), (session.errands, "flush")),
         *((session.threads, "close"), (session.notifications, "close"), (session.store, "close")),
     ):
@@ -1229,7 +1245,8 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
     assert done == [
         *(("Waits.close",), ("Heartbeat.close",), ("Cleanup.repeat_releases",), ("Commands.close", 3.0)),
         *(("Cleanup.ensure_removed", grants[name], stays) for name, stays in removed),
-        ("Cleanup.finish", [grants[name] for name in ("held", "released", "lost")], NOW + 3),
+        ("Cleanup.begin_to_finish", [grants[name] for name in ("held", "released", "lost")], NOW + 3),
+        ("Cleanup.finish",),
         *(("Ending.end", one, How.RELEASED) for one in grants.values()),
         *(("Waits.look",), ("Errands.flush", 3.0)),
         *(("WorkerThreads.close",), ("Notifications.close",), ("MemoryStore.close",)),
@@ -1257,7 +1274,13 @@ def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> N
 
     def make() -> Any:
         number = next(numbers)
-        return SimpleNamespace(number=number, close=lambda: closed.append(number))
+
+        def close() -> None:
+            closed.append(number)
+
+        return SimpleNamespace(number=number, close=close, begin_to_close=lambda: None, finish_closing=close)
+
+    monkeypatch.setattr(Sessions, "_ended", None)
 
     made, never = Sessions[Any](make), Sessions[Any](lambda: None)
     first = made.current()
@@ -1278,7 +1301,33 @@ def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> N
     third = made.current()
     assert (third.number, made.current(), made._made) == (2, third, (-1, third))
     Sessions.close_all()
-    assert (closed, made.current().number) == ([2], 3)
+    assert closed == [2]
+    with pytest.raises(LockMisused, match="this process ends"):
+        made.current()
     monkeypatch.setattr(os, "getpid", lambda: -2)
     made.close()
-    assert closed == [2]
+    assert (closed, made.current().number) == ([2], 3)
+
+
+def test_all_sessions_send_first_and_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F185, P6: a second Ctrl-C at exit, or an error of one of them, costs no other session its release."""
+    monkeypatch.setattr(PerProcess, "_all", set[Any]())
+    monkeypatch.setattr(Sessions, "_ended", None)
+    done = list[str]()
+
+    class Ends:
+        def begin_to_close(self) -> None:
+            done.append("send")
+
+        def finish_closing(self) -> None:
+            done.append("wait")
+            os.kill(os.getpid(), signal.SIGINT)
+            if len(done) == 3:
+                raise LockBackendFailed("no answer")
+
+    for _ in range(2):
+        each: Sessions[Any] = Sessions(Ends)
+        each.current()
+    before = signal.getsignal(signal.SIGINT)
+    Sessions.close_all()
+    assert (done, signal.getsignal(signal.SIGINT)) == (["send", "send", "wait", "wait"], before)

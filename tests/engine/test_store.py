@@ -232,13 +232,20 @@ def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(here: Her
 # Counting
 
 
-@pytest.mark.parametrize(("given", "had"), [({"maxPoolSize": 1}, 160), ({"maxPoolSize": 200}, 200), ({}, 160)])
-def test_however_few_connections_are_allowed_renewals_have_theirs(mongo_uri: str, given: Document, had: int) -> None:
-    """F20: listening would take the only connection; also where the URI allows no more."""
-    for host, options in ((mongo_uri, given), (f"{mongo_uri}&maxPoolSize=1", given)):
-        store = MongoStore(StoreConfig({"host": host, **options}, "d"))
-        assert store.client.options.pool_options.max_pool_size == had
-        store.close()
+@pytest.mark.parametrize(
+    ("address", "given", "had"),
+    [
+        *(("", {"maxPoolSize": 3}, 3), ("", {"maxPoolSize": 200}, 200), ("", {}, 160), ("", {"maxPoolSize": 0}, 0)),
+        *(("&maxPoolSize=7", {}, 7), ("&maxpoolsize=200", {}, 200), ("&maxPoolSize=0", {}, 0)),
+        ("&maxPoolSize=7", {"maxpoolsize": 9}, 9),
+    ],
+)
+def test_how_many_connections_a_store_may_open(mongo_uri: str, address: str, given: Document, had: int) -> None:
+    """F183: as many as the project says, in OPTIONS or in the URI."""
+    store = MongoStore(StoreConfig({"host": f"{mongo_uri}{address}", **given}, "d"))
+    assert store.client.options.pool_options.max_pool_size == had
+    assert store.connections == had
+    store.close()
 
 
 @pytest.mark.parametrize(("owner", "found"), [(None, False), ("import", True), ("another", False)])

@@ -3,6 +3,7 @@
 import _thread
 import asyncio
 import functools
+import math
 import signal
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from django_mongolock.engine.session import lanes, worker_threads
+from django_mongolock.engine.session.core import thread_limits
 from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed
 from tests.support.waiting import eventually
@@ -257,3 +259,21 @@ def test_a_signal_handler_withdraws_what_it_interrupts(
     hold.let_go()
     threads.call(lambda left: None, LONG)
     assert begun == []
+
+
+@pytest.mark.parametrize(
+    ("connections", "most", "own"), [(0, 80, math.inf), (160, 80, 76), (100, 80, 16), (20, 16, 0), (3, 1, 0)]
+)
+def test_renewals_have_connections_that_no_other_thread_takes(connections: int, most: int, own: float) -> None:
+    """F20, F183: the threads of the session and those of the program need no more connections than there are; and of
+    the session's, a quarter is for renewals."""
+    assert thread_limits(connections) == (most, own)
+
+
+def test_the_threads_of_a_program_send_only_so_many_commands_themselves() -> None:
+    """F183: what comes then waits for one of the session's threads, whatever its key."""
+    threads = WorkerThreads(2, own=2)
+    assert [threads.begin_own(key) for key in "abc"] == [True, True, False]
+    threads.end_own("a")
+    assert threads.begin_own("c")
+    threads.close()

@@ -5,6 +5,7 @@ A worker says what it does in lines of JSON on its standard output, and goes on 
 
 import contextlib
 import json
+import multiprocessing
 import os
 import sys
 import threading
@@ -48,6 +49,29 @@ class Worker:
         self.say(token=lock.fencing_token, at=time.monotonic())
         self.hear()
         self.kept = lock  # not collected before the interpreter ends
+
+    def loop_in_a_daemon_thread(self) -> None:
+        """Take and release the lock all the time in a daemon thread, until the process ends."""
+
+        def loop() -> None:
+            while True:
+                with self.lock(lease=30):
+                    time.sleep(0.005)
+
+        threading.excepthook = lambda _: None
+        threading.Thread(target=loop, daemon=True).start()
+        time.sleep(0.3)
+
+    def fork_by_multiprocessing(self) -> None:
+        """End a child, which was forked, with a lock that it has not released."""
+
+        def child() -> None:
+            self.kept = self.lock(lease=30).acquire()
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join()
+        self.say(code=process.exitcode)
 
     def nested(self, first: str, second: str) -> None:
         """Hold one lock, and when told wait for another."""

@@ -67,6 +67,10 @@ class SimStore:
 
     # Commands
 
+    @property
+    def connections(self) -> int:
+        return 0
+
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         given = partial(is_held, grants=(step.given,)) if step.given else None
         work = partial(self._write, key, step, given, reply=True)
@@ -108,7 +112,9 @@ class SimStore:
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         def work(parsed: Parsed) -> Work:
             for key in keys:
-                yield from self._write(key, step, partial(is_there, grants=step.renew), parsed, majority=False)
+                yield from self._write(
+                    key, step, partial(is_there, grants=step.renew or step.remove), parsed, majority=False
+                )
             if (newest := self._servers.newest()) is not None:
                 yield newest
             committed = self._servers.committed
@@ -138,6 +144,7 @@ class SimStore:
         """Ask a holder to release the key, as `operations.request_release` does."""
         step = Step(request_release_of=(grant,), requested_by="an operator")
         self._send(partial(self._write, key, step, partial(is_held, grants=(grant,))), timeout, key)
+        self._ring_for_committed([key])
 
     def clear(self, keys: Sequence[str], timeout: float) -> None:
         """Apply the rule to stale locks, as `operations.clear_stale` does."""

@@ -387,11 +387,12 @@ def first_not_woken(patches: Patches) -> None:
     patches.set(LocalQueue, "wake_first_of", lambda self, key: None)
 
 
-@_instead_of(Cleanup, "_have_released")
-def one_by_one_at_exit(_: Whole, self: Cleanup, held: Sequence[Grant], size: int) -> None:
-    for grant in held:
+@_instead_of(Cleanup, "_have_removed")
+def one_by_one_at_exit(_: Whole, self: Cleanup, batch: Sequence[Grant]) -> None:
+    for grant in batch:
         if self._session.now() < self._end:
-            action = procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
+            stays = grant.token > 0 and grant.terms.min_hold > 0
+            action = procedures.releasing(grant.key, grant.id, stays=stays)
             with contextlib.suppress(LockError):
                 self._commands.send(action, self._end - self._session.now())
 
@@ -402,13 +403,10 @@ def all_threads_for_one_key(patches: Patches) -> None:
 
 
 @_instead_of(Renewals, "_have_renewed")
-def stuck_renewed_first(_: Whole, self: Renewals, grants: list[Grant]) -> None:
+def stuck_renewed_first(_: Whole, self: Renewals, grants: Sequence[Grant], limit: float = FOREVER) -> None:
     for grant in grants:
         grant.lease.renewing, grant.lease.once_more = True, False
-    for grant in grants if grants[0].lease.failures else ():
-        self.renew([grant])
-    if not grants[0].lease.failures:
-        self.renew(grants)
+    self.renew(grants, limit)
 
 
 @_defect

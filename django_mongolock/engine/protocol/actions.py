@@ -118,8 +118,8 @@ class WaitResult:
     now: the time. news: a bell said that the grant is held. answer: to the command that another grant of this process
     sent for this one. queued_until: until when its entry lives, as a waiter or as a holder, by the local clock: as its
     own last command has given. last_token: the key's when that command found it waiting. turn: whether it may enter the
-    document's queue. cancelled: the wait is to end. holder: who has the lock, in words, as far as the waiters before it
-    know.
+    document's queue. place_gone: its entry was not found, so it has to ask again. cancelled: the wait is to end.
+    holder: who has the lock, in words, as far as the waiters before it know.
     """
 
     now: float
@@ -129,6 +129,7 @@ class WaitResult:
     last_token: int = 0
     turn: Turn = "now"
     cancelled: bool = False
+    place_gone: bool = False
     holder: str | None = None
 
 

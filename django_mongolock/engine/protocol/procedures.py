@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -145,7 +146,8 @@ def acquire(
             action = acquisition.confirm()
         else:
             trial = answer is None and now >= deadline
-            action = acquisition.enter(trial) if trial or answer is not None else acquisition.read()
+            asks = trial or answer is not None or result.place_gone
+            action = acquisition.enter(trial) if asks else acquisition.read()
 
 
 def _newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | None]:
@@ -324,6 +326,11 @@ def releasing(
 
 def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False, **others: Any) -> Step:
     return Step(remove=(grant,), force=not stays, tombstone_ttl=TOMBSTONE_TTL if leave_tombstone else 0, **others)
+
+
+def removal(grants: Sequence[str], *, stays: bool) -> Step:
+    """Return the step that removes holders and waiters from the documents of many keys. stays: see `releasing`."""
+    return Step(remove=tuple(grants), force=not stays)
 
 
 def downgrade(

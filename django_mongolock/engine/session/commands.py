@@ -25,7 +25,7 @@ from ..protocol.actions import (
 from ..protocol.procedures import releasing
 from ..rule.document import Step, milliseconds
 from ..rule.replies import Reply
-from .core import RELEASE, REQUEST, SessionCore
+from .core import BACKGROUND, RELEASE, REQUEST, SessionCore
 from .grant import Grant, State
 from .releases import FreeKeys, Releases, UnconfirmedRelease
 from .waits import Waits
@@ -86,7 +86,7 @@ class Commands:
             grant.waiting.sent = True  # it may be on its way from now on
         return {
             "timeout": self._seconds_for(action),
-            "priority": RELEASE if _is_release(action) else REQUEST,
+            "priority": _priority(action, grant),
             "key": action.key,
             "same": _question(action) if first else None,
             "on_withdrawn": functools.partial(setattr, grant.waiting, "sent", False) if grant and first else None,
@@ -120,7 +120,22 @@ class Commands:
 
         known: the answer to a command that asked the same, and was sent since. Then this one is not sent.
         """
-        timeout = min(left, self._seconds_for(action))
+        self._refuse_if_closed(action)
+        try:
+            return self._send(action, min(left, self._seconds_for(action)), known)
+        except LockBackendFailed:
+            self._refuse_if_closed(action)  # closed since then: the client of its store was closed under this command
+            raise
+
+    def _refuse_if_closed(self, action: Action) -> None:
+        """Raise LockMisused for what asks for a lock in a session that was closed. A release goes on."""
+        if not self._closed or isinstance(action, ReleaseUncontended):
+            return
+        if not isinstance(action, Apply) or (action.step.add and (not action.step.remove or action.step.resumes)):
+            raise LockMisused("the session was closed before the lock was granted")
+
+    def _send(self, action: Action, timeout: float, known: Answer | None) -> Any:
+        """Send the command of *action*."""
         match action:
             case Apply(key, step):
                 return self._apply(key, step, timeout, known)
@@ -151,8 +166,6 @@ class Commands:
         if known is not None:
             return self.answer(step.ask, known.reply, known.sent)
         if self._closed and step.add is not None:
-            if not step.remove or step.resumes:
-                raise LockMisused("the session was closed before the lock was asked for")
             step = replace(step, add=None)  # a release goes on, without its heir
         grant, sent = self._session.registry.grants.get(step.ask), self._session.now()
         step = replace(step, beat=next(self.numbers))
@@ -225,13 +238,22 @@ class Commands:
             grant.waiting.at_head = reply.last_token if reply.place == 0 else -1
         if reply.place is not None and answer.whole and grant.state is State.WAITING:
             grant.waiting.last_token = max(grant.waiting.last_token, reply.last_token)
+            was_gone, grant.waiting.place_gone = grant.waiting.place_gone, False
             grant.renewed(sent + grant.lease.waiter_length, answer.now)
+            if was_gone:
+                self._session.registry.see_to(grant)
         return answer
 
 
-def _is_release(action: Action) -> bool:
-    """Whether it lets another grant in. Then it goes before what asks for a lock."""
-    return isinstance(action, ReleaseUncontended) or (isinstance(action, Apply) and bool(action.step.remove))
+def _priority(action: Action, grant: Grant | None) -> int:
+    """Return the priority of a command, which adds *grant*. Releases go first, since they unblock other callers.
+
+    A waiter that has lost its place goes last: thousands of them may ask again at the same time.
+    """
+    if isinstance(action, ReleaseUncontended) or (isinstance(action, Apply) and action.step.remove):
+        return RELEASE
+    is_again = grant is not None and grant.waiting.place_gone and isinstance(action, Apply) and not action.step.trial
+    return BACKGROUND if is_again else REQUEST
 
 
 def _question(action: Action) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 from collections.abc import Callable
@@ -20,6 +21,20 @@ RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
 SHARES: Final = (1.0, 0.75, 0.5, 0.25)
 #: How many commands the threads of a session send at a time, and how many with those that have taken half a second.
 COMMAND_THREADS, MOST_THREADS = 24, 80
+#: Connections for all else: the bells, the history, commands of the admin.
+SPARE_CONNECTIONS: Final = 4
+
+
+def thread_limits(connections: int) -> tuple[int, float]:
+    """Return how many threads may have a connection, and how many threads of the program may send by themselves.
+
+    The program's threads leave the connections of the session's threads alone, and `SHARES` keeps a quarter of those
+    for renewals. So a renewal never waits for a connection behind anything else.
+    """
+    if connections == 0:
+        return MOST_THREADS, math.inf
+    left = max(1, connections - SPARE_CONNECTIONS)
+    return min(MOST_THREADS, left), max(0, left - MOST_THREADS)
 
 
 class SessionCore:
@@ -30,7 +45,8 @@ class SessionCore:
         self.pid = os.getpid()
         self.store = store
         self.now = now
-        self.threads = WorkerThreads(COMMAND_THREADS, MOST_THREADS, shares=SHARES)
+        most, own = thread_limits(store.connections)
+        self.threads = WorkerThreads(min(COMMAND_THREADS, most), most, shares=SHARES, own=own)
         self.heartbeat = Heartbeat(self.threads, now)
         self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(store.limits.waiters, self.registry)

@@ -33,6 +33,7 @@ from ...exceptions import LockError
 from ..logs import DEBUG, WARNING, log
 from ..protocol import procedures
 from ..protocol.actions import FOREVER, Apply
+from .bulk import batches, parts_of
 from .commands import SHORTEST_COMMAND, Commands
 from .core import BACKGROUND, RELEASE, SessionCore
 from .grant import NOT_FOUND, Grant, OwnerRef, State
@@ -40,8 +41,8 @@ from .grant_registry import ForeignThread
 
 #: How long to wait before a grant is removed again where that failed, in seconds.
 TRY_AGAIN_AFTER: Final = 1.0
-#: How many locks one command releases at exit, and in how many parts that is done again if it fails.
-AT_EXIT_BATCH, AT_EXIT_PARTS = 1_000, 10
+#: How long to wait at exit before a batch is sent again as it is, in seconds.
+AT_EXIT_PAUSE: Final = 0.05
 
 
 class How(Enum):
@@ -78,8 +79,8 @@ class Cleanup:
         self._commands = commands
         #: Until when everything has to be removed: the session is being closed.
         self._end = FOREVER
-        #: One for each command of `finish` that has not ended: a list that counts, as in `worker_threads`.
-        self._unfinished: list[None] = []
+        #: The batches of `begin_to_finish` that are not known to be removed.
+        self._unfinished: list[Sequence[Grant]] = []
         self._mutex = threading.Lock()
 
     def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
@@ -136,19 +137,24 @@ class Cleanup:
             if self.pending.get(grant_id) is removal:
                 del self.pending[grant_id]
 
-    def finish(self, held: Sequence[Grant], end: float) -> None:
-        """Release what is *held*, in bulk, and remove what is pending, side by side, until *end*."""
+    def begin_to_finish(self, grants: Sequence[Grant], end: float) -> None:
+        """Have *grants*, holders and waiters, removed in bulk, and what is pending, side by side, until *end*."""
         self._end = end
         for removal in list(self.pending.values()):
             removal.try_at = self._session.now()  # those in the background wait behind all that is released here
-        self._have_released([grant for grant in held if not grant.terms.min_hold], AT_EXIT_BATCH)
-        self._have_released([grant for grant in held if grant.terms.min_hold], 1)
-        while (self._unfinished or self.pending) and (now := self._session.now()) < end:
+        for stays in (False, True):
+            for batch in batches([grant for grant in grants if _stays(grant) is stays]):
+                self._have_removed(batch)
+
+    def finish(self) -> None:
+        """Wait until all is removed, or the end that was set is over."""
+        while (self._unfinished or self.pending) and (now := self._session.now()) < self._end:
             self._remove_due(now, RELEASE)
             time.sleep(0.005)
-        for removal in list(self.pending.values()):
-            level = WARNING if removal.was_granted else DEBUG
-            log(level, "not released at exit, its lease ends by itself", key=removal.action.key)
+        left = [grant.key for batch in list(self._unfinished) for grant in batch if grant.token]
+        left += [removal.action.key for removal in list(self.pending.values()) if removal.was_granted]
+        if left:
+            log(WARNING, "not released at exit, the leases end by themselves", key=left[0], locks=len(left))
         self.pending.clear()
 
     def _for_one_command(self) -> float:
@@ -156,29 +162,41 @@ class Cleanup:
         and its document may be stuck."""
         return max(SHORTEST_COMMAND, (self._end - self._session.now()) / 4)
 
-    def _have_released(self, held: Sequence[Grant], size: int) -> None:
-        """Have grants released by other threads, *size* of them in one command."""
-        if size == 1:
-            for grant in held:
-                action = procedures.releasing(grant.key, grant.id, stays=grant.terms.min_hold > 0)
-                self._add(grant.id, action, self._end)
-            return
-        for start in range(0, len(held), size):
-            self._unfinished.append(None)
-            release = functools.partial(self._release_all, held[start : start + size])
-            if not self._session.threads.submit(release, priority=RELEASE):
-                release()
+    def _have_removed(self, batch: Sequence[Grant]) -> None:
+        """Have a batch removed by another thread."""
+        self._unfinished.append(batch)
+        remove = functools.partial(self._remove_all, batch)
+        if not self._session.threads.submit(remove, priority=RELEASE):
+            remove()
 
-    def _release_all(self, held: Sequence[Grant]) -> None:
-        """Release grants in one command. If that fails, a part of them each, which leaves out what is stuck."""
-        keys, ids = [grant.key for grant in held], [grant.id for grant in held]
+    def _remove_all(self, batch: Sequence[Grant]) -> None:
+        """Remove a batch. If that fails, send its parts, or the same again: see `bulk`."""
+        store, again = self._session.store, list[Sequence[Grant]]()
+        primary = store.primary()
         try:
-            left = self._session.store.release_uncontended(keys, ids, self._for_one_command())
-            self._have_released([grant for grant in held if grant.key in left], 1)
-        except LockError:
-            self._have_released(held, -(-len(held) // AT_EXIT_PARTS))
-        finally:
-            self._unfinished.pop()
+            left = self._with_others(batch)
+            if left:
+                step = procedures.removal([grant.id for grant in left], stays=_stays(left[0]))
+                store.renew(sorted({grant.key for grant in left}), step, self._for_one_command())
+        except LockError as error:
+            log(DEBUG, "release at exit failed", locks=len(batch), error=error)
+            if self._session.now() >= self._end:
+                return
+            if not (again := parts_of(batch, store, primary)):
+                time.sleep(AT_EXIT_PAUSE)
+                again = [batch]
+        for each in again:
+            self._have_removed(each)
+        self._unfinished.remove(batch)
+
+    def _with_others(self, batch: Sequence[Grant]) -> Sequence[Grant]:
+        """Release those without another holder or waiter, by the short command. Return the others."""
+        alone = [grant for grant in batch if grant.token and not _stays(grant)]
+        if not alone:
+            return batch
+        keys, ids = [grant.key for grant in alone], [grant.id for grant in alone]
+        left = self._session.store.release_uncontended(keys, ids, self._for_one_command())
+        return [grant for grant in batch if not grant.token or _stays(grant) or grant.key in left]
 
     def _add(self, grant_id: str, action: Apply, give_up: float, *, was_granted: bool = True) -> None:
         with self._mutex:
@@ -284,6 +302,11 @@ class Orphans:
     def _release(self, grant: Grant, why: str) -> None:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
         self._ending.end(grant, How.ABANDONED, stays=True, noticed=True)
+
+
+def _stays(grant: Grant) -> bool:
+    """Return whether *grant* was held, and its minimum hold is to last."""
+    return grant.token > 0 and grant.terms.min_hold > 0
 
 
 def _has_ended(worker: object) -> bool:

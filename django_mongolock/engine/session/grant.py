@@ -68,10 +68,10 @@ class Lease:
 
     length: of the holder's lease; waiter_length: of the waiter's. until: the deadline; while it waits, the time until
     which its entry lives, even if it was granted since; 0 if unknown. since: when it was granted. last: when it has
-    been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. renewing:
-    one is under way. once_more: there was news since that began, so it is renewed again. deferred: it is renewed as
-    late as is safe, and not before that along with others. uncontended: as that of `Granted`, and when last heard of,
-    none waited.
+    been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. stuck: a
+    renewal failed for this grant alone while others succeeded, so it is renewed alone. renewing: one is under way.
+    once_more: there was news since that began, so it is renewed again. deferred: it is renewed as late as is safe, and
+    not before that along with others. uncontended: as that of `Granted`, and when last heard of, none waited.
     """
 
     length: float
@@ -83,6 +83,7 @@ class Lease:
     since: float = 0.0
     last: float = FOREVER
     failures: int = 0
+    stuck: bool = False
     renewing: bool = False
     once_more: bool = False
     deferred: bool = False
@@ -283,10 +284,18 @@ class Grant:
             if until < lease.until:
                 return
             lease.length = max(lease.length, length)
-            lease.failures = 0
+            lease.failures, lease.stuck = 0, False
             if self.state in (State.WAITING, State.HELD):
                 lease.until = min(until, lease.last)
             lease.renew_at = lease.next_renewal(now)
+
+    def place_is_gone(self, sent: float) -> bool:
+        """Note that a renewal, *sent* then, has not found this waiter. Return False if its place may be newer."""
+        with self._mutex:
+            if self.state is not State.WAITING or sent < self.lease.until - self.lease.waiter_length:
+                return False
+            self.lease.until, self.lease.renew_at, self.waiting.place_gone = 0.0, FOREVER, True
+            return True
 
     def postpone(self, now: float, at_once: bool = False) -> None:
         """The renewal did not get through: try again soon, and a waiter less and less often.

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import contextvars
 import functools
+import multiprocessing.util
 import os
+import signal
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, ClassVar, Final, Generic, ParamSpec, TypeVar
 
 from ...exceptions import LockMisused
 from .. import clock
+from ..logs import log_exception
 from ..protocol import actions
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
@@ -31,6 +35,8 @@ P = ParamSpec("P")
 
 #: Threads for what the main thread has sent where there is no session.
 APART_THREADS: Final = 4
+#: The priority of the end of a `multiprocessing` child: after all that a program ends there.
+LAST: Final = -1_000
 
 
 class Session(SessionCore):
@@ -60,6 +66,8 @@ class Session(SessionCore):
         self.orphans = Orphans(self, self.ending)
         self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
         self._closed = False
+        self._end = 0.0
+        self._ended: list[Grant] = []
 
     def __repr__(self) -> str:
         return f"<Session {self.id}, pid {self.pid}, {len(self.registry.grants)} grants>"
@@ -123,26 +131,37 @@ class Session(SessionCore):
 
     def close(self, timeout: float = 2.0) -> None:
         """Release what is held, remove what may have been left, and close the client. A second call does nothing."""
+        self.begin_to_close(timeout)
+        self.finish_closing()
+
+    def begin_to_close(self, timeout: float = 2.0) -> None:
+        """Send what is to be sent at the end, and wait for nothing."""
         if self._closed:
             return
-        end = self.now() + timeout
+        self._end = self.now() + timeout
         self.waits.close()
         self.heartbeat.close()
         self.cleanup.repeat_releases()
         self.commands.close(timeout)
         # What is being asked for, and what is being released, too: those commands may never be sent.
-        ended = list(self.registry.grants.values())
-        held = {grant: None for grant in ended if grant.state is not State.WAITING and not grant.in_doubt}
-        for grant in ended:
+        self._ended = list(self.registry.grants.values())
+        in_bulk = {grant: None for grant in self._ended if not grant.in_doubt and (grant.token or grant.lease.until)}
+        for grant in self._ended:
             if not grant.mark_lost(CLOSED) and grant.state is State.RELEASED:
                 grant.reason = CLOSED  # its own release may find nothing
-            if grant not in held:
+            if grant not in in_bulk:
                 self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
-        self.cleanup.finish(list(held), end)
-        for grant in ended:
+        self.cleanup.begin_to_finish(list(in_bulk), self._end)
+
+    def finish_closing(self) -> None:
+        """Wait until that is done, at most until the time that it was given, and close the client."""
+        if self._closed:
+            return
+        self.cleanup.finish()
+        for grant in self._ended:
             self.ending.end(grant, How.RELEASED)
         self.waits.look()
-        self.errands.flush(end - self.now())  # with what is left: they were tried beside the releases
+        self.errands.flush(self._end - self.now())  # with what is left: they were tried beside the releases
         for part in (self.threads, self.notifications, self.store):
             part.close()
         self._closed = True
@@ -197,17 +216,68 @@ class PerProcess(Generic[T]):
 class Sessions(PerProcess[S]):
     """The session of each process, since the parent's locks are not the child's. Closed at exit."""
 
+    #: The process whose exit hooks have run. It gets no session any more: nobody would close it.
+    _ended: ClassVar[int | None] = None
+
+    def __init__(self, make: Callable[[], S]) -> None:
+        super().__init__(functools.partial(self._open, make))
+
+    @classmethod
+    def _open(cls, make: Callable[[], S]) -> S:
+        if cls._ended == os.getpid():
+            raise LockMisused("this process ends: its locks were released, and it gets no more")
+        if multiprocessing.parent_process() is not None:
+            # A child of `multiprocessing` that was forked ends by os._exit(), which calls these instead of `atexit`.
+            multiprocessing.util.Finalize(None, cls._close_in_child, exitpriority=LAST)
+        return make()
+
     def close(self) -> None:
         """Close the session of this process; the next `current` opens another."""
+        if (session := self._take()) is not None:
+            session.close()
+
+    def _take(self) -> S | None:
         made, self._made = self._made, None
-        if made is not None and made[0] == os.getpid():
-            made[1].close()
+        return made[1] if made is not None and made[0] == os.getpid() else None
+
+    @classmethod
+    def _close_in_child(cls) -> None:
+        for thread in threading.enumerate():
+            if not thread.daemon and thread is not threading.current_thread():
+                thread.join()  # as the interpreter does before it calls what `atexit` knows
+        cls.close_all()
 
     @classmethod
     def close_all(cls) -> None:
-        for each in list(cls._all):
-            if isinstance(each, Sessions):
-                each.close()
+        """Close all sessions of this process for good: all of them send first, and are waited for together.
+
+        No second Ctrl-C interrupts this: it takes no longer than the timeout of `Session.close`.
+        """
+        with _uninterrupted():
+            Sessions._ended = os.getpid()
+            taken = [each._take() for each in list(cls._all) if isinstance(each, Sessions)]
+            sessions = [session for session in taken if session is not None]
+            for step in ("begin_to_close", "finish_closing"):
+                for session in sessions:
+                    try:
+                        getattr(session, step)()
+                    except Exception:  # noqa: BLE001 - it is logged, and costs the others nothing
+                        log_exception("a session was not closed")
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore signals whose handlers raise in the main thread."""
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(handler := signal.getsignal(number)):
+                handlers[number] = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for ignored, handler in handlers.items():
+            signal.signal(ignored, handler)
 
 
 def sent_apart(call: Callable[P, T]) -> Callable[P, T]:

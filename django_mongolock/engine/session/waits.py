@@ -204,5 +204,13 @@ class Waits:
         # In this order: who notes a new end has noted before what the key's token was then.
         queued_until, last_token = grant.lease.until, waiting.last_token
         return WaitResult(
-            self._session.now(), waiting.news, answer, queued_until, last_token, turn, waiting.cancelled, holder
+            now=self._session.now(),
+            news=waiting.news,
+            answer=answer,
+            queued_until=queued_until,
+            last_token=last_token,
+            turn=turn,
+            cancelled=waiting.cancelled,
+            place_gone=waiting.place_gone,
+            holder=holder,
         )

@@ -67,7 +67,8 @@ class Waiting(Wakeup):
     bell), `answer` (to a command that another caller sent for it) and `cancelled` say why. last_token: the key's when a
     command last found it in the queue. at_head: the key's when it was last seen to be the first there; -1 if it is not.
     behind: how many stand behind it in its line of this process. counted: its entry counts some of these. sent: a
-    command was sent that adds it. handover_reserved: see `LocalQueue`.
+    command was sent that adds it. place_gone: its entry was not found, so it has to ask again.
+    handover_reserved: see `LocalQueue`.
     """
 
     began: float
@@ -80,4 +81,5 @@ class Waiting(Wakeup):
     behind: int = 0
     counted: bool = False
     sent: bool = False
+    place_gone: bool = False
     handover_reserved: bool = False

@@ -169,7 +169,7 @@ class WorkerThreads:
     then waits until one of them ends.
 
     shares: for each priority of calls, the first one first, of how many of the threads these may have use; the others
-    are for those before.
+    are for those before. own: how many calls other threads may make themselves at a time (`begin_own`).
 
     Where a call returns an `Answer` that refuses, it is passed on to the calls that wait for its key, ask the `same`,
     and were entered before that one was begun.
@@ -184,8 +184,10 @@ class WorkerThreads:
     has begun and is waited for no more. how: more arguments of `Call`.
     """
 
-    def __init__(self, size: int, most: int = 0, *, shares: Sequence[float] = (1.0,)) -> None:
+    def __init__(self, size: int, most: int = 0, *, shares: Sequence[float] = (1.0,), own: float = math.inf) -> None:
         self._size, self._most = size, max(size, most)
+        #: How many more calls other threads may make themselves.
+        self._own = own
         self._lanes: Lanes[Call] = Lanes(size, self._most, shares)
         #: A thread which gets one makes what calls there are: there may be too many of these. False ends a thread.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
@@ -238,14 +240,19 @@ class WorkerThreads:
     def begin_own(self, key: str | None) -> bool:
         """Note that this thread is going to make a call of *key*. Return False where it must have it made instead.
 
-        While other calls wait for the key, it waits behind them.
+        While other calls wait for the key, it waits behind them. While `own` threads make calls, it waits for one of
+        the threads here.
         """
         with self._lanes.mutex:
-            return key not in self._lanes.waiting_for_key and self._lanes.is_admitted(key)
+            if self._own < 1 or key in self._lanes.waiting_for_key or not self._lanes.is_admitted(key):
+                return False
+            self._own -= 1
+            return True
 
     def end_own(self, key: str | None) -> None:
         """Note that the call has ended."""
         with self._lanes.mutex:
+            self._own += 1
             is_next = self._lanes.free_place(key)
         if is_next:
             self._wake_one()

@@ -19,6 +19,10 @@ class Store(Protocol):
 
     hearers: dict[str, Callable[[Bell], object]]
 
+    @property
+    def connections(self) -> int:
+        """The most connections that it may open; 0 for no limit."""
+
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         """Apply *step* to the document of *key*, durably; return how its grant stands then. Whom it has granted the key
         besides is rung for.
@@ -44,8 +48,8 @@ class Store(Protocol):
         """How *grant* stands, and which other grant of *owner* holds the key, as the majority has it."""
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        """Renew the grants of *step*, which are in the documents of *keys*; return what was found under each key. Whom
-        it has granted one of them hears a bell.
+        """Renew or remove the grants of *step*, which are in the documents of *keys*. Return what was found under each
+        key. The waiters to which the step has granted one hear a bell.
 
         A grant was renewed only if it carries the number of this step: then the update has been there, durably.
         """

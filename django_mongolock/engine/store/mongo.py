@@ -8,6 +8,7 @@ what is there just now (`latest`), and the bells.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,6 @@ import pymongo
 from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo import MongoClient, ReadPreference, WriteConcern
 from pymongo.collection import Collection
-from pymongo.common import MAX_POOL_SIZE
 from pymongo.errors import ConfigurationError, InvalidName, InvalidURI, OperationFailure, PyMongoError, WriteError
 from pymongo.read_concern import ReadConcern
 
@@ -54,10 +54,9 @@ UNNOTICED: Final = WriteConcern(w=1, j=False)
 #: With the journal, also where the replica set is set to confirm by memory alone.
 MAJORITY: Final = WriteConcern(w="majority", j=True)
 
-#: Each command that waits for a connection delays the renewals. So however few connections the project allows its own
-#: client, in OPTIONS or in the URI, this one may open more: all threads of a session (`core.MOST_THREADS`) may need
-#: one each, and so may threads of the program.
-LEAST_MAX_POOL_SIZE: Final = 160
+#: The connections of this client where the project sets no `maxPoolSize`, in OPTIONS or in the URI. A session takes
+#: care that the program's threads leave some to the renewals: see `SessionCore`.
+MAX_POOL_SIZE: Final = 160
 #: What a renewal finds where there was no document: no later grant either.
 GONE: Final = Found(LAST_TOKEN, {}, {})
 #: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
@@ -113,9 +112,15 @@ class MongoStore:
         # For `release_uncontended`, which the protocol does not send again. It does that with steps, which are
         # idempotent, and which the driver does not send again, since they are plain commands.
         options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
-        if most := options.get("maxPoolSize", MAX_POOL_SIZE):  # 0 or None: as many as may be needed
-            options["maxPoolSize"] = max(LEAST_MAX_POOL_SIZE, most)
-        return options
+        return options | {"maxPoolSize": self.connections}
+
+    @property
+    def connections(self) -> int:
+        """See Store. An option of the client is stronger than the URI, as with PyMongo. Nothing is resolved here."""
+        options = {name.lower(): value for name, value in self.config.client.items()}
+        in_uri = re.search(r"[?&]maxPoolSize=(\d+)", str(options.get("host", "")), re.IGNORECASE)
+        found = options.get("maxpoolsize", MAX_POOL_SIZE if in_uri is None else in_uri[1])
+        return int(found or 0)
 
     @cached_property
     def collection(self) -> Collection[Document]:
@@ -250,9 +255,10 @@ class MongoStore:
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         """See Store.renew(). One update, then one read. Where documents are gone, another update makes them again, and
         those that were there after all are read again."""
+        grants = step.renew or step.remove
         where = {
             "_id": {"$in": list(keys)},
-            "$or": [{"holders.grant": {"$in": step.renew}}, {"waiters.grant": {"$in": step.renew}}],
+            "$or": [{"holders.grant": {"$in": grants}}, {"waiters.grant": {"$in": grants}}],
             **{name: {"$type": "array"} for name in ("holders", "waiters", "tombstones")},
         }
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
@@ -260,7 +266,7 @@ class MongoStore:
         with self.bounded(timeout):
             self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
             found = self._find(keys, fields)
-            if gone := set(keys) - found.keys():
+            if step.renew and (gone := set(keys) - found.keys()):
                 made = self._make_again(gone)
                 found |= {**self._find(gone, fields), **dict.fromkeys(made, GONE)}
         return found
