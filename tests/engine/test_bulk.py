@@ -92,7 +92,7 @@ def test_nothing_is_sent_for_a_lock_that_is_lost(memory: Memory, renewals: Renew
     assert all(lock.lost for lock in locks)
 
 
-def test_a_place_that_is_gone_is_not_renewed(memory: Memory, renewals: Renewals) -> None:
+def test_a_place_that_is_gone_is_not_renewed(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """F181: the waiter that was not found is woken, asks again in one command, and is renewed when it has a place."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=LEASE)
@@ -100,8 +100,7 @@ def test_a_place_that_is_gone_is_not_renewed(memory: Memory, renewals: Renewals)
     assert eventually(lambda: "k" in documents and documents["k"]["waiters"])
     (grant,) = memory.session.queue.waiting.values()
     reads = list[str]()
-    read = memory.session.store.read
-    memory.session.store.read = lambda key, *rest: reads.append(key) or read(key, *rest)  # type: ignore[method-assign, func-returns-value, assignment]
+    monkeypatch.setattr(memory.session.store, "read", counted(memory.session.store.read, reads))
     memory.apply(remove=(grant.id,))
     memory.session.renewals.renew([grant])
     assert eventually(lambda: documents["k"]["waiters"])

@@ -995,7 +995,7 @@ def test_commands_that_are_closed() -> None:
 def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> None:
     """F195, F161: the key was not free, and the client was closed before the second command: that is misuse, too."""
     each = commands(grant())
-    each._free_keys.guess = lambda _: True  # type: ignore[method-assign]
+    each._free_keys.guess = lambda _: True
     each._session.take_free = lambda *_: each.close(2.0)
 
     def apply(*_: Any) -> Reply:
@@ -1326,7 +1326,7 @@ def test_all_sessions_send_first_and_are_waited_for_together(monkeypatch: pytest
                 raise LockBackendFailed("no answer")
 
     for _ in range(2):
-        each: Sessions[Any] = Sessions(Ends)  # type: ignore[arg-type]
+        each: Sessions[Any] = Sessions(Ends)
         each.current()
     before = signal.getsignal(signal.SIGINT)
     Sessions.close_all()
