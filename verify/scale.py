@@ -114,8 +114,7 @@ async def waiters(uri: str, number: int = 3_000) -> None:
         back = sum(task.done() for task in tasks)
     seconds = time.monotonic() - began
     print(
-        f"{len(locks)} locks are gone, {back} of {number} are served after {seconds:.1f} s,",
-        f"a free key took {longest:.2f} s,",
+        f"{back} of {len(locks)} are served after {seconds:.1f} s, a free key took {longest:.2f} s,",
         sent.take(),
     )
     for task in tasks:

@@ -154,7 +154,7 @@ class Cleanup:
         left = [grant.key for batch in list(self._unfinished) for grant in batch if grant.token]
         left += [removal.action.key for removal in list(self.pending.values()) if removal.was_granted]
         if left:
-            log(WARNING, "not released at exit, the leases end by themselves", key=left[0], locks=len(left))
+            log(WARNING, "not released at exit, the leases end by themselves", key=left[0], grants=len(left))
         self.pending.clear()
 
     def _for_one_command(self) -> float:
@@ -179,7 +179,7 @@ class Cleanup:
                 step = procedures.removal([grant.id for grant in left], stays=_stays(left[0]))
                 store.renew(sorted({grant.key for grant in left}), step, self._for_one_command())
         except LockError as error:
-            log(DEBUG, "release at exit failed", locks=len(batch), error=error)
+            log(DEBUG, "release at exit failed", grants=len(batch), error=error)
             if self._session.now() >= self._end:
                 return
             if not (again := parts_of(batch, store, primary)):
