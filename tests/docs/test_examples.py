@@ -81,7 +81,7 @@ def locks_alias() -> Iterator[None]:
 @pytest.fixture
 def tables() -> Iterator[Callable[[dict[str, Any]], None]]:
     """Make the tables of the models that a page has defined by now; they are dropped at the end."""
-    made: list[type[models.Model]] = []
+    made: list[tuple[Any, type[models.Model]]] = []
 
     def make(names: dict[str, Any]) -> None:
         for model in list(names.values()):
@@ -90,13 +90,13 @@ def tables() -> Iterator[Callable[[dict[str, Any]], None]]:
             if model.__module__ == names["__name__"]:
                 connection = connections[router.db_for_write(model)]
                 if model._meta.db_table not in connection.introspection.table_names():
-                    made.append(model)
+                    made.append((connection, model))
                     with connection.schema_editor() as editor:
                         editor.create_model(model)
 
     yield make
-    for model in reversed(made):
-        with connections[router.db_for_write(model)].schema_editor() as editor:
+    for connection, model in reversed(made):  # the router of the page may have gone
+        with connection.schema_editor() as editor:
             editor.delete_model(model)
 
 

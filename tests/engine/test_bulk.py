@@ -92,13 +92,7 @@ def test_nothing_is_sent_for_a_lock_that_is_lost(memory: Memory, renewals: Renew
     assert all(lock.lost for lock in locks)
 
 
-<<<<<<< HEAD
-def test_a_place_that_is_gone_is_not_renewed(
-    memory: Memory, renewals: Renewals, monkeypatch: pytest.MonkeyPatch
-) -> None:
-=======
 def test_a_place_that_is_gone_is_not_renewed(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
->>>>>>> issue46b
     """F181: the waiter that was not found is woken, asks again in one command, and is renewed when it has a place."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=LEASE)
@@ -106,17 +100,7 @@ def test_a_place_that_is_gone_is_not_renewed(memory: Memory, monkeypatch: pytest
     assert eventually(lambda: "k" in documents and documents["k"]["waiters"])
     (grant,) = memory.session.queue.waiting.values()
     reads = list[str]()
-<<<<<<< HEAD
-    read = memory.session.store.read
-
-    def noted(key: str, *rest: Any) -> Any:
-        reads.append(key)
-        return read(key, *rest)
-
-    monkeypatch.setattr(memory.session.store, "read", noted)
-=======
     monkeypatch.setattr(memory.session.store, "read", counted(memory.session.store.read, reads))
->>>>>>> issue46b
     memory.apply(remove=(grant.id,))
     memory.session.renewals.renew([grant])
     assert eventually(lambda: documents["k"]["waiters"])

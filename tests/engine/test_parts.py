@@ -540,11 +540,7 @@ def test_the_end_waits_for_no_command_for_longer_than_it_may(
     def sleep(_: float) -> None:
         assert bare.time < 103
         bare.time += 1
-<<<<<<< HEAD
-        for each, *_rest in bare.calls if answers else ():
-=======
         for each, *_how in bare.calls if answers else ():
->>>>>>> issue46b
             each()
 
     monkeypatch.setattr(time, "sleep", sleep)
