@@ -526,7 +526,7 @@ def test_what_is_released_at_exit_without_threads(bare: Bare) -> None:
     """P6: is released by the thread that ends the session."""
     bare.takes, bare.store.release_uncontended.return_value = False, {"a"}
     bare.cleanup.begin_to_finish([bare.grant(key, 130) for key in "ab"], 200)
-    assert bare.store.release_uncontended.mock_calls == [call(["a", "b"], ["a", "b"], 25.0)]
+    assert bare.store.release_uncontended.mock_calls == [call(["a", "b"], ["a", "b"], 50.0)]
     assert bare.store.renew.mock_calls == [call(["a"], Step(remove=("a",), force=True), 25.0)]
     assert bare.cleanup._unfinished == []
 

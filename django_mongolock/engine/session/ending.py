@@ -43,6 +43,8 @@ from .grant_registry import ForeignThread
 TRY_AGAIN_AFTER: Final = 1.0
 #: How long to wait at exit before a batch is sent again as it is, in seconds.
 AT_EXIT_PAUSE: Final = 0.05
+#: The longest time for which an exit waits for a server that goes on answering, in seconds.
+LONGEST_EXIT: Final = 30.0
 
 
 class How(Enum):
@@ -78,7 +80,8 @@ class Cleanup:
         self._session = session
         self._commands = commands
         #: Until when everything has to be removed: the session is being closed.
-        self._end = FOREVER
+        self._end = self._latest = FOREVER
+        self._patience = 0.0
         #: The batches of `begin_to_finish` that are not known to be removed.
         self._unfinished: list[Sequence[Grant]] = []
         self._mutex = threading.Lock()
@@ -138,8 +141,12 @@ class Cleanup:
                 del self.pending[grant_id]
 
     def begin_to_finish(self, grants: Sequence[Grant], end: float) -> None:
-        """Have *grants*, holders and waiters, removed in bulk, and what is pending, side by side, until *end*."""
-        self._end = end
+        """Have *grants*, holders and waiters, removed in bulk, and what is pending, side by side, until *end*.
+
+        Each batch that is removed puts the end off, because a server that answers is worth waiting for.
+        """
+        now = self._session.now()
+        self._end, self._patience, self._latest = end, end - now, now + LONGEST_EXIT
         for removal in list(self.pending.values()):
             removal.try_at = self._session.now()  # those in the background wait behind all that is released here
         for stays in (False, True):
@@ -162,6 +169,10 @@ class Cleanup:
         and its document may be stuck."""
         return max(SHORTEST_COMMAND, (self._end - self._session.now()) / 4)
 
+    def _for_batch(self, batch: Sequence[Grant]) -> float:
+        """Return the seconds that the command for a batch may take: half of the patience, as long as it is large."""
+        return self._for_one_command() if len(batch) == 1 else max(SHORTEST_COMMAND, self._patience / 2)
+
     def _have_removed(self, batch: Sequence[Grant]) -> None:
         """Have a batch removed by another thread."""
         self._unfinished.append(batch)
@@ -177,7 +188,7 @@ class Cleanup:
             left = self._with_others(batch)
             if left:
                 step = procedures.removal([grant.id for grant in left], stays=_stays(left[0]))
-                store.renew(sorted({grant.key for grant in left}), step, self._for_one_command())
+                store.renew(sorted({grant.key for grant in left}), step, self._for_batch(left))
         except LockError as error:
             log(DEBUG, "release at exit failed", grants=len(batch), error=error)
             if self._session.now() >= self._end:
@@ -185,6 +196,8 @@ class Cleanup:
             if not (again := parts_of(batch, store, primary)):
                 time.sleep(AT_EXIT_PAUSE)
                 again = [batch]
+        else:
+            self._end = max(self._end, min(self._latest, self._session.now() + self._patience))
         for each in again:
             self._have_removed(each)
         self._unfinished.remove(batch)
@@ -195,7 +208,7 @@ class Cleanup:
         if not alone:
             return batch
         keys, ids = [grant.key for grant in alone], [grant.id for grant in alone]
-        left = self._session.store.release_uncontended(keys, ids, self._for_one_command())
+        left = self._session.store.release_uncontended(keys, ids, self._for_batch(alone))
         return [grant for grant in batch if not grant.token or _stays(grant) or grant.key in left]
 
     def _add(self, grant_id: str, action: Apply, give_up: float, *, was_granted: bool = True) -> None:
