@@ -38,8 +38,8 @@ BROWSER: Final = "a browser tab"
 #: The host of a claim, which no process holds either.
 CLAIMED: Final = "no process: a claim"
 
-#: The header of a task's message that was sent again because of a lock; it has the number of the delivery.
-RETURNED: Final = "mongolock_retry"
+#: The headers of a task's message: its own id, and the note of a message that was sent again because of a lock.
+MESSAGE, RETURNED = "mongolock_message", "mongolock_retry"
 #: The attribute in which the request of a running task keeps its `task_run`.
 _RUN: Final = "mongolock_run"
 
@@ -112,16 +112,19 @@ def task_owner() -> str | None:
 
 
 def task_run(request: Any) -> dict[str, str]:
-    """The id of this run of a Celery task, and the number of the delivery that it runs for.
+    """Return the id of this run of a Celery task, and the name of the delivery that it runs for.
 
-    Two runs have the same number if the broker delivered one message twice. One that was sent by the other has another.
+    Two runs have the same delivery if the broker delivered one message twice, or if one of them came back for a lock
+    after such a second delivery. Any other message has another name, also one that this run sends.
     """
     run: dict[str, str] | None = getattr(request, _RUN, None)
     if run is None:
-        note = (request.headers or {}).get(RETURNED)
-        number = note.get("number", 0) if isinstance(note, dict) else 0
-        delivery = f"{request.replaced_task_nesting or 0}.{request.retries or 0}.{number}"
-        run = {"run": secrets.token_hex(6), "delivery": delivery}
+        headers = request.headers or {}
+        note = headers.get(RETURNED)
+        again = note.get("again") if isinstance(note, dict) else None
+        # A program without this library gives its messages no id.
+        delivery = again or headers.get(MESSAGE) or f"{request.replaced_task_nesting or 0}.{request.retries or 0}"
+        run = {"run": secrets.token_hex(6), "delivery": str(delivery)}
         setattr(request, _RUN, run)
     return run
 

@@ -5,14 +5,14 @@ waits. A run sends itself at most once, at its end. The header of the message ca
 
 A second delivery is ignored only with a proof that a run returned or raised by itself. The process of a run that Celery
 has reported as a success or a failure leaves that proof in the documents of its locks, as a tombstone with the id of
-the task and the number of the delivery. Without the proof, the second delivery runs.
+the task and the name of the delivery. Without the proof, the second delivery runs.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import re
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -22,11 +22,11 @@ from typing import Any, NoReturn, cast
 
 from celery import current_task, states
 from celery.exceptions import Ignore, Reject, Retry
-from celery.signals import task_postrun, task_retry
+from celery.signals import before_task_publish, task_postrun, task_retry
 
 from ...backends import get_backend
 from ...conf import get_settings
-from ...context import RETURNED, is_redelivered, task_owner, task_run
+from ...context import MESSAGE, RETURNED, is_redelivered, task_owner, task_run
 from ...decorator.policies import AGAIN, CallFacts, Policy, Unlocked
 from ...engine import clock
 from ...engine.lock import detached
@@ -51,25 +51,19 @@ PAUSE, GIVE_BACK = 1.0, 15.0
 LONG_ENOUGH, MOST_PROOFS = 1.0, 10
 
 
-#: The order of deliveries: how often the task was replaced, its retries, and how often it came back.
-Order = list[int]
-
-
 @dataclass(frozen=True, slots=True)
 class Note:
     """The memory of a message.
 
-    number: that of the delivery, larger than that of the one before.
     waits: for each lock, by alias and key: how often the task came back for it, and when MongoDB did not answer for the
     first time, in seconds since 1970.
-    again: the order of the delivery that the broker repeated, if this message came of such a one.
+    again: the name of the delivery that the broker repeated, if this message came of such a one.
     former: the key and the alias of the lock with which another run was found at work, and how often this message has
     looked for its proof since that run has gone.
     """
 
-    number: int = 0
     waits: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
-    again: Order | None = None
+    again: str | None = None
     former: tuple[str, str | None, int] | None = None
 
     @classmethod
@@ -80,17 +74,23 @@ class Note:
         """
         if (taken := getattr(request, NOTE, None)) is not None:
             return cast("Note", taken)
-        own = _order(task_run(request)["delivery"])  # it reads the number from the header
+        delivery = task_run(request)["delivery"]  # it reads the headers
         headers = request.headers or {}
         note = cls()
         match headers.get(RETURNED):
-            case {"number": int(a), "waits": dict(b), "again": list() | None as c, "former": [_, _, int()] | None as d}:
-                note = cls(a, b, c, d)
+            case {"waits": dict(waits), "again": str() | None as again, "former": [_, _, int()] | None as former}:
+                note = cls(waits, again, former)
         if note.again is None and is_redelivered():
-            note = replace(note, again=own)
+            note = replace(note, again=delivery)
         request.headers = {name: value for name, value in headers.items() if name != RETURNED}
         setattr(request, NOTE, note)
         return note
+
+
+@before_task_publish.connect(weak=False, dispatch_uid="django_mongolock.message")
+def _name_message(headers: dict[str, Any], **kwargs: object) -> None:
+    """Give each message an id of its own, by which a second delivery is told from a second message."""
+    headers[MESSAGE] = secrets.token_hex(8)
 
 
 def retry_current_task(error: LockError) -> NoReturn:
@@ -194,7 +194,7 @@ def _meet_other_run(error: Unlocked, using: str | None) -> None:
     with suppress(LockError):
         _yield_to_other_run(error.key, using, 0)
         # A run for an earlier delivery has sent this message, or its sender, and is about to end.
-        if any(order != _order(task_run(request)["delivery"]) for order, _ in _other_runs(error.key, using)[0]):
+        if _other_runs(error.key, using)[0].keys() - {task_run(request)["delivery"]}:
             _come_back(error, max(SHORTEST, min(LONGEST, error.retry_after)), _name(using, (error.key,)))
 
 
@@ -212,10 +212,10 @@ def _yield_to_other_run(key: str, using: str | None, looks: int = LOOKS) -> None
     if (own := Note.of(task.request).again) is None:
         return
     at_work, ended = _other_runs(key, using)
-    if max(ended, default=[]) >= own:
+    if own in ended:
         log(INFO, "a second delivery of a task whose run has ended", key=key, task=task.request.id)
         raise Ignore("the run that was delivered before has ended")
-    left = max((seconds for order, seconds in at_work if order >= own), default=None)
+    left = at_work.get(own)
     if left is None and looks >= LOOKS:
         return
     log(INFO, "a second delivery of a task", key=key, task=task.request.id)
@@ -224,7 +224,7 @@ def _yield_to_other_run(key: str, using: str | None, looks: int = LOOKS) -> None
     _come_back(error, longest, _name(using, (key,)), former=(key, using, looks + 1 if left is None else 0))
 
 
-def _other_runs(key: str, using: str | None) -> tuple[list[tuple[Order, float]], list[Order]]:
+def _other_runs(key: str, using: str | None) -> tuple[dict[str, float], set[str]]:
     """Return the other runs of the task that runs here, as the document of a key shows them.
 
     The first ones hold the key, and are not proven dead: their deliveries, and the seconds of their leases. The second
@@ -232,7 +232,7 @@ def _other_runs(key: str, using: str | None) -> tuple[list[tuple[Order, float]],
     """
     session = get_backend(using).session()
     if not isinstance(store := session.store, MongoStore):
-        return [], []
+        return {}, set()
     entries = {f"holders.{name}": 1 for name in ("owner", "run", "delivery", "process", "until", "released")}
 
     def find(left: float) -> dict[str, Any] | None:
@@ -241,26 +241,22 @@ def _other_runs(key: str, using: str | None) -> tuple[list[tuple[Order, float]],
 
     document = session.errands.send(find, get_settings().COMMAND_TIMEOUT) or {}
     own, owner, now = task_run(current_task.request)["run"], task_owner(), document.get("now", datetime.now(UTC))
-    at_work = []
+    at_work = dict[str, float]()
     for entry in document.get("holders") or ():
         match entry:
             case {"owner": of, "run": run, "delivery": str(number), "until": datetime() as until} if run != own:
                 left = (until - now).total_seconds()
                 is_held = of == owner and "released" not in entry and left > 0
                 if is_held and fate(str(entry.get("process"))) != "gone":
-                    at_work.append((_order(number), left))
+                    at_work[number] = left
     names = [str(each.get("grant")) for each in document.get("tombstones") or () if isinstance(each, dict)]
     proof = _proof("")
-    return at_work, [_order(name.removeprefix(proof)) for name in names if name.startswith(proof)]
+    return at_work, {name.removeprefix(proof) for name in names if name.startswith(proof)}
 
 
 def _proof(delivery: str) -> str:
     """The name of the tombstone by which a run of the task that runs here proves that it has ended."""
     return f"ended:{task_owner()}:{delivery}"
-
-
-def _order(delivery: str) -> Order:
-    return [int(part) for part in re.findall(r"\d+", delivery)]
 
 
 @task_postrun.connect(weak=False, dispatch_uid="django_mongolock.ended")
@@ -290,7 +286,7 @@ def _come_back(
         # The waits for the other locks that this run has tried are over: it has acquired them.
         tried = {_name(using, keys) for _, using, keys in getattr(request, LOCKS, ())}
         waits = {name: wait for name, wait in note.waits.items() if name not in tried}
-        sent = Note(note.number + 1, {**waits, lock: (times + 1, since)}, note.again, former)
+        sent = Note({**waits, lock: (times + 1, since)}, note.again, former)
         unsent.set(headers={**(unsent.options.get("headers") or {}), RETURNED: asdict(sent)})
         setattr(request, UNSENT, unsent)
     raise Retry(str(error), error, unsent.options["countdown"], sig=unsent)
