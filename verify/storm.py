@@ -1,10 +1,14 @@
 """A storm over Celery: tasks that are enqueued once, and tasks under locks, on workers that are killed at random.
 
-    python -m verify.storm [--tasks 200] [--workers 4] [--seconds 60] [--seed 1]
+    python -m verify.storm [--broker rabbitmq] [--tasks 200] [--workers 4] [--seconds 60] [--seed 1]
 
-Redis and a MongoDB of three members are real, and so are the workers. While the tasks run, workers are killed, and the
-primary is paused or steps down. Afterwards each task that was sent must have ended at least once, no two runs of one
-key may have overlapped, and one lease later no key may be held. Prints the figures, and exits with 1 for a violation.
+The broker and a MongoDB of three members are real, and so are the workers. While the tasks run, workers are killed, and
+the primary is paused or steps down. Afterwards each task that was sent must have ended at least once, no two runs of
+one key may have overlapped, and one lease later no key may be held. Prints the figures, and exits with 1 for a
+violation.
+
+With Redis, a kill may lose a message: kombu pops a message first (BRPOP), and notes in a second step that it is not
+acknowledged. Such a loss is counted apart: no worker has received the last message of that task.
 """
 
 from __future__ import annotations
@@ -30,16 +34,17 @@ PATIENCE: Final = 240.0
 def main(arguments: list[str] | None = None) -> int:
     """Run a storm, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--broker", choices=["rabbitmq", "redis"], default="rabbitmq")
     parser.add_argument("--tasks", type=int, default=200, help="of each of the two kinds")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=60.0, help="of faults")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    from testproject.servers import Redis, ReplicaSet
+    from testproject.servers import RabbitMQ, Redis, ReplicaSet
 
     with ExitStack() as stack:
         mongo = stack.enter_context(ReplicaSet(3, election_timeout=2.0))
-        broker = stack.enter_context(Redis())
+        broker: Any = stack.enter_context(RabbitMQ() if options.broker == "rabbitmq" else Redis())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ |= {"MONGODB_URI": mongo.uri, "DJANGO_SETTINGS_MODULE": "tests.celery.settings"}
         import django
@@ -62,7 +67,7 @@ class Storm:
         from tests.celery.workers import placed
 
         self.options, self.mongo, self.random = options, mongo, random.Random(options.seed)
-        transport = {"visibility_timeout": VISIBILITY, **SOON}
+        transport = {"visibility_timeout": VISIBILITY, **SOON} if options.broker == "redis" else {}
         self._stack = ExitStack()
         self.place = self._stack.enter_context(placed(directory, broker, mongo.uri, broker_transport_options=transport))
         self.ids: dict[str, str] = {}
@@ -135,6 +140,7 @@ class Storm:
         from django_mongolock.backends import mongo_store
 
         story, lost = self.place.story, self.unfinished()
+        by_broker = {each for each in lost if story.of_task(each)[-1]["what"] == "message"}
         overlaps = sum(story.overlaps(key) for key in set(self.ids.values()))
         left = [each["_id"] for each in mongo_store().collection.find({"holders.0": {"$exists": True}}, {"_id": 1})]
         figures = {
@@ -144,15 +150,17 @@ class Storm:
             "ignored": story.count("state", state="IGNORED"),
             "failed": story.count("state", state="FAILURE"),
             **self.faults,
-            "lost": len(lost),
+            "lost by Redis": len(by_broker),
+            "lost": len(lost - by_broker),
             "overlaps": overlaps,
             "keys left": len(left),
         }
         print(f"seed {self.options.seed}, {seconds:.0f} s:", ", ".join(f"{name} {n}" for name, n in figures.items()))
         for each in sorted(lost):
-            print("lost", self.ids[each], *(f"\n    {record}" for record in story.records if record.get("id") == each))
+            print("lost", self.ids[each], *(f"\n    {record}" for record in story.of_task(each)))
         print(*(f"left: {key}" for key in left), sep="\n", end="")
-        return int(bool(lost or overlaps or left or figures["failed"]))
+        is_excused = self.options.broker == "redis"
+        return int(bool(lost - by_broker if is_excused else lost) or bool(overlaps or left or figures["failed"]))
 
 
 if __name__ == "__main__":

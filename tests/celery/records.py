@@ -73,6 +73,11 @@ class Story:
         """The records of this kind, with these facts."""
         return [each for each in self.records if each["what"] == what and facts.items() <= {**each}.items()]
 
+    def of_task(self, task_id: str) -> list[dict[str, Any]]:
+        """The records of one task: its messages, deliveries and states."""
+        kinds = ("message", "delivery", "retry", "state")
+        return [each for each in self.records if each.get("id") == task_id and each["what"] in kinds]
+
     def count(self, what: str, **facts: Any) -> int:
         return len(self.of(what, **facts))
 
