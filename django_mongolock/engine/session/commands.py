@@ -41,8 +41,8 @@ GIVE_BACK_LIMIT: Final = 0.5
 class Commands:
     """The executor of protocol actions. It sends commands to the store, and waits. May be used from any thread.
 
-    - timeout: the most seconds that a command may take.
-    - numbers: number for each command. The number in an entry shows that the command took effect.
+    - timeout: most seconds that a command may take.
+    - numbers: source of command numbers. The number in an entry shows that the command took effect.
     """
 
     def __init__(self, session: SessionCore, waits: Waits, timeout: float) -> None:

@@ -77,10 +77,10 @@ class Lease:
     - since: time of the grant.
     - last: time at which the grant has been held for *max_hold*. No renewal follows.
     - failures: number of renewals in a row that failed.
-    - stuck: renewal failed for this grant alone while others succeeded. The grant is renewed alone.
-    - renewing: renewal is under way.
-    - once_more: news came since that renewal began. Another renewal follows.
-    - deferred: grant is renewed as late as is safe, and not earlier along with others.
+    - stuck: whether a renewal failed for this grant alone while others succeeded. Such a grant is renewed alone.
+    - renewing: whether a renewal is under way.
+    - once_more: whether news came since that renewal began. Another renewal follows.
+    - deferred: whether the grant is renewed as late as is safe, and not earlier along with others.
     - uncontended: as in `Granted`, and no grant waited at the last answer.
     """
 
@@ -120,9 +120,9 @@ class Reporting:
     """The facts of a grant that logs, the session's observer and the caller get.
 
     - template: template of its key, for statistics.
-    - busy: another grant has the key.
+    - busy: whether another grant has the key.
     - held_by: holder of that grant, in words.
-    - contended: contention was reported.
+    - contended: whether the contention was reported.
     - reported: part of its life that was reported last.
     - waited: seconds until the grant was acquired or given up.
     - held_for: seconds for which the grant was held.
@@ -153,7 +153,7 @@ class Grant:
     - users: lock objects that share it (reentrant locks). The last one stays here, because it is told of a loss.
     - acquired_from: line of the program.
     - owner_ref: reference to an object that lives while there is code that may release it. None when all is done.
-    - outcome_unknown: command that adds it got no answer. A copy of that command may still arrive, whatever the
+    - outcome_unknown: whether a command that adds it got no answer. A copy of that command may still arrive, whatever the
       outcome of the next command was.
     """
 
@@ -335,8 +335,9 @@ class Grant:
     def postpone(self, now: float, at_once: bool = False) -> None:
         """Schedule the next try after a failed renewal. A waiter backs off exponentially.
 
-        - at_once: holder does not wait at all. A waiter always waits, because a failing waiter is one of many when
-          the server is overloaded, and can lose only its place.
+        A failing waiter is one of many when the server is overloaded, and can lose only its place.
+
+        - at_once: whether a holder tries again without a pause. A waiter always pauses.
         """
         lease = self.lease
         lease.failures += 1
@@ -363,7 +364,7 @@ class Grant:
     def mark_lost(self, reason: str, *, by_release: bool = False) -> bool:
         """Record that the grant is lost. Return whether that is news.
 
-        - by_release: release did not find the grant, and no other part of its session released it.
+        - by_release: whether the release did not find the grant, although no other part of its session released it.
         """
         return bool(self._end(State.LOST, reason, by_release=by_release))
 

@@ -132,7 +132,7 @@ class LocalQueue:
 
     - waiting: grants that a caller waits for, by id, including single tries.
     - lines: grants that are more than a single try, in the order of their arrival.
-    - limit: most grants in a line.
+    - limit: largest number of grants in a line.
     """
 
     def __init__(self, limit: int, registry: GrantRegistry) -> None:

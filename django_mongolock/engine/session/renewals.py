@@ -96,7 +96,7 @@ class Renewals:
     def renew(self, grants: Sequence[Grant], limit: float = FOREVER, entered: float = FOREVER) -> None:
         """Renew a batch, and tell lost grants from late ones.
 
-        - limit: most seconds for a part of a failed batch.
+        - limit: seconds for a part of a failed batch.
         - entered: time when a thread was asked for. If no thread came within the limit, nothing is sent, and the
           grants become due together with others.
         """

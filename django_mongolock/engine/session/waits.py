@@ -155,7 +155,7 @@ class Waits:
         grant.waiting.wake()
 
     def hear(self, bell: Bell) -> None:
-        """Wake the waiter that was granted the lock. If the bell asks for a release, renew the holder's grant at once."""
+        """Wake the waiter that was granted the lock. If the bell asks for a release, renew the holder at once."""
         if bell.news is None:
             if (held := self._session.registry.grants.get(bell.grant)) is not None:
                 held.lease.once_more = True  # a renewal under way may have read before the request

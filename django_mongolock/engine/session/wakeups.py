@@ -70,9 +70,9 @@ class Waiting(Wakeup):
     - last_token: token of the key when a command last found the grant in the queue.
     - at_head: token of the key when the grant was last seen at the head of the queue, -1 if it is not at the head.
     - behind: number of grants behind it in its line of this process.
-    - counted: entry counts some of these.
-    - sent: command that adds the grant was sent.
-    - place_gone: entry was not found, so the waiter has to ask again.
+    - counted: whether the entry counts some of these.
+    - sent: whether a command that adds the grant was sent.
+    - place_gone: whether the entry was not found. The waiter has to ask again.
     - handover_reserved: see `LocalQueue`.
     """
 

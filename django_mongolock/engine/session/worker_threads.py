@@ -175,7 +175,7 @@ class WorkerThreads:
 
     - shares: for each priority, highest first, the share of the threads that its calls may use. The other threads are
       for more urgent calls.
-    - own: most calls that other threads may make themselves at a time (`begin_own`).
+    - own: number of calls that other threads may make themselves at a time (`begin_own`).
 
     If a call returns a refusing `Answer`, calls that wait for its key get the same answer. Such calls ask the `same`,
     and were entered before the answered call began.
