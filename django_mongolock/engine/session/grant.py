@@ -153,8 +153,8 @@ class Grant:
     - users: lock objects that share it (reentrant locks). The last one stays here, because it is told of a loss.
     - acquired_from: line of the program.
     - owner_ref: reference to an object that lives while there is code that may release it. None when all is done.
-    - outcome_unknown: whether a command that adds it got no answer. A copy of that command may still arrive, whatever the
-      outcome of the next command was.
+    - outcome_unknown: whether a command that adds it got no answer. A copy of that command may still arrive,
+      whatever the outcome of the next command was.
     """
 
     acquisition: Acquisition
