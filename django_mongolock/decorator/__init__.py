@@ -1,4 +1,4 @@
-"""Callables that run under a lock: `mongo_locked`, and `once_per`, which runs a job once in a period."""
+"""Callables that run under a lock: `mongo_locked`, and `once_per` for a job that runs once in a period."""
 
 from __future__ import annotations
 
@@ -89,20 +89,24 @@ def mongo_locked(
 
     - templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
       ``"sync:{account.pk}"``.
-    - key: callable that replaces the templates. It takes the arguments of the call and returns the key or a model
-      instance.
-    - permits, weight, resize: number of calls that may run at once, as in `mongo_semaphore`. Default: one call.
-    - options: those of `mongo_lock`.
-    - on_contention: one of the following.
-      - "raise": raise LockNotAcquired.
-      - "skip": return `SKIPPED`, a false value.
-      - "respond": for views, answer 423 with Retry-After, or 503 while MongoDB does not answer.
-      - "retry": a Celery task comes back later, without using up its retries.
-      - a callable: call it with the error and the arguments of the call, and return its result (awaited if the function
-        is async). The callables of `contrib.queues` are examples.
+    - key: callable that replaces the templates. The callable takes the arguments of the call and returns the key or a
+      model instance.
+    - permits, weight, resize: number of calls that may run at once, as in `mongo_semaphore`. Without them, one call
+      runs.
+    - on_contention: reaction to a busy lock, see below.
+    - options: as in `mongo_lock`.
 
     Without templates and key, the key is the dotted name of the function. All calls of the function then share one
     lock, whatever their arguments.
+
+    The values of on_contention:
+
+    - "raise" raises LockNotAcquired.
+    - "skip" returns `SKIPPED`, a false value.
+    - "respond" is for views. The answer is 423 with Retry-After, or 503 while MongoDB does not answer.
+    - "retry" is for Celery tasks. The task comes back later, without using up its retries.
+    - A callable gets the error and the arguments of the call. Its result is returned (awaited if the function is
+      async). The callables of `contrib.queues` are examples.
 
     Generators accept "raise" and "skip". With "skip", a generator yields nothing. While MongoDB does not answer, nobody
     knows whether the lock is busy. All policies but "respond" and "retry" raise LockBackendFailed then. "retry" raises
@@ -199,18 +203,19 @@ def once_per(
     - template: key, filled from the arguments of the call as in `mongo_locked`. Each key has a period of its own.
       Default: ``"once:"`` and the dotted name of the function.
     - days, hours, minutes, seconds: period of the schedule.
-    - wait: seconds that a call waits for the end of a running run. Default: a lease and its margin. The run of a dead
-      process is over after that time.
+    - wait: seconds that a call waits for the end of a running run. Default: lease and margin. The run of a dead process
+      is over after that time.
     - lease, using: as in `mongo_lock`.
 
     A call is skipped only if the run of the period has ended well. While a run is at work, a call waits for its end, or
     for its death. If the run is still at work then, the call raises LockNotAcquired, and a management command exits
-    with code 75. A Celery task does not wait. It comes back until the run has ended.
+    with code 75. A Celery task does not wait, but comes back until the run has ended.
 
-    The period counts from the start of a run, according to MongoDB's clock. It ends a tenth early, because the next run
-    may start a moment sooner than the last one did. A run keeps the key as long as it takes, also beyond its period. A
-    run that raises, is ended by SIGTERM, or dies does not count. The key is free again, at the latest a lease later. A
-    run counts if its error comes out of a function of ``transaction.on_commit``, because its work is committed.
+    The period counts from the start of a run, according to MongoDB's clock. The period ends a tenth early, because the
+    next run may start a moment sooner than the last one did. A run keeps the key as long as it takes, also beyond its
+    period. A run that raises, is ended by SIGTERM, or dies does not count. The key is free again, at the latest a lease
+    later. A run counts if its error comes out of a function of ``transaction.on_commit``, because its work is
+    committed.
 
     The decorator accepts functions and coroutine functions. Put it below ``@shared_task`` for a Celery task. Do not use
     it for periods of a few seconds or for exact periods. A job that must never run twice, whatever happens, needs a
@@ -270,5 +275,7 @@ class OncePolicy(Skip):
         return call.began + Terms(clock_margin=settings.CLOCK_MARGIN).server_lease_of(lease) + MARGIN
 
     def gives_up(self, error: BaseException) -> bool:
-        """Return False for an error of a function of ``transaction.on_commit``, because the run has committed its work."""
+        """Return False for an error of a function of ``transaction.on_commit``, because the work of the run is
+        committed.
+        """
         return not out_of_commit_hook(error)

@@ -29,7 +29,7 @@ class LockedCommand(BaseCommand):
     """A management command that one process runs at a time.
 
     - lock_key: key, filled from the options of the command: ``"import:{source}"``. Default: ``"command:<name>"``.
-    - lock_options: those of `mongo_lock`. Unless they set wait, the command tries once.
+    - lock_options: options of `mongo_lock`. Unless they set wait, the command tries once.
     - on_contention: reaction to a busy lock, "fail" (exit code 75, EX_TEMPFAIL) or "skip" (print a message and
       succeed).
 
