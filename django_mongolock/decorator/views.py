@@ -110,8 +110,8 @@ def hold_while_streaming(result: object, lock: DjangoLock) -> None:
         return
     lock.released_later = True
     held = _Held(lock)
-    # Do not set `streaming_content`, because it refers to the response and a dropped response would be collected late. A server
-    # could no longer send a file by itself. Closing it would not reach the iterator of the view.
+    # Do not set `streaming_content`. The wrapper refers to the response, so a dropped response would be collected late.
+    # A server could no longer send a file by itself. Closing it would not reach the iterator of the view.
     inside: Any = result
     if inside.is_async:
         stream = inside._iterator = _until_end_async(inside._iterator, held)

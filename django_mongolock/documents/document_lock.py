@@ -84,9 +84,9 @@ class DocumentLock(Generic[D]):
         - name: name of this lock in commands and pages. Default: collection and state.
         - using: DATABASES alias of a model.
 
-        The four fields of a model are given by their names in the model or in the documents. They belong to the lock
-        alone. `save()` of a model leaves them unchanged. The lock uses a further field, named as the holder's with
-        "Token" behind it. That field need not be in the model.
+        The four fields of a model are given by their names in the model or in the documents. The fields belong to the
+        lock alone. `save()` of a model leaves them unchanged. The lock uses a further field, named as the holder's with
+        "Token" behind it. A model need not declare the further field.
         """
         self._source = source = make_source(place, using)
         #: The model of the documents, None for a collection.

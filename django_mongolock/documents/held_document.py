@@ -50,9 +50,10 @@ TURN: Final = 0.01
 class HeldDocument(Block, Generic[D]):
     """A document that this flow holds until the flow says how the work ended. The end of a block says so by itself.
 
-    No other flow that uses the lock starts work on the document meanwhile, unless the document is lost. It becomes
-    stale `stale_after` seconds after the acquisition (see `remaining` and `renew`). The next flow that asks then gets
-    it. A holder that has lost the document may not know yet. Its later writes through this object are refused.
+    No other flow that uses the lock starts work on the document meanwhile, unless the document is lost. `stale_after`
+    seconds after the acquisition, the document becomes stale (see `remaining` and `renew`). The next flow that asks
+    then gets it. A holder that has lost the document may not know yet. Every later write of that holder through this
+    object is refused.
 
     Threads and tasks may share the object. Their writes are done one by one. The document belongs to the process that
     acquired it. In a forked child it is lost, and leaving the block does nothing.
@@ -134,14 +135,14 @@ class HeldDocument(Block, Generic[D]):
         """Seconds until the document may be stale, 0 when the work has ended.
 
         The seconds are counted by the local clock, from before the command was sent. The server decides by its own
-        clock. That clock must not be set forward meanwhile.
+        clock, so the server's clock must not be set forward meanwhile.
         """
         return 0.0 if self.ended is not None else max(0.0, self._deadline - clock.now())
 
     def _finish(self, final: FinalState = None, changes: Mapping[str, Any] | None = None) -> Steps[None]:
         """Set the final state, write *changes*, and release the document, in one update.
 
-        - final: final state. None: the one that was named before, or the only one there is.
+        - final: final state. Default: state named before, or the only one.
 
         Raises DocumentLockLost, with the fact whether a write may have taken effect. Raises DocumentChanged if a writer
         without the lock raised the version, and DocumentRefused if MongoDB refuses the write. In these two cases
@@ -258,7 +259,7 @@ class HeldDocument(Block, Generic[D]):
         values = changes if ends is None else {**changes, **releasing(rules, ends, token)}
         statement, in_doubt = own.writing(rules, values, token, renew=renew), own.in_doubt
         own.sent += 1  # the write may have been done from now on
-        self._check()  # check only now: a thread that ends the work must know of this write, or forbid it
+        self._check()  # check again, because a thread that ends the work must know of this write or forbid it
         answer = yield from send(write_one(statement), unanswered)
         if isinstance(answer, Refusal):
             own.sent -= 1  # the write was certainly not done
@@ -377,7 +378,7 @@ def abandon(context: Context, several: list[Own]) -> None:
 
 
 def forgotten(context: Context, own: Own, place: str) -> None:
-    """Release a document whose object is gone, so that no code can end its work. Called when the object was collected."""
+    """Release a document whose object was garbage-collected, so that no code can end its work."""
     if own.ended is None and not context.courier.forked:
         log(WARNING, "document forgotten", document=own.id, place=context.name, acquired=place)
         abandon(context, [own])

@@ -58,7 +58,7 @@ class HoldOptions(BatchOptions, total=False):
 
 @dataclass(slots=True)
 class Plan:
-    """The request of a flow: the work, the owner, the changes and the end.
+    """The request of a flow, with the work, the owner, the changes and the end.
 
     - place: line of the program.
     - changes: changes as the caller gave them.

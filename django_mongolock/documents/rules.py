@@ -50,7 +50,7 @@ class Fields:
 
     @property
     def token(self) -> str:
-        """The field beside the holder for the last writer: the acquisition and its version."""
+        """The field beside the holder for the last writer, with the acquisition and its version."""
         return f"{self.holder}Token"
 
     def names(self) -> dict[str, str]:
@@ -122,15 +122,17 @@ class Rules:
         return tuple(dict.fromkeys((*self.final, *self.pending.values())))
 
     def check_pending(self, state: object) -> str:
-        """Return the pending state for a given one. None: the only one there is."""
+        """Return the pending state for a given one. If it is None, return the only one there is."""
         return _choose("pending", state, tuple(self.pending), tuple(self.pending))
 
     def check_final(self, state: object) -> str:
-        """Return the final state for a given one, possibly a failed one. None: the only final one there is."""
+        """Return the final state for a given one, possibly a failed one. If it is None, return the only final one there
+        is.
+        """
         return _choose("final", state, self.final, self.ended)
 
     def check_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return *changes* if they touch no field of the lock, nor the key. Raises TypeError, ValueError."""
+        """Return *changes* if they touch neither a field of the lock nor the key. Raises TypeError, ValueError."""
         return check_changes(changes, [*self.fields.names().values(), self.fields.key])
 
 
@@ -165,7 +167,7 @@ def _choose(kind: str, state: object, states: tuple[str, ...], allowed: tuple[st
 class DocumentSnapshot(Row):
     """A document under a lock. See `Row`.
 
-    - version: version, which a retry job needs together with the id.
+    - version: version of the document. A retry job needs it together with the id.
     - work: state of the work, beside the lock.
     - failed: state that the document gets when it is released.
     - token: token that the holder has left there, for code only.

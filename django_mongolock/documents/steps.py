@@ -36,7 +36,7 @@ RETRY_AFTER: Final = 0.5, 30.0
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The facts of a lock that the steps need: the place of its documents, its rules, and the sender of commands."""
+    """The facts that the steps need: the place of the documents, the rules of the lock, and the sender of commands."""
 
     source: Source
     rules: Rules
@@ -144,7 +144,7 @@ def query(rules: Rules, choice: Choice) -> Document:
 
 
 def condition(rules: Rules, choice: Choice) -> Document:
-    """Return the condition of the server: the document can be judged, and is in that state."""
+    """Return the condition by which the server selects documents that can be judged and are in that state."""
     whole = updates.is_whole(rules.fields)
     states: dict[str, list[Document]] = {
         "all": [whole, updates.is_taken(rules)],
@@ -247,7 +247,10 @@ def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[Documen
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:
-    """Return whether an index that begins with the state or the time finds stale documents, if there is any index yet."""
+    """Return whether an index that begins with the state or the time finds stale documents.
+
+    Return True if there is no collection yet.
+    """
     indexes = collection.index_information()
     for index in indexes.values():
         first = next(iter(index["key"]), ("", 0))

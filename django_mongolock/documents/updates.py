@@ -25,7 +25,7 @@ from .rules import Fields, Rules
 
 
 def new_writer() -> str:
-    """Return a name for a writer: one acquisition, sweep or release by this process.
+    """Return a name for one acquisition, sweep or release by this process.
 
     No other process has this name, not even a forked child or a clone of the running machine. Make the name when it is
     sent.
@@ -65,7 +65,7 @@ def is_stale(rules: Rules, older_than: float = 0.0) -> Document:
 
 
 def is_taken(rules: Rules) -> Document:
-    """Return the condition that the document has a holder whose work has not ended: it is held or stale.
+    """Return the condition that the document has a holder whose work has not ended. Such a document is held or stale.
 
     A holder in a state that the lock does not know counts if the lock has set the time.
     """
@@ -101,7 +101,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for one document: the version, the work, and further changes."""
+    """A request for one document, with its version, its work, and further changes."""
 
     id: Any
     version: int
@@ -236,7 +236,7 @@ class Refusal(str):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The outcome of several statements: the number that found their document, and the refusals."""
+    """The outcome of several statements, with the number that found their document, and the refusals."""
 
     matched: int
     refused: dict[Any, Refusal]
@@ -269,7 +269,10 @@ def write_one(statement: Statement) -> Command:
 
 
 def delete_one(statement: Statement) -> Command:
-    """Make the command that deletes a document and returns the old document, or None if the statement does not find it."""
+    """Make the command that deletes a document and returns the old document.
+
+    The command returns None if the statement does not find the document.
+    """
     return lambda collection: collection.find_one_and_delete(statement.query)
 
 
