@@ -50,10 +50,10 @@ class HttpRefusal:
 
 
 def refusal(error: LockError | LockKeyInvalid) -> HttpRefusal:
-    """Return the refusal for *error*: 423 Locked while the lock is held, 503 while MongoDB does not answer, 400 without
-    a key.
+    """Return the refusal for *error*. Raises any other *error*.
 
-    The refusal names neither the holder nor the key, since clients need not know them. Raises any other *error*.
+    The status is 423 Locked while the lock is held, 503 while MongoDB does not answer, and 400 if the request makes no
+    key. The refusal names neither the holder nor the key, since clients need not know them.
     """
     if isinstance(error, LockNotAcquired):
         message = _("This is in use at the moment. Please try again shortly.")

@@ -1,7 +1,7 @@
 """The sender of commands to other collections than that of the locks: in bounded time, majority-committed, safe from
 signals.
 
-Generators decide what to send when. They neither wait nor send. `engine.protocol.actions` runs them.
+Generators decide what to send when. A generator neither waits nor sends. `engine.protocol.actions` runs the generators.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..exceptions import LockBackendFailed, LockMisused
 from .field_paths import Document
 
 T = TypeVar("T")
-#: A command, which is a function of the collection. Its outcome is the function's result.
+#: A function of the collection that sends a command. The outcome of the command is the function's result.
 Command = Callable[[Collection[Document]], Any]
 
 #: The number of times that a command with an unknown outcome is sent, besides the driver's own retries.

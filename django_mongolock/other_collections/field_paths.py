@@ -15,7 +15,7 @@ from ..engine.text_checks import check_text
 
 Document = dict[str, Any]
 
-#: The largest version. It is far above any real one, and one more is still a whole number of 64 bits.
+#: The largest version, far above any real one. One more is still a whole number of 64 bits.
 LAST_VERSION: Final = 2**62
 
 

@@ -52,7 +52,7 @@ class HeldLock:
 
     @property
     def release_requested(self) -> str | None:
-        """The requester of its release, as text, once the next renewal has read the request. See `MemoryLocks.advance`."""
+        """The requester of its release, as text, once the next renewal has read it. See `MemoryLocks.advance`."""
         return self.lock.release_requested
 
     def release(self) -> None:
@@ -74,9 +74,9 @@ class HeldLock:
 class MemoryLocks:
     """The locks of a test.
 
-    `acquired`, `released`, `lost` and `contended` are lists of keys, in order and without MONGOLOCK["KEY_PREFIX"]. They
-    contain the keys that the code under test acquired, released, lost, or found taken. Locks that the test holds as
-    another process are not included.
+    `acquired`, `released`, `lost` and `contended` are lists of keys, in order and without MONGOLOCK["KEY_PREFIX"]. The
+    lists contain the keys that the code under test acquired, released, lost, or found taken. Locks that the test holds
+    as another process are not included.
 
     - using: DATABASES alias (MONGOLOCK["DATABASE"]).
     """

@@ -27,7 +27,7 @@ class MemoryLockBackend(Backend[MemorySession]):
     lock.
 
     Leases, queues, modes, fencing tokens, owners and minimum holds work as in MongoDB. There is no document that
-    another process could read. Neither the model `Lock` nor the admin nor a command shows these locks.
+    another process could read. The model `Lock`, the admin and the commands do not show these locks.
     """
 
     def __init__(self, alias: str, settings: LockSettings) -> None:
@@ -50,7 +50,9 @@ class MemoryLockBackend(Backend[MemorySession]):
         return self.server.documents.get(key), self.server.time
 
     def other_process(self) -> MemorySession:
-        """Return a session on the same locks for a simulated other process. Its events are not reported."""
+        """Return a session on the same locks for a simulated other process. The events of that session are not
+        reported.
+        """
         return self._open(None, threading.current_thread())
 
     def _open(self, observer: Observer | None, played_by: threading.Thread | None = None) -> MemorySession:

@@ -124,8 +124,8 @@ class MemoryServer:
     def is_hopeless(self, key: str, thread: threading.Thread) -> bool:
         """Return whether *key* is certainly not released while *thread* waits.
 
-        The wait is hopeless if *thread* has the server away. It is also hopeless if every holder is dead, is played by
-        *thread*, or was released already and is only kept for a minimum hold.
+        The wait is hopeless if *thread* has the server away. The wait is also hopeless if every holder is dead, is
+        played by *thread*, or was released already and is only kept for a minimum hold.
         """
         if self.away is thread:
             return True
@@ -135,7 +135,10 @@ class MemoryServer:
 
 
 class ClockChores:
-    """The periodic tasks of a session, never run while another thread moves the clock. A running renewal would be late."""
+    """The periodic tasks of a session, never run while another thread moves the clock.
+
+    Otherwise a renewal that had begun would be late.
+    """
 
     def __init__(self, server: MemoryServer, chores: Sequence[Chore]) -> None:
         self._server = server
