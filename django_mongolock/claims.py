@@ -181,8 +181,9 @@ class Claim(Detached):
             self._owner = session_owner(self._request)
 
     def _is_ours(self, reply: Reply) -> bool:
-        """Return whether the holder is a claim of this owner. A process that holds the lock for the owner does not
-        count.
+        """Return whether the holder is a claim of this owner.
+
+        A process that holds the lock for the owner does not count.
         """
         holder = reply.theirs
         return holder is not None and holder.get("owner") == self._owner and holder.get("process") == CLAIM

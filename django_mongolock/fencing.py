@@ -41,8 +41,9 @@ Target: TypeAlias = Rows | type[Model] | Collection[Document] | Callable[[], Col
 
 
 class FencingTokenField(models.BigIntegerField):  # type: ignore[type-arg]  # its types exist for checkers only
-    """The field in which a row keeps the largest fencing token that has written it. The default is 0. Forms leave it
-    out.
+    """The field in which a row keeps the largest fencing token that has written it.
+
+    The default is 0. Forms leave it out.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -60,8 +61,9 @@ def fenced_update(
     using: str | None = None,
     **values: Any,
 ) -> int:
-    """Write *changes* and *values* unless a later holder of the lock has written. Return the number of rows or
-    documents.
+    """Write *changes* and *values* unless a later holder of the lock has written.
+
+    Return the number of rows or documents.
 
     - target: queryset of any database, with filters of its own table. With *filter*, a PyMongo collection, a function
       that returns one, or a model on MongoDB.

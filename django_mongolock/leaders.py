@@ -82,8 +82,9 @@ class Term(BaseTerm):
 
     @property
     def ended(self) -> threading.Event:
-        """The event that is set when the work has to stop. Look at it between two steps, or wait on it instead of
-        sleeping.
+        """The event that is set when the work has to stop.
+
+        Look at it between two steps, or wait on it instead of sleeping.
         """
         return self._over
 

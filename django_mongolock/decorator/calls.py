@@ -245,8 +245,9 @@ class LockedCall(CallFacts):
         return self.policy.refused(error, self)
 
     async def arefused(self, error: Unlocked) -> Any:
-        """See refused(). A thread makes the answer of a view, because the project's page may load the user of the
-        request.
+        """See refused().
+
+        A thread makes the answer of a view, because the project's page may load the user of the request.
         """
         return self.refused(error) if self.request is None else await sync_to_async(self.refused)(error)
 

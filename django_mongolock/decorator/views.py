@@ -185,8 +185,9 @@ async def _until_end_async(parts: AsyncIterator[Any], held: _Held) -> AsyncItera
 
 
 class Deferred(set[str]):
-    """The ``_non_atomic_requests`` of a locked view. The *owner* opens its transactions inside the lock instead of
-    Django.
+    """The ``_non_atomic_requests`` of a locked view.
+
+    The *owner* opens its transactions inside the lock instead of Django.
 
     As a set, it contains the aliases on which the view itself wants no transaction. ``@non_atomic_requests`` above the
     lock adds to them.
@@ -205,8 +206,9 @@ class Deferred(set[str]):
 
     @classmethod
     def put_on(cls, view: Any, owner: object) -> None:
-        """Mark the view. If it has several locks, the mark of the innermost stays, and the innermost opens the
-        transactions.
+        """Mark the view.
+
+        If it has several locks, the mark of the innermost stays, and the innermost opens the transactions.
         """
         declined = getattr(view, "_non_atomic_requests", ())
         if not isinstance(declined, cls):

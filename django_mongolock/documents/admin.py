@@ -67,8 +67,9 @@ class DocumentLockAdminMixin(ModelAdmin):
         return may_clear(request)
 
     def has_force_document_lock_permission(self, request: HttpRequest) -> bool:
-        """Return whether this user may force a release. The site must have the admin of the locks, whose page asks
-        first.
+        """Return whether this user may force a release.
+
+        The site must have the admin of the locks, whose page asks first.
         """
         return may_force(request) and isinstance(self.admin_site._registry.get(Lock), LockActions)
 

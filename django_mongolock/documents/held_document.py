@@ -185,8 +185,9 @@ class HeldDocument(Block, Generic[D]):
     fail, afail = twins(_fail)
 
     def _update(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> Steps[D]:
-        """Write changes to the document and raise its version, if it is still held. Return the document after the
-        write.
+        """Write changes to the document and raise its version, if it is still held.
+
+        Return the document after the write.
 
         The changes have the meaning of MongoDB's `$set`. Raises DocumentLockLost, DocumentChanged, DocumentRefused,
         LockBackendFailed. After LockBackendFailed the changes may have been written. The next write, or the end of the

@@ -105,8 +105,9 @@ class Plan:
         return key, check_version(version)
 
     def owns(self, requests: Iterable[Request]) -> dict[Any, Own]:
-        """Return the `Own` of each request, by id. Call this when the requests are sent, because the names are those of
-        this process.
+        """Return the `Own` of each request, by id.
+
+        Call this when the requests are sent, because the names are those of this process.
         """
         name, writer = check_fact("owner", self.owner), updates.new_writer()
         owner = name or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}")

@@ -126,8 +126,9 @@ class Rules:
         return _choose("pending", state, tuple(self.pending), tuple(self.pending))
 
     def check_final(self, state: object) -> str:
-        """Return the final state for a given one, possibly a failed one. If it is None, return the only final one there
-        is.
+        """Return the final state for a given one, possibly a failed one.
+
+        If it is None, return the only final one there is.
         """
         return _choose("final", state, self.final, self.ended)
 

@@ -177,8 +177,9 @@ def find(context: Context, choice: Choice, limit: int = 0) -> Steps[list[Documen
 
 
 def sweep(context: Context, choice: Choice, batch: int = BATCH, *, dry_run: bool = False) -> Steps[Swept]:
-    """Set stale documents to the failed state of their work, and empty the holder's field. With *dry_run*, only find
-    them.
+    """Set stale documents to the failed state of their work, and empty the holder's field.
+
+    With *dry_run*, only find them.
 
     A document that MongoDB refuses to write stops no other, and is listed among the damaged ones.
     """
@@ -210,8 +211,9 @@ def sweep(context: Context, choice: Choice, batch: int = BATCH, *, dry_run: bool
 def force(
     context: Context, name: str, shown: Iterable[DocumentSnapshot], by: str, reason: str
 ) -> Steps[list[DocumentSnapshot]]:
-    """Release these documents, if they still have the holders and states that were shown. Return the released
-    documents.
+    """Release these documents, if they still have the holders and states that were shown.
+
+    Return the released documents.
     """
     taken: list[DocumentSnapshot] = []
     for some in in_batches([each for each in shown if each.holder], BATCH):

@@ -208,8 +208,9 @@ def releasing(rules: Rules, state: str | None, token: str) -> Document:
 
 
 def taking_away(rules: Rules, writer: str, condition: Document, seen: Any, *, exact: bool) -> Statement:
-    """Release a document that has the holder and the state that were *seen*. If *exact*, the version must match as
-    well.
+    """Release a document that has the holder and the state that were *seen*.
+
+    If *exact*, the version must match as well.
     """
     fields, version = rules.fields, seen.version
     same = [_is(fields.holder, seen.holder), _is(fields.state, seen.work)]
@@ -313,8 +314,9 @@ def read_some(fields: Fields, ids: Sequence[Any]) -> Command:
 
 
 def by_id(fields: Fields, found: Iterable[Document]) -> dict[Any, Document]:
-    """Return documents by their ids in the form of `check_id`. A client may be configured to return moments with a
-    zone.
+    """Return documents by their ids in the form of `check_id`.
+
+    A client may be configured to return moments with a zone.
     """
     return {check_id(document[fields.key]): document for document in found}
 

@@ -123,8 +123,9 @@ class MemoryLocks:
         return self._held[-1]
 
     def lose(self, key: Key) -> None:
-        """Take *key* from the code under test, and tell that code at once. Raises AssertionError if the key is not
-        held.
+        """Take *key* from the code under test, and tell that code at once.
+
+        Raises AssertionError if the key is not held.
         """
         if not self._backend.session().lose(self._full(key)):
             raise AssertionError(f"the code under test does not hold {self._full(key)!r}: {self._summary()}")

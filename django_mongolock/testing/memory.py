@@ -23,8 +23,9 @@ _servers: Final[dict[tuple[int, str], MemoryServer]] = {}
 
 
 class MemoryLockBackend(Backend[MemorySession]):
-    """Locks that only this process knows. Never use them in production, because two processes would both get the same
-    lock.
+    """Locks that only this process knows.
+
+    Never use them in production, because two processes would both get the same lock.
 
     Leases, queues, modes, fencing tokens, owners and minimum holds work as in MongoDB. There is no document that
     another process could read. The model `Lock`, the admin and the commands do not show these locks.
@@ -50,8 +51,9 @@ class MemoryLockBackend(Backend[MemorySession]):
         return self.server.documents.get(key), self.server.time
 
     def other_process(self) -> MemorySession:
-        """Return a session on the same locks for a simulated other process. The events of that session are not
-        reported.
+        """Return a session on the same locks for a simulated other process.
+
+        The events of that session are not reported.
         """
         return self._open(None, threading.current_thread())
 

@@ -98,7 +98,7 @@ class Commands:
         }
 
     def close(self, timeout: float) -> None:
-        """Give each later command at most *timeout* seconds, and remember releases no longer."""
+        """Give each later command at most *timeout* seconds, and stop remembering releases."""
         self.releases.close()
         self.timeout = min(self.timeout, timeout)
         self._closed = True

@@ -59,8 +59,9 @@ class How(Enum):
 
 @dataclass(slots=True)
 class Removal:
-    """A grant that may still be in the document of its key, and the command that removes it. Times are by the session's
-    clock.
+    """A grant that may still be in the document of its key, and the command that removes it.
+
+    Times are by the session's clock.
 
     - was_granted: whether this process has held the grant.
     """

@@ -27,8 +27,9 @@ _worker: Final[ContextVar[object]] = ContextVar("mongolock_worker", default=None
 
 
 def origin_of(own: object, task: asyncio.Task[Any] | None) -> object:
-    """Return the thread or task that waits for *own*, a thread or the *task* that runs in it. If none waits, return
-    *own*.
+    """Return the thread or task that waits for *own*, a thread or the *task* that runs in it.
+
+    If none waits, return *own*.
     """
     caller = _worker.get()
     if caller is None or caller is own:

@@ -100,8 +100,9 @@ class Lease:
     uncontended: bool = False
 
     def span(self, now: float) -> float:
-        """Return the seconds that the grant lives from a renewal on. A grant that waited in the queue has the time of a
-        waiter at first.
+        """Return the seconds that the grant lives from a renewal on.
+
+        A grant that waited in the queue has the time of a waiter at first.
         """
         return self.waiter_length if self.until - now <= self.waiter_length else self.length
 
@@ -240,8 +241,9 @@ class Grant:
 
     @property
     def ends_at(self) -> float:
-        """The time at which the heartbeat must look at the grant. If `held` has found the grant lost, that deadline is
-        over.
+        """The time at which the heartbeat must look at the grant.
+
+        If `held` has found the grant lost, that deadline is over.
         """
         return self.lease.until if self.state in (State.HELD, State.LOST) else FOREVER
 
@@ -369,8 +371,9 @@ class Grant:
         return bool(self._end(State.LOST, reason, by_release=by_release))
 
     def owner_token(self) -> OwnerToken | None:
-        """Return its owner token while the grant is held. Return None if the heartbeat is about to release it, because
-        no code can.
+        """Return its owner token while the grant is held.
+
+        Return None if the heartbeat is about to release it, because no code can.
         """
         return self.owner_ref() if self.held and self.owner_ref is not None else None
 

@@ -96,8 +96,9 @@ class Lanes(Generic[E]):
         return shared
 
     def free_place(self, key: str | None) -> bool:
-        """Record the end of a call of *key*, and move the next call of the key to the front of its lane. Return whether
-        there is one.
+        """Record the end of a call of *key*, and move the next call of the key to the front of its lane.
+
+        Return whether there is one.
 
         The next call takes the free place of its key only when it is made, because calls of its priority may have to
         wait.
@@ -109,9 +110,9 @@ class Lanes(Generic[E]):
             del self.under_way[key]
         for lane in self.waiting_for_key.get(key, ()):
             if (entry := first(lane)) is not None:
-                # A withdrawn entry leaves `entry.lane`, but no longer stands there. The entry stays in `waiting` until
-                # a thread takes it out, finds it withdrawn, and calls `end`. The next call of its key follows after
-                # that.
+                # `take_back` removes an entry from `entry.lane`, but this entry stands in `waiting` now. If it is
+                # withdrawn, it stays there until a thread takes it out, finds it withdrawn, and calls `end`. The next
+                # call of its key follows after that.
                 self.waiting[entry.priority][entry] = None
                 self.waiting[entry.priority].move_to_end(entry, last=False)
                 return True

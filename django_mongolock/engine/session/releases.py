@@ -74,8 +74,9 @@ class Releases:
         self._closed = True
 
     def confirmed(self, primary: str, sent: float) -> None:
-        """Forget the releases made at *primary* before *sent*. The majority has confirmed a write that was sent to it
-        then.
+        """Forget the releases made at *primary* before *sent*.
+
+        The majority has confirmed a write that was sent to it then.
         """
         with self._mutex:
             while self._made and self._made[0].primary == primary and self._made[0].at < sent:
@@ -100,7 +101,7 @@ class Releases:
 
 
 class FreeKeys:
-    """The guess which keys are free. May be called from any thread.
+    """A guess at the keys that are free. May be called from any thread.
 
     A key is guessed to be free if this process released it while no other grant held it or waited for it. An unknown
     key is guessed to be free if the last unknown key was.

@@ -51,8 +51,9 @@ class Listener:
 
     @property
     def listening(self) -> bool:
-        """Whether a bell that rings now will be heard. A connection may be gone without a word, hence the limit
-        `SILENCE`.
+        """Whether a bell that rings now will be heard.
+
+        A connection may be gone without a word, hence the limit `SILENCE`.
         """
         return self._now() - self._heard_at < SILENCE
 

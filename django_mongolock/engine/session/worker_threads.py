@@ -246,8 +246,9 @@ class WorkerThreads:
     # Calls that a thread makes itself. The main thread must not use them.
 
     def begin_own(self, key: str | None) -> bool:
-        """Count a call of *key* that this thread is going to make. Return False if a thread of the pool must make the
-        call.
+        """Count a call of *key* that this thread is going to make.
+
+        Return False if a thread of the pool must make the call.
 
         If other calls wait for the key, the call has to wait behind them. If `own` threads make calls already, the call
         has to wait for a thread of the pool.
@@ -290,8 +291,9 @@ class WorkerThreads:
                 self._alarm.release()
 
     def _put_ticket(self) -> None:
-        """Put a ticket for a new entry. If there are as many tickets as threads, one of those threads will find the
-        entry.
+        """Put a ticket for a new entry.
+
+        If there are as many tickets as threads, one of those threads will find the entry.
         """
         if self._tickets.qsize() < self._most:
             self._tickets.put(True)
