@@ -57,7 +57,7 @@ class Source:
 
     def __init__(self, place: Collection[Document] | Callable[[], Collection[Document]]) -> None:
         self._place = place
-        #: The known collections of the place. Sources with a common one have the same documents.
+        #: The known collections or tables of the place. Two sources that share one have the same documents.
         self.places: set[Any] = {place} if isinstance(place, Collection) else set()
         self.name = place.full_name if isinstance(place, Collection) else getattr(place, "__name__", "collection")
         #: The identity of the place, the same for a module that is loaded again.
