@@ -1,6 +1,6 @@
 """Named locks shared by all processes of a Django project, kept in the MongoDB that it already runs.
 
-These are the names that most projects need. All others are in the module of their topic, such as
+This module has the names that most projects need. All others are in the module of their topic, such as
 `django_mongolock.exceptions` or `django_mongolock.leaders`. Each is imported when it is first used (PEP 562).
 """
 
@@ -21,7 +21,7 @@ _NAMES = {
     "inspection.queries": ("lock_info",),
     "locks": ("mongo_lock", "mongo_semaphore"),
 }
-#: In which module each name is.
+#: The module of each name.
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of `__all__` when it is used."""
+    """Import a name of `__all__` on first use."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
@@ -47,5 +47,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names of this module, imported or not."""
+    """Return the names of this module, imported or not."""
     return sorted({*globals(), *__all__})

@@ -4,7 +4,9 @@ from django.utils.translation import gettext_lazy as _
 
 
 class MongoLockConfig(AppConfig):
-    """Registers the kind of the named locks, the checks, and what `contrib` adds; has ``migrate`` make the indexes."""
+    """The app that registers the kind of the named locks, the checks and `contrib`, and has ``migrate`` make the
+    indexes.
+    """
 
     name = "django_mongolock"
     verbose_name = _("Locks")

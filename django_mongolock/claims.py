@@ -1,4 +1,4 @@
-"""Locks that no process keeps alive: an owner has them over several requests, whichever process serves each of them.
+"""Locks that no process keeps alive. An owner has them over several requests, served by any process.
 
 `Claim` is for any key. The edit lock of a browser tab (`editing`) is made of the same parts.
 """
@@ -31,23 +31,23 @@ from .owners import keep_session, session_is_gone, session_of, session_owner
 
 __all__ = ["Claim", "claim"]
 
-#: How often a claim asks again, if the one that this owner had ended while it asked.
+#: The number of times that a claim asks again, if the owner's own claim ended while it asked.
 ROUNDS: Final = 3
 #: The shortest lease of a claim of a session that is about to end, in seconds.
 SHORTEST: Final = 1.0
 
 T = TypeVar("T")
-#: A text, or a request, for its session.
+#: A text, or a request that stands for its session.
 Owner = str | HttpRequest
 
 
 class Claim(Detached):
     """A lock that its owner has taken, until code that knows the owner gives it back, or its lease ends.
 
-    Each method is one command or two, and never waits. No process renews it: `acquire` and `renew` give it its
-    whole lease, counted from then. All who know the owner share it, so two requests of one owner do not exclude each
-    other. Other owners, and `mongo_lock` with any owner, are kept out: it is an ordinary lock with an ordinary fencing
-    token, which stays the same for as long as the claim lasts.
+    Each method sends one or two commands, and never waits. No process renews the claim. `acquire` and `renew` give it
+    its whole lease, counted from then. All code that knows the owner shares the claim, so two requests of one owner do
+    not exclude each other. Other owners, and `mongo_lock` with any owner, are kept out. A claim is an ordinary lock
+    with an ordinary fencing token. The token stays the same for as long as the claim lasts.
     """
 
     def __init__(self, key: object, owner: Owner, lease: float, label: str | None, using: str | None) -> None:
@@ -73,13 +73,15 @@ class Claim(Detached):
 
     @property
     def owner(self) -> str:
-        """The owner as it is stored and shown, by which `release_owner` finds the claim: of a text, a digest. "" for
-        the session of a request that was not asked yet."""
+        """The owner as it is stored and shown, by which `release_owner` finds the claim. A text is stored as a digest.
+
+        "" until the session of a request has been asked.
+        """
         return self._owner
 
     @property
     def held(self) -> bool:
-        """Whether this object knows that its owner has the lock: for one lease at most after `acquire` or `renew`."""
+        """Whether this object knows that its owner has the lock, for one lease at most after `acquire` or `renew`."""
         return self._held is not None and bool(self._belief)
 
     @property
@@ -94,19 +96,19 @@ class Claim(Detached):
 
     @property
     def acquired_at(self) -> datetime:
-        """When the owner took the lock, by the server's clock, for people. Raises LockMisused before."""
+        """The time when the owner took the lock, by the server's clock, for people. Raises LockMisused before."""
         at: datetime = self._known["acquired_at"]
         return at
 
     def ensure_held(self) -> None:
-        """Raise LockLost unless `held`. Sends nothing: what was forced since then, only `renew` finds out."""
+        """Raise LockLost unless `held`. Nothing is sent, so only `renew` notices a forced release."""
         if not self.held:
             raise LockLost(self._stored, None if self._held is None else self.fencing_token)
 
     def _acquire(self) -> Protocol[Claim]:
         """Take the lock if it is free, or keep it if its owner has it already, for a whole lease from now.
 
-        Raises LockNotAcquired if another one has it, and LockBackendFailed.
+        Raises LockNotAcquired if another owner has it, and LockBackendFailed.
         """
         reply = Reply()
         for _ in range(ROUNDS):
@@ -124,8 +126,10 @@ class Claim(Detached):
     acquire, aacquire = twins(_acquire)
 
     def renew(self) -> Self:
-        """Keep the lock for a whole lease from now. Raises LockLost if its owner has lost it, or its session has ended,
-        and LockBackendFailed."""
+        """Keep the lock for a whole lease from now.
+
+        Raises LockLost if its owner has lost it, or its session has ended. Raises LockBackendFailed.
+        """
         gone = self._request is not None and session_is_gone(self._request)
         return self._run(self._renew(gone=gone))
 
@@ -151,7 +155,7 @@ class Claim(Detached):
         return reply.held
 
     def _release(self) -> Protocol[bool]:
-        """Give the lock back; return whether its owner had it until then. Raises LockBackendFailed."""
+        """Give the lock back. Return whether its owner had it until then. Raises LockBackendFailed."""
         reply = yield from self.looking()
         self._held, self._belief = None, Belief()
         if not self._is_ours(reply) or reply.theirs is None:
@@ -161,7 +165,7 @@ class Claim(Detached):
 
     release, arelease = twins(_release)
 
-    # What is sent
+    # The commands
 
     def _run(self, steps: Protocol[T]) -> T:
         self._find_owner()
@@ -177,12 +181,15 @@ class Claim(Detached):
             self._owner = session_owner(self._request)
 
     def _is_ours(self, reply: Reply) -> bool:
-        """Whether the holder is a claim of this owner; not what a process holds for it."""
+        """Return whether the holder is a claim of this owner.
+
+        A process that holds the lock for the owner does not count.
+        """
         holder = reply.theirs
         return holder is not None and holder.get("owner") == self._owner and holder.get("process") == CLAIM
 
     def _terms(self) -> Terms:
-        """Its terms as of now: the lock of a session ends with the session, at the latest."""
+        """Return its terms as of now. The lock of a session ends with the session, at the latest."""
         terms = Terms(lease=self.lease, clock_margin=get_settings().CLOCK_MARGIN, owner=self._owner)
         if self._request is not None:
             left = terms.holder_lease_of(keep_session(self._request))
@@ -201,7 +208,7 @@ class Claim(Detached):
 
 
 def _hidden(owner: str) -> str:
-    """Return what stands for the owner where others see it. Who knows the owner can give the claim back."""
+    """Return a digest of the owner for others to see. Any code that knows the owner can give the claim back."""
     return f"claim:{hashlib.sha256(owner.encode()).hexdigest()[:32]}"
 
 
@@ -213,11 +220,13 @@ def claim(
     One request takes it (`Claim.acquire`), later ones extend it (`Claim.renew`), and one gives it back
     (`Claim.release`). Each makes its own object with the same key and owner.
 
-    owner: the request, for a claim of its session; or a text. All code that knows the text can extend the claim and
-    give it back, so the lock document has only a digest of it. The claim of a session ends on logout, when the session
-    expires, and at the next `Claim.renew` after the session was removed.
-    lease: the seconds that the claim lasts without `acquire` or `renew`.
-    label: a note for people who look at the locks.
-    using: the DATABASES alias (MONGOLOCK["DATABASE"]).
+    - owner: request, for a claim of its session, or a text. All code that knows the text can extend the claim and give
+      it back. The lock document therefore has only a digest of it.
+    - lease: seconds that the claim lasts without `acquire` or `renew`.
+    - label: note for people who look at the locks.
+    - using: DATABASES alias (MONGOLOCK["DATABASE"]).
+
+    The claim of a session ends on logout, when the session expires, and at the next `Claim.renew` after the session was
+    removed.
     """
     return Claim(key, owner, lease, label, using)

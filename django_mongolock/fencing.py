@@ -1,6 +1,6 @@
-"""Fencing tokens for data that is kept elsewhere: the data remembers the newest token, and refuses older ones.
+"""Fencing tokens for data that is kept elsewhere. The data remembers the newest token, and refuses older ones.
 
-A lease cannot stop a process that was paused past its end. What it writes afterwards carries an old token.
+A lease cannot stop a process that was paused past its end. Later writes of that process carry an old token.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ Target: TypeAlias = Rows | type[Model] | Collection[Document] | Callable[[], Col
 
 
 class FencingTokenField(models.BigIntegerField):  # type: ignore[type-arg]  # its types exist for checkers only
-    """Where a row keeps the largest fencing token that has written it. Starts at 0; not for forms."""
+    """The field in which a row keeps the largest fencing token that has written it.
+
+    The default is 0. Forms leave it out.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"default": 0, "editable": False, **options})
@@ -58,18 +61,23 @@ def fenced_update(
     using: str | None = None,
     **values: Any,
 ) -> int:
-    """Write *changes* and *values* where no later holder of the lock has written; return to how many rows or documents.
+    """Write *changes* and *values* unless a later holder of the lock has written.
 
-    target: a queryset of any database, with filters of its own table. Or with *filter*, a PyMongo collection (a MongoDB
-    filter), a function that returns one, or a model on MongoDB (the values of its fields, such as ``{"pk": 5}``).
-    token: the lock, or its `fencing_token`. field: where the newest token is kept; it is set in the same update. Only a
-    queryset needs it as a field of the model, and only there values may be expressions. using: the DATABASES alias of a
-    model.
+    Return the number of rows or documents.
 
-    Raises StaleToken if a row or document has a newer token; others are written nevertheless, unless a transaction is
-    rolled back by the error. The same token may write again. For documents also DocumentDamaged and LockBackendFailed;
-    the majority has what was written. Use the same lock wherever the field is written: tokens of different keys cannot
-    be compared.
+    - target: queryset of any database, with filters of its own table. With *filter*, a PyMongo collection, a function
+      that returns one, or a model on MongoDB.
+    - token: lock, or its `fencing_token`.
+    - filter: for a collection, a MongoDB filter. For a model, values of its fields, such as ``{"pk": 5}``.
+    - field: field that keeps the newest token, set in the same update. Only a queryset needs it as a field of the
+      model.
+    - using: DATABASES alias of a model.
+    - values: further changes. Only for a queryset, these may be expressions.
+
+    Raises StaleToken if a row or document has a newer token. The other rows are written nevertheless, unless the error
+    rolls back a transaction. The same token may write again. For documents, DocumentDamaged and LockBackendFailed may
+    be raised as well, and written documents are majority-committed. Use the same lock wherever the field is written,
+    because tokens of different keys cannot be compared.
     """
     number, made = _number(token), {**(changes or {}), **values}
     if isinstance(target, (QuerySet, models.Manager)):
@@ -98,7 +106,7 @@ async def afenced_update(
 
 
 class _Writer:
-    """This process, which counts its writes: so a late copy of one is known for an older write with the same token."""
+    """The write counter of this process. The count identifies a late copy as an older write with the same token."""
 
     def __init__(self) -> None:
         self.name = f"{os.getpid()}.{secrets.token_hex(12)}"
@@ -126,7 +134,7 @@ def _update_rows(rows: Rows, token: int, values: dict[str, Any], field: str, giv
     chosen = chosen.using(chosen.db)  # newer tokens are looked for there, too: a replica may not have them yet
     older = chosen.filter(Q(**{f"{field}__lte": token}) | Q(**{f"{field}__isnull": True}))
     if older.query.count_active_tables() > 1 or any(rows.model._meta.parents.values()):
-        # Django would look for the rows first, or in a part of the statement that is not judged again after a wait.
+        # Django would look for the rows first, or in a part of the statement that is not checked again after a wait.
         raise TypeError(
             "fenced_update() compares tokens where it writes: in one table. Filter by fields of the row's own, or by "
             "pk__in; a model that inherits from a table has several"
@@ -170,11 +178,11 @@ def _update_documents(
         refused = {"$and": [where, {"$expr": {"$not": [may_write]}}]}
         return collection.find_one(refused, {column: 1}, sort=[(column, -1)])
 
-    # Sent again after a lost answer, it writes the same once more, or is refused since a later holder has written, or
-    # this one again.
+    # A repeated write after a lost answer writes the same once more. The repeated write is refused if a later holder
+    # has written, or this holder has written again.
     written: int = yield from send(write, unanswered)
-    if unanswered:  # a copy of it may have written what the filter does not find any more
-        known = {name: where[name] for name in ("_id",) if name in where}  # it stays, and has an index
+    if unanswered:  # a copy may have written documents that the filter does not find any more
+        known = {name: where[name] for name in ("_id",) if name in where}  # the `_id` stays, and has an index
         written = yield from send(lambda collection: collection.count_documents({**known, **mark}))
     found = yield from send(find_newest)
     if found is None:
@@ -185,13 +193,15 @@ def _update_documents(
         raise DocumentDamaged(source.name, found["_id"], problem)
     if newest != token:
         raise StaleToken(token, newest, column, f"{source.name} {found['_id']!r}")
-    # Another thread or task has written meanwhile with the same token: after this one, or before it.
+    # Another thread or task has written meanwhile with the same token, after this write or before it.
     return written or (yield from _update_documents(source, where, token, column, changes))
 
 
 def _may_write(field_of_token: str, field_of_write: str, token: int, writer: str, number: int) -> Document:
-    """No token later than *token* stands in the document, and nothing that is no token; nor a later write of the same
-    *writer* with this token. The writer counts its writes."""
+    """Return the condition that the document has no later token, and no value that is no token.
+
+    With the same token, the same *writer* must not have written later. The writer counts its writes.
+    """
     name, stamp = field_of_token, field_of_write
     older = {"$lt": [f"${name}", literal(token)]}
     later_write = {"$and": [has(f"{stamp}.by", [writer]), {"$gt": [f"${stamp}.number", literal(number)]}]}

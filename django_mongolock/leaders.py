@@ -1,4 +1,4 @@
-"""`leader`: of all processes one leads, and when it cannot go on, another one does."""
+"""Leader election: one of all processes leads. When it cannot go on, another one does."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ T = TypeVar("T")
 AnyTerm = TypeVar("AnyTerm", bound="BaseTerm")
 #: The part of a lease that is left for the work to stop when the lease was not renewed.
 PART: Final = 1 / 3
-#: What to do instead of returning work that has not begun.
+#: The cure for returning work that has not begun.
 CURE: Final = "it has to be done in the term; for coroutine functions there is arun()"
-#: How often the thread of a term looks at its lock, in seconds. It shares nothing with the callbacks of other locks,
-#: which may take their time (F112).
+#: Seconds between two looks of a term's thread at its lock. The thread shares nothing with the callbacks of other
+#: locks, because those may take their time (F112).
 LOOK_EVERY: Final = 0.1
 
 
 class BaseTerm:
-    """The time for which a process leads: from its election until its work has to stop.
+    """The time for which a process leads, from its election until its work has to stop.
 
-    lock: the lock by which it leads. It stays held until the block has been left, unless it is lost: by force, or
-    because this process was paused.
+    - lock: lock by which the process leads. The lock stays held until the block has been left, unless it is lost by
+      force or because this process was paused.
     """
 
     def __init__(self, lock: MongoLock) -> None:
@@ -64,30 +64,36 @@ class BaseTerm:
 
     @property
     def left(self) -> float:
-        """For how many seconds the work may go on if the lease is not renewed: `PART` of it is left then."""
+        """Seconds for which the work may go on if the lease is not renewed. `PART` of the lease is left after that."""
         return self.lock.remaining - self.lock.terms.lease * PART
 
     def end(self) -> None:
-        """Have the work stop: set `ended`. The lock is released when the block has been left."""
+        """Tell the work to stop by setting `ended`. The lock is released when the block has been left."""
         self._over.set()
 
     def watch(self) -> None:
-        """End the term, from a thread of its own, when its lock is lost, requested, or was not renewed for too long."""
-        watched = weakref.ref(self), self._over  # weakly: a dropped term must not be what keeps its lock
+        """Start a thread that ends the term when its lock is lost, requested, or was not renewed for too long."""
+        watched = weakref.ref(self), self._over  # weakly: a dropped term must not keep its lock
         threading.Thread(target=_watch, args=watched, name="mongolock-term", daemon=True).start()
 
 
 class Term(BaseTerm):
-    """See BaseTerm. ended: an event that is set when the work has to stop."""
+    """A term with an event. See BaseTerm."""
 
     @property
     def ended(self) -> threading.Event:
-        """Set when the work has to stop: look at it between two steps, or wait on it instead of sleeping."""
+        """The event that is set when the work has to stop.
+
+        Look at it between two steps, or wait on it instead of sleeping.
+        """
         return self._over
 
 
 class AsyncTerm(BaseTerm):
-    """A term in a coroutine: see Term. ended: an `asyncio.Event`."""
+    """A term in a coroutine. See Term.
+
+    - ended: `asyncio.Event`.
+    """
 
     def __init__(self, lock: MongoLock) -> None:
         super().__init__(lock)
@@ -112,7 +118,7 @@ def _watch(weak: weakref.ref[BaseTerm], over: threading.Event) -> None:
 
 
 class Leader:
-    """Stands for election: see `leader`. One term at a time; make one for each thread or task."""
+    """A candidate for leadership: see `leader`. One term at a time. Make one for each thread or task."""
 
     def __init__(self, new_lock: Callable[[], MongoLock]) -> None:
         self.key = new_lock().key
@@ -120,10 +126,10 @@ class Leader:
         self._term: BaseTerm | None = None
 
     def run(self, work: Callable[[Term], T]) -> T:
-        """Call *work* with the term whenever elected, until it returns in its term; return its result.
+        """Call *work* with the term whenever elected, until it returns within its term. Return its result.
 
-        If the term ends before, *work* has to return, and this process stands for election again. What *work* raises
-        is raised, unless it is the loss of this lock, or a group of nothing else.
+        If the term ends before, *work* has to return, and this process stands for election again. Errors of *work* are
+        raised, except the loss of this lock, or a group of nothing else.
         """
         if iscoroutinefunction(work) or not callable(work):
             raise TypeError("run() calls a function with the term; for a coroutine function there is arun()")
@@ -185,7 +191,7 @@ class Leader:
 
     @contextlib.contextmanager
     def _standing(self) -> Iterator[None]:
-        """Swallow the loss of the lock in the block, which stands for election again."""
+        """Swallow the loss of the lock within the block, so that the leader stands for election again."""
         try:
             yield
         except (LockLost, BaseExceptionGroup) as error:
@@ -203,7 +209,7 @@ class Leader:
         return term
 
     def _end(self) -> MongoLock:
-        """End the term; return its lock, which is to be released."""
+        """End the term. Return its lock, still to be released."""
         if (term := self._term) is None:
             raise LockMisused("this leader is not in a term")
         self._term = None
@@ -222,18 +228,20 @@ def leader(
 ) -> Leader:
     """Lead under *key*, as one of all processes: ``with leader("scheduler") as term:``, `Leader.run`, or async.
 
-    It waits to be elected, without end unless wait= says (then LockNotAcquired), first come, first served. lease, wait,
-    label, using: those of `mongo_lock`.
+    The call waits to be elected, first come, first served. If *wait* ends the wait, the call raises LockNotAcquired.
+    Without *wait*, the wait has no end.
 
-    The work has to stop when the term ends (`Term.ended`): when the lease was not renewed until a third of it is left,
-    when a release is requested, when the lock is lost, and at the end of the block. The lock is released when the block
-    has been left, and not before. Of 30 seconds of LEASE, 10 are left to stop, and the next leader begins 3 seconds
-    later at the earliest. After a forced release, or while this process is paused, the next one may begin at once:
-    fence what it writes (`Term.fencing_token`).
+    - lease, wait, label, using: as in `mongo_lock`.
+
+    The work has to stop when the term ends (`Term.ended`). A term ends when the lease was not renewed until a third of
+    it is left, when a release is requested, when the lock is lost, and at the end of the block. The lock is released
+    when the block has been left, and not before. With a LEASE of 30 seconds, 10 seconds are left to stop. The next
+    leader begins 3 seconds later at the earliest. After a forced release, or while this process is paused, the next
+    leader may begin at once. Fence the writes with `Term.fencing_token`.
 
     A block stands for election once. `run` and `arun` stand again.
     """
     given = {"lease": lease, "wait": wait, "label": label, "using": using}
     options = replace(chosen({**given, **unknown}, given), release="now", whole=True)
-    # The term looks at its lock. But only a lock with a function for requests hears of them at once.
+    # The term looks at its lock. Only a lock with a function for requests hears of them at once.
     return Leader(partial(make_lock, (key,), replace(options, on_release_requested=lambda _: None)))

@@ -1,4 +1,4 @@
-"""Owners: on whose behalf a process holds a lock. A web session can be one; a logout releases what it holds."""
+"""Owners, on whose behalf a process holds a lock. A web session can be an owner. A logout releases its locks."""
 
 from __future__ import annotations
 
@@ -23,29 +23,32 @@ __all__ = ["asession_owner", "release_owner", "session_owner"]
 
 #: The key under which a session keeps its owner.
 OWNER_KEY: Final = "_mongolock_owner"
-#: How long a logout, or a worker that cleans up, waits for MongoDB, in seconds.
+#: The seconds that a logout, or a worker that cleans up, waits for MongoDB.
 CLEANUP_TIMEOUT: Final = 2.0
 
 
 def release_owner(owner: str, *, using: str | None = None) -> int:
-    """Release every lock of *owner*, whichever process holds it; return how many were released.
+    """Release every lock of *owner*, in any process. Return the number of released locks.
 
-    Other holders of a shared lock or a semaphore keep theirs. A holder that still runs learns of it at its next
-    renewal; what it does until then is stopped only where its fencing token is compared. Raises LockBackendFailed.
+    Other holders of a shared lock or a semaphore keep theirs. A running holder learns of the release at its next
+    renewal. Until then, writes of that holder are stopped only where its fencing token is compared. Raises
+    LockBackendFailed.
     """
     return release_holders(check_fact("owner", owner) or "", using)
 
 
 def release_holders(owner: str, using: str | None = None, **which: Any) -> int:
-    """See release_owner(). which: the options of `operations.release_owner`."""
+    """See release_owner(). The options in *which* are those of `operations.release_owner`."""
     taken, _left = operations.release_owner(mongo_store(using), owner, **which)
     _report(taken, using, operations.OWNER_DONE)
     return len(taken)
 
 
 def release_gone(place: str, using: str | None = None) -> int:
-    """Release every lock that is held at this *place* by a process that has ended; return how many other holders are
-    left there. Raises LockBackendFailed."""
+    """Release every lock that a process which has ended holds at this *place*. Raises LockBackendFailed.
+
+    Return the number of other holders that are left there.
+    """
     reason = operations.OWNER_GONE
     taken, left = operations.release_owner(
         mongo_store(using), place, field="place", gone=True, reason=reason, timeout=CLEANUP_TIMEOUT
@@ -60,7 +63,7 @@ def _report(taken: list[str], using: str | None, reason: str) -> None:
 
 
 def keep_session(request: HttpRequest) -> float:
-    """Have the session saved with the response, so that it lasts for its whole age again; return that, in seconds.
+    """Mark the session as modified, so that the response saves it for its whole age again. Return the age in seconds.
 
     The session was loaded before, so nothing waits here.
     """
@@ -71,12 +74,12 @@ def keep_session(request: HttpRequest) -> float:
 
 
 def session_owner(request: HttpRequest) -> str:
-    """The owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
+    """Return the owner that stands for the session of *request*, for ``mongo_lock(..., owner=session_owner(request))``.
 
-    It is made of the session's key and the project's secret, so all requests of a session have the same one, and it
-    does not reveal the key. A new session, which has no key, keeps a random one. A login keeps it. Logout releases what
-    the session holds in MONGOLOCK["DATABASE"]. A session that ends in another way leaves its locks to their leases.
-    Raises TypeError without a session.
+    The owner is made of the session's key and the project's secret. All requests of a session therefore have the same
+    owner, and the owner does not reveal the key. A new session has no key, and keeps a random owner. A login keeps the
+    owner. Logout releases the locks of the session in MONGOLOCK["DATABASE"]. A session that ends in another way leaves
+    its locks to their leases. Raises TypeError without a session.
     """
     session = session_of(request)
     if (owner := session.get(OWNER_KEY)) is None:
@@ -96,7 +99,7 @@ def session_is_gone(request: HttpRequest) -> bool:
 
 
 def session_of(request: HttpRequest) -> Any:
-    """Return the session of a request. Raises TypeError for anything that has none."""
+    """Return the session of a request. Raises TypeError for an object without one."""
     session = getattr(request, "session", None)
     if session is None:
         kind = type(request).__name__
@@ -107,18 +110,21 @@ def session_of(request: HttpRequest) -> Any:
 
 
 def _is_stored(session: Any) -> bool:
-    """Whether it has a key that stays: not in its first request, and not where the cookie itself keeps it."""
+    """Return whether the session has a lasting key.
+
+    A session has none in its first request, or if the cookie itself keeps the session.
+    """
     return session.session_key is not None and not isinstance(session, signed_cookies.SessionStore)
 
 
 def _derived(session: Any) -> str:
-    # A session without a key has no other request yet. It is not stored here: the caller may forget it again.
+    # A session without a key has no other request yet. Do not store it here, because the caller may forget it again.
     key = session.session_key if _is_stored(session) else secrets.token_urlsafe(16)
     return f"session:{salted_hmac('django_mongolock.owners', key, algorithm='sha256').hexdigest()[:32]}"
 
 
 def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: object) -> None:
-    """Release what the session holds. For a session that never was an owner, nothing is sent."""
+    """Release the locks of the session. For a session that never was an owner, nothing is sent."""
     session = getattr(request, "session", None)
     if session is None or (owner := session.pop(OWNER_KEY, None)) is None:
         return
@@ -129,5 +135,5 @@ def _release_on_logout(sender: object, request: HttpRequest | None, **kwargs: ob
 
 
 def watch_sessions() -> None:
-    """Release what a session holds on logout. Called once, when the apps are ready."""
+    """Release the locks of a session on logout. Called once, when the apps are ready."""
     user_logged_out.connect(_release_on_logout, dispatch_uid="django_mongolock.logout")

@@ -15,16 +15,16 @@ __all__ = ["MongoLockRouter"]
 
 #: The apps whose models are read from the database of the locks.
 LABELS: Final = {"django_mongolock"}
-#: What belongs into DATABASE_ROUTERS.
+#: The entry for DATABASE_ROUTERS.
 ROUTER: Final = f"{__name__}.MongoLockRouter"
 
 
 class MongoLockRouter:
-    """Put ``"django_mongolock.router.MongoLockRouter"`` first in DATABASE_ROUTERS.
+    """The router of the lock models. Put ``"django_mongolock.router.MongoLockRouter"`` first in DATABASE_ROUTERS.
 
-    The models of the locks are read from MONGOLOCK["DATABASE"]. Other apps are not migrated there, unless it is the
-    default database: their migrations do not run on MongoDB, and neither does the creation of their permissions.
-    A project that keeps models of its own in the same alias puts its own router before this one. Where MongoDB is the
+    The models of the locks are read from MONGOLOCK["DATABASE"]. Unless that is the default database, other apps are not
+    migrated there. Their migrations do not run on MongoDB, and neither does the creation of their permissions. A
+    project that keeps models of its own in the same alias puts its own router before this one. If MongoDB is the
     default database, the router is added by itself.
     """
 
@@ -36,17 +36,19 @@ class MongoLockRouter:
 
     def allow_migrate(self, db: str, app_label: str, model_name: str | None = None, **hints: Any) -> bool | None:
         try:
-            home: object = raw_settings().get("DATABASE", "")  # another setting that is wrong changes nothing here
+            home: object = raw_settings().get("DATABASE", "")  # another wrong setting changes nothing here
         except ImproperlyConfigured:
             return None  # the checks report it
         if app_label in LABELS:
-            # The models only read: nothing is made for them, and `dumpdata` and `loaddata` leave them out.
+            # The models only read. Nothing is made for them, and `dumpdata` and `loaddata` leave them out.
             return db == home and model_name is None
         return False if db == home and home != DEFAULT_DB_ALIAS else None
 
 
 def add_router() -> None:
-    """Add the router to the project's, where they need not name it: `dumpdata` asks the routers what to leave out."""
+    """Add the router to the project's if the project need not name it, because `dumpdata` asks the routers what to
+    leave out.
+    """
     with suppress(ImproperlyConfigured):  # the checks report it
         if get_settings().DATABASE == DEFAULT_DB_ALIAS:
             router.routers.append(MongoLockRouter())

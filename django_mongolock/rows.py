@@ -1,4 +1,4 @@
-"""Locking a row: acquire its lock, then read it, so that you have what the holder before you has written."""
+"""Locked rows: acquire the lock of a row, then read the row, so that you see the writes of the previous holder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LockedQuerySet", "LockedRow", "locked"]
 
 M = TypeVar("M", bound=Model)
 
-#: How often a row may turn out to have another primary key than the one that was asked for.
+#: The number of times that a row may turn out to have another primary key than the requested one.
 _SPELLINGS = 3
 
 
@@ -49,13 +49,15 @@ def locked(
 ) -> LockedRow[M]:
     """Lock and then read the row that ``get(**lookup)`` finds: ``with locked(User, pk=5) as user:``.
 
-    source: a model, a manager or a queryset, with its filters and its `select_related`. wait, lease and lock_options
-    are those of `mongo_lock`; to look a row up by a field of one of these names, use ``filter()``. ``with`` and ``async
-    with`` give a fresh instance, read from the database that is written to; the lock is the same as
-    ``mongo_lock(instance)``, and available as `LockedRow.lock`. A row that does not exist, or does not match any more,
-    raises the model's DoesNotExist, and the lock is released.
+    - source: model, manager or queryset, with its filters and its `select_related`.
+    - wait, lease, lock_options: as in `mongo_lock`. To look a row up by a field of one of these names, use
+      ``filter()``.
 
-    Only code that locks the row as well is kept out. Open a transaction inside the block, not around it: otherwise the
+    ``with`` and ``async with`` give a fresh instance, read from the database for writing. The lock is the same as
+    ``mongo_lock(instance)``, and available as `LockedRow.lock`. If the row does not exist, or does not match any more,
+    the model's DoesNotExist is raised and the lock is released.
+
+    Only code that locks the row as well is kept out. Open a transaction inside the block, not around it. Otherwise the
     lock is released before the commit, and an older snapshot may be read.
     """
     given: Any = source
@@ -71,12 +73,12 @@ def locked(
 
 
 class LockedRow(Generic[M]):
-    """A row to be locked and read; make a new one for every use."""
+    """A row to be locked and read. Make a new one for every use."""
 
     def __init__(self, queryset: models.QuerySet[M, M], lookup: dict[str, Any], options: LockKeywords) -> None:
         if not issubclass(queryset._iterable_class, ModelIterable):
             raise TypeError("only whole instances can be locked: remove values() and values_list()")
-        # A replica may not have yet what the one before us has written.
+        # A replica may not have the writes of the previous holder yet.
         inner: Any = queryset
         self._rows = queryset.using(inner._db or router.db_for_write(queryset.model, **inner._hints))
         self._lookup = lookup
@@ -85,7 +87,7 @@ class LockedRow(Generic[M]):
 
     @property
     def lock(self) -> MongoLock:
-        """The lock, once it is acquired: `fencing_token`, `ensure_held()` and the rest; before, LockMisused."""
+        """The acquired lock, with `fencing_token`, `ensure_held()` and the rest. Raises LockMisused before."""
         if self._lock is None:
             raise LockMisused("this row is not locked: use it with `with` or `async with`")
         return self._lock
@@ -133,7 +135,7 @@ class LockedRow(Generic[M]):
         return await self.lock.__aexit__(kind, error, traceback)
 
     def _find(self) -> Any:
-        """Return the primary key, as given or of the row that matches. Raises what the model's `get` raises."""
+        """Return the primary key, as given or of the row that matches. Raises the errors of the model's `get`."""
         if set(self._lookup) == {"pk"} or set(self._lookup) == {self._rows.model._meta.pk.name}:
             (value,) = self._lookup.values()
             return _as_pk(self._rows.model, value)
@@ -147,7 +149,7 @@ class LockedRow(Generic[M]):
         return self._rows.get(**{**self._lookup, "pk": pk})
 
     def _fits(self, lock: MongoLock, row: M) -> bool:
-        """Return whether it is the lock of this row. A database may find a key in another spelling."""
+        """Return whether *lock* is the lock of this row. A database may find a key in another spelling."""
         if not lock.key.endswith(row_key(self._rows.model, row.pk, self._rows.db)):
             return False
         self._lock = lock
@@ -155,7 +157,7 @@ class LockedRow(Generic[M]):
 
 
 def _as_pk(model: type[Model], value: Any) -> Any:
-    """Return a primary key as the model has it: "5" for an integer is 5, text for a UUID is a UUID."""
+    """Return a primary key in the model's type. "5" for an integer becomes 5, text for a UUID becomes a UUID."""
     if isinstance(value, Model):
         return value.pk
     key = model._meta.pk

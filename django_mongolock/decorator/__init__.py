@@ -1,4 +1,4 @@
-"""Callables that run under a lock: `mongo_locked`, and `once_per`, which runs a job once in a period."""
+"""Callables that run under a lock: `mongo_locked`, and `once_per` for a job that runs once in a period."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 else:
     Chosen = TypeVar("Chosen")
 
-#: The attribute of a decorated callable that has the templates of its keys, for the checks.
+#: The attribute of a decorated callable with the templates of its keys, for the checks.
 TEMPLATES: Final = "_mongolock_templates"
 
 
@@ -55,7 +55,7 @@ class LockedKeywords(LockKeywords, total=False):
 
 
 class LockedDecorator(Generic[Chosen]):
-    """What `mongo_locked` returns. With ``on_contention="skip"``, a call may also return `SKIPPED`."""
+    """The decorator that `mongo_locked` returns. With ``on_contention="skip"``, a call may also return `SKIPPED`."""
 
     def __init__(self, plan: LockPlan) -> None:
         self._plan = plan
@@ -76,7 +76,7 @@ class LockedDecorator(Generic[Chosen]):
     def __enter__(self) -> NoReturn:
         raise TypeError("mongo_locked() decorates a function: for a block, use `with mongo_lock(...):`")
 
-    __aenter__ = __exit__ = __aexit__ = __enter__  # Python looks them all up before it enters
+    __aenter__ = __exit__ = __aexit__ = __enter__  # Python looks all of them up before it enters
 
 
 def mongo_locked(
@@ -87,27 +87,40 @@ def mongo_locked(
 ) -> LockedDecorator[Chosen]:
     """Run a function, coroutine function, generator, view, view class, method or Celery task under a lock.
 
-    templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
-    ``"sync:{account.pk}"``. key: instead, a callable that takes the same arguments and returns the key, or a model
-    instance. With neither, the key is the dotted name of the function: all its calls share one lock, whatever their
-    arguments. permits, weight, resize: how many calls may run at once, as in `mongo_semaphore`; without it, one.
-    options: those of `mongo_lock`.
+    - templates: keys, filled from the arguments of the call by the names of their parameters: ``"order:{order_id}"``,
+      ``"sync:{account.pk}"``.
+    - key: callable that replaces the templates. The callable takes the arguments of the call and returns the key or a
+      model instance.
+    - permits, weight, resize: number of calls that may run at once, as in `mongo_semaphore`. Without them, one call
+      runs.
+    - on_contention: reaction to a busy lock, see below.
+    - options: as in `mongo_lock`.
 
-    on_contention: "raise" LockNotAcquired; "skip": return `SKIPPED`, which is false; "respond": for views, 423 with
-    Retry-After, or 503 while MongoDB does not answer; "retry": a Celery task comes back later, without using up its
-    retries; or a callable that takes the error and the arguments of the call, and whose result is returned (awaited if
-    the function is async), such as those of `contrib.queues`. Generators accept "raise" and "skip", which yields
-    nothing. While MongoDB does not answer, it is not known whether the lock is busy: all but "respond" and "retry"
-    raise LockBackendFailed then, and "retry" does after MONGOLOCK["RETRY_OUTAGE"] seconds.
+    Without templates and key, the key is the dotted name of the function. All calls of the function then share one
+    lock, whatever their arguments.
 
-    Without ``wait=``, it waits for MONGOLOCK["WAIT"]; in views for MONGOLOCK["SHORT_WAIT"], so that it does not block a
-    worker; with "skip" not at all. A task with "retry" waits for SHORT_WAIT if the lock has been held for less and no
-    other waits for it, and otherwise comes back.
+    The values of on_contention:
+
+    - "raise" raises LockNotAcquired.
+    - "skip" returns `SKIPPED`, a false value.
+    - "respond" is for views. The answer is 423 with Retry-After, or 503 while MongoDB does not answer.
+    - "retry" is for Celery tasks. The task comes back later, without using up its retries.
+    - A callable gets the error and the arguments of the call. Its result is returned (awaited if the function is
+      async). The callables of `contrib.queues` are examples.
+
+    Generators accept "raise" and "skip". With "skip", a generator yields nothing. While MongoDB does not answer, nobody
+    knows whether the lock is busy. All policies but "respond" and "retry" raise LockBackendFailed then. "retry" raises
+    it after MONGOLOCK["RETRY_OUTAGE"] seconds.
+
+    Without ``wait=``, a call waits for MONGOLOCK["WAIT"]. A view waits for MONGOLOCK["SHORT_WAIT"], so that it does not
+    block a worker. With "skip", a call does not wait at all. A task with "retry" waits for SHORT_WAIT if the lock has
+    been held for less and no other waits for it. Otherwise the task comes back.
 
     Every call has a lock of its own. A generator holds it until it ends or is closed, a streaming response until it is
-    sent or closed. A view under ATOMIC_REQUESTS commits before its lock is released. Put it below ``@shared_task`` for
-    a task, and on the class or on one of its methods for a view class.
-    Raises TypeError and ValueError at once for what it cannot decorate and for templates that do not fit.
+    sent or closed. A view under ATOMIC_REQUESTS commits before its lock is released. Put the decorator below
+    ``@shared_task`` for a task, and on the class or on one of its methods for a view class.
+
+    Raises TypeError and ValueError at once for things that it cannot decorate, and for templates that do not fit.
     """
     given: tuple[object, ...] = templates
     for template in given:
@@ -130,7 +143,7 @@ def mongo_locked(
 
 
 def decorate(plan: LockPlan, function: Any) -> Any:
-    """Return *function*, or a view class, with its calls made by a plan."""
+    """Return *function* or a view class, with its calls made according to the plan."""
     if isinstance(function, type):
         return _decorate_class(plan, function)
     if hasattr(function, "apply_async"):
@@ -159,13 +172,13 @@ def _decorate_class(plan: LockPlan, cls: type) -> type:
         return await dispatch(view, request, *args, **kwargs)
 
     locked = functools.wraps(dispatch)(arun if cls.view_is_async or iscoroutinefunction(dispatch) else run)
-    # The default key must be that of this class, also if it inherits its dispatch().
+    # The default key must be that of this class, even if the class inherits its dispatch().
     locked.__module__, locked.__qualname__ = cls.__module__, f"{cls.__qualname__}.dispatch"
     cls.dispatch = decorate(plan, locked)  # type: ignore[method-assign]
     return cls
 
 
-#: Seconds between two looks at a run that is at work: they double from one look to the next.
+#: Seconds between two looks at a running run. The pause doubles from one look to the next.
 SHORTEST_LOOK, LONGEST_LOOK = 0.1, 1.0
 #: Seconds that a call waits beyond the lease of a run that may have died.
 MARGIN: Final = 1.0
@@ -185,28 +198,28 @@ def once_per(
     using: str | None = None,
     **unknown: Never,
 ) -> Callable[[C], C]:
-    """Run a function once in the period of its schedule: further calls return `SKIPPED`, which is false.
+    """Run a function once in the period of its schedule. Further calls return `SKIPPED`, a false value.
 
-    template: the key, filled from the arguments of the call as in `mongo_locked`; each key has a period of its own.
-    Without it, the key is ``"once:"`` and the dotted name of the function.
-    days, hours, minutes, seconds: the period of the schedule.
-    wait: the seconds that a call waits for the end of a run that is at work. Default: a lease and its margin, after
-    which the run of a dead process is over.
-    lease, using: those of `mongo_lock`.
+    - template: key, filled from the arguments of the call as in `mongo_locked`. Each key has a period of its own.
+      Default: ``"once:"`` and the dotted name of the function.
+    - days, hours, minutes, seconds: period of the schedule.
+    - wait: seconds that a call waits for the end of a running run. Default: lease and margin. The run of a dead process
+      is over after that time.
+    - lease, using: as in `mongo_lock`.
 
     A call is skipped only if the run of the period has ended well. While a run is at work, a call waits for its end, or
     for its death. If the run is still at work then, the call raises LockNotAcquired, and a management command exits
-    with code 75. A Celery task does not wait: it comes back until the run has ended.
+    with code 75. A Celery task does not wait, but comes back until the run has ended.
 
-    The period counts from the start of a run, according to MongoDB's clock, and ends a tenth early, so that the next
-    run is not skipped because it starts a moment sooner than the last one did. A run keeps the key for as long as it
-    takes, also beyond its period. A run that raises, is ended by SIGTERM, or dies does not count: the key is free
-    again, at the latest a lease later. A run counts if its error comes out of a function of ``transaction.on_commit``,
-    because its work is committed.
+    The period counts from the start of a run, according to MongoDB's clock. The period ends a tenth early, because the
+    next run may start a moment sooner than the last one did. A run keeps the key as long as it takes, also beyond its
+    period. A run that raises, is ended by SIGTERM, or dies does not count. The key is free again, at the latest a lease
+    later. A run counts if its error comes out of a function of ``transaction.on_commit``, because its work is
+    committed.
 
-    It decorates functions and coroutine functions; put it below ``@shared_task`` for a Celery task. It is not meant for
-    periods of a few seconds, nor for exact ones. A job that must never run twice, whatever happens, needs a check of
-    its own.
+    The decorator accepts functions and coroutine functions. Put it below ``@shared_task`` for a Celery task. Do not use
+    it for periods of a few seconds or for exact periods. A job that must never run twice, whatever happens, needs a
+    check of its own.
     """
     given = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
     options = chosen({"wait": wait, "lease": lease, "using": using, **unknown}, [*given, "wait", "lease", "using"])
@@ -221,9 +234,9 @@ def once_per(
 
 
 class OncePolicy(Skip):
-    """A call returns `SKIPPED` if a run of this period has ended well. It waits while a run is at work.
+    """The policy of `once_per`: return `SKIPPED` if a run of this period has ended well, wait while a run is at work.
 
-    wait: for how many seconds. None: without end.
+    - wait: seconds to wait. None: without end.
     """
 
     kinds = ("call",)
@@ -244,12 +257,12 @@ class OncePolicy(Skip):
         return isinstance(error, LockNotAcquired) and not (error.kept or isinstance(error, LockReentry))
 
     def answer(self, error: LockNotAcquired, call: CallFacts) -> Any:
-        """Return `SKIPPED` if the run has ended well; else try again until the time is over."""
+        """Return `SKIPPED` if the run has ended well. Otherwise try again until the time is over."""
         if error.kept:
             return super().answer(error, call)
         if (left := self._deadline(get_settings(), call) - clock.now()) <= 0:
             raise busy_error(error)
-        # A place in the queue would not help: the end of the run keeps the key.
+        # A place in the queue would not help, because the end of the run keeps the key.
         call.pause = min(left, LONGEST_LOOK, SHORTEST_LOOK * 2 ** min(call.tries, 8))
         return AGAIN
 
@@ -262,5 +275,7 @@ class OncePolicy(Skip):
         return call.began + Terms(clock_margin=settings.CLOCK_MARGIN).server_lease_of(lease) + MARGIN
 
     def gives_up(self, error: BaseException) -> bool:
-        """An error of a function of ``transaction.on_commit`` is none of the run: its work is committed."""
+        """Return False for an error of a function of ``transaction.on_commit``, because the work of the run is
+        committed.
+        """
         return not out_of_commit_hook(error)

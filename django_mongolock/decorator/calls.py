@@ -1,4 +1,4 @@
-"""The four ways to call a decorated function. Each call makes a lock, calls, and releases the lock."""
+"""The four kinds of decorated calls. Each call makes a lock, calls the function, and releases the lock."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from .locked_command import sigterm_as_exit
 from .policies import AGAIN, VARIABLE, CallFacts, Policy, Unlocked, find_request, policy_here
 from .views import atomic, deferred_aliases, hold_while_streaming
 
-#: Why a call has no lock: contention, a server that does not answer, a value of the call that makes no key.
+#: The errors of a call without a lock: contention, a server that does not answer, a value that makes no key.
 _UNLOCKED = (LockNotAcquired, LockBackendFailed, LockKeyInvalid)
-#: How much the latest hold counts in the mean of a function.
+#: The weight of the latest hold in the mean of a function.
 LATEST: Final = 0.2
 Arguments = tuple[Any, ...]
 Keywords = dict[str, Any]
 
 
-#: The functions of the project's modules whose calls share one lock, although they have arguments: for a check.
+#: The functions of the project's modules whose calls share one lock although they have arguments, for a check.
 shared_by_all: Final[set[str]] = set()
 
 
 class LockedFunction:
-    """Wraps one function. It keeps no state of a call, since calls run concurrently: each is a `LockedCall`."""
+    """The wrapper of one function. Calls run concurrently, so the state of a call is in a `LockedCall`."""
 
     def __init__(self, plan: LockPlan, wrapped: Callable[..., Any]) -> None:
         self.plan = plan
@@ -46,7 +46,7 @@ class LockedFunction:
         self.name = _dotted_name(wrapped)
         self.signature = _signature(wrapped)
         self.options = replace(plan.options, label=plan.options.label or self.name[-200:])
-        #: For how many seconds its lock is usually held, as far as this process knows.
+        #: The seconds for which its lock is usually held, as far as this process knows.
         self.usual: float | None = None
         self.is_generator = inspect.isgeneratorfunction(wrapped) or inspect.isasyncgenfunction(wrapped)
         if self.is_generator:
@@ -66,13 +66,13 @@ class LockedFunction:
             shared_by_all.add(self.name)
 
     def wrapper(self) -> Callable[..., Any]:
-        """Return what runs each call under its lock, as the kind of the function needs it."""
+        """Return the wrapper that runs each call under its lock, of the same kind as the function."""
         if self.is_generator:
             return self.async_generator() if inspect.isasyncgenfunction(self.wrapped) else self.generator()
         return self.coroutine() if iscoroutinefunction(self.wrapped) else self.function()
 
     def _call(self, args: Arguments, kwargs: Keywords) -> LockedCall:
-        """A new call. Raises TypeError if the policy does not fit it."""
+        """Return a new call. Raises TypeError if the policy does not fit the call."""
         call = LockedCall(self, args, kwargs)
         if not self.is_generator:
             call.request = find_request(args, kwargs)
@@ -80,7 +80,7 @@ class LockedFunction:
         return call
 
     def _note(self, call: LockedCall, seconds: float) -> None:
-        """Note how long the lock was held, for those who are refused: a mean in which the latest counts most."""
+        """Add a hold to the mean for refused callers. The latest hold has the most weight."""
         if call.begun:
             self.usual = seconds if self.usual is None else self.usual + LATEST * (seconds - self.usual)
 
@@ -88,7 +88,7 @@ class LockedFunction:
         def attempt(call: LockedCall) -> Any:
             try:
                 call.begin()
-                # No ExitStack: a signal that strikes in its Python would leave the lock behind.
+                # Do not use ExitStack. A signal that interrupts its Python code would leave the lock behind.
                 with call.lock() as lock:
                     began = clock.now()
                     result = call.run(lock)
@@ -171,7 +171,7 @@ class LockedFunction:
 class LockedCall(CallFacts):
     """One call of a decorated function.
 
-    begun: whether the function itself was called; what it raises is its own.
+    - begun: whether the function itself was called. Errors after that are the function's own.
     """
 
     begun = False
@@ -182,17 +182,17 @@ class LockedCall(CallFacts):
         self.policy = policy_here(function.plan.policy)
 
     def begin(self) -> None:
-        """Begin a try. Raises what the policy raises."""
+        """Begin a try. Raises the errors of the policy."""
         if self.tries == 0:
             self.policy.begin(self)
         self.trial = self.tries == 0 and self.policy.tries_first(self)
 
     def lock(self) -> DjangoLock:
-        """Return a new lock. For a Celery task, its owner is the id of the task."""
+        """Return a new lock. In a Celery task, the owner of the lock is the id of the task."""
         options, wait = self.options, 0.0 if self.trial else self.options.wait
         if isinstance(wait, Unset):
             wait = self.policy.first_wait(get_settings(), self)
-        # Inside a transaction of ATOMIC_REQUESTS, the lock is released after it.
+        # Inside a transaction of ATOMIC_REQUESTS, release the lock after the transaction.
         release = options.release or ("on_commit" if self.request is not None else None)
         owner = options.owner or task_owner()
         lock = make_lock(self.keys(), options, wait=wait, owner=owner, release=release)
@@ -233,9 +233,9 @@ class LockedCall(CallFacts):
             raise
 
     def refused(self, error: Unlocked) -> Any:
-        """Return the result of a call that could not acquire its lock; or raise what is raised instead.
+        """Return the result of a call that could not acquire its lock, or raise the policy's error.
 
-        If the function was called, *error* is its own, and is raised.
+        If the function was called, *error* is the function's own, and is raised.
         """
         if self.begun:
             raise error
@@ -245,11 +245,14 @@ class LockedCall(CallFacts):
         return self.policy.refused(error, self)
 
     async def arefused(self, error: Unlocked) -> Any:
-        """See refused(). A view's answer is made in a thread: the project's page may load the user of the request."""
+        """See refused().
+
+        A thread makes the answer of a view, because the project's page may load the user of the request.
+        """
         return self.refused(error) if self.request is None else await sync_to_async(self.refused)(error)
 
     def finished(self, result: Any) -> Any:
-        """Return *result*; raise TypeError if it is work that would only begin after the release."""
+        """Return *result*. Raises TypeError if the work would only begin after the release."""
         name = self.function.plan.name
         here = "directly on the coroutine or generator function, or on the view class instead of its dispatch()"
         return finished(result, self.function.name, f"put @{name} {here}")
@@ -259,7 +262,7 @@ class LockedCall(CallFacts):
 class LockPlan:
     """The arguments of `mongo_locked`, or of the decorator with this *name*.
 
-    default_key: what begins the key if there is neither a template nor a function for it, before the function's name.
+    - default_key: prefix of the function's name in the key, if neither a template nor a function for the key is given.
     """
 
     policy: Policy
@@ -271,24 +274,25 @@ class LockPlan:
 
 
 def _has_arguments(signature: inspect.Signature) -> bool:
-    """Whether calls may differ in more than the request."""
+    """Return whether calls may differ in more than the request."""
     named = {parameter.name for parameter in signature.parameters.values() if parameter.kind not in VARIABLE}
     return bool(named - {"self", "cls", "request"})
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature by which *function* is called."""
+    """Return the signature by which *function* is called."""
     inner = inspect.unwrap(function, stop=lambda f: isinstance(f, functools.partial) or hasattr(f, "__signature__"))
     if isinstance(inner, functools.partial):
-        # method_decorator() marks its partial of a bound method as wrapping the method, which has `self` besides.
+        # method_decorator() marks its partial of a bound method as a wrapper of the method. The method has `self`
+        # besides.
         inner = functools.partial(inner.func, *inner.args, **inner.keywords)
     return inspect.signature(inner)
 
 
 def resolved_signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of *function* with annotations that are text resolved, or None if that is not possible or needed.
+    """Return the signature of *function* with text annotations resolved, or None if that is impossible or unnecessary.
 
-    Code that reads the annotations of a wrapper, as django-ninja does, would look their names up in the wrong module.
+    Code that reads the annotations of a wrapper, as django-ninja does, would look up their names in the wrong module.
     """
     try:
         plain = inspect.signature(function)

@@ -28,13 +28,14 @@ UNAVAILABLE: Final = 69
 class LockedCommand(BaseCommand):
     """A management command that one process runs at a time.
 
-    lock_key: the key, filled from the options of the command: ``"import:{source}"``. Without it: ``"command:<name>"``.
-    lock_options: those of `mongo_lock`; unless they set wait, a single try. on_contention: if the lock is busy, "fail"
-    (exit code 75, EX_TEMPFAIL) or "skip" (print that and succeed).
+    - lock_key: key, filled from the options of the command: ``"import:{source}"``. Default: ``"command:<name>"``.
+    - lock_options: options of `mongo_lock`. Unless they set wait, the command tries once.
+    - on_contention: reaction to a busy lock, "fail" (exit code 75, EX_TEMPFAIL) or "skip" (print a message and
+      succeed).
 
-    While `handle` runs, the lock is `self.lock`: call ``self.lock.ensure_held()`` before what cannot be undone. If the
-    lock is lost meanwhile, the command fails with exit code 76; if MongoDB does not answer, with 69; if its options
-    make no key, with 2. SIGTERM ends the command as Ctrl-C does, so that the lock is released.
+    While `handle` runs, the lock is `self.lock`. Call ``self.lock.ensure_held()`` before steps that cannot be undone.
+    The command fails with exit code 76 if the lock is lost meanwhile, with 69 if MongoDB does not answer, and with 2 if
+    its options make no key. SIGTERM ends the command as Ctrl-C does, so that the lock is released.
     """
 
     lock_key: ClassVar[str | None] = None
@@ -52,7 +53,7 @@ class LockedCommand(BaseCommand):
         chosen(cls.lock_options)
 
     def new_lock(self, options: dict[str, Any]) -> MongoLock:
-        """The lock of one run, not yet acquired."""
+        """Return the lock of one run, not yet acquired."""
         name = type(self).__module__.rpartition(".")[2]
         key: str = f"command:{name}" if self.lock_key is None else KeyTemplate(self.lock_key).fill(options)
         return make_lock((key,), chosen({"wait": 0, "label": f"manage.py {name}", **self.lock_options}))
@@ -94,10 +95,12 @@ def holding(lock: MongoLock) -> Iterator[MongoLock]:
 
 @contextmanager
 def sigterm_as_exit(*, only_in_commands: bool = False) -> Iterator[None]:
-    """In the block, SIGTERM ends the program by an exception, so that its locks are released.
+    """Within the block, end the program by an exception on SIGTERM, so that its locks are released.
 
-    Except if the program handles SIGTERM itself. Blocks may overlap, as those of coroutines do: the last one to end
-    restores the default. only_in_commands: do nothing outside of a management command.
+    If the program handles SIGTERM itself, nothing changes. Blocks may overlap, as those of coroutines do. The last
+    block to end restores the default.
+
+    - only_in_commands: do nothing outside of a management command.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _leave):
@@ -116,7 +119,7 @@ def sigterm_as_exit(*, only_in_commands: bool = False) -> Iterator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-#: One for each open block of `sigterm_as_exit`. Only the main thread has such blocks.
+#: One item for each open block of `sigterm_as_exit`. Only the main thread has such blocks.
 _blocks: Final[list[None]] = []
 
 
@@ -131,13 +134,13 @@ def in_command() -> bool:
 
 
 class CommandBusy(LockNotAcquired, CommandError):
-    """A LockNotAcquired with which a management command exits with code 75, and without a traceback."""
+    """A LockNotAcquired by which a management command exits with code 75 and without a traceback."""
 
     returncode = BUSY
 
 
 def busy_error(error: LockNotAcquired) -> LockNotAcquired:
-    """Return the error, in a management command as one that sets the exit code."""
+    """Return the error. In a management command, return one that sets the exit code."""
     if not in_command():
         return error
     made = CommandBusy(error.key)
@@ -147,7 +150,7 @@ def busy_error(error: LockNotAcquired) -> LockNotAcquired:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_IGN)  # a second one must not interrupt the cleanup
+    signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise SystemExit(128 + number)
 
 

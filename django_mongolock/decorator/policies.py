@@ -1,4 +1,4 @@
-"""What a decorated call does when it cannot acquire its lock: each policy of ``on_contention`` is a class."""
+"""The policies of ``on_contention``. Each class is one reaction of a decorated call that cannot acquire its lock."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .views import make_response
 
 __all__ = ["CallFacts", "Policy"]
 
-#: Why a call could not acquire its lock.
+#: The errors of a call that could not acquire its lock.
 Unlocked = LockError | LockKeyInvalid
-#: What is called: a view, anything else, a generator.
+#: The kind of the decorated callable.
 CallKind = Literal["view", "call", "generator"]
-#: What `Policy.refused` returns if the call is to try again, and wait for its lock.
+#: The return value of `Policy.refused` that makes the call try again and wait for its lock.
 AGAIN: Final = object()
-#: Why a policy does not fit what is called.
+#: The error messages for a policy that does not fit the callable.
 _UNFIT: Final[Mapping[CallKind, str]] = {
     "view": 'on_contention="{policy}" makes no response: use "respond" for {name}',
     "call": 'on_contention="{policy}" is for views: {name} was called without a request',
@@ -37,12 +37,12 @@ _UNFIT: Final[Mapping[CallKind, str]] = {
 class CallFacts:
     """The facts about a call that a policy knows.
 
-    request: the request of a view.
-    trial: whether this is a first try, which does not wait.
-    began: when the call began, by the local clock.
-    tries: how often the call has been refused.
-    pause: the seconds until its next try.
-    lock_keys: the keys of its lock, as they are stored.
+    - request: request of a view.
+    - trial: whether this is a first try without a wait.
+    - began: start of the call, by the local clock.
+    - tries: number of times that the call has been refused.
+    - pause: seconds until its next try.
+    - lock_keys: keys of its lock, as they are stored.
     """
 
     def __init__(self, options: LockOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -56,12 +56,16 @@ class CallFacts:
 
 
 class Policy:
-    """What a call does that cannot acquire its lock.
+    """The reaction of a call that cannot acquire its lock.
 
-    name: its ``on_contention=``. kinds: what it fits. unfit: what is said of other kinds. answers: the errors that
-    it has an answer to; all others are raised, and so is a LockReentry, which is a mistake in the code. Only
-    "respond" and "retry" have an answer while MongoDB does not answer, as it is not known then whether the lock is
-    busy. In a Celery task, `InTask` acts for the policy. Generators call only `begin` and `refused`.
+    - name: value of ``on_contention=``.
+    - kinds: kinds of callables that the policy fits.
+    - unfit: error messages for the other kinds.
+    - answers: errors that the policy has an answer to. All other errors are raised. A LockReentry is always raised,
+      because it is a mistake in the code.
+
+    While MongoDB does not answer, nobody knows whether the lock is busy. Only "respond" and "retry" have an answer
+    then. In a Celery task, `InTask` acts for the policy. Generators call only `begin` and `refused`.
     """
 
     name: ClassVar[str] = ""
@@ -70,25 +74,25 @@ class Policy:
     answers: ClassVar[tuple[type[Exception], ...]] = (LockNotAcquired,)
 
     def accepts(self, kind: CallKind, name: str) -> None:
-        """Raise TypeError if it does not fit what is called, by this *name*."""
+        """Raise TypeError if the policy does not fit a callable of this *kind* and *name*."""
         if kind not in self.kinds:
             raise TypeError(self.unfit[kind].format(policy=self.name, name=name))
 
     def check(self, function: Callable[..., Any], signature: inspect.Signature, name: str) -> None:
-        """Raise TypeError if it does not fit a *function* with this *signature*."""
+        """Raise TypeError if the policy does not fit a *function* with this *signature*."""
 
     def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
-        """Return how long a call waits whose options do not say."""
+        """Return the seconds that a call waits if its options do not say."""
         return settings.WAIT if call.request is None else settings.short_wait
 
     def refused(self, error: Unlocked, call: CallFacts) -> Any:
-        """Return the result of a call without its lock. Raises *error*, or what the policy raises."""
+        """Return the result of a call without its lock. Raises *error*, or the policy's own error."""
         if isinstance(error, LockReentry) or not isinstance(error, self.answers):
             raise error
         return self.answer(error, call)
 
     def answer(self, error: Any, call: CallFacts) -> Any:
-        """Return the result of a call without its lock, because of one of the errors in `answers`."""
+        """Return the result of a call that got one of the errors in `answers`."""
         raise error
 
     # Few policies need to change these.
@@ -102,10 +106,10 @@ class Policy:
         return False
 
     def begin(self, call: CallFacts) -> None:
-        """Prepare the call, before its first try."""
+        """Prepare the call before its first try."""
 
     def made(self, call: CallFacts) -> None:
-        """Note the lock that was made for a try of the call."""
+        """Inspect the lock that was made for a try of the call."""
 
     def gives_up(self, error: BaseException) -> bool:
         """Return whether a call that raises *error* gives up the minimum hold of its lock."""
@@ -113,20 +117,20 @@ class Policy:
 
 
 class Raise(Policy):
-    """The error is raised."""
+    """The policy that raises the error."""
 
     name = "raise"
     kinds = ("view", "call", "generator")
 
 
 class Skip(Policy):
-    """The call returns `SKIPPED`."""
+    """The policy by which the call returns `SKIPPED`."""
 
     name = "skip"
     kinds: ClassVar[tuple[CallKind, ...]] = ("call", "generator")
 
     def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
-        """A single try: what is skipped has nothing to wait for."""
+        """Return 0 for a single try, because a skipped call has nothing to wait for."""
         return 0.0
 
     def answer(self, error: LockNotAcquired, call: CallFacts) -> Any:
@@ -137,28 +141,34 @@ class Skip(Policy):
 
 
 class Respond(Policy):
-    """A view answers 423, with Retry-After; 503 while MongoDB does not answer; 400 if the request makes no key."""
+    """The policy by which a view answers 423 with Retry-After.
+
+    The answer is 503 while MongoDB does not answer, and 400 if the request makes no key.
+    """
 
     name = "respond"
     kinds = ("view",)
     answers = (LockNotAcquired, LockBackendFailed, LockKeyInvalid)
 
     def answer(self, error: Unlocked, call: CallFacts) -> Any:
-        """Return the response; or raise the exception from which another framework makes it."""
+        """Return the response, or raise the exception from which another framework makes the response."""
         for responder in responders:
             responder(error, candidates(call.args, call.kwargs))
         return make_response(cast(HttpRequest, call.request), error)
 
 
 class Retry(Policy):
-    """A task of Celery comes back later: there `contrib.celery.retry_task.InTask` acts for this one, which raises."""
+    """The policy by which a Celery task comes back later.
+
+    In a task, `contrib.celery.retry_task.InTask` acts for this policy. Elsewhere this policy raises the error.
+    """
 
     name = "retry"
     kinds = ("call",)
     answers = (LockNotAcquired, LockBackendFailed)
 
     def first_wait(self, settings: LockSettings, call: CallFacts) -> float | None:
-        """Briefly: a task that comes back takes no place in the pool of its worker."""
+        """Return a short wait, because a task that comes back takes no place in the pool of its worker."""
         return settings.short_wait
 
     def comes_back(self, error: Unlocked) -> bool:
@@ -167,7 +177,7 @@ class Retry(Policy):
 
 
 class CallFunction(Policy):
-    """The project's own function is called, with the error and the arguments of the call."""
+    """The policy that calls the project's own function with the error and the arguments of the call."""
 
     name = "a function"
 
@@ -175,7 +185,7 @@ class CallFunction(Policy):
         self.function = function
 
     def check(self, function: Callable[..., Any], signature: inspect.Signature, name: str) -> None:
-        """See Policy.check(). It must take the error and the arguments of each call."""
+        """See Policy.check(). The function must accept the error and the arguments of each call."""
         if iscoroutinefunction(self.function) and not iscoroutinefunction(function):
             raise TypeError(f"on_contention is async, but {name} is not")
         try:
@@ -192,16 +202,16 @@ class CallFunction(Policy):
             )
 
     def answer(self, error: LockNotAcquired, call: CallFacts) -> Any:
-        """Return what the function returns."""
+        """Return the result of the function."""
         return self.function(error, *call.args, **call.kwargs)
 
 
-#: The policies that have a name.
+#: The policies with a name.
 POLICIES: Final[dict[str, Policy]] = {each.name: each for each in (Raise(), Skip(), Respond(), Retry())}
 
 
 def as_policy(given: object) -> Policy:
-    """Return the policy for an ``on_contention=``: a name, a function, a policy. Raises ValueError."""
+    """Return the policy for an ``on_contention=``: a name, a function or a policy. Raises ValueError."""
     if isinstance(given, Policy):
         return given
     if callable(given):
@@ -211,7 +221,7 @@ def as_policy(given: object) -> Policy:
     raise ValueError(f"on_contention is one of {', '.join(map(repr, POLICIES))}, or a callable, not {given!r}")
 
 
-#: The kinds of parameters that take the other arguments.
+#: The kinds of parameters that take all other arguments.
 VARIABLE: Final = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -231,25 +241,25 @@ def _fits(own: inspect.Signature, given: list[inspect.Parameter]) -> bool:
     return False
 
 
-# What `contrib` adds
+# The hooks of `contrib`
 
-#: Each makes of a policy the one by which a call acts here, in a task of a queue. `contrib.register` adds them.
+#: Functions that turn a policy into the one for a task of a queue. `contrib.register` adds them.
 adapters: Final[list[Callable[[Policy], Policy]]] = []
-#: Each raises, for the arguments of a view of its framework, the exception that this makes a response of.
+#: Functions that get the arguments of a view and raise the exception from which its framework makes a response.
 responders: Final[list[Callable[[Unlocked, list[object]], None]]] = []
 
 
 def policy_here(policy: Policy) -> Policy:
-    """Return the policy by which a call acts here."""
+    """Return the policy to use in the present context."""
     for adapt in adapters:
         policy = adapt(policy)
     return policy
 
 
 def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest | None:
-    """Return the request among the arguments of a view: a function, a method of a view class, or a DRF view.
+    """Return the request among the arguments of a view (a function, a method of a view class, or a DRF view).
 
-    Reads no attributes of the arguments except from their ``__dict__``: a model or lazy object could send a query.
+    Only the ``__dict__`` of the arguments is read. Other attributes of a model or a lazy object could send a query.
     """
     for candidate in candidates(args, kwargs):
         inner = getattr(candidate, "__dict__", {}).get("_request", candidate)
@@ -259,7 +269,7 @@ def find_request(args: tuple[Any, ...], kwargs: dict[str, Any]) -> HttpRequest |
 
 
 def candidates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:
-    """Return the arguments among which a view has its request."""
+    """Return the arguments of a view that may be its request."""
     candidates = [*args[:2], kwargs.get("request")]
     if args and issubclass(type(args[0]), View):
         candidates.append(getattr(args[0], "request", None))
@@ -267,7 +277,7 @@ def candidates(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[object]:
 
 
 class Skipped:
-    """The type of `SKIPPED`, the false value that a call returns if it was skipped because its lock was busy."""
+    """The type of `SKIPPED`, the false value of a call that was skipped because its lock was busy."""
 
     def __bool__(self) -> bool:
         return False
@@ -279,7 +289,7 @@ class Skipped:
         return "SKIPPED"
 
     def __json__(self) -> bool:
-        """The value in a Celery result backend that stores JSON."""
+        """Return the value for a Celery result backend that stores JSON."""
         return False
 
 

@@ -1,8 +1,8 @@
-"""What a lock on a view needs: the response if it is held, a response that is streamed, and ATOMIC_REQUESTS.
+"""The response of a view whose lock is held, the lock of a streaming response, and ATOMIC_REQUESTS.
 
-With ATOMIC_REQUESTS, Django opens its transaction around a view, outside of any decorator: a lock on the view would be
-released before the commit. So a locked view declares to Django that it wants no transaction, and opens it inside the
-lock: acquire, commit, release.
+With ATOMIC_REQUESTS, Django opens its transaction around a view and all its decorators. A lock on the view would be
+released before the commit. A locked view therefore declares to Django that it wants no transaction, and opens the
+transaction inside the lock: acquire, commit, release.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ RETRY_AFTER_FAILURE: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class HttpRefusal:
-    """What the client gets: a status, the seconds to wait (0: not to try again), a code for programs and a sentence for
-    people."""
+    """The refusal that a client gets.
+
+    - status: HTTP status.
+    - after: seconds to wait. 0: do not try again.
+    - code: code for programs.
+    - message: sentence for people.
+    """
 
     status: int
     after: int
@@ -45,10 +50,10 @@ class HttpRefusal:
 
 
 def refusal(error: LockError | LockKeyInvalid) -> HttpRefusal:
-    """423 Locked while the lock is held, 503 while MongoDB does not answer, 400 for a request that makes no key. Raises
-    any other *error*.
+    """Return the refusal for *error*. Raises any other *error*.
 
-    It names neither the holder nor the key, since clients need not know them.
+    The status is 423 Locked while the lock is held, 503 while MongoDB does not answer, and 400 if the request makes no
+    key. The refusal names neither the holder nor the key, since clients need not know them.
     """
     if isinstance(error, LockNotAcquired):
         message = _("This is in use at the moment. Please try again shortly.")
@@ -63,9 +68,9 @@ def refusal(error: LockError | LockKeyInvalid) -> HttpRefusal:
 
 
 def make_response(request: HttpRequest, error: LockError | LockKeyInvalid) -> HttpResponseBase:
-    """The `refusal` with Retry-After, as JSON, HTML or plain text, according to the client's preference.
+    """Return the `refusal` with Retry-After, as JSON, HTML or plain text, according to the client's preference.
 
-    The page is the template django_mongolock/contention.html, which a project may override.
+    The page is the template django_mongolock/contention.html. A project may override the template.
     """
     refused = refusal(error)
     kind = request.get_preferred_type(["text/html", "application/json", "text/plain"])
@@ -83,30 +88,30 @@ def make_response(request: HttpRequest, error: LockError | LockKeyInvalid) -> Ht
 
 
 def _page(request: HttpRequest, refused: HttpRefusal) -> str | None:
-    """The page; None if the project's template engines do not find it."""
+    """Return the page, or None if the project's template engines do not find it."""
     try:
         return render_to_string("django_mongolock/contention.html", {"refusal": refused}, request)
     except (TemplateDoesNotExist, ImproperlyConfigured):
         return None
 
 
-#: How long closing a response waits for its stream to clean up, in seconds.
+#: The seconds that closing a response waits for the cleanup of its stream.
 CLEANUP = 30
 
 
 def hold_while_streaming(result: object, lock: DjangoLock) -> None:
-    """If *result* is a streaming response, leave the release of *lock* to it: at its end, or when it is closed.
+    """If *result* is a streaming response, release *lock* at its end or when it is closed.
 
-    A server closes every response, also after the client has disconnected. One that is dropped without being closed
-    releases the lock when it is garbage-collected. If the lock was lost, the stream breaks off at its end, so that the
-    client does not take it for complete.
+    A server closes every response, also after the client has disconnected. A response that is dropped without being
+    closed releases the lock when it is garbage-collected. If the lock was lost, the stream breaks off at its end, so
+    that the client does not take it for complete.
     """
     if not (isinstance(result, HttpResponseBase) and result.streaming):
         return
     lock.released_later = True
     held = _Held(lock)
-    # Not `streaming_content`: it refers to the response, which would be collected late if it is dropped; setting it
-    # would keep a server from sending a file by itself; and closing it does not reach the iterator of the view.
+    # Do not set `streaming_content`. The wrapper refers to the response, so a dropped response would be collected late.
+    # A server could no longer send a file by itself. Closing it would not reach the iterator of the view.
     inside: Any = result
     if inside.is_async:
         stream = inside._iterator = _until_end_async(inside._iterator, held)
@@ -117,7 +122,7 @@ def hold_while_streaming(result: object, lock: DjangoLock) -> None:
 
 
 class _Held:
-    """Releases a lock once, whichever end of its response comes first."""
+    """A lock that is released once, by the first end of its response."""
 
     def __init__(self, lock: DjangoLock) -> None:
         self.lock = lock
@@ -136,7 +141,7 @@ class _Held:
             await self.lock.__aexit__(None, None, None)
 
     def close(self, stream: Any) -> None:
-        """End an async *stream* in its event loop, so that it cleans up before the release."""
+        """End an async *stream* in its event loop, so that the stream cleans up before the release."""
         if self._once.locked():
             return
         if self.loop is None or not self.loop.is_running():
@@ -150,7 +155,7 @@ class _Held:
 
     async def _finish(self, stream: Any) -> None:
         try:
-            with suppress(RuntimeError):  # it is running: another task closes it
+            with suppress(RuntimeError):  # the stream is running, and another task closes it
                 await stream.aclose()
         finally:
             await self.arelease()
@@ -180,9 +185,11 @@ async def _until_end_async(parts: AsyncIterator[Any], held: _Held) -> AsyncItera
 
 
 class Deferred(set[str]):
-    """The ``_non_atomic_requests`` of a locked view: not Django opens its transactions, but *owner*, inside the lock.
+    """The ``_non_atomic_requests`` of a locked view.
 
-    As a set, it contains the aliases on which the view itself wants no transaction; ``@non_atomic_requests`` above the
+    The *owner* opens its transactions inside the lock instead of Django.
+
+    As a set, it contains the aliases on which the view itself wants no transaction. ``@non_atomic_requests`` above the
     lock adds to them.
     """
 
@@ -199,14 +206,17 @@ class Deferred(set[str]):
 
     @classmethod
     def put_on(cls, view: Any, owner: object) -> None:
-        """Mark the view. With several locks on it, the innermost opens the transactions: its mark stays."""
+        """Mark the view.
+
+        If it has several locks, the mark of the innermost stays, and the innermost opens the transactions.
+        """
         declined = getattr(view, "_non_atomic_requests", ())
         if not isinstance(declined, cls):
             view._non_atomic_requests = cls(owner, declined)
 
 
 def deferred_aliases(request: HttpRequest | None, owner: object) -> Sequence[str]:
-    """The aliases on which Django leaves the transaction of this *request* to *owner*."""
+    """Return the aliases on which Django leaves the transaction of this *request* to *owner*."""
     match = request.resolver_match if request is not None else None
     deferred = getattr(match.func, "_non_atomic_requests", None) if match is not None else None
     return deferred.wanted() if isinstance(deferred, Deferred) and deferred.owner is owner else ()

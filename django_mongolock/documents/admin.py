@@ -1,4 +1,4 @@
-"""The admin of a model that has a document lock: its form shows the lock, and actions release documents."""
+"""The admin of a model that has a document lock. Its form shows the lock, and actions release documents."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 else:
     ModelAdmin = object
 
-#: How many documents one action releases at most.
+#: The most documents that one action releases.
 MAX_CLEARED_AT_ONCE: Final = 1_000
 
 
 class DocumentLockAdminMixin(ModelAdmin):
-    """For the admin of a model that has a `DocumentLock`: its fields are read-only, and actions release the selected
-    documents, if they are stale, or by force after a question.
+    """The admin mixin for a model that has a `DocumentLock`.
 
-    A save raises the version: work on the document that is under way ends in its failed state, and is done again with
-    what was saved.
+    The fields of the lock are read-only. Actions release the selected documents if they are stale, or by force after a
+    question. A save raises the version. Work on the document that is under way then ends in its failed state, and is
+    done again with the saved values.
 
-    Put it before ModelAdmin, and set `document_lock`. Where you set `actions` yourself, name "clear_stale_documents"
-    and "force_release_documents" among them. They need the permissions ``django_mongolock.clear_document_lock`` and
-    ``django_mongolock.force_release_lock``.
+    Put the mixin before ModelAdmin, and set `document_lock`. If you set `actions` yourself, name
+    "clear_stale_documents" and "force_release_documents" among them. The actions need the permissions
+    ``django_mongolock.clear_document_lock`` and ``django_mongolock.force_release_lock``.
     """
 
     document_lock: DocumentLock[Any]
     actions = ("clear_stale_documents", "force_release_documents")
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Check also that `document_lock` is the lock of this very model."""
+        """Check additionally that `document_lock` is the lock of this very model."""
         found: list[checks.CheckMessage] = super().check(**kwargs)
         lock = getattr(self, "document_lock", None)
         place = lock.model if isinstance(lock, DocumentLock) else None
@@ -63,11 +63,14 @@ class DocumentLockAdminMixin(ModelAdmin):
         return list(dict.fromkeys([*super().get_readonly_fields(request, obj), *own]))
 
     def has_clear_document_lock_permission(self, request: HttpRequest) -> bool:
-        """Whether this user may release stale documents."""
+        """Return whether this user may release stale documents."""
         return may_clear(request)
 
     def has_force_document_lock_permission(self, request: HttpRequest) -> bool:
-        """Whether this user may force a release, on a site that has the admin of the locks: its page asks first."""
+        """Return whether this user may force a release.
+
+        The site must have the admin of the locks, whose page asks first.
+        """
         return may_force(request) and isinstance(self.admin_site._registry.get(Lock), LockActions)
 
     @admin.action(
@@ -90,7 +93,11 @@ class DocumentLockAdminMixin(ModelAdmin):
         permissions=["clear_document_lock"],
     )
     def clear_stale_documents(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
-        """Needs no confirmation: the server looks again before it releases one, and an active holder keeps its lock."""
+        """Release the selected documents that are stale.
+
+        No confirmation is needed. The server looks again before it releases a document, and an active holder keeps its
+        lock.
+        """
         keys = list(queryset.values_list("pk", flat=True)[: MAX_CLEARED_AT_ONCE + 1])
         try:
             swept = self.document_lock.clear_stale(keys[:MAX_CLEARED_AT_ONCE])

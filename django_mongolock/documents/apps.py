@@ -3,7 +3,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class DocumentLocksConfig(AppConfig):
-    """Shows the document locks in lists, pages, commands and checks."""
+    """The app that shows the document locks in lists, pages, commands and checks."""
 
     name = "django_mongolock.documents"
     label = "mongolock_documents"

@@ -1,4 +1,4 @@
-"""`DocumentLock`: a lock inside a business document, in fields that it has already."""
+"""`DocumentLock`: a lock inside a business document, in fields that the document has already."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ from .steps import BATCH, Context
 D = TypeVar("D")
 T = TypeVar("T")
 
-#: The document locks of this project by name: for the commands, the admin and the checks.
+#: The document locks of this project by name, for the commands, the admin and the checks.
 _declared: Final[dict[str, DocumentLock[Any]]] = {}
 
 
 class Which(TypedDict, total=False):
-    """Which documents are meant: those that *owner* holds; what has been stale for *older_than* seconds."""
+    """The choice of documents.
+
+    - owner: only documents that this owner holds.
+    - older_than: only documents that have been stale for this many seconds.
+    """
 
     owner: str | None
     older_than: Seconds
@@ -41,15 +45,15 @@ class Which(TypedDict, total=False):
 class DocumentLock(Generic[D]):
     """The lock of each document of a model or a collection, kept in the document itself.
 
-    Declare it once, beside the model. A document is granted to one flow at a time, in one update that MongoDB's
-    primary judges by its own clock: only in the version that the caller has read, and only if it is not held. It is
-    held while it has a holder whose work has not ended, and is not stale; or if a former run of the same owner holds it
-    whose process has certainly ended, it is available to that owner. There is no queue: a refusal is an error that says
-    why.
+    Declare it once, beside the model. One update grants a document to one flow at a time. MongoDB's primary decides by
+    its own clock. The document must still have the version that the caller has read, and must not be held. A document
+    is held while it has a holder, the holder's work has not ended, and the document is not stale. A document that a
+    former run of the same owner holds is available to that owner if the run's process has certainly ended. There is no
+    queue. A refusal is an error that says why.
 
-    No lease is renewed: if the holder dies, the document stays pending until it is stale. Then anyone gets it who asks,
-    and `clear_stale` (``manage.py clear_stale_locks``) sets what no one asks for to its failed state. Only code that
-    uses the lock is kept out.
+    No lease is renewed. If the holder dies, the document stays pending until it is stale. After that, the next flow
+    that asks gets the document. `clear_stale` (``manage.py clear_stale_locks``) sets documents that no flow asks for to
+    their failed state. Only code that uses the lock is kept out.
     """
 
     def __init__(
@@ -68,20 +72,24 @@ class DocumentLock(Generic[D]):
     ) -> None:
         """Declare the lock. Raises TypeError and ValueError that name the cure.
 
-        place: a model on MongoDB, a PyMongo collection, or a function that returns one.
-        state, holder, version, time: the fields for the state of the work, who holds the document (text), its version
-        (a whole number; of a model a VersionField), and since when it is held (a date); of a model by the names of its
-        fields, or those that they have in the documents. They belong to the lock alone: `save()` of a model leaves them
-        as they are. A further one, named as the holder's with "Token" behind it, need not be in the model.
-        pending: the states of work under way, each with its failed state.
-        final: the states in which work ends.
-        stale_after: seconds after which a document is stale: far more than the longest work takes, or call
-        `HeldDocument.renew`.
-        name: what commands and pages call this lock, if not by collection and state.
-        using: the DATABASES alias of a model.
+        - place: model on MongoDB, PyMongo collection, or function that returns one.
+        - state: field for the state of the work.
+        - holder: field for the holder of the document (text).
+        - version: field for the version of the document (a whole number, in a model a VersionField).
+        - time: field for the time since when the document is held (a date).
+        - pending: states of work under way, each with its failed state.
+        - final: states in which work ends.
+        - stale_after: seconds after which a document is stale. Choose far more than the longest work takes, or call
+          `HeldDocument.renew`.
+        - name: name of this lock in commands and pages. Default: collection and state.
+        - using: DATABASES alias of a model.
+
+        The four fields of a model are given by their names in the model or in the documents. The fields belong to the
+        lock alone. `save()` of a model leaves them unchanged. The lock uses a further field, named as the holder's with
+        "Token" behind it. A model need not declare the further field.
         """
         self._source = source = make_source(place, using)
-        #: Its model; None for a collection.
+        #: The model of the documents, None for a collection.
         self.model: type[Model] | None = source.model
         fields = {"holder": holder, "state": state, "version": version, "time": time}
         self.rules = Rules.declare(source, fields, pending, final, stale_after)
@@ -95,7 +103,7 @@ class DocumentLock(Generic[D]):
 
     @property
     def alias(self) -> str | None:
-        """The DATABASES alias of its model; None for a collection."""
+        """The DATABASES alias of its model, None for a collection."""
         return self._source.alias
 
     # One document
@@ -110,20 +118,21 @@ class DocumentLock(Generic[D]):
         changes: Mapping[str, Any] | None = None,
         wait: Seconds | None = 0,
     ) -> Hold[D]:
-        """Prepare to hold a document: use it with ``with`` or ``async with``. The document is pending inside the
-        block, final after it, failed after an error; see `HeldDocument`.
+        """Prepare to hold a document. Use the result with ``with`` or ``async with``.
 
-        document: as you have read it (its version counts), or (id, version).
-        pending: which work, if there are several; or a function that chooses it for the document as it will be, with
-        the changes.
-        owner: which flow; it may resume the work of a former run whose process has certainly ended. None: a unique
-        name.
-        final: the state in which the work ends, if there are several and the block does not call `HeldDocument.finish`;
-        or a function that chooses it for the document, as it is at the end.
-        changes: what to write in the same update that grants it; they mean what they mean to MongoDB's `$set`.
-        wait: 0: a single try, and only in the version that was read. Seconds: until then, it tries again while another
-        flow holds the document, and reads the document again if it has changed; so decide inside the block, or in
-        *pending*. None: without end.
+        The document is pending inside the block, final after it, and failed after an error. See `HeldDocument`.
+
+        - document: document as you have read it (its version counts), or (id, version).
+        - pending: pending state of the work, needed if there are several. A function chooses it for the document as
+          changed.
+        - owner: name of the flow. The flow may resume the work of a former run if the process of that run has certainly
+          ended. None: unique name.
+        - final: state in which the work ends, needed if there are several and the block does not call
+          `HeldDocument.finish`. A function chooses it for the document as it is at the end.
+        - changes: changes to write in the update that grants the document, with the meaning of MongoDB's `$set`.
+        - wait: seconds to wait while another flow holds the document. 0: single try, only in the version that was read.
+          None: without end. If the document has changed during the wait, it is read again. Decide inside the block
+          then, or in *pending*.
         """
         plan = self._plan(pending, owner=owner, final=final, changes=changes)
         return Hold(self.context, plan, plan.request(document), check_wait(wait))
@@ -131,7 +140,7 @@ class DocumentLock(Generic[D]):
     def _acquire(
         self, document: Any, pending: PendingState = None, **options: Unpack[HoldOptions]
     ) -> Steps[HeldDocument[D]]:
-        """Acquire a document; the arguments are those of hold().
+        """Acquire a document. The arguments are those of hold().
 
         Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, DocumentRefused, LockBackendFailed.
         """
@@ -144,34 +153,39 @@ class DocumentLock(Generic[D]):
     def _acquire_many(
         self, documents: Iterable[Any], pending: PendingState = None, **options: Unpack[BatchOptions]
     ) -> Steps[Batch[D]]:
-        """Acquire those of many documents that are available; see `Batch`. The arguments are those of hold().
+        """Acquire those of many documents that are available, see `Batch`. The arguments are those of hold().
 
-        Three commands for 500 documents, however many of them are refused. Awaited, a queryset must have been read
-        before. Raises LockBackendFailed.
+        500 documents need three commands, however many of them are refused. With ``await``, a queryset must have been
+        read before. Raises LockBackendFailed.
         """
         return acquire_many(self.context(), self._plan(pending, **options), documents)
 
     acquire_many, aacquire_many = twins(_acquire_many)
 
-    # Who is at which document now
+    # Holders and documents at present
 
     def held(self) -> Any:
-        """Return the condition that a document is held now: for `filter()` of a model's queryset, or for `find()` of a
-        collection. The server judges it, by its own clock."""
+        """Return the condition that a document is held now, for `filter()` of a model's queryset or `find()` of a
+        collection.
+
+        The server decides by its own clock.
+        """
         return self._condition("held")
 
     def stale(self) -> Any:
-        """Return the condition that a document was held for longer than `stale_after`; see held()."""
+        """Return the condition that a document was held for longer than `stale_after`. See held()."""
         return self._condition("stale")
 
     def _snapshots(
         self, state: str = "all", *, ids: Iterable[Any] | None = None, limit: int = 0, **which: Unpack[Which]
     ) -> Steps[list[DocumentSnapshot]]:
-        """Read who holds which document, the one held for longest first. They may be outdated at once.
+        """Read the holders of documents, the longest hold first. The snapshots may be outdated at once.
 
-        state: "held", "stale", "damaged" (a field of the lock has an invalid value), or "all" of these.
-        owner: only what this owner holds. older_than: only what has been stale for so many seconds.
-        ids: only these documents, by their ids or as you have read them. limit: how many at most; 0: all.
+        - state: "held", "stale", "damaged" (a field of the lock has an invalid value), or "all" of these.
+        - owner: only documents that this owner holds.
+        - older_than: only documents that have been stale for this many seconds.
+        - ids: only these documents, by their ids or as you have read them.
+        - limit: most documents to read. 0: all.
         """
         return steps.find(self.context(), self._choice(state, ids, **which), limit)
 
@@ -180,11 +194,13 @@ class DocumentLock(Generic[D]):
     def _force_release(
         self, shown: Iterable[DocumentSnapshot], *, by: str = "", reason: str = ""
     ) -> Steps[list[DocumentSnapshot]]:
-        """Take these documents from their holders, before they are stale; return those that were released.
+        """Take these documents from their holders before they are stale. Return the released documents.
 
-        Each gets the failed state of its work. shown: as they were read and confirmed: a document that has another
-        holder by now is left as it is. What a holder writes afterwards through the lock is refused; its work is not
-        stopped, so make sure that it is dead, or that the service compares versions. by, reason: for the log.
+        Each document gets the failed state of its work. A holder's later writes through the lock are refused. The
+        holder's work is not stopped. Make sure that the holder is dead, or that the service compares versions.
+
+        - shown: documents as they were read and confirmed. A document with another holder by now is left unchanged.
+        - by, reason: facts for the log.
         """
         return steps.force(self.context(), self.name, shown, by, reason)
 
@@ -193,22 +209,23 @@ class DocumentLock(Generic[D]):
     def _clear_stale(
         self, ids: Iterable[Any] | None = None, *, batch: int = BATCH, **which: Unpack[Which]
     ) -> Steps[Swept]:
-        """Set stale documents to the failed state that belongs to their work, for a retry job, and release them. What
-        their holders write afterwards, if they still live, is refused.
+        """Set stale documents to the failed state of their work, for a retry job, and release them.
 
-        The server decides in the update itself: a document that is finished or renewed in the same moment stays.
-        The arguments are those of snapshots(). batch: how many documents one update releases.
+        The server decides in the update itself. A document that is finished or renewed in the same moment stays. Later
+        writes of former holders are refused. The arguments are those of snapshots().
+
+        - batch: number of documents that one update releases.
         """
         return steps.sweep(self.context(), self._choice("stale", ids, **which), batch)
 
     clear_stale, aclear_stale = twins(_clear_stale)
 
-    # How
+    # The parts of the lock
 
     def context(self) -> Context:
-        """Return what the steps need, in this process."""
+        """Return the context of the steps, in this process."""
         known, courier = len(self._source.places), self._source.courier()
-        if len(self._source.places) > known:  # what a function returns, or a router says, is known only now
+        if len(self._source.places) > known:  # the result of a function or a router is known only now
             check_apart(self)
         return Context(self._source, self.rules, courier)
 
@@ -235,7 +252,7 @@ class DocumentLock(Generic[D]):
 
 
 class _OnServer(Func):
-    """An expression of MongoDB, in a queryset."""
+    """An expression of MongoDB in a queryset."""
 
     output_field = BooleanField()
 
@@ -248,9 +265,9 @@ class _OnServer(Func):
 
 
 def declare(lock: DocumentLock[Any]) -> None:
-    """Note a lock. Raises ValueError if there is another one of its name, or one that shares a field with it.
+    """Register a lock. Raises ValueError if another lock has its name, or shares a field with it.
 
-    One that says the same is the same, in a module that was loaded again.
+    A lock with the same declaration counts as the same lock, because a module may be loaded again.
     """
     other = _declared.get(lock.name)
     if other is not None and (other.rules, other._source.identity) != (lock.rules, lock._source.identity):
@@ -261,7 +278,9 @@ def declare(lock: DocumentLock[Any]) -> None:
 
 
 def check_apart(lock: DocumentLock[Any]) -> None:
-    """Raise ValueError if another lock of the same documents has a field of this one: each would break the other."""
+    """Raise ValueError if another lock of the same documents has a field of this one, because each would break the
+    other.
+    """
     mine = lock.rules.fields.names().values()
     for other in _declared.values():
         if other.name == lock.name or other._source.places.isdisjoint(lock._source.places):
@@ -280,5 +299,5 @@ def declared() -> list[DocumentLock[Any]]:
 
 
 def undeclare(lock: DocumentLock[Any]) -> None:
-    """Forget a lock; for tests."""
+    """Forget a lock, for tests."""
     _declared.pop(lock.name, None)

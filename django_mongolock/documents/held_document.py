@@ -1,4 +1,4 @@
-"""A document that a flow holds: what the flow may do with it, and the end of its block."""
+"""A document that a flow holds, the flow's operations on it, and the end of its block."""
 
 from __future__ import annotations
 
@@ -32,45 +32,49 @@ from .updates import Own, Refusal, delete_one, read_one, releasing, token_of, wr
 
 D = TypeVar("D")
 
-#: The state in which work ends: one, or a function that chooses it for the document. None: the only one there is.
+#: The state in which work ends, or a function that chooses it for the document. None: the only state there is.
 FinalState = str | Callable[[Any], str] | None
 
-#: How the work on a document ended that was lost.
+#: The end of the work on a lost document.
 LOST: Final = "lost"
-#: How the work on a document ended that the flow has deleted.
+#: The end of the work on a document that the flow has deleted.
 DELETED: Final = "deleted"
-#: Why a forked child has lost what its parent holds.
+#: The reason why a forked child has lost its parent's documents.
 FORKED: Final = "a forked child does not hold its parent's documents"
-#: Why a block cannot begin.
+#: The reason why a block cannot begin.
 TOO_LATE: Final = "it was held for longer than stale_after before its block began: renew() it earlier, or hold fewer"
-#: Seconds between the looks of a write that waits for another one of the same document.
+#: Seconds between two looks of a write that waits for another write of the same document.
 TURN: Final = 0.01
 
 
 class HeldDocument(Block, Generic[D]):
-    """A document that this flow holds, until the flow says how the work ended; the end of a block says so by itself.
+    """A document that this flow holds until the flow says how the work ended. The end of a block says so by itself.
 
-    No other flow that uses the lock starts work on the document meanwhile, unless it is lost: it becomes stale
-    `stale_after` seconds after the acquisition (see `remaining` and `renew`), and then is for whoever asks. A holder
-    that has lost it may not know yet; what it then writes through this object is refused. Threads and tasks may share
-    it: their writes are done one by one. The document belongs to the process that acquired it: in a forked child it is
-    lost, and leaving the block does nothing.
+    No other flow that uses the lock starts work on the document meanwhile, unless the document is lost. `stale_after`
+    seconds after the acquisition, the document becomes stale (see `remaining` and `renew`). The next flow that asks
+    then gets it. A holder that has lost the document may not know yet. Every later write of that holder through this
+    object is refused.
+
+    Threads and tasks may share the object. Their writes are done one by one. The document belongs to the process that
+    acquired it. In a forked child it is lost, and leaving the block does nothing.
     """
 
-    #: The document as it was granted, or after the last `update`; raw, as MongoDB has it.
+    #: The document as it was granted, or after the last `update`. Raw, as MongoDB has it.
     document: Document
-    #: The state that the document has while it is held.
+    #: The state of the document while it is held.
     pending: str
-    #: Since when it is held, for people: by the server's clock.
+    #: The time since when it is held, for people, by the server's clock.
     since: datetime | None
 
     def __init__(
         self, context: Context, own: Own, document: Document, *, final: FinalState, sent: float, place: str
     ) -> None:
-        """Note what was granted.
+        """Store the granted document.
 
-        own: how the document was left. final: in which state the block ends. sent: when the command was sent that
-        acquired it, by the local clock. place: the line of the program that did.
+        - own: state in which the flow's writes left the document.
+        - final: state in which the block ends.
+        - sent: time when the acquiring command was sent, by the local clock.
+        - place: line of the program that acquired it.
         """
         self.document = document
         self.pending = get_path(document, context.rules.fields.state)
@@ -83,7 +87,8 @@ class HeldDocument(Block, Generic[D]):
         # By the local clock, counted from before the command was sent that is known to have set the time.
         self._deadline = sent + context.rules.stale_after
         self._made: tuple[Document, D] | None = None
-        #: Whose write is under way. No Lock: a signal may strike between its acquire() and the `try` that ends it.
+        #: The write that is under way. This is no Lock, because a signal may strike between its acquire() and the `try`
+        #: that ends it.
         self._turn: dict[None, object] = {}
         weakref.finalize(self, forgotten, context, own, place).atexit = False
 
@@ -93,9 +98,10 @@ class HeldDocument(Block, Generic[D]):
 
     @property
     def instance(self) -> D:
-        """The document as an instance of the model, made of what the server returned with the grant.
+        """The document as an instance of the model, made from the server's answer to the acquisition.
 
-        Its `save()` writes what is not the lock's, if the document is still held, as `update` does.
+        If the document is still held, `save()` of the instance writes the fields that are not the lock's, as `update`
+        does.
         """
         if self._made is None or self._made[0] is not self.document:
             made: Any = self._context.source.instance(self.document)
@@ -106,40 +112,45 @@ class HeldDocument(Block, Generic[D]):
 
     @property
     def id(self) -> Any:
-        """Its key."""
+        """The key of the document."""
         return self._own.id
 
     @property
     def owner(self) -> str:
-        """Who holds it, as the document says."""
+        """The holder that the document names."""
         return self._own.owner
 
     @property
     def version(self) -> int:
-        """Grows with all that the lock writes; an external service can compare it."""
+        """The version, raised by every write of the lock. An external service can compare it."""
         return self._own.known
 
     @property
     def ended(self) -> str | None:
-        """How it ended; None while it is held."""
+        """The end of the work. None while the document is held."""
         return LOST if self._context.courier.forked else self._own.ended
 
     @property
     def remaining(self) -> float:
-        """Seconds until it may be stale; 0 when it has ended. By the local clock, counted from before the command was
-        sent. The server judges by its own clock, which must not be set forward meanwhile."""
+        """Seconds until the document may be stale, 0 when the work has ended.
+
+        The seconds are counted by the local clock, from before the command was sent. The server decides by its own
+        clock, so the server's clock must not be set forward meanwhile.
+        """
         return 0.0 if self.ended is not None else max(0.0, self._deadline - clock.now())
 
     def _finish(self, final: FinalState = None, changes: Mapping[str, Any] | None = None) -> Steps[None]:
         """Set the final state, write *changes*, and release the document, in one update.
 
-        final: None: the one that was named before, or the only one there is. Raises DocumentLockLost, which says
-        whether something may have been written. Or DocumentChanged, if a writer without the lock raised the version,
-        and DocumentRefused: nothing was written, and it is still held, so `fail` it, or let the block do so.
+        - final: final state. Default: state named before, or the only one.
+
+        Raises DocumentLockLost, with the fact whether a write may have taken effect. Raises DocumentChanged if a writer
+        without the lock raised the version, and DocumentRefused if MongoDB refuses the write. In these two cases
+        nothing was written and the document is still held. Call `fail`, or let the block do so.
         """
         self._check()
         chosen = final if final is not None else self._final
-        if callable(chosen):  # for the document as it will be
+        if callable(chosen):  # the function sees the document as changed
             chosen = chosen(self._context.source.changed(self.instance, changes or {}))
         state = self._context.rules.check_final(chosen)
         yield from self._write(self._stored(changes or {}), ends=state)
@@ -156,7 +167,7 @@ class HeldDocument(Block, Generic[D]):
         self._check()
         own, rules, token = self._own, self._context.rules, self._own.last_token()
         try:
-            own.ended = own.failed  # first: no write begins now, and its tokens are those of all under way
+            own.ended = own.failed  # set this first: no write begins now, so the tokens include all writes under way
             answer = yield write_one(own.failing(rules, token))
         except BaseException:
             put_back(self._context, [own])
@@ -174,11 +185,13 @@ class HeldDocument(Block, Generic[D]):
     fail, afail = twins(_fail)
 
     def _update(self, changes: Mapping[str, Any] | None = None, /, **more: Any) -> Steps[D]:
-        """Write changes to the document and raise its version, if it is still held; return it as it is then.
+        """Write changes to the document and raise its version, if it is still held.
 
-        The changes mean what they mean to MongoDB's `$set`. Raises DocumentLockLost, DocumentChanged, DocumentRefused,
-        LockBackendFailed. After the last of these they may have been written; the next write, or the end of the block,
-        takes that into account.
+        Return the document after the write.
+
+        The changes have the meaning of MongoDB's `$set`. Raises DocumentLockLost, DocumentChanged, DocumentRefused,
+        LockBackendFailed. After LockBackendFailed the changes may have been written. The next write, or the end of the
+        block, takes that into account.
         """
         made = self._stored({**(changes or {}), **more})
         if not made:
@@ -189,7 +202,7 @@ class HeldDocument(Block, Generic[D]):
     update, aupdate = twins(_update)
 
     def _delete(self) -> Steps[None]:
-        """Delete the document, if it is still held, and end the work. Raises what `update` raises."""
+        """Delete the document, if it is still held, and end the work. Raises the errors of `update`."""
         yield from self._in_turn(self._delete_now())
 
     delete, adelete = twins(_delete)
@@ -205,11 +218,11 @@ class HeldDocument(Block, Generic[D]):
         self.note_deleted()
 
     def note_deleted(self) -> None:
-        """End the work: the document is deleted."""
+        """End the work, because the document is deleted."""
         self._own.ended = DELETED
 
     def _renew(self) -> Steps[None]:
-        """Count `stale_after` from now. Raises DocumentLockLost, DocumentChanged."""
+        """Restart the count of `stale_after`. Raises DocumentLockLost, DocumentChanged."""
         yield from self._write({}, renew=True)
 
     renew, arenew = twins(_renew)
@@ -220,7 +233,7 @@ class HeldDocument(Block, Generic[D]):
         yield from self._in_turn(self._write_now(changes, ends, renew))
 
     def _in_turn(self, write: Steps[None]) -> Steps[None]:
-        """Write when no other write is under way: another thread or task of the flow may renew the document."""
+        """Write when no other write is under way. Another thread or task of the flow may be renewing the document."""
         self._check()
         turn, end = object(), clock.now() + 2 * self._context.courier.timeout
         try:
@@ -234,8 +247,11 @@ class HeldDocument(Block, Generic[D]):
                 del self._turn[None]
 
     def _write_now(self, changes: Document, ends: str | None, renew: bool) -> Steps[None]:
-        """Write, if the document is still as this flow left it. One look at its token tells whether that was done where
-        the answer was lost; late copies of earlier writes are refused by their version."""
+        """Write, if the document is still as this flow left it.
+
+        After a lost answer, one look at the token shows whether the write was done. Late copies of earlier writes are
+        refused by their version.
+        """
         sent = clock.now()
         own, rules, unanswered = self._own, self._context.rules, list[BaseException]()
         if own.sent >= LAST_VERSION - 1:
@@ -243,11 +259,11 @@ class HeldDocument(Block, Generic[D]):
         token = token_of(own.writer, own.sent + 1) if ends is None else own.last_token()
         values = changes if ends is None else {**changes, **releasing(rules, ends, token)}
         statement, in_doubt = own.writing(rules, values, token, renew=renew), own.in_doubt
-        own.sent += 1  # it may have been done from now on
-        self._check()  # only now: what ends the work in another thread must know of this write, or forbid it
+        own.sent += 1  # the write may have been done from now on
+        self._check()  # check again, because a thread that ends the work must know of this write or forbid it
         answer = yield from send(write_one(statement), unanswered)
         if isinstance(answer, Refusal):
-            own.sent -= 1  # it was certainly not done
+            own.sent -= 1  # the write was certainly not done
             raise DocumentRefused(self._context.name, self.id, str(answer))
         if answer is None:
             answer = yield from send(read_one(rules.fields, self.id))
@@ -264,7 +280,7 @@ class HeldDocument(Block, Generic[D]):
             self._deadline = sent + rules.stale_after
 
     def _why_not(self, found: Document | None, *, maybe_written: bool = False) -> LockError:
-        """Return why a write was not done to the document, which was *found* like this afterwards."""
+        """Return why the document refused a write. The document was *found* like this afterwards."""
         name = self._context.name
         if found is None:
             return DocumentNotFound(name, self.id)
@@ -279,7 +295,7 @@ class HeldDocument(Block, Generic[D]):
         return self._context.rules.check_changes(self._context.source.changes(changes))
 
     def _check(self) -> None:
-        """Raise DocumentLockLost in a forked child, or after a loss, and LockMisused when the work has ended."""
+        """Raise DocumentLockLost in a forked child or after a loss, and LockMisused when the work has ended."""
         if self.ended == LOST:
             reason = FORKED if self._context.courier.forked else "an earlier write has found that"
             raise DocumentLockLost(self._context.name, self.id, self.version, reason=reason)
@@ -296,13 +312,15 @@ class HeldDocument(Block, Generic[D]):
         return self
 
     def _leave(self, error: BaseException | None) -> Steps[bool]:
-        """End the block: final, or failed after an error, which is never hidden by one of ours. Return whether MongoDB
-        answered."""
+        """End the block. The state is final, or failed after an error.
+
+        The end of the block never hides that error by another one. Return whether MongoDB answered.
+        """
         if self.ended == DELETED and error is not None:
             self._own.ended = None  # the transaction that deleted it may be rolled back
         if self.ended is not None:
             if self.ended == LOST and error is None and not self._context.courier.forked:
-                self._check()  # it may be another thread that was told
+                self._check()  # perhaps only another thread was told
             return True
         opened = open_transactions()
         try:
@@ -340,28 +358,28 @@ class HeldDocument(Block, Generic[D]):
                 log(WARNING, "document lost before its work failed", **facts)
         except LockError as problem:
             log(WARNING, "document not released", **facts, error=problem)
-            return not isinstance(problem, LockBackendFailed)  # it is released in the background
+            return not isinstance(problem, LockBackendFailed)  # the document is released in the background
         return True
 
 
 class Holder(weakref.ref[HeldDocument[Any]]):
-    """How an instance knows that its document is held. A copy that goes elsewhere knows nothing."""
+    """The link from an instance to its held document. A copy that goes elsewhere has no link."""
 
     def __reduce__(self) -> Any:
         return type(None), ()
 
 
 def abandon(context: Context, several: list[Own]) -> None:
-    """Have documents released in the background."""
+    """Release documents in the background."""
     try:
         for own in several:
-            own.ended = own.failed  # first, as in fail()
+            own.ended = own.failed  # set this first, as in fail()
     finally:
         put_back(context, several)
 
 
 def forgotten(context: Context, own: Own, place: str) -> None:
-    """Release a document whose object is gone, so that no code can end its work. Called when it was collected."""
+    """Release a document whose object was garbage-collected, so that no code can end its work."""
     if own.ended is None and not context.courier.forked:
         log(WARNING, "document forgotten", document=own.id, place=context.name, acquired=place)
         abandon(context, [own])

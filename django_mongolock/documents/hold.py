@@ -1,4 +1,4 @@
-"""Documents that are acquired at the beginning of a block: one, at once or within some time; or many at once."""
+"""Documents that are acquired at the beginning of a block: one, at once or within some time, or many at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from .updates import Own, Request, Written
 
 D = TypeVar("D")
 
-#: Which work: a pending state, or a function that chooses it for the document as it will be. None: the only one.
+#: The pending state, or a function that chooses it for the document as changed. None: the only one.
 PendingState = str | Callable[[Any], str] | None
 
 
@@ -58,9 +58,11 @@ class HoldOptions(BatchOptions, total=False):
 
 @dataclass(slots=True)
 class Plan:
-    """What is asked of documents: for which work, in whose name, with which changes, and how it ends.
+    """The request of a flow, with the work, the owner, the changes and the end.
 
-    place: the line of the program. changes: as the caller gave them; stored: as they are stored.
+    - place: line of the program.
+    - changes: changes as the caller gave them.
+    - stored: changes as they are stored.
     """
 
     source: Source
@@ -103,8 +105,10 @@ class Plan:
         return key, check_version(version)
 
     def owns(self, requests: Iterable[Request]) -> dict[Any, Own]:
-        """Return by its id what makes each request one of this flow, with names of this process: make it when they are
-        sent."""
+        """Return the `Own` of each request, by id.
+
+        Call this when the requests are sent, because the names are those of this process.
+        """
         name, writer = check_fact("owner", self.owner), updates.new_writer()
         owner = name or tidy_fact(f"{secrets.token_hex(12)}/{socket.gethostname()}/{os.getpid()}")
         return {
@@ -113,15 +117,18 @@ class Plan:
         }
 
     def held(self, context: Context, own: Own, document: Document, sent: float) -> HeldDocument[Any]:
-        """Return the document that was granted."""
+        """Return the granted document."""
         return HeldDocument(context, own, document, final=self.final, sent=sent, place=self.place)
 
 
 class Hold(Block, Generic[D]):
-    """A document that is acquired at the beginning of the block. wait: seconds; 0: a single try; None: without end."""
+    """A document that is acquired at the beginning of the block.
+
+    - wait: seconds. 0: single try. None: without end.
+    """
 
     def __init__(self, context: Callable[[], Context], plan: Plan, request: Request, wait: float | None) -> None:
-        self._find = context  # only when it is used: a fork may come before
+        self._find = context  # called only on use, because a fork may come before
         self._plan = plan
         self._request = request
         self._wait = wait
@@ -169,11 +176,13 @@ class Hold(Block, Generic[D]):
 
 
 class Batch(Block, Generic[D]):
-    """Several documents at once: those that were granted, in the order in which they were asked for, and why the others
-    were not.
+    """Several documents that were acquired together.
 
-    held: the documents that this flow holds. refused: the error of each other one, by its id. The end of the batch's
-    block ends the documents that are left. To go on after one that fails, catch its error in the loop.
+    - held: documents that this flow holds, in the order of the request.
+    - refused: error of each other document, by its id.
+
+    The end of the batch's block ends the documents that are left. To go on after a document that fails, catch its error
+    in the loop.
     """
 
     def __init__(self, context: Context, held: list[HeldDocument[D]], refused: Mapping[Any, LockError]) -> None:
@@ -191,9 +200,11 @@ class Batch(Block, Generic[D]):
         return len(self.held)
 
     def _leave(self, error: BaseException | None) -> Steps[Any]:
-        """End all that are left, one by one. If MongoDB does not answer, that is waited for once; all that are still
-        held are then released in the background. The first error is raised when all have been tried, with the others
-        as its notes."""
+        """End all documents that are left, one by one.
+
+        If MongoDB does not answer, only one end waits for it. The documents that are still held are then released in
+        the background. The first error is raised when all ends have been tried, with the others as its notes.
+        """
         problems: list[Exception] = []
         try:
             for held in self._left():
@@ -217,8 +228,10 @@ class Batch(Block, Generic[D]):
 
 
 def acquire_many(context: Context, plan: Plan, documents: Iterable[Any]) -> Steps[Batch[Any]]:
-    """Acquire those of many documents that are available, in three commands for each `BATCH`; return them in the order
-    in which they are asked for."""
+    """Acquire those of many documents that are available, in three commands for each `BATCH`.
+
+    The batch has the documents in the order of the request.
+    """
     sent = clock.now()
     requests: dict[Any, Request] = {}
     for request in map(plan.request, documents):
@@ -233,7 +246,7 @@ def acquire_many(context: Context, plan: Plan, documents: Iterable[Any]) -> Step
             asked += some
             yield from _acquire_some(context, owns, some, granted, refused, unanswered)
     except BaseException:
-        # The caller learns of none of them.
+        # The caller gets none of the documents.
         put_back(context, [owns[request.id] for request in asked])
         raise
     left = [request.id for request in asked if request.id not in granted]
@@ -252,7 +265,7 @@ def _acquire_some(  # noqa: PLR0917
     unanswered: list[BaseException],
 ) -> Steps[None]:
     rules, dead = context.rules, dict[Any, str | None]()
-    for _ in range(2):  # the second time only for what a dead run of the same owner holds
+    for _ in range(2):  # the second round is only for documents of a dead run of the same owner
         statements = [updates.acquiring(rules, owns[each.id], each, dead.get(each.id)) for each in requests]
         written: Written = yield from send(updates.write_many(statements), unanswered)
         found: dict[Any, Document] = yield from send(_read_granted(rules, [owns[each.id] for each in requests]))

@@ -24,7 +24,7 @@ from . import steps
 from .document_lock import DocumentLock, declared
 from .rules import DocumentSnapshot
 
-#: How many documents are counted.
+#: The most documents that are counted.
 MAX_COUNTED: Final = 1_000
 
 
@@ -101,13 +101,13 @@ class DocumentKind:
 
 
 def kinds(using: str | None = None) -> list[LockKind]:
-    """Return the kinds of the declared document locks: of all, or of those in this database."""
+    """Return the kinds of the declared document locks, of all databases or of this one."""
     return [DocumentKind(lock) for lock in declared() if using in (None, lock.alias)]
 
 
 @register()
 def check_document_places(**kwargs: Any) -> list[CheckMessage]:
-    """Check that the models of the declared document locks are in MongoDB, which a router decides late."""
+    """Check that the models of the declared document locks are in MongoDB. A router decides that late."""
     found: list[CheckMessage] = []
     for lock in declared():
         try:

@@ -1,4 +1,4 @@
-"""What is declared of a document lock: its fields, its states, and when it is stale. And what a document says by it."""
+"""The declaration of a document lock (fields, states, staleness), and the state that a document shows by it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ from ..versions.checking import is_version_field
 
 #: The largest id, holder, version, time or token that is read, in bytes.
 LARGEST_VALUE: Final = 8_192
-#: What is read in the place of a larger one: a document with this field.
+#: The field of the document that is read in the place of a larger value.
 TOO_LARGE: Final = "mongolock_bytes"
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The names that the fields have in the documents; "lock.by" is the field "by" of the embedded document "lock".
+    """The names of the fields in the documents. "lock.by" is the field "by" of the embedded document "lock".
 
-    holder: who has the document, as text. state: how far its work is. version: raised by all that the lock writes.
-    time: since when it is held, by the server's clock. key: by which a document is found.
+    - holder: holder of the document, as text.
+    - state: state of the work.
+    - version: version, raised by every write of the lock.
+    - time: time since when the document is held, by the server's clock.
+    - key: field by which a document is found.
     """
 
     holder: str
@@ -47,7 +50,7 @@ class Fields:
 
     @property
     def token(self) -> str:
-        """Where the lock notes who wrote last, beside the holder: which acquisition, in which version."""
+        """The field beside the holder for the last writer, with the acquisition and its version."""
         return f"{self.holder}Token"
 
     def names(self) -> dict[str, str]:
@@ -55,8 +58,11 @@ class Fields:
         return {role: getattr(self, role) for role in ("holder", "state", "version", "time", "token")}
 
     def projection(self) -> dict[str, Any]:
-        """Return what to read of a document to know the state of its lock. Of a value that is larger than any of the
-        lock's own, the server sends the size only: another program may have written megabytes there."""
+        """Return the projection for reading the state of a document's lock.
+
+        For a value that is larger than any of the lock's own, the server sends only the size. Another program may have
+        written megabytes there.
+        """
         values = {name: _bounded(name) for name in (self.key, *self.names().values())}
         return {**values, "mongolock_now": "$$NOW"}
 
@@ -68,10 +74,11 @@ def _bounded(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Fields, states and times of one document lock.
+    """The fields, states and times of one document lock.
 
-    pending: the states of work under way, each with its failed state. final: the states in which work ends well.
-    stale_after: seconds after which a held document is stale.
+    - pending: states of work under way, each with its failed state.
+    - final: states in which work ends well.
+    - stale_after: seconds after which a held document is stale.
     """
 
     fields: Fields
@@ -88,7 +95,7 @@ class Rules:
         final: Collection[str],
         stale_after: Seconds,
     ) -> Rules:
-        """Check what was declared. Raises TypeError and ValueError that name the cure."""
+        """Check the declaration. Raises TypeError and ValueError that name the cure."""
         columns = {role: _column(source, role, name) for role, name in fields.items()}
         if not pending or not hasattr(pending, "items"):
             raise TypeError('pending names each pending state and its failed state: {"exporting": "export_failed"}')
@@ -111,19 +118,22 @@ class Rules:
 
     @property
     def ended(self) -> tuple[str, ...]:
-        """The states in which no work is under way, whatever the holder's field says."""
+        """The states in which no work is under way, whatever the holder's field contains."""
         return tuple(dict.fromkeys((*self.final, *self.pending.values())))
 
     def check_pending(self, state: object) -> str:
-        """Return the pending state that is meant. None: the only one there is."""
+        """Return the pending state for a given one. If it is None, return the only one there is."""
         return _choose("pending", state, tuple(self.pending), tuple(self.pending))
 
     def check_final(self, state: object) -> str:
-        """Return the final state that is meant, which may be a failed one. None: the only final one there is."""
+        """Return the final state for a given one, possibly a failed one.
+
+        If it is None, return the only final one there is.
+        """
         return _choose("final", state, self.final, self.ended)
 
     def check_changes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return *changes* if they touch no field of the lock, nor the key. Raises TypeError, ValueError."""
+        """Return *changes* if they touch neither a field of the lock nor the key. Raises TypeError, ValueError."""
         return check_changes(changes, [*self.fields.names().values(), self.fields.key])
 
 
@@ -135,7 +145,7 @@ def _column(source: Source, role: str, name: str) -> str:
 
 
 def check_state(state: object) -> str:
-    """Return a state as plain text, also where it is a member of TextChoices."""
+    """Return a state as plain text, even if it is a member of TextChoices."""
     if not isinstance(state, str):
         raise TypeError(f"a state is text, not {type(state).__name__}")
     if not state:
@@ -158,8 +168,10 @@ def _choose(kind: str, state: object, states: tuple[str, ...], allowed: tuple[st
 class DocumentSnapshot(Row):
     """A document under a lock. See `Row`.
 
-    version: with the id what a retry job needs. work: the state of the work, beside the lock. failed: the state that it
-    gets when it is released. token: what the holder has left there, for code only.
+    - version: version of the document. A retry job needs it together with the id.
+    - work: state of the work, beside the lock.
+    - failed: state that the document gets when it is released.
+    - token: token that the holder has left there, for code only.
     """
 
     version: int = 0
@@ -191,7 +203,7 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
 
 
 def read_snapshot(rules: Rules, document: Mapping[str, Any]) -> DocumentSnapshot:
-    """Read a document that was found with `Fields.projection`. Never raises, whatever is in it."""
+    """Read a document that was found with `Fields.projection`. Never raises, whatever the document contains."""
     fields = rules.fields
     id_ = document[fields.key]
     if isinstance(id_, Mapping) and TOO_LARGE in id_:
@@ -211,7 +223,7 @@ def read_snapshot(rules: Rules, document: Mapping[str, Any]) -> DocumentSnapshot
     if version >= LAST_VERSION:
         return _damaged(id_, f"its field {fields.version!r} is too large for a version")
     since, now = aware(values["time"]), aware(document.get("mongolock_now"))
-    # Another server may have set the time by its own clock: an age below 0 is none.
+    # Another server may have set the time by its own clock. A negative age counts as 0.
     age = max(0.0, (now - since).total_seconds()) if since and now else 0.0
     left = rules.stale_after - age if since else None
     held = ShownState.STALE if left is not None and left <= 0 else ShownState.HELD

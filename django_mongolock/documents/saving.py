@@ -1,4 +1,4 @@
-"""What `save()` of a model does with the fields of its document locks."""
+"""The behavior of a model's `save()` with the fields of its document locks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from .rules import Rules
 
 
 def protect(model: type[Any], rules: Rules) -> None:
-    """Have `save()` of a model, and so its forms and its admin, leave the fields of a lock alone. `QuerySet.update()`
-    writes what it is told to, and a copy is for its author to clean. `delete()` ends the block that holds the
-    document."""
+    """Make `save()` of a model, of its forms and of its admin leave the fields of a lock unchanged.
+
+    `QuerySet.update()` writes all the values that it gets. The author of a copy has to clean the copy. `delete()` ends
+    the block that holds the document.
+    """
     model = model._meta.concrete_model  # a proxy has the documents of its model
     if "never_saved" not in vars(model):
         model._do_update = _leaving_locks_alone(model._do_update)
@@ -25,8 +27,10 @@ def protect(model: type[Any], rules: Rules) -> None:
 
 
 def _held_of(instance: Model, using: str | None, pk: Any) -> HeldDocument[Any] | None:
-    """Return the document that the flow of *instance* holds. None for a copy under another key, or in another
-    database."""
+    """Return the document that the flow of *instance* holds.
+
+    Return None for a copy under another key or in another database.
+    """
     holder: Holder | None = vars(instance).get("_document_held")
     held = None if holder is None else holder()
     if held is None or held.ended is not None:
@@ -36,7 +40,7 @@ def _held_of(instance: Model, using: str | None, pk: Any) -> HeldDocument[Any] |
 
 
 def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model._do_update(): the update of one table by one save."""
+    """Wrap Model._do_update(), the update of one table by one save."""
 
     @wraps(do_update)
     def checked(self: Any, base_qs: Any, using: str, pk: Any, values: Any, *rest: Any) -> Any:
@@ -52,13 +56,13 @@ def _leaving_locks_alone(do_update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _ending_block(delete: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model.delete(), or what the class has instead of it."""
+    """Wrap Model.delete(), or the class's replacement for it."""
 
     @wraps(delete)
     def ending(self: Any, *args: Any, **kwargs: Any) -> Any:
         held = _held_of(self, self._state.db, self.pk)
         result = delete(self, *args, **kwargs)
-        if held is not None and self.pk is None:  # else it only marks the document
+        if held is not None and self.pk is None:  # otherwise delete() only marks the document
             held.note_deleted()
         return result
 
@@ -66,8 +70,10 @@ def _ending_block(delete: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _save_held(instance: Model, held: HeldDocument[Any], changes: dict[str, Any], using: str) -> None:
-    """Write what an instance has, if its document is still held, and as the instance was read. Raises VersionConflict,
-    and what `HeldDocument.update` raises."""
+    """Write the values of an instance, if its document is still held and unchanged since the instance was read.
+
+    Raises VersionConflict, and the errors of `HeldDocument.update`.
+    """
     version: Any = held._context.source.field(held._context.rules.fields.version)
     if (read := version_read(instance, version)) != held.version:
         raise conflict(instance, read, using, changes)

@@ -26,17 +26,17 @@ from .updates import Own, Refusal, Request, Statement, Written
 
 T = TypeVar("T")
 
-#: How often a refused acquisition asks again, if the reason was gone when it looked.
+#: The number of tries of a refused acquisition if the reason was gone when it looked.
 ROUNDS: Final = 3
-#: How many documents one command is about.
+#: The number of documents in one command.
 BATCH: Final = 500
-#: Between which seconds `DocumentHeld.retry_after` lies.
+#: The bounds of `DocumentHeld.retry_after`, in seconds.
 RETRY_AFTER: Final = 0.5, 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the steps need of a lock: where its documents are, by which rules, and who sends the commands."""
+    """The facts that the steps need: the place of the documents, the rules of the lock, and the sender of commands."""
 
     source: Source
     rules: Rules
@@ -44,12 +44,12 @@ class Context:
 
     @property
     def name(self) -> str:
-        """The collection, for people."""
+        """The name of the collection, for people."""
         return self.source.name
 
 
 def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
-    """Acquire one document; return it as it is then.
+    """Acquire one document. Return the document as acquired.
 
     Raises DocumentNotFound, DocumentChanged, DocumentHeld, DocumentDamaged, DocumentRefused, LockBackendFailed.
     """
@@ -64,10 +64,10 @@ def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
                 return answer  # type: ignore[no-any-return]
             found: dict[Any, Document] = yield from send(updates.read_some(rules.fields, [id_]))
             seen = None if id_ not in found else read_snapshot(rules, found[id_])
-            if seen is not None and seen.token in own.tokens:  # by the copy that was not answered
+            if seen is not None and seen.token in own.tokens:  # granted by the copy without an answer
                 return (yield from send(updates.read_one(rules.fields, id_)))  # type: ignore[no-any-return]
             refusal = why_not(context, request, seen)
-            # The holder may have finished just now: ask again, rather than name a holder that is gone.
+            # The holder may have finished just now. Ask again instead of naming a holder that is gone.
             if seen is None or not (rest and isinstance(refusal, DocumentHeld)):
                 raise refusal
             dead = dead_run(seen, own.owner)
@@ -81,13 +81,13 @@ def acquire(context: Context, own: Own, request: Request) -> Steps[Document]:
 
 
 def put_back(context: Context, several: Sequence[Own]) -> None:
-    """Have documents released in their failed states in the background, many with one command. Never waits."""
+    """Release documents in their failed states in the background, many with one command. Never waits."""
     for some in in_batches([own.failing(context.rules, own.last_token()) for own in several], BATCH):
         context.courier.send_in_background(_putting_back(context, some))
 
 
 def in_batches(several: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Yield them in parts, each for one command."""
+    """Return *several* in parts, each for one command."""
     return (several[start : start + size] for start in range(0, len(several), size))
 
 
@@ -102,7 +102,7 @@ def _putting_back(context: Context, statements: Sequence[Statement]) -> Command:
 
 
 def why_not(context: Context, request: Request, seen: DocumentSnapshot | None) -> LockError:
-    """Return why a document was refused, according to what it looked like right afterwards."""
+    """Return why a document was refused, by its state right afterwards."""
     if seen is None:
         return DocumentNotFound(context.name, request.id)
     if seen.damage:
@@ -112,7 +112,7 @@ def why_not(context: Context, request: Request, seen: DocumentSnapshot | None) -
     holder = seen.holder or "another flow that was quicker"
     stale_in = None if seen.left is None else max(0.0, seen.left)
     least, most = RETRY_AFTER
-    # As long again as it has been held, within bounds, and not long after it is stale.
+    # Wait as long again as the document has been held, within bounds, and not long after it is stale.
     after = max(least, min(seen.seconds, most, most if stale_in is None else stale_in))
     return DocumentHeld(context.name, request.id, holder, seen.work, seen.since, after, stale_in)
 
@@ -123,15 +123,15 @@ def dead_run(seen: DocumentSnapshot, owner: str) -> str | None:
     return token if seen.holder == owner and fate(token.partition(" ")[2]) == "gone" else None
 
 
-#: What can be asked for.
+#: The states that a caller can ask for.
 STATES: Final = ("all", "held", "stale", "damaged")
 
 
 def query(rules: Rules, choice: Choice) -> Document:
-    """Return which documents are meant, as MongoDB takes it."""
+    """Return the query for the chosen documents."""
     fields = rules.fields
-    # The plain condition is what an index narrows; the expression is what decides. Beside the pending states, only what
-    # has a time can be held: an index of state and time leads to those among many free ones.
+    # The plain condition lets an index narrow the search, and the expression decides. Apart from the pending states,
+    # only a document with a time can be held. An index of state and time finds those among many free ones.
     pending = {fields.state: {"$in": list(rules.pending)}}
     others = {fields.state: {"$nin": [*rules.pending, *rules.ended]}, fields.time: {"$type": "date"}}
     narrowed = pending if choice.state in ("undated", "damaged") else {"$or": [pending, others]}
@@ -144,7 +144,7 @@ def query(rules: Rules, choice: Choice) -> Document:
 
 
 def condition(rules: Rules, choice: Choice) -> Document:
-    """Return what the server decides by: whether a document can be judged, and is in that state."""
+    """Return the condition by which the server selects documents that can be judged and are in that state."""
     whole = updates.is_whole(rules.fields)
     states: dict[str, list[Document]] = {
         "all": [whole, updates.is_taken(rules)],
@@ -157,7 +157,7 @@ def condition(rules: Rules, choice: Choice) -> Document:
 
 
 def find(context: Context, choice: Choice, limit: int = 0) -> Steps[list[DocumentSnapshot]]:
-    """Find documents, the one held for longest first; among "all", then those that cannot be judged. limit 0: all."""
+    """Find documents, the longest hold first. For "all", documents that cannot be judged follow. limit 0: all."""
     rules = context.rules
     several = [choice]
     if choice.state == "all" and choice.owner is None:
@@ -177,14 +177,16 @@ def find(context: Context, choice: Choice, limit: int = 0) -> Steps[list[Documen
 
 
 def sweep(context: Context, choice: Choice, batch: int = BATCH, *, dry_run: bool = False) -> Steps[Swept]:
-    """Set stale documents to the failed state of their work, and empty the holder's field; or only find them.
+    """Set stale documents to the failed state of their work, and empty the holder's field.
 
-    One that MongoDB refuses to write stops no other: it is among the damaged ones.
+    With *dry_run*, only find them.
+
+    A document that MongoDB refuses to write stops no other, and is listed among the damaged ones.
     """
     rules, swept, choice = context.rules, Swept(), replace(choice, state="stale")
     found = yield from find(context, choice)
     swept.found = len(found)
-    swept.damaged = [each for each in found if each.damage]  # which only this side cannot read
+    swept.damaged = [each for each in found if each.damage]  # only this side cannot read these
     if choice.owner is None:
         swept.damaged += yield from find(context, replace(choice, state="damaged"))
     if dry_run:
@@ -192,7 +194,7 @@ def sweep(context: Context, choice: Choice, batch: int = BATCH, *, dry_run: bool
         return swept
     for some in in_batches(found, batch):
         done, written = yield from _take(context, some, condition(rules, choice), exact=True)
-        # One that was acquired again in the same moment is counted, but not found any more.
+        # A document that was acquired again in the same moment is counted, but no longer found.
         swept.count += max(written.matched, len(done))
         swept.cleared += done
         swept.damaged += _refused(some, written)
@@ -209,8 +211,10 @@ def sweep(context: Context, choice: Choice, batch: int = BATCH, *, dry_run: bool
 def force(
     context: Context, name: str, shown: Iterable[DocumentSnapshot], by: str, reason: str
 ) -> Steps[list[DocumentSnapshot]]:
-    """Release these documents, if they still have the holders and states that were shown; return those that were
-    released."""
+    """Release these documents, if they still have the holders and states that were shown.
+
+    Return the released documents.
+    """
     taken: list[DocumentSnapshot] = []
     for some in in_batches([each for each in shown if each.holder], BATCH):
         done, written = yield from _take(context, some, updates.is_taken(context.rules), exact=False)
@@ -225,12 +229,12 @@ def force(
 def _take(
     context: Context, some: Sequence[DocumentSnapshot], condition: Document, *, exact: bool
 ) -> Steps[tuple[list[DocumentSnapshot], Written]]:
-    """Release documents; return them as they are then, and what MongoDB said."""
+    """Release documents. Return them as released, and the result of the write."""
     rules, writer = context.rules, updates.new_writer()
     written: Written = yield from send(
         updates.write_many([updates.taking_away(rules, writer, condition, each, exact=exact) for each in some])
     )
-    # One whose answer was lost is known by its token; what was released cannot match a second time.
+    # After a lost answer, the token identifies a released document. A released document cannot match a second time.
     found: dict[Any, Document] = yield from send(updates.read_some(rules.fields, [each.id for each in some]))
     tokens = {id_: get_path(document, rules.fields.token) for id_, document in found.items()}
     done = [each for each in some if tokens.get(each.id) == updates.token_of(writer, each.version + 1)]
@@ -245,18 +249,21 @@ def _refused(some: Iterable[DocumentSnapshot], written: Written) -> list[Documen
 
 
 def has_index(collection: Collection[Document], rules: Rules) -> bool:
-    """Return whether an index that begins with the state or the time finds stale documents, if there are any yet."""
+    """Return whether an index that begins with the state or the time finds stale documents.
+
+    Return True if there is no collection yet.
+    """
     indexes = collection.index_information()
     for index in indexes.values():
         first = next(iter(index["key"]), ("", 0))
         whole = not ({"partialFilterExpression", "hidden"} & index.keys())
         if whole and first[0] in (rules.fields.state, rules.fields.time) and first[1] in (1, -1):
             return True
-    return not indexes  # there is no collection: `migrate`, which checks first, makes it
+    return not indexes  # there is no collection yet: `migrate` checks first, and makes it
 
 
 class Block:
-    """What ends with its block: `_leave` has the steps of the end."""
+    """An object whose work ends with its block. `_leave` has the steps of the end."""
 
     _context: Context
 

@@ -1,7 +1,7 @@
-"""The conditions, updates and commands of document locks, as MongoDB takes them. Nothing is sent here.
+"""The conditions, updates and commands of document locks, in MongoDB's form. Nothing is sent here.
 
-Every update is one of operators, not a pipeline: so the changes of a caller mean what MongoDB's own `$set` means. A
-pipeline reads the paths of arrays differently.
+Every update consists of operators, because a pipeline reads the paths of arrays differently. The changes of a caller
+therefore mean the same as in MongoDB's own `$set`.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .rules import Fields, Rules
 
 
 def new_writer() -> str:
-    """Return a name for who writes: one acquisition, sweep or release, by this process.
+    """Return a name for one acquisition, sweep or release by this process.
 
-    No other process has it, nor a forked child, nor a copy of a machine that was cloned while it ran: make it when it
-    is sent.
+    No other process has this name, not even a forked child or a clone of the running machine. Make the name when it is
+    sent.
     """
     return f"{os.getpid()}.{secrets.token_hex(12)} {this_process()}"
 
 
 def token_of(writer: str, version: int) -> str:
-    """Return what a write leaves in a document, with the version that it leaves the document in.
+    """Return the token that a write leaves in a document, with the new version of the document.
 
-    So one look at token and version tells whether a write was done, and whether somebody else has written since.
+    One look at token and version therefore shows whether a write was done, and whether another writer has come since.
     """
     return f"{version}:{writer}"
 
 
 def is_whole(fields: Fields) -> Document:
-    """Every field has a type that it may have. A field that cannot be read must not count as free."""
+    """Return the condition that every field has a valid type. An unreadable field must not count as free."""
     return {
         "$and": [
             is_version(fields.version),
@@ -54,17 +54,20 @@ def is_whole(fields: Fields) -> Document:
 
 
 def is_stale(rules: Rules, older_than: float = 0.0) -> Document:
-    """The document was held for too long, by the clock of the server that updates it, in the very update. A command
-    that was held up on its way has an old ``$$NOW``, and finds fewer."""
+    """Return the condition that the document was held for too long.
+
+    The server that updates the document decides by its own clock, in the very update. A command that was delayed on its
+    way has an old ``$$NOW``, and finds fewer.
+    """
     name = rules.fields.time
     end = {"$subtract": ["$$NOW", round((rules.stale_after + older_than) * 1000)]}
     return {"$and": [is_type(name, "date"), {"$lte": [f"${name}", end]}]}
 
 
 def is_taken(rules: Rules) -> Document:
-    """The document has a holder whose work has not ended: it is held, or stale.
+    """Return the condition that the document has a holder whose work has not ended. Such a document is held or stale.
 
-    A holder in a state that the lock does not know counts where the lock has set the time.
+    A holder in a state that the lock does not know counts if the lock has set the time.
     """
     fields = rules.fields
     known = {"$or": [is_type(fields.time, "date"), has(fields.state, list(rules.pending))]}
@@ -73,12 +76,12 @@ def is_taken(rules: Rules) -> Document:
 
 
 def is_held(rules: Rules) -> Document:
-    """The document has a holder, and is neither ended nor stale. Nobody else gets it."""
+    """Return the condition that the document has a holder, and is neither ended nor stale. Nobody else gets it."""
     return {"$and": [is_taken(rules), {"$not": [is_stale(rules)]}]}
 
 
 def is_undated(rules: Rules) -> Document:
-    """It has a holder from before there was a time."""
+    """Return the condition that the document has a holder from before there was a time."""
     return {"$and": [is_taken(rules), {"$not": [is_type(rules.fields.time, "date")]}]}
 
 
@@ -98,7 +101,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for one document: in which version, for which work, and what else to change in it."""
+    """A request for one document, with its version, its work, and further changes."""
 
     id: Any
     version: int
@@ -109,9 +112,9 @@ class Request:
 def acquiring(rules: Rules, own: Own, request: Request, dead: str | None = None) -> Statement:
     """Set holder, state, time and token, and raise the version.
 
-    The document still has its version, and is not held; or the same owner holds it by the token *dead*, whose process
-    is known to have ended. Once granted, its version is another one: so a copy that the network held up, or that is
-    sent again, changes nothing.
+    The document must still have its version, and must not be held. If *dead* is given, the same owner may hold it by
+    that token, because the process of that token is known to have ended. A granted document has another version. A
+    delayed or repeated copy of the command therefore changes nothing.
     """
     fields = rules.fields
     available: Document = {"$not": [is_held(rules)]}
@@ -125,8 +128,10 @@ def acquiring(rules: Rules, own: Own, request: Request, dead: str | None = None)
 
 
 def raising(fields: Fields, version: int, values: Document) -> Document:
-    """Set *values*, and raise the version, which keeps its type. 0 may be a version that is null, which $inc
-    refuses."""
+    """Set *values*, and raise the version without changing its type.
+
+    A version of 0 is set, because it may stand for null and $inc refuses null.
+    """
     if version:
         return {"$set": values, "$inc": {fields.version: 1}}
     return {"$set": {**values, fields.version: 1}}
@@ -134,10 +139,13 @@ def raising(fields: Fields, version: int, values: Document) -> Document:
 
 @dataclass(slots=True)
 class Own:
-    """A document that a flow holds, as its writes may have left it: in version *known*, or in a later one up to *sent*,
-    by writes that were not answered.
+    """A document that a flow holds, with the versions in which its writes may have left it.
 
-    failed: the failed state of its work. kind: the type of its version. ended: how the work ended; None: not yet.
+    - known: last version that was answered.
+    - sent: last version that was sent. Writes between the two had no answer.
+    - failed: failed state of its work.
+    - kind: type of its version.
+    - ended: end of the work. None: not yet.
     """
 
     id: Any
@@ -156,18 +164,20 @@ class Own:
 
     @property
     def tokens(self) -> list[str]:
-        """What may stand in the document."""
+        """The tokens that may stand in the document."""
         return [token_of(self.writer, version) for version in range(self.known, self.sent + 1)]
 
     def is_as_left(self, fields: Fields) -> Document:
-        """The flow holds the document, and nobody else has raised its version."""
+        """Return the condition that the flow holds the document, and nobody else has raised its version."""
         versions = range(self.known, self.sent + 1)
         left = [{"$and": [has(fields.token, [token_of(self.writer, v)]), _is(fields.version, v)]} for v in versions]
         return {"$and": [has(fields.holder, [self.owner]), is_version(fields.version), {"$or": left}]}
 
     def writing(self, rules: Rules, values: Mapping[str, Any], token: str, *, renew: bool = False) -> Statement:
-        """Write *values* if the document is as this flow has left it. The next version is one that no earlier write of
-        it had: so the token tells which write was done."""
+        """Write *values* if the document is as this flow has left it.
+
+        The next version is one that no earlier write of the flow had. The token therefore shows which write was done.
+        """
         fields = rules.fields
         update: Document = {"$set": {**values, fields.token: token, fields.version: self.kind(self.sent + 1)}}
         if renew:
@@ -175,7 +185,7 @@ class Own:
         return Statement(fields.key, self.id, self.is_as_left(fields), update)
 
     def last_token(self) -> str:
-        """Return the token of a write that ends the work: that of no holder."""
+        """Return the token of a write that ends the work. No holder has this token."""
         return token_of(new_writer(), self.sent + 1)
 
     def failing(self, rules: Rules, token: str) -> Statement:
@@ -191,14 +201,17 @@ def _is(name: str, value: Any) -> Document:
 
 
 def releasing(rules: Rules, state: str | None, token: str) -> Document:
-    """Empty the holder's field, and set the state; None: leave it as it is."""
+    """Empty the holder's field, and set the state. None leaves the state unchanged."""
     fields = rules.fields
     values: Document = {fields.holder: None, fields.time: None, fields.token: token}
     return values if state is None else {**values, fields.state: state}
 
 
 def taking_away(rules: Rules, writer: str, condition: Document, seen: Any, *, exact: bool) -> Statement:
-    """Release a document that has the holder and the state that were *seen*; exact: and the version."""
+    """Release a document that has the holder and the state that were *seen*.
+
+    If *exact*, the version must match as well.
+    """
     fields, version = rules.fields, seen.version
     same = [_is(fields.holder, seen.holder), _is(fields.state, seen.work)]
     if exact or not version:
@@ -209,27 +222,29 @@ def taking_away(rules: Rules, writer: str, condition: Document, seen: Any, *, ex
     )
 
 
-#: What the server calls them, where it does not say so itself.
+#: The names of errors for which the server sends none.
 _NAMES: Final = {11000: "DuplicateKey", 121: "DocumentValidationFailure", 28: "PathNotViable"}
 
 
 class Refusal(str):
-    """MongoDB does not write this document: its validator, a unique index, or a path of the changes that leads through
-    a value without fields. For people."""
+    """The reason why MongoDB does not write a document, for people.
+
+    The causes are its validator, a unique index, or a path of the changes through a value without fields.
+    """
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What came of several statements: how many found their document, and which were refused."""
+    """The outcome of several statements, with the number that found their document, and the refusals."""
 
     matched: int
     refused: dict[Any, Refusal]
 
 
 def refusal_of(error: OperationFailure) -> Refusal | None:
-    """Return what the server refused about one document; None for an error about anything else."""
+    """Return the refusal that concerns one document. Return None for any other error."""
     if error.code is None or not is_refusal(error):
         return None
     name = (error.details or {}).get("codeName") or _NAMES.get(error.code, "not written")
@@ -237,8 +252,10 @@ def refusal_of(error: OperationFailure) -> Refusal | None:
 
 
 def write_one(statement: Statement) -> Command:
-    """Make the command that updates a document, and returns it as it is then; None if the statement does not find it;
-    or a `Refusal`."""
+    """Make the command that updates a document and returns the new document.
+
+    The command returns None if the statement does not find the document, and a `Refusal` if MongoDB refuses the write.
+    """
 
     def command(collection: Collection[Document]) -> Document | Refusal | None:
         after = ReturnDocument.AFTER
@@ -253,12 +270,15 @@ def write_one(statement: Statement) -> Command:
 
 
 def delete_one(statement: Statement) -> Command:
-    """Make the command that deletes a document, and returns it as it was; None if the statement does not find it."""
+    """Make the command that deletes a document and returns the old document.
+
+    The command returns None if the statement does not find the document.
+    """
     return lambda collection: collection.find_one_and_delete(statement.query)
 
 
 def write_many(statements: Sequence[Statement]) -> Command:
-    """Make the command that updates many documents, each by its own statement: one that is refused stops no other."""
+    """Make the command that updates many documents, each by its own statement. A refused one stops no other."""
 
     def command(collection: Collection[Document]) -> Written:
         updates = [UpdateOne(each.query, each.update) for each in statements]
@@ -271,7 +291,7 @@ def write_many(statements: Sequence[Statement]) -> Command:
 
 
 def _read(error: BulkWriteError, statements: Sequence[Statement]) -> Written:
-    """Return what was refused about documents. Raises the driver's error for anything else."""
+    """Return the refusals that concern documents. Raises the driver's error for anything else."""
     details = error.details or {}
     refused: dict[Any, Refusal] = {}
     for each in details.get("writeErrors", ()):
@@ -294,10 +314,13 @@ def read_some(fields: Fields, ids: Sequence[Any]) -> Command:
 
 
 def by_id(fields: Fields, found: Iterable[Document]) -> dict[Any, Document]:
-    """Return documents by their ids, as `check_id` has these: a client may be told to return moments with a zone."""
+    """Return documents by their ids in the form of `check_id`.
+
+    A client may be configured to return moments with a zone.
+    """
     return {check_id(document[fields.key]): document for document in found}
 
 
 def read_one(fields: Fields, id_: Any) -> Command:
-    """Make the command that reads a document; None if there is none."""
+    """Make the command that reads a document, or returns None if there is none."""
     return lambda collection: collection.find_one({fields.key: {"$eq": id_}})

@@ -1,4 +1,4 @@
-"""Other collections than that of the locks: what sends commands to them, where they are, and the fields of documents.
+"""Collections other than that of the locks: the sender of commands, the places, and the fields of documents.
 
-For document locks and fenced updates. No lock needs it.
+Document locks and fenced updates use them. No other lock needs them.
 """

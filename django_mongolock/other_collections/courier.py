@@ -1,6 +1,7 @@
-"""Sends commands to other collections than that of the locks: in bounded time, majority-committed, safe from signals.
+"""The sender of commands to other collections than that of the locks: in bounded time, majority-committed, safe from
+signals.
 
-What to send when is decided by generators, which neither wait nor send: `engine.protocol.actions` runs them.
+Generators decide what to send when. A generator neither waits nor sends. `engine.protocol.actions` runs the generators.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ from ..exceptions import LockBackendFailed, LockMisused
 from .field_paths import Document
 
 T = TypeVar("T")
-#: What is sent: a function of the collection. Outcome: what it returns.
+#: A function of the collection that sends a command. The outcome of the command is the function's result.
 Command = Callable[[Collection[Document]], Any]
 
-#: How often a command is sent whose outcome is unknown, besides what the driver does by itself.
+#: The number of times that a command with an unknown outcome is sent, besides the driver's own retries.
 SENDS: Final = 2
-#: Threads that send commands where there is no session: for a collection that is in no database of Django's.
+#: Threads that send commands outside any session, for a collection that is in no database of Django's.
 SENDING_THREADS: Final = 8
-#: Seconds before each try in the background. A command that the network held up may arrive after the first ones; the
-#: last one comes when a command that was under way at the first must have ended. While MongoDB does not answer, it is
-#: tried again after the last of these pauses.
+#: Seconds before each try in the background. A command that the network delayed may arrive after the first tries. By
+#: the last try, a command that was under way at the first must have ended. While MongoDB does not answer, the last
+#: pause is repeated.
 PAUSES: Final = (0.0, 0.1, 0.4, 1.0, 2.0, 5.0, 10.0)
-#: For how many seconds a process that ends waits for the first try of what it has left.
+#: The seconds that an ending process waits for the first try of its remaining commands.
 AT_EXIT: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """Send nothing for so many seconds."""
+    """A pause of this many seconds without a command."""
 
     seconds: float
 
@@ -58,8 +59,8 @@ Steps = Generator[Command | Sleep, Any, T]
 def send(command: Command, unanswered: list[BaseException] | None = None) -> Steps[Any]:
     """Send a command that may be sent again, until there is an answer. Raises LockBackendFailed.
 
-    unanswered: gets the error of each copy that may have taken effect, or may do so yet (cancelled, struck by a signal,
-    MongoDB away).
+    - unanswered: list for the error of each copy that may have taken effect, or still may (cancelled, struck by a
+      signal, MongoDB away).
     """
     for rest in reversed(range(SENDS)):
         try:
@@ -74,9 +75,9 @@ def send(command: Command, unanswered: list[BaseException] | None = None) -> Ste
 
 
 def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
-    """Return the collection, reading and writing as a lock must, whatever the options of its client.
+    """Return the collection with the read and write options that a lock needs, whatever the options of its client.
 
-    A date that Python cannot hold comes as another type: an error would hide a document that was granted.
+    A date that Python cannot hold comes as another type, because an error would hide a granted document.
     """
     return collection.with_options(
         codec_options=collection.codec_options.with_options(datetime_conversion=DatetimeConversion.DATETIME_AUTO),
@@ -87,10 +88,12 @@ def as_a_lock_must(collection: Collection[Document]) -> Collection[Document]:
 
 
 class Courier:
-    """Runs steps on one collection, each command bound to *timeout* seconds.
+    """The runner of steps on one collection. Each command takes at most *timeout* seconds.
 
-    errands: those of the session. What is acquired through it belongs to the process that made it. In a child that this
-    process forks, it sends nothing, neither at once nor in the background.
+    A document that is acquired through a courier belongs to the process that made the courier. In a forked child of
+    that process, the courier sends nothing, neither at once nor in the background.
+
+    - errands: background calls of the session.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Courier:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a forked child of the process that made it."""
+        """Whether this is a forked child of the process that made the courier."""
         return self._pid != os.getpid()
 
     def run(self, steps: Steps[T]) -> T:
@@ -120,13 +123,13 @@ class Courier:
         return await actions.arun(steps, self._aperform)
 
     def send_in_background(self, command: Command) -> None:
-        """Have *command* sent by another thread, again after each of the pauses until it returns True."""
+        """Have another thread send *command*, again after each of the pauses until it returns True."""
         if not self.forked:
             pauses = (*PAUSES[:-1], max(PAUSES[-1], self.timeout))
             self._errands.in_background(functools.partial(self._attempt, command), pauses)
 
     def _attempt(self, command: Command) -> bool | None:
-        """Send the command once. Return whether it has returned True; None if it had no answer."""
+        """Send the command once. Return whether it has returned True, or None if it had no answer."""
         try:
             return bool(self.send(command))
         except LockBackendFailed as error:
@@ -137,7 +140,7 @@ class Courier:
             return False
 
     def send(self, command: Command, left: float = math.inf) -> Any:
-        """Send one command. left: at most so many seconds."""
+        """Send one command, in at most *left* seconds."""
         needs = f"{self._rights} on the collection {self._collection.full_name}"
         with bounded(min(left, self.timeout), self._collection.database.client, needs):
             return command(self._collection)
@@ -149,7 +152,7 @@ class Courier:
     def _perform(self, step: Command | Sleep) -> Any:
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
-        self._refuse_child()  # its threads are the parent's
+        self._refuse_child()  # the threads are the parent's
         return self._errands.send(functools.partial(self.send, step), self.timeout)
 
     async def _aperform(self, step: Command | Sleep) -> Any:
@@ -160,5 +163,5 @@ class Courier:
 
 
 _errands = PerProcess(lambda: Errands(WorkerThreads(SENDING_THREADS)))
-# A process that is interrupted in the middle of a batch releases what it has left.
+# A process that is interrupted in the middle of a batch releases its remaining documents.
 atexit.register(lambda: _errands.current().flush(AT_EXIT))

@@ -1,7 +1,8 @@
 """Fields of other programs' documents: their names, their values, and the expressions that compare them.
 
-A condition that is an expression compares a value as a whole: a plain query would find "x" in the array ["x"]. Every
-value of a caller in one is a `$literal`, since the text "$price" is the name of a field there otherwise.
+A condition is an expression, because an expression compares a value as a whole. A plain query for "x" would also find
+the array ["x"]. Every value of a caller is a `$literal` in it, because an expression reads the text "$price" as the
+name of a field.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..engine.text_checks import check_text
 
 Document = dict[str, Any]
 
-#: The most that a version may be; far above any real one, and adding one to it is still a whole number of 64 bits.
+#: The largest version, far above any real one. One more is still a whole number of 64 bits.
 LAST_VERSION: Final = 2**62
 
 
@@ -27,7 +28,7 @@ def check_path(what: str, name: object) -> str:
 
 
 def check_changes(changes: Mapping[str, Any], taken: Collection[str]) -> dict[str, Any]:
-    """Return *changes* if none of them meets a field that is *taken*, nor another of them."""
+    """Return *changes* if none of them meets a field that is *taken*, or another of them."""
     names = [check_path("the name of a change", name) for name in changes]
     for number, name in enumerate(names):
         for other in (*taken, *names[:number]):
@@ -43,7 +44,7 @@ def meets(name: str, other: str) -> bool:
 
 
 def check_version(version: object) -> int:
-    """Return *version* if it is one. Raises TypeError, ValueError."""
+    """Return *version* if it is valid. Raises TypeError, ValueError."""
     if isinstance(version, bool) or not isinstance(version, int):
         raise TypeError(f"a version is a whole number, not {type(version).__name__}: read it from the document")
     if not -LAST_VERSION < version < LAST_VERSION:
@@ -52,7 +53,7 @@ def check_version(version: object) -> int:
 
 
 def get_path(document: Mapping[str, Any], path: str) -> Any:
-    """Return the value of a field, None where there is none. What is inside of an array is a list, as on the server."""
+    """Return the value of a field, or None if there is none. Inside an array the value is a list, as on the server."""
     value: Any = document
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else [] if isinstance(value, list) else None
@@ -74,7 +75,7 @@ def set_path(container: Any, path: str, value: Any) -> None:
 
 
 def aware(value: object) -> datetime | None:
-    """Return a moment as MongoDB has it, in UTC."""
+    """Return a moment of MongoDB in UTC."""
     if not isinstance(value, datetime):
         return None
     return value if value.tzinfo else value.replace(tzinfo=UTC)
@@ -93,11 +94,13 @@ def is_type(name: str, *types: str) -> Document:
 
 
 def version_of(name: str) -> Document:
-    """The version of a document: 0 if it has none."""
+    """Return the expression for the version of a document, 0 if it has none."""
     return {"$ifNull": [f"${name}", 0]}
 
 
 def is_version(name: str) -> Document:
-    """The field is a whole number to which one can be added, or missing. A fraction, or a number that is too large, is
-    damage."""
+    """Return the condition that the field is missing, or a whole number to which one can be added.
+
+    A fraction, or a number that is too large, is damage.
+    """
     return {"$and": [is_type(name, "int", "long", "null", "missing"), {"$lt": [version_of(name), LAST_VERSION]}]}

@@ -1,4 +1,4 @@
-"""Where documents are: in any PyMongo collection, or behind a Django model on MongoDB."""
+"""The places of documents: any PyMongo collection, or a Django model on MongoDB."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ..engine.store.mongo import MongoStore
 from .courier import Courier
 from .field_paths import Document, get_path, set_path
 
-#: What a caller may pass as the place of documents.
+#: The values that a caller may pass as the place of documents.
 Place = type[Model] | Collection[Document] | Callable[[], Collection[Document]]
 
 
 def make_source(place: object, using: str | None) -> Source:
-    """Return the source of a place. Raises TypeError for anything that is not one."""
+    """Return the source of a place. Raises TypeError for anything else."""
     if isinstance(place, type) and issubclass(place, Model):
         return ModelSource(place, using)
     if isinstance(place, AsyncCollection):
@@ -43,9 +43,11 @@ def make_source(place: object, using: str | None) -> Source:
 
 
 class Source:
-    """The documents of any collection. name: for people.
+    """The documents of any collection.
 
-    A function is called for each use: it may return the client of this process after a fork.
+    A place that is a function is called for each use. The function may return the client of this process after a fork.
+
+    - name: name of the place, for people.
     """
 
     #: The model of the documents, if they have one.
@@ -55,10 +57,10 @@ class Source:
 
     def __init__(self, place: Collection[Document] | Callable[[], Collection[Document]]) -> None:
         self._place = place
-        #: What is known of the place: another source that knows the same has the same documents.
+        #: The known collections or tables of the place. Two sources that share one have the same documents.
         self.places: set[Any] = {place} if isinstance(place, Collection) else set()
         self.name = place.full_name if isinstance(place, Collection) else getattr(place, "__name__", "collection")
-        #: What the place is, the same for a module that is loaded again.
+        #: The identity of the place, the same for a module that is loaded again.
         self.identity: Any = (
             self.name,
             *(getattr(place, f"__{part}__", None) for part in ("code", "defaults", "closure")),
@@ -66,11 +68,11 @@ class Source:
 
     @property
     def alias(self) -> str | None:
-        """The DATABASES alias; None if it is not one of Django's."""
+        """The DATABASES alias. None if the place is not in a database of Django's."""
         return None
 
     def courier(self) -> Courier:
-        """Return what sends commands to the collection."""
+        """Return the sender of commands to the collection."""
         try:
             timeout = get_settings().COMMAND_TIMEOUT
         except ImproperlyConfigured:  # a program without Django's settings
@@ -85,7 +87,7 @@ class Source:
 
     def collection(self) -> Collection[Document]:
         """Return the collection, in a client that may be used from any thread."""
-        # A Collection is callable, too: that is how PyMongo reports a method that does not exist.
+        # A Collection is callable, too. PyMongo uses that to report a method that does not exist.
         found = self._place if isinstance(self._place, Collection) else self._place()
         if not isinstance(found, Collection):
             raise TypeError(f"{self.name} returned {type(found).__name__}, not a PyMongo collection")
@@ -97,7 +99,7 @@ class Source:
         return name
 
     def field(self, name: str) -> Field[Any, Any] | None:
-        """Return the field of the model, by its name or by that which it has in the documents; None without one."""
+        """Return the field of the model, by its name in the model or in the documents. Return None without a model."""
         return None
 
     def key(self, document: object) -> Any:
@@ -105,7 +107,7 @@ class Source:
         return check_id(document["_id"] if isinstance(document, Mapping) and "_id" in document else document)
 
     def checked_key(self, id: object) -> Any:  # noqa: A002
-        """Return the `_id` of an id that comes from outside. Raises TypeError or ValueError for what can be none."""
+        """Return the `_id` for an id that comes from outside. Raises TypeError or ValueError for an impossible one."""
         try:
             key = self.key(id)
             bson.encode({"_id": key})
@@ -124,7 +126,7 @@ class Source:
         return dict(changes)
 
     def changed(self, document: Any, changes: Mapping[str, Any]) -> Any:
-        """Return a document of the caller as it will be with these changes. Raises TypeError for (id, version)."""
+        """Return a document of the caller with these changes applied. Raises TypeError for (id, version)."""
         if not isinstance(document, Mapping):
             raise TypeError("a function for pending= needs the document as you have read it")
         if not changes:
@@ -146,8 +148,8 @@ class Source:
 class ModelSource(Source):
     """The documents of a model on MongoDB.
 
-    The commands go through a client of the library's own, as those of locks do: one that coroutines and threads may
-    use, that follows a fork, and that no pool of the application blocks.
+    The commands use a client of the library's own, as those of locks do. Coroutines and threads may use that client, it
+    follows a fork, and no pool of the application blocks it.
     """
 
     def __init__(self, model: type[Model], using: str | None) -> None:
@@ -166,11 +168,11 @@ class ModelSource(Source):
     def collection(self) -> Collection[Document]:
         alias = self.alias
         store = get_backend(alias).session().store
-        if not isinstance(store, MongoStore):  # locks elsewhere; these documents are in MongoDB all the same
+        if not isinstance(store, MongoStore):  # the locks are elsewhere, but these documents are in MongoDB
             backend = _others.get(alias) or _others.setdefault(alias, MongoBackend(alias, get_settings()))
             store = backend.session().store
             assert isinstance(store, MongoStore)  # noqa: S101 - what this backend has
-        # Dates without a zone, in UTC: that is how the fields' converters expect them.
+        # Dates without a zone, in UTC, as the fields' converters expect them.
         options: CodecOptions[Document] = CodecOptions(tz_aware=False)
         found = store.client[store.config.database].get_collection(self._model._meta.db_table, options)
         self.places.add(found)
@@ -191,7 +193,7 @@ class ModelSource(Source):
     def read(self, document: object, column: str) -> Any:
         self._check(document)
         field = self._concrete(column)
-        if field.attname not in vars(document):  # reading it now would be another reading than that of the rest
+        if field.attname not in vars(document):  # reading the field now would be another reading than that of the rest
             raise ValueError(f"this instance of {self.name} was read without {field.name!r}: take it out of defer()")
         return vars(document)[field.attname]
 
@@ -213,7 +215,7 @@ class ModelSource(Source):
         changed._state.fields_cache = dict(document._state.fields_cache)
         connection = connections[self.alias]
         for field, rest, value in self._plain(changes):
-            if rest:  # in the value as it is stored: an embedded model is a document there
+            if rest:  # change the stored value, where an embedded model is a document
                 inside = copy.deepcopy(field.get_db_prep_save(getattr(changed, field.attname), connection))
                 stored = {"inside": {} if inside is None else inside}
                 set_path(stored, f"inside.{rest}", value)
@@ -236,7 +238,7 @@ class ModelSource(Source):
             yield field, rest, value.prepare_database_save(field) if related else value
 
     def instance(self, document: Mapping[str, Any]) -> Model:
-        # Made of the very document that the server returned: reading it again could find it changed.
+        # Make the instance from the very document that the server returned. A second read could find it changed.
         connection = connections[self.alias]
         fields = self._model._meta.concrete_fields
         values = [_convert(field, document.get(str(field.column)), connection) for field in fields]
@@ -265,8 +267,10 @@ _others: dict[str, MongoBackend] = {}
 
 
 def check_id(value: object) -> Any:
-    """Return *value* if it can be an `_id`, as MongoDB returns it: a moment without a zone, in UTC, and with
-    milliseconds. Raises TypeError."""
+    """Return *value* as MongoDB returns it, if it can be an `_id`. Raises TypeError.
+
+    MongoDB returns a moment without a zone, in UTC, and with milliseconds.
+    """
     if value is None:
         raise TypeError("a document without an id cannot be locked: save it first")
     try:
@@ -280,7 +284,7 @@ def check_id(value: object) -> Any:
 
 
 def _convert(field: Field[Any, Any], value: Any, connection: Any) -> Any:
-    """Return a value as the ORM reads it."""
+    """Return a value in the form in which the ORM reads it."""
     column = field.get_col(field.model._meta.db_table)
     for convert in (*connection.ops.get_db_converters(column), *column.get_db_converters(connection)):
         value = convert(value, column, connection)

@@ -1,6 +1,6 @@
-"""For your tests: locks without a MongoDB, which a test can hold as another process, lose and check.
+"""Test support: locks without a MongoDB. A test can hold them as another process, lose them and check them.
 
-With pytest there is the fixture `mongolock`; with unittest use `LockTestMixin` or `override_locks`.
+With pytest, use the fixture `mongolock`. With unittest, use `LockTestMixin` or `override_locks`.
 """
 
 from importlib import import_module
@@ -13,7 +13,7 @@ __all__ = ["HeldLock", "LockTestMixin", "MemoryLocks", "override_locks"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name of `__all__` when it is used: pytest imports this package before Django has its settings."""
+    """Import a name of `__all__` on first use, because pytest imports this package before Django has its settings."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.locks"), name)

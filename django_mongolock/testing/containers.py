@@ -1,4 +1,4 @@
-"""For your tests against a real MongoDB: a replica set in a container, by testcontainers, in which the locks are kept.
+"""Test support for a real MongoDB: a replica set in a container, started by testcontainers, that keeps the locks.
 
 With pytest, use the fixture `mongolock_container`.
 """
@@ -21,16 +21,16 @@ from ..conf import get_settings
 __all__ = ["keep_locks_in", "replica_set"]
 
 PORT: Final = 27017
-#: Seconds until the server in a started container has to answer, and then to be primary.
+#: Seconds in which the server of a started container has to answer, and then as many to become primary.
 START_LIMIT: Final = 60.0
 _ALREADY_INITIALIZED: Final = 23
 
 
 @contextmanager
 def replica_set(image: str) -> Iterator[str]:
-    """Start a replica set of one member in a container; yield its address. At the end, remove the container.
+    """Start a replica set of one member in a container, and yield its address. At the end, remove the container.
 
-    image: of a MongoDB whose entry point takes the options of mongod, as the official one does.
+    - image: image of a MongoDB with an entry point that takes the options of mongod, as the official one does.
     """
     try:
         from docker.errors import DockerException
@@ -72,7 +72,7 @@ def _initiate(address: str) -> None:
 
 @contextmanager
 def keep_locks_in(address: str) -> Iterator[None]:
-    """Let MONGOLOCK["DATABASE"], the alias of the locks, be the MongoDB with this *address* inside of the block."""
+    """Within the block, use the MongoDB with this *address* for MONGOLOCK["DATABASE"], the alias of the locks."""
     connection: Any = connections[get_settings().DATABASE]
     entry = connection.settings_dict
     before = dict(entry)

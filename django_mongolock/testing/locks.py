@@ -1,4 +1,4 @@
-"""Locks in memory for tests, which a test can hold as another process, lose and check."""
+"""Locks in memory for tests. A test can hold them as another process, lose them and check them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _RECORDED: Final = {EVENTS[name]: name for name in ("acquired", "released", "los
 
 
 class HeldLock:
-    """A lock that is held as by another process.
+    """A lock that is held as if by another process.
 
-    It is renewed, and so held until it is released (``with`` releases it, too), or until the end of the test.
+    The lock is renewed until it is released (``with`` releases it, too), or until the end of the test.
     """
 
     def __init__(self, lock: MongoLock, session: MemorySession) -> None:
@@ -47,21 +47,21 @@ class HeldLock:
 
     @property
     def held(self) -> bool:
-        """Whether it is still held. False once a forced release was noticed."""
+        """Whether the lock is still held. False once a forced release was noticed."""
         return self.lock.held
 
     @property
     def release_requested(self) -> str | None:
-        """Who requested its release, as text, once the next renewal has read it: see `MemoryLocks.advance`."""
+        """The requester of its release, as text, once the next renewal has read it. See `MemoryLocks.advance`."""
         return self.lock.release_requested
 
     def release(self) -> None:
-        """Release it. The first waiter gets it."""
+        """Release the lock. The first waiter gets it."""
         self.lock.release()
         self._session.close()
 
     def die(self) -> None:
-        """Kill its process: it is no longer renewed, and ends with its lease."""
+        """Kill the process of the lock. The lock is no longer renewed, and ends with its lease."""
         self._session.die()
 
     def __enter__(self) -> Self:
@@ -74,9 +74,11 @@ class HeldLock:
 class MemoryLocks:
     """The locks of a test.
 
-    `acquired`, `released`, `lost` and `contended` list, in order, the keys that the code under test acquired, released,
-    lost, or found taken, without MONGOLOCK["KEY_PREFIX"]. What the test holds as another process is not among them.
-    using: the DATABASES alias (MONGOLOCK["DATABASE"]).
+    `acquired`, `released`, `lost` and `contended` are lists of keys, in order and without MONGOLOCK["KEY_PREFIX"]. The
+    lists contain the keys that the code under test acquired, released, lost, or found taken. Locks that the test holds
+    as another process are not included.
+
+    - using: DATABASES alias (MONGOLOCK["DATABASE"]).
     """
 
     def __init__(self, using: str | None = None) -> None:
@@ -97,10 +99,12 @@ class MemoryLocks:
         owner: str | None = None,
         label: str = "another process",
     ) -> HeldLock:
-        """Hold *key* as another process, from now on. permits: those of a semaphore. Raises LockNotAcquired.
+        """Hold *key* as another process, from now on. Raises LockNotAcquired.
 
-        Code that waits for the key in the thread of the test would wait in vain, since the test cannot release it
-        meanwhile: the wait ends at once, with the clock moved to its end.
+        Code in the thread of the test would wait for the key in vain, because the test cannot release it meanwhile.
+        Such a wait ends at once, with the clock moved to its end.
+
+        - permits: as in a semaphore.
         """
         session = self._backend.other_process()
         options = LockOptions(
@@ -110,15 +114,19 @@ class MemoryLocks:
         facts: dict[str, str | int] = {"host": "elsewhere", "pid": 1, "thread": "MainThread", "label": label}
         lock = MongoLock(lambda: session, made.keys, made.terms, made.options, lambda: facts)
         try:
-            session.run(lock._own.acquire_all(session, 0))  # not acquire(), which warns in a coroutine of what blocks
+            # not acquire(), because that warns of blocking calls in a coroutine
+            session.run(lock._own.acquire_all(session, 0))
         except BaseException:
             session.close()
             raise
-        self._held.append(HeldLock(lock, session))  # keeps it held if the test drops it
+        self._held.append(HeldLock(lock, session))  # keep the lock held if the test drops it
         return self._held[-1]
 
     def lose(self, key: Key) -> None:
-        """Take *key* from the code under test, which learns of it at once. Raises AssertionError if it is not held."""
+        """Take *key* from the code under test, and tell that code at once.
+
+        Raises AssertionError if the key is not held.
+        """
         if not self._backend.session().lose(self._full(key)):
             raise AssertionError(f"the code under test does not hold {self._full(key)!r}: {self._summary()}")
 
@@ -128,7 +136,7 @@ class MemoryLocks:
 
     @contextmanager
     def unavailable(self) -> Iterator[None]:
-        """In the block, MongoDB does not answer: acquiring raises LockBackendFailed, and no lock is renewed."""
+        """Within the block, let MongoDB be away: acquiring raises LockBackendFailed, and no lock is renewed."""
         self._server.away = threading.current_thread()
         try:
             yield
@@ -136,15 +144,16 @@ class MemoryLocks:
             self._server.away = None
 
     def held(self) -> list[str]:
-        """The keys that are held now, in alphabetical order."""
+        """Return the keys that are held now, in alphabetical order."""
         now = self._server.time
         documents = sorted(self._server.documents.copy().items())
         return [self._bare(key) for key, document in documents if any(e["until"] > now for e in document["holders"])]
 
     def waiting(self, key: Key) -> int:
-        """How many threads and tasks wait for *key*.
+        """Return the number of threads and tasks that wait for *key*.
 
-        Those that wait behind another of their process count once its place in the queue is renewed, within seconds.
+        A waiter behind another one of its process counts once the place of that one in the queue is renewed, within
+        seconds.
         """
         document = self._server.documents.get(self._full(key), {})
         now = self._server.time
@@ -164,14 +173,16 @@ class MemoryLocks:
             raise AssertionError(f"{self._plain(key)!r} was locked: {self._summary()}")
 
     def assert_free(self, *keys: Key) -> None:
-        """Assert that none of *keys* is held now, or no key at all if none is named."""
+        """Assert that none of *keys* is held now. Without keys, assert that no key at all is held."""
         wanted = [self._plain(key) for key in keys]
         if found := [key for key in self.held() if key in wanted or not keys]:
             raise AssertionError(f"still held: {', '.join(map(repr, found))}")
 
     def assert_released(self) -> None:
-        """Assert that the code under test holds no lock, waits for none, and has dropped none. What the test holds does
-        not count."""
+        """Assert that the code under test holds no lock, waits for none, and has dropped none.
+
+        Locks that the test holds as another process do not count.
+        """
         if left := self._left_behind():
             raise AssertionError(left)
 
@@ -217,12 +228,12 @@ class MemoryLocks:
         _listening.remove(self)
 
 
-#: The locks of the tests that run now, the innermost last: only that one records.
+#: The locks of the running tests, the innermost last. Only the innermost records.
 _listening: Final[list[MemoryLocks]] = []
 
 
 def _left_over(session: MemorySession) -> Iterator[str]:
-    """What a session holds or waits for, and what was dropped in it, in words."""
+    """Yield, in words, the locks that a session holds, waits for, or has dropped."""
     for grant in list(session.registry.grants.values()):
         if grant.held:
             yield f"{grant.key!r} is still held, acquired at {grant.acquired_from}"
@@ -235,10 +246,12 @@ def _left_over(session: MemorySession) -> Iterator[str]:
 class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of override_settings
     """Keep the locks in memory, and return a `MemoryLocks`: ``with override_locks() as locks:``.
 
-    Also a decorator of functions, coroutine functions and test case classes, like Django's ``override_settings``.
-    attr_name, kwarg_name: the attribute of the test case, or the argument, that receives the locks. strict: a lock that
-    is left held at the end is an AssertionError, rather than a warning; None: it is neither. values: other settings of
-    MONGOLOCK during the test, such as ``WAIT=0``. An inner one begins without locks, and the outer one keeps its own.
+    The class also decorates functions, coroutine functions and test case classes, like Django's ``override_settings``.
+    An inner use begins without locks, and the outer one keeps its own.
+
+    - attr_name, kwarg_name: attribute of the test case, or argument, that receives the locks.
+    - strict: whether a lock that is left held at the end is an AssertionError, rather than a warning. None: neither.
+    - values: other settings of MONGOLOCK during the test, such as ``WAIT=0``.
     """
 
     def __init__(
@@ -266,13 +279,13 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
         return self.enable()
 
     def disable(self) -> None:
-        """Restore the backend of the project. What is still held is reported, and gone."""
+        """Restore the backend of the project. Locks that are still held are reported, and gone."""
         self._end(self.strict)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._end(self.strict if error is None else None)  # an error has a better reason to leave locks behind
+        self._end(self.strict if error is None else None)  # after an error, locks may be left behind
 
     def _end(self, strict: bool | None) -> None:
         left = None if strict is None else self._locks._left_behind()
@@ -289,17 +302,18 @@ class override_locks(TestContextDecorator):  # noqa: N801 - a sibling of overrid
 
 
 class LockTestMixin(unittest.TestCase):
-    """Mix it into any Django test case: each test has locks of its own in memory, as `mongolock`.
+    """A mixin for any Django test case. Each test has locks of its own in memory, as `mongolock`.
 
-    It needs no database. Locks that ``setUpClass`` and ``setUpTestData`` take are not covered.
-    mongolock_strict: whether a test fails that leaves a lock held; otherwise there is a warning.
+    No database is needed. Locks that ``setUpClass`` and ``setUpTestData`` take are not covered.
+
+    - mongolock_strict: whether a test fails that leaves a lock held. Otherwise there is a warning.
     """
 
     mongolock: MemoryLocks
     mongolock_strict: bool = False
 
     def run(self, result: unittest.TestResult | None = None) -> unittest.TestResult | None:
-        """Run one test, `setUp` and `tearDown` included."""
+        """Run one test, including `setUp` and `tearDown`."""
         with override_locks(strict=None if self.mongolock_strict else False) as self.mongolock:
             if self.mongolock_strict:
                 self.addCleanup(self.mongolock.assert_released)  # runs last, and fails the test

@@ -17,15 +17,18 @@ from ..engine.session.notifications import Observer
 from ..signals import signal_sender
 from .memory_server import MemoryServer, MemorySession, MemoryStore
 
-#: By process and alias. A server outlives its backend, as MongoDB does: a test may change the settings.
+#: The servers, by process and alias. A server outlives its backend, as MongoDB does, because a test may change the
+#: settings.
 _servers: Final[dict[tuple[int, str], MemoryServer]] = {}
 
 
 class MemoryLockBackend(Backend[MemorySession]):
-    """Locks that only this process knows. Never for production: two processes would both get the same lock.
+    """Locks that only this process knows.
+
+    Never use them in production, because two processes would both get the same lock.
 
     Leases, queues, modes, fencing tokens, owners and minimum holds work as in MongoDB. There is no document that
-    another process could read: neither the model `Lock` nor the admin nor a command shows these locks.
+    another process could read. The model `Lock`, the admin and the commands do not show these locks.
     """
 
     def __init__(self, alias: str, settings: LockSettings) -> None:
@@ -43,12 +46,15 @@ class MemoryLockBackend(Backend[MemorySession]):
         return self._open(signal_sender(self.alias))
 
     def read_here(self, key: str) -> tuple[Mapping[str, object] | None, datetime]:
-        """See Backend.read_here(). Raises as a MongoDB does that does not answer."""
+        """See Backend.read_here(). Raises the error of a MongoDB that does not answer."""
         self.session().store.read(key, "", self.settings.COMMAND_TIMEOUT)
         return self.server.documents.get(key), self.server.time
 
     def other_process(self) -> MemorySession:
-        """A session on the same locks, as another process would have it. Its events are not reported."""
+        """Return a session on the same locks for a simulated other process.
+
+        The events of that session are not reported.
+        """
         return self._open(None, threading.current_thread())
 
     def _open(self, observer: Observer | None, played_by: threading.Thread | None = None) -> MemorySession:
@@ -56,14 +62,14 @@ class MemoryLockBackend(Backend[MemorySession]):
 
 
 def own_sessions() -> Iterator[MemorySession]:
-    """The sessions of this process, without those that a test has as other processes."""
+    """Yield the sessions of this process, without those that a test has as other processes."""
     for (pid, _), server in _servers.copy().items():
         if pid == os.getpid():
             yield from (session for session in list(server.sessions) if session.played_by is None)
 
 
 def exchange_servers(servers: Mapping[tuple[int, str], MemoryServer]) -> dict[tuple[int, str], MemoryServer]:
-    """Use *servers* from now on; return those that were used."""
+    """Use *servers* from now on. Return the servers that were used before."""
     before = dict(_servers)
     _servers.clear()
     _servers.update(servers)

@@ -1,4 +1,4 @@
-"""Locks in the memory of one process, for tests: the same rule on the same documents, by a clock that can be moved.
+"""Locks in the memory of one process, for tests: the same rule on the same documents, with a movable clock.
 
 `MemoryServer` stands in for a MongoDB, `MemoryStore` for a connection to it, and `MemorySession` for a process.
 """
@@ -33,19 +33,21 @@ from ..exceptions import LockBackendFailed, LockMisused
 Document = dict[str, Any]
 T = TypeVar("T")
 
-#: The name of the memory's clock. There is no failover to another one.
+#: The name of the memory's clock. There is no failover to another clock.
 CLOCK: Final = "memory"
-#: A wait of a test for itself that is longer than this, in seconds, is one without end.
+#: Seconds after which a test's wait for itself counts as a wait without end.
 LONGEST_WAIT: Final = 14_400.0
-#: How far a waiter moves the clock at a time, in seconds.
+#: The most seconds by which a waiter moves the clock at a time.
 LONGEST_STEP: Final = 60.0
 
 
 class MemoryServer:
-    """What stands in for a MongoDB: documents, and the clock that decides on them.
+    """The replacement for a MongoDB: documents, and the clock that decides on them.
 
-    Nothing of it is shared with another process. sessions: those that are connected. away: the thread that has it
-    answer no command, as a server that cannot be reached.
+    Nothing is shared with another process.
+
+    - sessions: connected sessions.
+    - away: thread that makes the server answer no command, like a server that cannot be reached.
     """
 
     def __init__(self) -> None:
@@ -54,18 +56,20 @@ class MemoryServer:
         self.away: threading.Thread | None = None
         self.hearers: dict[str, Callable[[Bell], object]] = {}
         self.mutex = threading.Lock()
-        #: Held while the clock is moved: what is due meanwhile is done by the thread that moves it.
+        #: Held while the clock is moved. The thread that moves the clock does the work that is due meanwhile.
         self.clock_mutex = threading.RLock()
         self._moved = 0.0
         self._origin = datetime.fromtimestamp(time.time(), UTC) - timedelta(seconds=clock.now())
 
     def now(self) -> float:
-        """Seconds on the clock of everybody here: `clock.now`, and as much more as it was moved."""
+        """Return the seconds on the common clock: `clock.now`, and the seconds by which it was moved."""
         return clock.now() + self._moved
 
     def advance(self, seconds: float) -> None:
-        """Let time go by, as it does for living processes: what is due meanwhile, such as renewals, is done; but
-        once each lease was renewed, these are skipped."""
+        """Let time pass, as it does for living processes.
+
+        Due work such as renewals is done meanwhile. Once each lease was renewed, the further renewals are skipped.
+        """
         with self.clock_mutex:
             begin = self.now()
             end = begin + seconds
@@ -80,7 +84,10 @@ class MemoryServer:
             session.wake()
 
     def _skip_renewals(self, begin: float, end: float) -> None:
-        """Move the clock to *end*, or until a lock was held for its longest, with all leases that would be renewed."""
+        """Move the clock, together with all leases that would be renewed.
+
+        The move ends at *end*, or when a lock has been held for its longest time.
+        """
         grants = [grant for session in self.sessions for grant in list(session.registry.grants.values())]
         living = {grant.id: grant for grant in grants if grant.renewable and not grant.lease.failures}
         longest = max((grant.length for grant in living.values()), default=0.0)
@@ -97,14 +104,14 @@ class MemoryServer:
 
     @property
     def time(self) -> datetime:
-        """The time of day. In whole milliseconds, as in documents."""
+        """The time of day, in whole milliseconds as in documents."""
         moment = self._origin + timedelta(seconds=self.now())
         return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
     def apply(
         self, key: str, step: Step, limits: Limits, given: Callable[[Document], bool] | None = None
     ) -> tuple[Document | None, datetime]:
-        """Apply *step* to the document of *key*, if it is *given* that; return it as it is then, and the time."""
+        """Apply *step* to the document of *key*, if *given* accepts it. Return the new document, and the time."""
         with self.mutex:
             before, now = self.documents.get(key), self.time
             if given is not None and not given(before or NOTHING):
@@ -115,8 +122,11 @@ class MemoryServer:
             return after, now
 
     def is_hopeless(self, key: str, thread: threading.Thread) -> bool:
-        """Whether *key* is certainly not released while *thread* waits: it is held by the dead, or by a session that
-        *thread* plays, or was released already and is only kept for a minimum hold; or *thread* has the server away."""
+        """Return whether *key* is certainly not released while *thread* waits.
+
+        The wait is hopeless if *thread* has the server away. The wait is also hopeless if every holder is dead, is
+        played by *thread*, or was released already and is only kept for a minimum hold.
+        """
         if self.away is thread:
             return True
         others = {session.id for session in self.sessions if session.played_by is not thread}
@@ -125,7 +135,10 @@ class MemoryServer:
 
 
 class ClockChores:
-    """What is due in a session, never while another thread moves the clock: a renewal that had begun would be late."""
+    """The periodic tasks of a session, never run while another thread moves the clock.
+
+    Otherwise a renewal that had begun would be late.
+    """
 
     def __init__(self, server: MemoryServer, chores: Sequence[Chore]) -> None:
         self._server = server
@@ -144,7 +157,7 @@ class ClockChores:
 
 
 class MemoryStore:
-    """One process's connection to a `MemoryServer`. See `store.Store`, also for the methods."""
+    """One process's connection to a `MemoryServer`. For the methods see `store.Store`."""
 
     def __init__(self, server: MemoryServer, limits: Limits) -> None:
         self.server = server
@@ -173,7 +186,7 @@ class MemoryStore:
         left = set()
         for key, grant in zip(keys, grants, strict=True):
             self.answer(key)
-            step = Step(remove=(grant,), force=True)  # the short form knows nothing of minimum holds
+            step = Step(remove=(grant,), force=True)  # the short form ignores minimum holds
             if self.server.apply(key, step, self.limits, partial(is_uncontended, grant=grant))[0] is None:
                 left.add(key)
         return left
@@ -202,7 +215,7 @@ class MemoryStore:
             is_heard_here(self, bell)
 
     def listen(self, session: str) -> Generator[Bell | None, None, None]:
-        """All sessions are in this process, and so are their hearers."""
+        """Yield no bells, because all sessions and their hearers are in this process."""
         self.answer()
         while True:
             yield None
@@ -213,14 +226,14 @@ class MemoryStore:
         return ""
 
     def primary(self) -> str:
-        """There is no other, so nothing is ever undone."""
+        """Return "", because there is only one server, and nothing is ever undone."""
         return ""
 
     def close(self) -> None:
         self._closed = True
 
     def answer(self, key: str | None = None) -> None:
-        """Raise LockBackendFailed as a MongoDB that does not answer would."""
+        """Raise LockBackendFailed, like a MongoDB that does not answer."""
         if self._closed:
             raise LockBackendFailed("the session was closed", key, passing=False)
         if self.server.away:
@@ -228,7 +241,7 @@ class MemoryStore:
 
 
 class Dropped(Orphans):
-    """Remembers what it has released, which a test that ends reports."""
+    """Orphans that remembers its releases. A test reports them at its end."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -240,9 +253,9 @@ class Dropped(Orphans):
 
 
 class MemorySession(Session):
-    """One process, or what a test takes for one.
+    """One process, real or simulated by a test.
 
-    played_by: the thread that plays another process, and cannot release anything while it waits itself.
+    - played_by: thread that plays another process, and cannot release anything while it waits itself.
     """
 
     def __init__(
@@ -265,14 +278,14 @@ class MemorySession(Session):
             self._server.sessions.remove(self)
 
     def die(self) -> None:
-        """End without releasing anything, as a process does that is killed."""
+        """End without releasing anything, like a process that is killed."""
         for grant in list(self.registry.grants.values()):
             grant.mark_lost("its process died")
             self.ending.forget(grant)
         self.close()
 
     def name_process(self) -> str:
-        """See Session.name_process(). A session is a process here."""
+        """See Session.name_process(). Each session stands for a process here."""
         return self.id
 
     def fate(self, process: str) -> Fate:
@@ -280,9 +293,9 @@ class MemorySession(Session):
         return "alive" if any(session.id == process for session in self._server.sessions) else "gone"
 
     def lose(self, key: str) -> int:
-        """Have the grants of *key* taken away, learn of it at once, and wait until `on_lost` has been called.
+        """Take the grants of *key* away, report the loss at once, and wait until `on_lost` has been called.
 
-        Returns how many there were.
+        Returns the number of grants.
         """
         grants = [grant for grant in list(self.registry.grants.values()) if grant.key == key and grant.held]
         self.commands.send(Apply(key, Step(remove=tuple(grant.id for grant in grants), force=True)))
@@ -298,7 +311,7 @@ class MemorySession(Session):
         return len(grants)
 
     def run(self, steps: Protocol[T]) -> T:
-        """See Session.run(). Where only time can end a wait, let it go by at once."""
+        """See Session.run(). If only time can end a wait, let it pass at once."""
         return actions.run(steps, partial(self._perform, threading.current_thread()))
 
     def _perform(self, thread: threading.Thread, action: Action) -> Any:

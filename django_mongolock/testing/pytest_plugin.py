@@ -1,4 +1,4 @@
-"""The pytest plugin, with its fixtures. It imports nothing until a test uses one."""
+"""The pytest plugin with its fixtures. Nothing is imported until a test uses a fixture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def mongolock(pytestconfig: pytest.Config) -> Iterator[MemoryLocks]:
-    """Keeps the locks of this test in memory: see `django_mongolock.testing.MemoryLocks`. Needs no database."""
+    """Keep the locks of this test in memory: see `django_mongolock.testing.MemoryLocks`. Needs no database."""
     from . import override_locks
 
     with override_locks(strict=_is_strict(pytestconfig)) as locks:
@@ -34,13 +34,13 @@ def _is_strict(config: pytest.Config) -> bool:
 
 @pytest.fixture(scope="session")
 def mongolock_image() -> str:
-    """The image that `mongolock_container` starts; define a fixture of this name to use another one."""
+    """Return the image that `mongolock_container` starts. Define a fixture of this name to use another one."""
     return "mongo:8.0"
 
 
 @pytest.fixture(scope="session")
 def mongolock_container(mongolock_image: str) -> Iterator[str]:
-    """Keeps the locks of this test run in a real MongoDB, a replica set in a container; its address.
+    """Keep the locks of this test run in a real MongoDB, a replica set in a container. Return its address.
 
     Needs Docker and testcontainers.
     """

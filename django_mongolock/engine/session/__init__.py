@@ -1,1 +1,1 @@
-"""What one process does with the locks of one store."""
+"""The runtime of the locks of one store in one process."""

@@ -1,4 +1,4 @@
-"""One command for many grants, and what to send after a command that has failed."""
+"""One command for many grants, and the choice of what to send after a failed command."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ SHORT_LIMIT: Final = 0.3
 
 
 def batches(items: Sequence[T], size: int = 0) -> Iterator[Sequence[T]]:
-    """Return *items* in batches of at most *size*, `BATCH` if that is 0."""
+    """Return *items* in batches of at most *size*. If *size* is 0, the limit is `BATCH`."""
     size = size or BATCH
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
 def parts_of(failed: Sequence[Grant], store: Store, primary: str) -> list[Sequence[Grant]]:
-    """Return the parts of a *failed* batch that are to be sent next, or nothing if the batch is to be sent as it is.
+    """Return the parts of a *failed* batch to send next. Return nothing if the whole batch has to be sent again.
 
-    A batch is split only if one of its documents may be the reason. If the server answers nothing at all, or if
-    *primary*, to which the command was sent, is the primary no more, the failure says nothing about a document. Single
-    commands are never sent to find that out: an empty command asks the server.
+    A batch is split only if one of its documents may be the reason for the failure. The failure says nothing about a
+    document if the server answers nothing at all, or if *primary*, the receiver of the command, is no longer the
+    primary. An empty command asks the server. Single commands are never sent to find that out.
     """
     if len(failed) == 1 or store.primary() != primary:
         return []

@@ -1,4 +1,4 @@
-"""Sends the commands of a session, in bounded time, and makes of each reply what it is worth."""
+"""The commands of a session. Each is sent in bounded time, and each reply becomes an `Answer`."""
 
 from __future__ import annotations
 
@@ -30,18 +30,19 @@ from .grant import Grant, State
 from .releases import FreeKeys, Releases, UnconfirmedRelease
 from .waits import Waits
 
-#: What has waited for less than this has its place in a queue by when its command comes, in seconds.
+#: The seconds of waiting below which a step carries no waiting time. The arrival of the command decides the place then.
 JUST_CAME: Final = 0.05
-#: However little time is left for it, a command that may still help gets so many seconds.
+#: The least number of seconds for a command that may still help.
 SHORTEST_COMMAND: Final = 0.1
-#: The most seconds that a release gets after a wait: what it has left is released in the background.
+#: The most seconds that a release gets after a wait. Keys that remain are released in the background.
 GIVE_BACK_LIMIT: Final = 0.5
 
 
 class Commands:
-    """Carries out the actions of protocols: sends commands to the store, and waits. May be used from any thread.
+    """The executor of protocol actions. It sends commands to the store, and waits. May be used from any thread.
 
-    timeout: the most seconds that a command may take. numbers: one for each command, by which its effect is known.
+    - timeout: most seconds that a command may take.
+    - numbers: source of command numbers. The number in an entry shows that the command took effect.
     """
 
     def __init__(self, session: SessionCore, waits: Waits, timeout: float) -> None:
@@ -54,8 +55,10 @@ class Commands:
         self._closed = False
 
     def perform(self, action: Action) -> Any:
-        """Carry out *action*. This thread, which is not the main one, sends it, or another one while two commands of
-        its key are under way."""
+        """Carry out *action* in this thread. Never call this in the main thread.
+
+        If two commands of its key are under way, another thread sends the command.
+        """
         if isinstance(action, Pause) or not self._session.threads.begin_own(action.key):
             return self.call(action)
         try:
@@ -64,7 +67,7 @@ class Commands:
             self._session.threads.end_own(action.key)
 
     def call(self, action: Action) -> Any:
-        """Have another thread send *action*, and wait for it. For the main thread: see `worker_threads`."""
+        """Have another thread send *action*, and wait for it. The main thread uses this, see `worker_threads`."""
         if isinstance(action, Pause):
             return self._waits.pause(action)
         return self._session.threads.call(functools.partial(self.send, action), **self._how_to_call(action))
@@ -76,14 +79,15 @@ class Commands:
         return self._session.threads.acall(functools.partial(self.send, action), **self._how_to_call(action))
 
     def _how_to_call(self, action: Command) -> dict[str, Any]:
-        """How a thread is to make the call that sends *action*.
+        """Return the options of the call that sends *action*.
 
-        Only a first command shares the answer of another one: a later one may have to take its grant out of the queue.
+        Only a first command shares the answer of another one. A later command may have to take its grant out of the
+        queue.
         """
         adds = action.step.ask if isinstance(action, Apply) and action.step.add else ""
         grant = self._session.registry.grants.get(adds)
         if first := grant is not None and not grant.waiting.sent:
-            grant.waiting.sent = True  # it may be on its way from now on
+            grant.waiting.sent = True  # the command may be on its way from now on
         return {
             "timeout": self._seconds_for(action),
             "priority": _priority(action, grant),
@@ -94,13 +98,16 @@ class Commands:
         }
 
     def close(self, timeout: float) -> None:
-        """What is sent from now on is the last: it must not take longer than *timeout*, nor is it remembered."""
+        """Give each later command at most *timeout* seconds, and stop remembering releases."""
         self.releases.close()
         self.timeout = min(self.timeout, timeout)
         self._closed = True
 
     def _seconds_for(self, action: Action) -> float:
-        """How long *action* may take: a waiter must be back within its wait and the time of one command."""
+        """Return the seconds that *action* may take.
+
+        A waiter must be back within its wait and the time of one command.
+        """
         match action:
             case Apply(_, step) if not step.given:
                 grant = self._session.queue.waiting.get(step.ask)
@@ -116,19 +123,20 @@ class Commands:
     # What is sent
 
     def send(self, action: Action, left: float = FOREVER, *, known: Answer | None = None) -> Any:
-        """Carry out *action*, in at most *left* seconds. Returns its outcome, as `protocol.actions` says.
+        """Carry out *action* in at most *left* seconds. Return its outcome as `protocol.actions` defines it.
 
-        known: the answer to a command that asked the same, and was sent since. Then this one is not sent.
+        - known: answer to a command that asked the same and was sent later than this action was entered. If given,
+          this action is not sent.
         """
         self._refuse_if_closed(action)
         try:
             return self._send(action, min(left, self._seconds_for(action)), known)
         except LockBackendFailed:
-            self._refuse_if_closed(action)  # closed since then: the client of its store was closed under this command
+            self._refuse_if_closed(action)  # close() has closed the client under this command
             raise
 
     def _refuse_if_closed(self, action: Action) -> None:
-        """Raise LockMisused for what asks for a lock in a session that was closed. A release goes on."""
+        """Raise LockMisused if the session was closed and *action* asks for a lock. Releases are still sent."""
         if not self._closed or isinstance(action, ReleaseUncontended):
             return
         if not isinstance(action, Apply) or (action.step.add and (not action.step.remove or action.step.resumes)):
@@ -151,7 +159,7 @@ class Commands:
         raise TypeError(f"not a command: {action!r}")
 
     def _release(self, keys: Sequence[str], grants: Sequence[str], timeout: float) -> set[str]:
-        """Release the grants, and remember what the primary alone has confirmed: an election may undo it."""
+        """Release the grants, and remember releases that only the primary has confirmed. An election may undo those."""
         left = self._session.store.release_uncontended(keys, grants, timeout)
         for key, grant_id in zip(keys, grants, strict=True):
             if key not in left:
@@ -162,11 +170,11 @@ class Commands:
         return left
 
     def _apply(self, key: str, step: Step, timeout: float, known: Answer | None) -> Answer:
-        """Send a step with a number of its own: only what carries that number was given by this very command."""
+        """Send a step with a number of its own. Only an entry with that number was written by this command."""
         if known is not None:
             return self.answer(step.ask, known.reply, known.sent)
         if self._closed and step.add is not None:
-            step = replace(step, add=None)  # a release goes on, without its heir
+            step = replace(step, add=None)  # the release is still sent, but hands the key to nobody
         grant, sent = self._session.registry.grants.get(step.ask), self._session.now()
         step = replace(step, beat=next(self.numbers))
         if step.add is not None and grant is not None:
@@ -182,7 +190,10 @@ class Commands:
         return self.answer(step.ask, reply, sent, step.beat)
 
     def with_arrival(self, step: Step, grant: Grant | None, now: float) -> Step:
-        """The step with how long *grant*, which it adds, has waited, and how many wait behind it here."""
+        """Return the step with the time that *grant* has waited, and the number of local waiters behind it.
+
+        The step is returned unchanged if it does not add *grant*.
+        """
         if (entry := step.add) is None or grant is None:
             return step
         waiting = grant.waiting
@@ -193,7 +204,7 @@ class Commands:
         return step
 
     def _send_step(self, key: str, step: Step, timeout: float, grant: Grant | None) -> Reply:
-        """Apply the step; if the key is probably free, first in the form that is short for the server."""
+        """Apply the step. If the key is probably free, try the form that is short for the server first."""
         if step.only_adds and self._free_keys.guess(key):
             started = self._session.now()
             if (reply := self._session.store.take_free(key, step, timeout)) is not None:
@@ -220,12 +231,12 @@ class Commands:
     # What comes back
 
     def answer(self, grant_id: str, reply: Reply, sent: float, number: int = -1) -> Answer:
-        """Make the answer to the command of that *number*, and note what it is worth.
+        """Make the answer to command *number*, and update the grant's deadline.
 
-        Rule: a belief is made of one's own last command, and of local time only. The command has given a whole place in
-        the queue, or a whole lease, if its number stands in the entry; that is worth as long as its length, from before
-        the command was *sent*. A read has no number, so it is worth nothing. A bell that tells of the grant adds
-        nothing to that.
+        Rule: a deadline is derived from this process's own last command and from local time only. If the number of the
+        command stands in the entry, the command has given a whole place in the queue or a whole lease. The deadline is
+        then that length, counted from before the command was *sent*. A read has no number and moves no deadline. A bell
+        that reports the grant moves no deadline either.
         """
         former = None if reply.former is None else self._session.fate(reply.former.process)
         answer = Answer(reply, sent, self._session.now(), reply.beat == number, former)
@@ -246,9 +257,9 @@ class Commands:
 
 
 def _priority(action: Action, grant: Grant | None) -> int:
-    """Return the priority of a command, which adds *grant*. Releases go first, since they unblock other callers.
+    """Return the priority of a command that adds *grant*. Releases go first, since they unblock other callers.
 
-    A waiter that has lost its place goes last: thousands of them may ask again at the same time.
+    A waiter that has lost its place goes last. Thousands of them may ask again at the same time.
     """
     if isinstance(action, ReleaseUncontended) or (isinstance(action, Apply) and action.step.remove):
         return RELEASE
@@ -257,7 +268,7 @@ def _priority(action: Action, grant: Grant | None) -> int:
 
 
 def _question(action: Action) -> object:
-    """What a single try asks; None for all else."""
+    """Return what a single try asks, or None for any other action."""
     if not (isinstance(action, Apply) and action.step.trial and action.step.only_adds and action.step.add):
         return None
     return tuple(action.step.add.get(name) for name in ("mode", "capacity", "more_permits", "owner"))

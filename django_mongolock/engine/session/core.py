@@ -1,4 +1,4 @@
-"""What the parts of a session share."""
+"""The state that the parts of a session share."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from .heartbeat import Heartbeat
 from .notifications import Notifications, Observer
 from .worker_threads import WorkerThreads
 
-#: The priorities of what a session has sent, and how many of its threads each may use: so what waits for an answer
-#: never keeps what is more urgent from being sent.
+#: The priorities of a session's commands, and the share of its threads that each priority may use. The shares keep less
+#: urgent calls from blocking more urgent ones.
 RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
 SHARES: Final = (1.0, 0.75, 0.5, 0.25)
-#: How many commands the threads of a session send at a time, and how many with those that have taken half a second.
+#: The number of commands that the threads of a session send at a time, and that number including commands that have run
+#: for half a second.
 COMMAND_THREADS, MOST_THREADS = 24, 80
-#: Connections for all else: the bells, the history, commands of the admin.
+#: Connections for all other purposes: the bells, the history, commands of the admin.
 SPARE_CONNECTIONS: Final = 4
 
 
 def thread_limits(connections: int) -> tuple[int, float]:
     """Return how many threads may have a connection, and how many threads of the program may send by themselves.
 
-    The program's threads leave the connections of the session's threads alone, and `SHARES` keeps a quarter of those
-    for renewals. So a renewal never waits for a connection behind anything else.
+    The program's threads leave the connections of the session's threads alone. `SHARES` keeps a quarter of the latter
+    for renewals. A renewal therefore never waits for a connection behind another command.
     """
     if connections == 0:
         return MOST_THREADS, math.inf
@@ -38,7 +39,7 @@ def thread_limits(connections: int) -> tuple[int, float]:
 
 
 class SessionCore:
-    """The session, as its parts know it: where the locks are, its clock, its threads, its grants and those who wait."""
+    """The session as its parts know it: the store, the clock, the threads, the grants and the waiters."""
 
     def __init__(self, store: Store, observer: Observer | None, now: Callable[[], float]) -> None:
         self.id = secrets.token_hex(6)
@@ -53,9 +54,9 @@ class SessionCore:
         self.notifications = Notifications(observer)
 
     def name_process(self) -> str:
-        """A name for this process, by which `fate` can tell that it is gone."""
+        """Return a name for this process, by which `fate` can tell that the process is gone."""
         return processes.this_process()
 
     def fate(self, process: str) -> processes.Fate:
-        """What became of the process of that name."""
+        """Return what became of the process with that name."""
         return processes.fate(process)

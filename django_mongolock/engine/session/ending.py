@@ -1,18 +1,20 @@
-"""The end of a grant: the one function by which a session is through with it, `Ending.end`.
+"""The end of a grant. `Ending.end` is the one function that ends grants.
 
-How a grant ends, who says so, and what may be left of it in the document then:
+The reasons, who reports each, and what may remain in the document:
 
-- REFUSED: its caller, who waits for it no more. Nothing is left; where that is not known, ABANDONED comes first.
-- RELEASED: its caller, whose command has removed it. Nothing is left, unless an election undoes that: see `releases`.
-- REPLACED: its caller, whose command has put another grant in its place: a downgrade, a parked lock.
-- ABANDONED: its caller, or the heartbeat where no caller is left, and it is not known how it stands. It may be there,
-  or a command that adds it on its way: `Cleanup` sees to it in the background that it is gone.
-- LOST: whoever first reads `Grant.held` when the deadline is over, the heartbeat at the latest; or a command that
-  should have found it. Where it was taken away, only a copy of its own command may be left; else the grant. `Cleanup`
-  removes either.
+- REFUSED: reported by the caller, who stops waiting. Nothing remains. If that is uncertain, ABANDONED comes first.
+- RELEASED: reported by the caller. The caller's command has removed the grant. Nothing remains unless an election
+  undoes the removal, see `releases`.
+- REPLACED: reported by the caller. The caller's command has put another grant in its place (a downgrade, a parked
+  lock).
+- ABANDONED: reported by the caller, or by the heartbeat if no caller is left. The outcome is unknown. The grant may be
+  in the document, or a command that adds the grant may be on its way. `Cleanup` removes it in the background.
+- LOST: reported by the first reader of `Grant.held` after the deadline, at the latest by the heartbeat, or by a command
+  that should have found the grant. If the grant was taken away, only a copy of its own command may remain. Otherwise
+  the grant itself may remain. `Cleanup` removes either.
 
-Each may come again, also after another one: the end is reported once. When the process ends, `Session.close` releases
-in bulk what is left, and what had no answer in time stays until its lease ends.
+An end may be reported again, also after one with another reason. Only the first report counts. When the process ends,
+`Session.close` releases the remaining grants in bulk. A grant without an answer in time stays until its lease ends.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from .core import BACKGROUND, RELEASE, SessionCore
 from .grant import NOT_FOUND, Grant, OwnerRef, State
 from .grant_registry import ForeignThread
 
-#: How long to wait before a grant is removed again where that failed, in seconds.
+#: Seconds until a failed removal is tried again.
 TRY_AGAIN_AFTER: Final = 1.0
-#: How long to wait at exit before a batch is sent again as it is, in seconds.
+#: Seconds at exit until a failed batch is sent again unchanged.
 AT_EXIT_PAUSE: Final = 0.05
 #: The longest time for which an exit waits for a server that goes on answering, in seconds.
 LONGEST_EXIT: Final = 30.0
 
 
 class How(Enum):
-    """How a grant ends: see the table of this module."""
+    """The reason for the end of a grant: see the table of this module."""
 
     REFUSED = "refused"
     RELEASED = "released"
@@ -59,8 +61,12 @@ class How(Enum):
 
 @dataclass(slots=True)
 class Removal:
-    """A grant that may still be in the document of its key, and the command that ends it. Times by the session's
-    clock. was_granted: whether this process has held it."""
+    """A grant that may still be in the document of its key, and the command that removes it.
+
+    Times are by the session's clock.
+
+    - was_granted: whether this process has held the grant.
+    """
 
     action: Apply
     give_up: float
@@ -69,43 +75,47 @@ class Removal:
 
 
 class Cleanup:
-    """Ensures that what may have been left in a document is removed: in the background, and again until it succeeds.
+    """The removal of leftovers from documents, in the background and repeated until it succeeds.
 
-    Left may be a grant whose command got no answer, or that was given up by a caller that was interrupted; and one
-    whose release an election has undone. pending: the removals that are not known to have succeeded, by grant id.
+    A leftover is a grant whose command got no answer, a grant of an interrupted caller, or a grant whose release an
+    election has undone.
+
+    - pending: removals that are not known to have succeeded, by grant id.
     """
 
     def __init__(self, session: SessionCore, commands: Commands) -> None:
         self.pending: dict[str, Removal] = {}
         self._session = session
         self._commands = commands
-        #: Until when everything has to be removed: the session is being closed.
+        #: The end of the time for all removals, set when the session is closed, and the latest end.
         self._end = self._latest = FOREVER
+        #: The seconds by which a batch that is removed puts the end off.
         self._patience = 0.0
-        #: The batches of `begin_to_finish` that are not known to be removed.
+        #: The batches of `begin_to_finish` that may not be removed yet.
         self._unfinished: list[Sequence[Grant]] = []
         self._mutex = threading.Lock()
 
     def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
-        """Remove it, whatever became of the commands for it. stays: see `procedures.removal_for_good`."""
+        """Remove *grant*, whatever the outcome of its commands was. For *stays* see `procedures.removal_for_good`."""
         give_up = self._session.now() + grant.terms.server_lease + procedures.TOMBSTONE_TTL / 1000
         action = procedures.removal_for_good(grant.key, grant.id, stays=stays)
         self._add(grant.id, action, give_up, was_granted=grant.token > 0)
         self._session.heartbeat.see_to(self._session.now())
 
     def next_due(self) -> float:
-        """When a removal is to be tried, or an election to be looked for."""
+        """Return the time of the next removal, or of the next look for an election."""
         times = [removal.try_at for removal in list(self.pending.values())]
         return min([*times, self._commands.releases.look_at])
 
     def do_due(self, now: float) -> None:
-        """Have what is due removed by other threads."""
+        """Have other threads make the removals that are due."""
         self._remove_due(now, BACKGROUND)
         if self._commands.releases.look_at <= now:
             self.repeat_releases()
 
     def _remove_due(self, now: float, priority: int) -> None:
-        for grant_id, removal in self.pending.copy().items():  # copied at once: list() of items lets other threads in
+        # copied in one operation: list() of items lets other threads in
+        for grant_id, removal in self.pending.copy().items():
             if removal.try_at <= now:
                 removal.try_at = FOREVER
                 remove = functools.partial(self.remove, grant_id)
@@ -120,7 +130,7 @@ class Cleanup:
             self._add(release.again.step.remove[0], release.again, now + procedures.TOMBSTONE_TTL / 1000)
 
     def remove(self, grant_id: str) -> None:
-        """Try once to have a grant removed."""
+        """Try once to remove a grant."""
         removal = self.pending.get(grant_id)
         if removal is None:
             return
@@ -134,27 +144,28 @@ class Cleanup:
                 self._session.heartbeat.see_to(removal.try_at)
                 return
             log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
-        # A hand-over that nobody passes on may have granted it to a waiter of this process; none can come after this.
+        # A hand-over without a receiver may have granted the key to a waiter of this process. No hand-over can follow
+        # this removal.
         self._session.queue.wake_first_of(key)
         with self._mutex:
             if self.pending.get(grant_id) is removal:
                 del self.pending[grant_id]
 
     def begin_to_finish(self, grants: Sequence[Grant], end: float) -> None:
-        """Have *grants*, holders and waiters, removed in bulk, and what is pending, side by side, until *end*.
+        """Remove *grants*, holders and waiters, in bulk, and the pending removals beside them, until *end*.
 
         Each batch that is removed puts the end off, because a server that answers is worth waiting for.
         """
         now = self._session.now()
         self._end, self._patience, self._latest = end, end - now, now + LONGEST_EXIT
         for removal in list(self.pending.values()):
-            removal.try_at = self._session.now()  # those in the background wait behind all that is released here
+            removal.try_at = self._session.now()  # background calls wait behind the releases sent here
         for stays in (False, True):
             for batch in batches([grant for grant in grants if _stays(grant) is stays]):
                 self._have_removed(batch)
 
     def finish(self) -> None:
-        """Wait until all is removed, or the end that was set is over."""
+        """Wait until all removals are done, or until the end that was set."""
         while (self._unfinished or self.pending) and (now := self._session.now()) < self._end:
             self._remove_due(now, RELEASE)
             time.sleep(0.005)
@@ -165,8 +176,11 @@ class Cleanup:
         self.pending.clear()
 
     def _for_one_command(self) -> float:
-        """How many seconds a command may take: at the end a part of what is left, since it keeps a thread from others,
-        and its document may be stuck."""
+        """Return the seconds that a command may take.
+
+        At the end, that is a part of the time left. The command keeps a thread from others, and its document may be
+        stuck.
+        """
         return max(SHORTEST_COMMAND, (self._end - self._session.now()) / 4)
 
     def _for_batch(self, batch: Sequence[Grant]) -> float:
@@ -174,14 +188,14 @@ class Cleanup:
         return self._for_one_command() if len(batch) == 1 else max(SHORTEST_COMMAND, self._patience / 2)
 
     def _have_removed(self, batch: Sequence[Grant]) -> None:
-        """Have a batch removed by another thread."""
+        """Have another thread remove a batch."""
         self._unfinished.append(batch)
         remove = functools.partial(self._remove_all, batch)
         if not self._session.threads.submit(remove, priority=RELEASE):
             remove()
 
     def _remove_all(self, batch: Sequence[Grant]) -> None:
-        """Remove a batch. If that fails, send its parts, or the same again: see `bulk`."""
+        """Remove a batch. If that fails, send its parts or the same batch again, see `bulk`."""
         store, again = self._session.store, list[Sequence[Grant]]()
         primary = store.primary()
         try:
@@ -203,7 +217,7 @@ class Cleanup:
         self._unfinished.remove(batch)
 
     def _with_others(self, batch: Sequence[Grant]) -> Sequence[Grant]:
-        """Release those without another holder or waiter, by the short command. Return the others."""
+        """Release the grants without another holder or waiter by the short command. Return the other grants."""
         alone = [grant for grant in batch if grant.token and not _stays(grant)]
         if not alone:
             return batch
@@ -217,24 +231,25 @@ class Cleanup:
 
 
 class Ending:
-    """Ends the grants of a session. May be called from any thread."""
+    """The ends of the grants of a session. May be called from any thread."""
 
     def __init__(self, session: SessionCore, cleanup: Cleanup) -> None:
         self._session = session
         self._cleanup = cleanup
 
     def end(self, grant: Grant, how: How, *, stays: bool = False, noticed: bool = False, reason: str = "") -> None:
-        """Be through with *grant*: renew it no more, have removed what may be left of it, and report it once.
+        """End *grant*. Stop its renewals, remove what may remain of it, and report the end once.
 
-        stays: an abandoned one was held, and its minimum hold is to last. noticed: the session has noticed the end,
-        rather than the caller. reason: why a refused one is not asked for any more.
+        - stays: whether an abandoned grant was held and its minimum hold has to last.
+        - noticed: whether the session has noticed the end, rather than the caller.
+        - reason: why a refused grant is no longer asked for.
         """
         if how is How.LOST and grant.state is not State.LOST:
-            return  # another thread has just released it, and sees to it
+            return  # another thread has just released the grant, and ends it
         if how is How.ABANDONED:
             grant.mark_released()
         was_known = self.forget(grant)
-        # Of a lost grant that was taken away, only a copy of its command can be left: that must not bring it back.
+        # Only a copy of its command can remain of a grant that was taken away. The copy must not bring the grant back.
         if how is How.ABANDONED or (how is How.LOST and was_known and (grant.reason != NOT_FOUND or grant.in_doubt)):
             if self._session.pid != os.getpid():
                 return
@@ -246,7 +261,7 @@ class Ending:
             self._session.notifications.report_end(grant, noticed=noticed)
 
     def forget(self, grant: Grant) -> bool:
-        """Renew it no more, and let the next of its line ask. Return whether it was renewed until now."""
+        """Stop the renewals of *grant*, and let the next of its line ask. Return whether it was renewed until now."""
         was_held = self._session.registry.by_line.get(grant.line) is grant
         known = self._session.registry.remove(grant)
         if was_held and grant.line in self._session.queue.lines:
@@ -254,9 +269,9 @@ class Ending:
         return known
 
     def not_found(self, grant: Grant, *, by_release: bool = False, noticed: bool = False) -> bool:
-        """End *grant*, which a command should have found in its document. Return whether that it is lost is news.
+        """End a *grant* that a command should have found in its document. Return whether the loss is news.
 
-        by_release: it was the command that was to release it, so the grant is not held any more.
+        - by_release: whether the command was the release of the grant. If so, the grant is not held any more.
         """
         if is_news := grant.mark_lost(NOT_FOUND, by_release=by_release):
             self.end(grant, How.LOST, noticed=noticed)
@@ -264,11 +279,11 @@ class Ending:
 
 
 class Orphans:
-    """Finds grants that no code can release any more, and releases them.
+    """The detection and release of grants that no code can release any more.
 
     These are the grants of lock objects that were garbage-collected, of threads that have ended, and those whose
-    clean-up a signal interrupted. No lock object has a `__del__`: Python swallows what a signal handler raises there,
-    and a task would outlive its soft time limit.
+    clean-up a signal interrupted. No lock object has a `__del__`, because Python swallows exceptions of signal handlers
+    there and a task would outlive its soft time limit.
     """
 
     def __init__(self, session: SessionCore, ending: Ending) -> None:
@@ -276,16 +291,16 @@ class Orphans:
         self._ending = ending
 
     def adopt(self, owner_ref: OwnerRef) -> None:
-        """Release what its owner has dropped. Called by the heartbeat."""
-        if (grant := getattr(owner_ref, "grant", None)) is not None:  # a signal may strike before it is set
+        """Release the grant whose owner is gone. Called by the heartbeat."""
+        if (grant := getattr(owner_ref, "grant", None)) is not None:  # a signal may strike before the attribute is set
             self._clean_up(grant)
 
     def next_due(self) -> float:
-        """See Chore. Nothing here has a time of its own: it is looked for whenever something else is due."""
+        """See Chore. Orphans have no time of their own. The session looks for them whenever another task is due."""
         return float("inf")
 
     def do_due(self, now: float) -> None:
-        """Find those that nothing has reported."""
+        """Find the orphans that no reference has reported."""
         for grant in list(self._session.registry.grants.values()):
             if (owner_ref := grant.owner_ref) is not None and owner_ref() is None:
                 self._clean_up(grant)
@@ -318,14 +333,14 @@ class Orphans:
 
 
 def _stays(grant: Grant) -> bool:
-    """Return whether *grant* was held, and its minimum hold is to last."""
+    """Return whether *grant* was held and its minimum hold has to last."""
     return grant.token > 0 and grant.terms.min_hold > 0
 
 
 def _has_ended(worker: object) -> bool:
-    """Whether it is a thread that has ended, or a task whose event loop is closed.
+    """Return whether *worker* is a thread that has ended, or a task whose event loop is closed.
 
-    The main thread has ended when the interpreter exits; then `close` releases.
+    The main thread counts as running. When the interpreter exits and the main thread ends, `close` releases.
     """
     if isinstance(worker, ForeignThread):
         return worker() is None

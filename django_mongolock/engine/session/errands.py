@@ -1,6 +1,6 @@
-"""What a session sends besides the commands of locks: calls of other parts, safe from signals, and in the background.
+"""Calls of a session besides the commands of locks, safe from signals or in the background.
 
-Document locks and fencing send through it.
+Document locks and fencing send their commands this way.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from .worker_threads import WorkerThreads
 
 T = TypeVar("T")
 
-#: How many tries without an answer there are at most; then what it was about is left.
+#: The most tries without an answer. After these the call is given up.
 MOST_TRIES: Final = 100
 
 
 @dataclass(order=True, slots=True)
 class Errand:
-    """Something that is tried in the background. due: when the next time, by the local clock. tries: how often it was
-    tried. pauses: seconds before each try."""
+    """A call that is tried in the background.
+
+    - due: time of the next try, by the local clock.
+    - tries: number of tries so far.
+    - pauses: seconds before each try.
+    """
 
     due: float
     number: int
@@ -39,20 +43,26 @@ class Errand:
 
 
 class Errands:
-    """Makes calls in *threads*: what is waited for with the first of these *priorities*, else with the second."""
+    """Calls made in *threads*.
+
+    Calls that a caller waits for use `priorities[0]`, background calls use `priorities[1]`.
+    """
 
     def __init__(self, threads: WorkerThreads, priorities: tuple[int, int] = (0, 0)) -> None:
         self._threads = threads
         self._waited_for, self._priority = priorities
         self._inbox: SimpleQueue[Errand] = SimpleQueue()
         self._numbers = itertools.count()
-        #: One for each errand that has not been tried yet.
+        #: One item for each errand that has not been tried yet.
         self._untried: list[None] = []
         self._keeping_time = _thread.allocate_lock()
 
     def send(self, call: Callable[[float], T], timeout: float) -> T:
-        """Make a *call*, which gets the seconds that are left. For the main thread another one makes it: what a signal
-        handler raises there must not strike inside the driver."""
+        """Make a *call* with the number of seconds left.
+
+        Another thread makes the calls of the main thread. An exception of a signal handler must not strike inside the
+        driver.
+        """
         if threading.current_thread() is threading.main_thread():
             return self._threads.call(call, timeout, priority=self._waited_for)
         return call(timeout)
@@ -62,10 +72,10 @@ class Errands:
         return await self._threads.acall(call, timeout, priority=self._waited_for)
 
     def in_background(self, call: Callable[[], bool | None], pauses: Sequence[float]) -> None:
-        """Have it tried after each of the *pauses* until *call* returns True.
+        """Try *call* after each of the *pauses* until it returns True.
 
-        If the last try had no answer (None), it is tried again after the last pause. Never waits: the caller may be
-        handling a signal.
+        If the last try had no answer (None), the call is tried again after the last pause. This method never waits,
+        because the caller may be handling a signal.
         """
         self._untried.append(None)
         self._put(Errand(clock.now() + pauses[0], next(self._numbers), call, pauses))
@@ -82,7 +92,7 @@ class Errands:
             self._untried.clear()  # the process ends, and has no threads any more
 
     def _keep_time(self) -> None:
-        """Have each errand tried when it is due. One thread does this at a time, for as long as there are any."""
+        """Try each errand when it is due. Only one thread does this at a time, as long as there are errands."""
         while not self._inbox.empty():
             if not self._keeping_time.acquire(blocking=False):
                 return
@@ -108,7 +118,7 @@ class Errands:
             done = errand.call()
         finally:
             if errand.tries == 0:
-                del self._untried[-1:]  # none where the process ends
+                del self._untried[-1:]  # the list is empty if the process ends
         errand.tries += 1
         is_last = errand.tries >= len(errand.pauses)
         if done or (done is False and is_last) or errand.tries >= MOST_TRIES:

@@ -20,14 +20,17 @@ from typing import Any, Final
 
 from asgiref.sync import AsyncToSync, SyncToAsync
 
-#: How often a running task is looked at until it waits, and the seconds between two looks.
+#: The number of looks at a running task until it waits, and the seconds between two looks.
 LOOKS, LOOK_EVERY = 50, 0.001
 #: The thread or task that last acquired a lock in this context.
 _worker: Final[ContextVar[object]] = ContextVar("mongolock_worker", default=None)
 
 
 def origin_of(own: object, task: asyncio.Task[Any] | None) -> object:
-    """Return the thread or task that waits for *own*, a thread or the *task* that runs in it; else *own* itself."""
+    """Return the thread or task that waits for *own*, a thread or the *task* that runs in it.
+
+    If none waits, return *own*.
+    """
     caller = _worker.get()
     if caller is None or caller is own:
         return own
@@ -63,7 +66,7 @@ def _served_by(caller: object) -> list[asyncio.Task[Any]] | None:
     """Return the list that asgiref makes for each call of sync_to_async, if the task *caller* waits for such a call.
 
     The list has the tasks by which the thread of that call waits for coroutines. The call starts the thread before it
-    waits itself, so a running task is looked at again for a moment.
+    waits itself. This function therefore looks at a running task several times.
     """
     coroutine: Any = caller.get_coro() if isinstance(caller, asyncio.Task) else None
     for _ in range(LOOKS):

@@ -1,4 +1,4 @@
-"""What this process knows of one grant that it asked for: the local side of an entry in a lock document."""
+"""The local state of one grant that this process has asked for. Its counterpart is an entry in a lock document."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..protocol.actions import FOREVER, Acquisition, Granted
 from ..rule.document import Terms
 from .wakeups import Waiting
 
-#: Why a grant was lost that is not in its document any more.
+#: The reason for the loss of a grant that is missing from its document.
 NOT_FOUND: Final = "it was taken away, or its lease ended on the server"
 
 CLOSED: Final = "its session was closed"
@@ -25,10 +25,10 @@ LineKey = tuple[str, str, int, int, str | None, int]
 
 
 class State(Enum):
-    """The life of a grant: asked for, held, then released or lost. It never goes back.
+    """The life of a grant: asked for, held, then released or lost. No state comes back.
 
-    RELEASED: it was held, and is to be released; its command may not have been sent yet. If the command finds that it
-    was not there any more, it is LOST after all (`by_release` of `mark_lost`).
+    RELEASED means that the grant was held and is to be released, even before its command is sent. If the command finds
+    no grant, the grant is LOST after all (`by_release` of `mark_lost`).
     """
 
     WAITING = "waiting"
@@ -38,16 +38,17 @@ class State(Enum):
 
 
 class OwnerToken:
-    """Lives for as long as there is code that may still release a grant, or clean up after it."""
+    """An object that lives as long as there is code that may still release a grant, or clean up after it."""
 
     __slots__ = ("__weakref__",)
 
 
 class OwnerRef(weakref.ref[OwnerToken]):
-    """Reports, by its callback, that the owner token of *grant* has died.
+    """A reference whose callback reports that the owner token of *grant* has died.
 
-    Cleaning up is Python code, and a second signal may strike in it. That an object dies and its reference is put into
-    a queue is done by the interpreter, and always happens: the callback is no Python, which a signal could strike.
+    Cleaning up is Python code, and a second signal may interrupt it. The death of an object and the callback of its
+    reference are operations of the interpreter. They always happen, because the callback is no Python code that a
+    signal could interrupt.
     """
 
     __slots__ = ("grant",)
@@ -56,7 +57,10 @@ class OwnerRef(weakref.ref[OwnerToken]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class User:
-    """A lock object that has a grant, through one acquisition; it may be collected. calls: by names of options."""
+    """A lock object that has a grant through one acquisition. The object may be garbage-collected.
+
+    - calls: callbacks, by names of options.
+    """
 
     lock: weakref.ref[object]
     calls: dict[str, Callable[[Any], object]]
@@ -64,14 +68,20 @@ class User:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """How long a grant lives without renewal, and when it is renewed. Times are by the session's clock, in seconds.
+    """The deadline and the renewals of a grant. Times are by the session's clock, in seconds.
 
-    length: of the holder's lease; waiter_length: of the waiter's. until: the deadline; while it waits, the time until
-    which its entry lives, even if it was granted since; 0 if unknown. since: when it was granted. last: when it has
-    been held for *max_hold*, after which it is renewed no more. failures: how many renewals in a row failed. stuck: a
-    renewal failed for this grant alone while others succeeded, so it is renewed alone. renewing: one is under way.
-    once_more: there was news since that began, so it is renewed again. deferred: it is renewed as late as is safe, and
-    not before that along with others. uncontended: as that of `Granted`, and when last heard of, none waited.
+    - length: length of the holder's lease.
+    - waiter_length: length of the waiter's lease.
+    - until: deadline. For a waiter, the time until which its entry lives, even if it was granted meanwhile. 0 if
+      unknown.
+    - since: time of the grant.
+    - last: time at which the grant has been held for *max_hold*. No renewal follows.
+    - failures: number of renewals in a row that failed.
+    - stuck: whether a renewal failed for this grant alone while others succeeded. Such a grant is renewed alone.
+    - renewing: whether a renewal is under way.
+    - once_more: whether news came since that renewal began. Another renewal follows.
+    - deferred: whether the grant is renewed as late as is safe, and not earlier along with others.
+    - uncontended: as in `Granted`, and no grant waited at the last answer.
     """
 
     length: float
@@ -90,26 +100,34 @@ class Lease:
     uncontended: bool = False
 
     def span(self, now: float) -> float:
-        """How long it lives from a renewal on. A grant that was queued for has the time of a waiter at first."""
+        """Return the seconds that the grant lives from a renewal on.
+
+        A grant that waited in the queue has the time of a waiter at first.
+        """
         return self.waiter_length if self.until - now <= self.waiter_length else self.length
 
     def next_renewal(self, now: float) -> float:
-        """When a third of its time is over, or two thirds if it is deferred."""
+        """Return the time when a third of the lease is over, or two thirds if it is deferred."""
         return self.until - self.span(now) * (1 if self.deferred else 2) / 3
 
     def put_off(self, seconds: float) -> None:
-        """It was renewed all the time, for so long."""
+        """Move the deadline by *seconds* in which the grant was renewed all the time."""
         self.until += seconds
         self.renew_at += seconds
 
 
 @dataclass(slots=True, eq=False)
 class Reporting:
-    """What is reported of a grant: to logs, to the session's observer, and to its caller.
+    """The facts of a grant that logs, the session's observer and the caller get.
 
-    template: what its key was made from, for statistics. busy: another grant has the key; held_by: whose, in words.
-    contended: that was reported. reported: which part of its life was reported last. waited: seconds until it was
-    acquired, or given up. held_for: seconds that it was held. release_requested_by: who asks for its release.
+    - template: template of its key, for statistics.
+    - busy: whether another grant has the key.
+    - held_by: holder of that grant, in words.
+    - contended: whether the contention was reported.
+    - reported: part of its life that was reported last.
+    - waited: seconds until the grant was acquired or given up.
+    - held_for: seconds for which the grant was held.
+    - release_requested_by: requester of its release.
     """
 
     template: str = ""
@@ -124,17 +142,20 @@ class Reporting:
 
 @dataclass(slots=True, eq=False, repr=False, weakref_slot=True)
 class Grant:
-    """One acquisition of one key. Its id is unique, so nothing done to it can touch an earlier or a later one.
+    """One acquisition of one key. The id is unique, so no command for this grant can touch an earlier or a later one.
 
-    Its deadline is counted from before the command was sent that granted or renewed it, and it ends earlier than the
-    lease does on the server. So code that sees `held` knows that no other grant was let in.
+    The deadline is counted from before the command was sent that granted or renewed it. It ends earlier than the lease
+    on the server. Code that sees `held` therefore knows that no other grant was let in.
 
-    line: which line of this process it stands in. The grants of a line compete on the same terms, and only the
-    first of them stands in the queue of the document. worker: the thread or task that asked. releaser: the one that
-    releases it now. users: the lock objects that share it (reentrant locks); the last one stays noted, to be told of a
-    loss. acquired_from: the line of the program. owner_ref: refers to what is alive while there is code that may
-    release it; None when all is done. outcome_unknown: a command that adds it got no answer, so a copy of it may still
-    arrive, whatever came of the next.
+    - line: key of its line in this process. The grants of a line compete on the same terms. Only the first of them
+      stands in the queue of the document.
+    - worker: thread or task that asked.
+    - releaser: thread or task that is releasing it now.
+    - users: lock objects that share it (reentrant locks). The last one stays here, because it is told of a loss.
+    - acquired_from: line of the program.
+    - owner_ref: reference to an object that lives while there is code that may release it. None when all is done.
+    - outcome_unknown: whether a command that adds it got no answer. A copy of that command may still arrive,
+      whatever the outcome of the next command was.
     """
 
     acquisition: Acquisition
@@ -164,7 +185,7 @@ class Grant:
     def __post_init__(self, auto_renew: bool, max_hold: float | None) -> None:
         began, acquisition, terms = self.now(), self.acquisition, self.acquisition.terms
         self.id, self.key, self.terms = acquisition.grant, acquisition.key, terms
-        # A holder that waits for another lock stands in a line of its own: the document must show every deadlock.
+        # A holder that waits for another lock has a line of its own, because the document must show every deadlock.
         own = id(self.worker) if acquisition.nested else 0
         self.line = self.key, terms.mode, terms.capacity, terms.weight, terms.owner, own
         renew_at = began + terms.waiter_lease / 3
@@ -176,7 +197,10 @@ class Grant:
 
     @property
     def held(self) -> bool:
-        """Whether it is held; who asks first after its deadline finds it lost. After a grant, False is for ever."""
+        """Whether the grant is held.
+
+        The first reader after the deadline marks it lost. After a grant, False is final.
+        """
         if self.state is State.HELD and (now := self.now()) >= self.lease.until:
             early = now < self.lease.last
             self.mark_lost("its lease ended before it was renewed" if early else "it was held longer than max_hold")
@@ -184,20 +208,22 @@ class Grant:
 
     @property
     def lost(self) -> bool:
-        """Whether it is not held any more, and was not released."""
+        """Whether the grant is no longer held, and was not released."""
         return not self.held and self.state is State.LOST
 
     @property
     def in_doubt(self) -> bool:
-        """Whether a command that adds it may still arrive: one without an answer, or of another grant's hand-over."""
-        # In this order: `finish_handover` writes the second before the first.
+        """Whether a command that adds the grant may still arrive: one without an answer, or a hand-over of another
+        grant.
+        """
+        # Read `handover_reserved` first. `finish_handover` writes the two in the opposite order.
         return self.waiting.handover_reserved or self.outcome_unknown
 
     def needs_tombstone(self) -> bool:
-        """Return whether the command that takes it out of its document is to leave a tombstone; ask before it is sent.
+        """Return whether the removing command has to leave a tombstone. Ask before that command is sent.
 
-        The answer is kept, as `outcome_unknown`: a hand-over that ends meanwhile does not change it, and also if the
-        grant is found lost, a copy may be left.
+        The answer is kept as `outcome_unknown`. A hand-over that ends meanwhile does not change it. If the grant is
+        found lost, a copy of the command may still remain.
         """
         if self.in_doubt:
             self.outcome_unknown = True
@@ -205,27 +231,33 @@ class Grant:
 
     @property
     def remaining(self) -> float:
-        """Seconds until the deadline; 0 if it is not held."""
+        """Seconds until the deadline, 0 if the grant is not held."""
         return max(0.0, self.lease.until - self.now()) if self.state is State.HELD else 0.0
 
     @property
     def held_for(self) -> float:
-        """Seconds that it has been held until now; of a lost grant, seconds in which it excluded all others."""
+        """Seconds for which the grant has been held. For a lost grant, the seconds in which it excluded all others."""
         return 0.0 if self.token == 0 else max(0.0, min(self.lease.until, self.now()) - self.lease.since)
 
     @property
     def ends_at(self) -> float:
-        """When the heartbeat must look at it: at its deadline, which is over for one that `held` has found lost."""
+        """The time at which the heartbeat must look at the grant.
+
+        If `held` has found the grant lost, that deadline is over.
+        """
         return self.lease.until if self.state in (State.HELD, State.LOST) else FOREVER
 
     @property
     def length(self) -> float:
-        """How long it lives without renewal, in seconds: as a holder, or as a waiter."""
+        """Seconds that the grant lives without renewal, as a holder or as a waiter."""
         return self.lease.waiter_length if self.state is State.WAITING else self.lease.length
 
     @property
     def renewable(self) -> bool:
-        """Whether it is to be renewed. A waiter always is: its place must last as long as it waits."""
+        """Whether the grant has to be renewed.
+
+        A waiter always has to, because its place must last as long as its wait.
+        """
         lease = self.lease
         if lease.renewing:
             return False
@@ -234,14 +266,14 @@ class Grant:
         )
 
     def new_owner_token(self, report: Callable[[OwnerRef], object]) -> OwnerToken:
-        """Return its owner token. If that dies before all is done, *report* has the heartbeat clean up."""
+        """Return its owner token. If the token dies before all is done, *report* has the heartbeat clean up."""
         token = OwnerToken()
         self.owner_ref = OwnerRef(token, report)
         self.owner_ref.grant = self
         return token
 
     def add_user(self, user: User) -> bool:
-        """Let *user* have it, too. Return whether it is still held."""
+        """Add *user*. Return whether the grant is still held."""
         with self._mutex:
             if self.state is State.HELD:
                 self.users = (*self._users_but(user.lock), user)
@@ -251,14 +283,14 @@ class Grant:
         return tuple(user for user in self.users if user.lock is not lock and user.lock() is not None)
 
     def end_is_news(self) -> bool:
-        """Return, once, that it was reported to be acquired, and that its end is to be."""
+        """Return whether the acquisition was reported and the end was not. Only the first call returns True."""
         with self._mutex:
             if is_news := self.reporting.reported == "acquired":
                 self.reporting.reported = "end"
             return is_news
 
     def mark_held(self, granted: Granted) -> bool:
-        """Note that it was granted. Return False where it has ended before, as its session was closed meanwhile."""
+        """Record the grant as held. Return False if it has ended already because its session was closed."""
         lease = self.lease
         with self._mutex:
             if self.state is not State.WAITING:
@@ -266,7 +298,8 @@ class Grant:
             self.token, self.acquired_at = granted.token, granted.acquired_at
             self.reporting.waited = granted.now - self.waiting.began
             lease.uncontended = granted.uncontended
-            # The deadline first: to the heartbeat, which may look now, a grant held without one is a grant lost.
+            # Set the deadline first. The heartbeat may look now, and would take a held grant without a deadline for
+            # lost.
             lease.last = min(lease.last, FOREVER if lease.max_hold is None else granted.now + lease.max_hold)
             lease.since = granted.now
             lease.until = min(granted.until, lease.last)
@@ -275,9 +308,10 @@ class Grant:
             return True
 
     def renewed(self, until: float, now: float, length: float = 0.0) -> None:
-        """Believe in the last command: it lives until then. A loss that was reported already stays reported.
+        """Move the deadline to *until*, as the last command allows. A loss that was reported stays reported.
 
-        What a command has given that was sent later, and answered before, stands: no end comes nearer.
+        If a later command has been answered earlier, the deadline from that command stands. No deadline moves
+        backwards.
         """
         lease = self.lease
         with self._mutex:
@@ -290,7 +324,10 @@ class Grant:
             lease.renew_at = lease.next_renewal(now)
 
     def place_is_gone(self, sent: float) -> bool:
-        """Note that a renewal, *sent* then, has not found this waiter. Return False if its place may be newer."""
+        """Record that a renewal *sent* at that time did not find this waiter.
+
+        Return False if its place may be newer.
+        """
         with self._mutex:
             if self.state is not State.WAITING or sent < self.lease.until - self.lease.waiter_length:
                 return False
@@ -298,10 +335,11 @@ class Grant:
             return True
 
     def postpone(self, now: float, at_once: bool = False) -> None:
-        """The renewal did not get through: try again soon, and a waiter less and less often.
+        """Schedule the next try after a failed renewal. A waiter backs off exponentially.
 
-        at_once: a holder does not wait at all. A waiter that fails is one of many when the server is overloaded, and
-        has only its place to lose.
+        A failing waiter is one of many when the server is overloaded, and can lose only its place.
+
+        - at_once: whether a holder tries again without a pause. A waiter always pauses.
         """
         lease = self.lease
         lease.failures += 1
@@ -314,46 +352,49 @@ class Grant:
         lease.renew_at = now + soon * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
 
     def defer_renewals(self) -> None:
-        """Leave its document alone for a while, as long as that is safe: a transaction is going to write to it."""
+        """Leave the document alone as long as that is safe, because a transaction is going to write to it."""
         with self._mutex:
             self.lease.deferred = True
             self.lease.renew_at = max(self.lease.renew_at, self.lease.next_renewal(self.now()))
 
     def resume_renewals(self) -> None:
-        """Renew it as usual again."""
+        """Renew the grant as usual again."""
         with self._mutex:
             self.lease.deferred = False
             self.lease.renew_at = min(self.lease.renew_at, self.lease.next_renewal(self.now()))
 
     def mark_lost(self, reason: str, *, by_release: bool = False) -> bool:
-        """Note that it is not ours any more. Return whether that is news.
+        """Record that the grant is lost. Return whether that is news.
 
-        by_release: it was about to be released, and was not there, though no other part of its session released it.
+        - by_release: whether the release did not find the grant, although no other part of its session released it.
         """
         return bool(self._end(State.LOST, reason, by_release=by_release))
 
     def owner_token(self) -> OwnerToken | None:
-        """Its owner token, while it is held; None if the heartbeat is about to release it, since no code can."""
+        """Return its owner token while the grant is held.
+
+        Return None if the heartbeat is about to release it, because no code can.
+        """
         return self.owner_ref() if self.held and self.owner_ref is not None else None
 
     def mark_released(self) -> bool:
-        """Note that it is about to be released. Return whether it was held until now."""
+        """Record that the grant is about to be released. Return whether it was held until now."""
         return self.held and bool(self._end(State.RELEASED, "released"))
 
     def drop_user(self, lock: weakref.ref[object]) -> bool | None:
-        """See mark_released(). While other lock objects than *lock* have it, it stays held, and None is returned."""
+        """See mark_released(). If other lock objects than *lock* have the grant, keep it held and return None."""
         return self.held and self._end(State.RELEASED, "released", leaving=lock)
 
     def _end(self, state: State, reason: str, *, by_release: bool = False, leaving: Any = None) -> bool | None:
         with self._mutex:
-            only = len(self.users) == 1 and self.users[0].lock is leaving  # makes nothing, under the mutex
+            only = len(self.users) == 1 and self.users[0].lock is leaving  # allocates nothing under the mutex
             if leaving is not None and not only and (others := self._users_but(leaving)):
                 self.users = others
                 return None
             if self.state not in (State.WAITING, State.HELD):
                 if not (by_release and self.state is State.RELEASED and self.reason != CLOSED):
                     return False
-            else:  # of a released one, how long it was held was noted before
+            else:  # the hold of a released grant was recorded before
                 self.reporting.held_for = self.held_for
             self.state, self.reason = state, reason
             return True

@@ -1,7 +1,7 @@
-"""The grants of one process: by id while they are kept alive, by the thread or task that holds them, and in line.
+"""The grants of one process: by id while they are renewed, by the thread or task that holds them, and in line.
 
-Those who want the same key on the same terms stand in one line. The first of a line stands in the document's queue for
-all of them. When it releases the key, or leaves the queue, it puts the next of the line into the queue.
+Waiters that want the same key on the same terms stand in one line. The first of a line stands in the document's queue
+for all of them. When the first releases the key or leaves the queue, it puts the next of the line into the queue.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _NONE: Final[Mapping[str, Grant]] = MappingProxyType({})
 
 
 class GrantRegistry:
-    """Finds grants. May be called from any thread.
+    """The index of grants. May be called from any thread.
 
-    grants: those that stand in a document, or may soon, by id: they are renewed. by_line: those that are held
-    exclusively, by their lines. A waiter whose line is in there waits for this process to hand its key over.
+    - grants: grants that stand in a document, or may soon, by id. The heartbeat renews these.
+    - by_line: grants that are held exclusively, by their lines. A waiter with one of these lines waits for this process
+      to hand its key over.
     """
 
     def __init__(self, heartbeat: Heartbeat) -> None:
@@ -38,33 +39,33 @@ class GrantRegistry:
         self._mutex = threading.Lock()
 
     def held_by(self, worker: object) -> Mapping[str, Grant]:
-        """What this thread or task holds, by key."""
+        """Return the grants that this thread or task holds, by key."""
         return self._by_worker.get(worker, _NONE)
 
     def add(self, grant: Grant) -> None:
-        """Add a grant that is about to be asked for: from now on its place in the queue is renewed."""
-        # It may have stood in line for long before, without any renewal.
+        """Add a grant that is about to be asked for. From now on its place in the queue is renewed."""
+        # The grant may have stood in line for long, without any renewal.
         grant.lease.renew_at = max(grant.lease.renew_at, self._heartbeat.now() + grant.lease.waiter_length / 3)
         self.grants[grant.id] = grant
 
     def expect(self, grant: Grant) -> None:
-        """Add it, and see to its renewals."""
+        """Add *grant*, and schedule its renewals."""
         self.add(grant)
         self.see_to(grant)
 
     def see_to(self, grant: Grant) -> None:
-        """See to its renewals."""
+        """Schedule the renewals of *grant*."""
         self._heartbeat.see_to(grant.lease.renew_at)
 
     def note_held(self, grant: Grant) -> None:
-        """Its worker holds it."""
+        """Record that its worker holds *grant*."""
         with self._mutex:
             self._by_worker.setdefault(grant.worker, {})[grant.key] = grant
             if grant.terms.mode == "exclusive":
                 self.by_line[grant.line] = grant
 
     def remove(self, grant: Grant) -> bool:
-        """It has ended: it is renewed no more. Return whether it was known."""
+        """Remove a *grant* that has ended. No renewal follows. Return whether it was known."""
         with self._mutex:
             known = self.grants.pop(grant.id, None) is not None
             if self.by_line.get(grant.line) is grant:
@@ -78,24 +79,25 @@ class GrantRegistry:
 
 
 def current_worker() -> object:
-    """Return the running task, or else the thread; or the one that waits for it in a call of asgiref.
+    """Return the running task or thread. If another one waits for it in a call of asgiref, return that one.
 
-    Whatever this returns would be in a deadlock with itself.
-    The task is a weak reference, of which Python makes one for each object: the result of a task may be the lock, which
-    would otherwise never be collected.
+    Two requests by the returned worker would be in a deadlock with each other.
+
+    A task is returned as a weak reference. Python makes one such reference for each object. The result of a task may be
+    the lock, and a strong reference would keep that lock from being collected.
     """
     task = current_task()
     return flow.origin_of(_current_thread() if task is None else weakref.ref(task), task)
 
 
 class _Alive:
-    """Dies with the thread in which it was made."""
+    """An object that dies with the thread in which it was made."""
 
     __slots__ = ("__weakref__",)
 
 
 class ForeignThread(weakref.ref[_Alive]):
-    """A thread that `threading` has not started; dead when that thread has ended.
+    """A thread that `threading` has not started. The reference is dead when that thread has ended.
 
     Before Python 3.13, `threading.current_thread` takes such a thread for an earlier one that had the same number.
     """
@@ -118,7 +120,7 @@ def _current_thread() -> object:
 
 
 def current_task() -> asyncio.Task[Any] | None:
-    """The running task; None if there is none in this thread."""
+    """Return the running task, or None if there is none in this thread."""
     try:
         return asyncio.current_task()
     except RuntimeError:  # no event loop runs in this thread
@@ -128,8 +130,9 @@ def current_task() -> asyncio.Task[Any] | None:
 class LocalQueue:
     """The lines of one process. May be called from any thread.
 
-    waiting: the grants that are waited for, by id, also those that are only tried. lines: those that are not only
-    tried, in the order in which they came. limit: how many may stand in a line.
+    - waiting: grants that a caller waits for, by id, including single tries.
+    - lines: grants that are more than a single try, in the order of their arrival.
+    - limit: largest number of grants in a line.
     """
 
     def __init__(self, limit: int, registry: GrantRegistry) -> None:
@@ -140,9 +143,9 @@ class LocalQueue:
         self._mutex = threading.Lock()
 
     def join(self, grant: Grant, *, trial: bool) -> Turn:
-        """Stand in line for *grant*, unless it is only to be tried. Returns whether it may be asked for now.
+        """Put *grant* into its line, unless it is a *trial*. Return whether the caller may ask for it now.
 
-        Raises LockQueueFull where the line is as long as any queue may be.
+        Raises LockQueueFull if the line is as long as any queue may be.
         """
         with self._mutex:
             if not trial:
@@ -150,7 +153,7 @@ class LocalQueue:
                 if len(standing) >= self._limit:
                     raise LockQueueFull(grant.key)
                 if standing:
-                    grant.line = next(iter(standing.values())).line  # one for all of them: there may be thousands
+                    grant.line = next(iter(standing.values())).line  # one key object for all: there may be thousands
                 standing[grant.id] = grant
                 self._count(standing)
             self.waiting[grant.id] = grant
@@ -159,7 +162,7 @@ class LocalQueue:
         return turn
 
     def turn(self, grant: Grant) -> tuple[Turn, Grant | None]:
-        """Where *grant* stands in its line, and the first of the line if that is another one."""
+        """Return where *grant* stands in its line, and the first of the line if that is another grant."""
         with self._mutex:
             return self._turn(grant)
 
@@ -170,7 +173,7 @@ class LocalQueue:
         return ("next" if grant.line in self.registry.by_line else "now"), None
 
     def leave(self, grant: Grant) -> None:
-        """Stand in line no more: it is held, or is waited for no longer."""
+        """Take *grant* out of its line, because it is held or no longer waited for."""
         with self._mutex:
             self.waiting.pop(grant.id, None)
             standing = self.lines.get(grant.line)
@@ -200,12 +203,14 @@ class LocalQueue:
                 self.wake_first(line)
 
     def reserve_handover(self, grant: Grant) -> Grant | None:
-        """Reserve the hand-over of *grant*'s key to the next in line, and return that grant; `finish_handover` ends
-        it."""
+        """Reserve the hand-over of *grant*'s key to the next in line, and return the next.
+
+        `finish_handover` ends it.
+        """
         with self._mutex:
             following = iter(self.lines.get(grant.line, {}).values())
             next_waiter = next(following, None)
-            if grant.id in self.waiting:  # it stands in line itself
+            if grant.id in self.waiting:  # *grant* stands in line itself
                 while next_waiter is not None and next_waiter is not grant:
                     next_waiter = next(following, None)
                 next_waiter = next(following, None)
@@ -214,22 +219,28 @@ class LocalQueue:
             if next_waiter is None or next_waiter.waiting.cancelled:
                 return None
             next_waiter.waiting.handover_reserved = True
-            # Under the mutex: its caller forgets it only after it has left the line.
+            # Add the waiter under the mutex, because its caller removes it only after it has left the line.
             self.registry.add(next_waiter)
         self.registry.see_to(next_waiter)
         return next_waiter
 
     def _is_served(self, waiter: Grant) -> bool:
-        """Whether another command sees to that waiter. Reserved twice, a second one would be on its way after the first
-        has been answered; and where several may hold the key, one that asks for itself may be granted by that. One
-        whose command had no answer does not ask."""
+        """Return whether another command serves that waiter.
+
+        A waiter that is reserved twice would have a second command on its way after the answer to the first. In a mode
+        with several holders, a waiter that asks for itself may be granted by its own command. A waiter whose command
+        had no answer does not ask.
+        """
         waiting = waiter.waiting
         unanswered = waiting.sent and not waiter.lease.until and not waiter.outcome_unknown
         asks = unanswered and waiter.terms.mode != "exclusive"
         return waiting.handover_reserved or asks
 
     def finish_handover(self, next_waiter: Grant, answer: Answer | None) -> None:
-        """Pass the *answer* on to the waiter that the hand-over was reserved for; None if it is not known."""
+        """Pass *answer* on to the waiter that the hand-over was reserved for.
+
+        None means that the outcome is unknown.
+        """
         if answer is None:
             next_waiter.outcome_unknown = True
         next_waiter.waiting.answer = answer
@@ -237,10 +248,10 @@ class LocalQueue:
         next_waiter.waiting.wake()
 
     def _count(self, standing: OrderedDict[str, Grant]) -> None:
-        """Note at the first of a line how many stand behind it."""
+        """Record at the first of a line how many stand behind it."""
         next(iter(standing.values())).waiting.behind = len(standing) - 1
 
     def _first(self, line: LineKey) -> Grant | None:
-        """The first in that line. Call it with the mutex held."""
+        """Return the first in that line. Call this with the mutex held."""
         standing = self.lines.get(line)
         return next(iter(standing.values())) if standing else None

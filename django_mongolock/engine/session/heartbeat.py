@@ -1,4 +1,4 @@
-"""The thread that does what is due for the grants of a session, and sleeps while nothing is."""
+"""The thread that runs the periodic tasks of a session, and sleeps while none is due."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .worker_threads import WorkerThreads
 
 
 class Chore(Protocol):
-    """Something that is done again and again. Times are by the session's clock."""
+    """A periodic task. Times are by the session's clock."""
 
     def next_due(self) -> float:
-        """When there is something to do, if nothing comes up before."""
+        """Return the time of the next run, if nothing comes up before."""
 
     def do_due(self, now: float) -> None:
-        """Do it, as far as it is due."""
+        """Do the work that is due."""
 
 
 class Heartbeat:
-    """Does the chores that it serves when they are due, in a daemon thread.
+    """The runner of periodic tasks, in a daemon thread.
 
-    That starts, in one of *threads*, when there is first something to see to, and is replaced if it has died.
+    The thread is started from one of *threads* when the first task is scheduled. A dead thread is replaced.
     """
 
     def __init__(self, threads: WorkerThreads, now: Callable[[], float]) -> None:
@@ -37,25 +37,25 @@ class Heartbeat:
         self.threads = threads
         self._chores: Sequence[Chore] = ()
         self.adopt: Callable[[OwnerRef], None]
-        #: Until when the thread sleeps; 0 while it does not.
+        #: The time until which the thread sleeps, 0 while it is awake.
         self.wakes_at = FOREVER
         self._mutex = threading.Lock()
-        #: Wakes the thread, and takes what was dropped without a release: its `put` may be called anywhere, also by the
-        #: garbage collector, and no signal handler can strike in it. Not an Event: see `worker_threads`.
+        #: The queue that wakes the thread, and receives the references of dropped locks. The garbage collector may call
+        #: `put` too, and no signal handler can strike in it. An Event would not be safe, see `worker_threads`.
         self.inbox: SimpleQueue[OwnerRef | None] = SimpleQueue()
-        #: What it has taken out of there, until that is adopted: an error in one takes nothing from the others.
+        #: The references taken out of the inbox but not adopted yet. An error in one of them does not lose the others.
         self._dropped: deque[OwnerRef] = deque()
         self.thread: threading.Thread | None = None
-        #: Why it could not be started.
+        #: The reason why the thread could not be started.
         self._failure = ""
         self._closed = False
 
     def serve(self, chores: Sequence[Chore], adopt: Callable[[OwnerRef], None]) -> None:
-        """Do *chores*, in this order, and call *adopt* with each reference whose owner is gone."""
+        """Run *chores* in this order, and call *adopt* with each reference whose owner is gone."""
         self._chores, self.adopt = chores, adopt
 
     def see_to(self, due: float) -> None:
-        """See to it that the thread runs, and wakes when something is *due*, unless it was closed."""
+        """Ensure that the thread runs and wakes at *due*. After close(), do nothing."""
         if self._closed:
             return
         if self.thread is None or not self.thread.is_alive():
@@ -64,27 +64,27 @@ class Heartbeat:
             self.inbox.put(None)
 
     def elsewhere(self, call: Callable[[], None]) -> None:
-        """Make the call, but not in the main thread, for what a signal may not strike: starting a `Thread`."""
+        """Make the call, but never in the main thread. A signal must not strike while a `Thread` is started."""
         if threading.current_thread() is threading.main_thread():
             self.threads.call(lambda _: call())
         else:
             call()
 
     def wake(self) -> None:
-        """Have it look again at what is due."""
+        """Have the thread look again at what is due."""
         self.inbox.put(None)
 
     def close(self) -> None:
-        """End the thread, once it has done what it is doing."""
+        """End the thread after its current work."""
         self._closed = True
         self.inbox.put(None)
 
     def next_due(self) -> float:
-        """When there is something to do, if nothing comes up before."""
+        """Return the time of the next task, if nothing comes up before."""
         return min(chore.next_due() for chore in self._chores)
 
     def do_due(self) -> None:
-        """Do what is due."""
+        """Run the tasks that are due."""
         now = self.now()
         for chore in self._chores:
             chore.do_due(now)
@@ -95,14 +95,15 @@ class Heartbeat:
             if self._closed or (self.thread is not None and self.thread.is_alive()):
                 return
             before = self._failure
-            self.thread, self._failure = start_thread(self._run, "mongolock-heartbeat")  # else with the next lock
-        # Not under the mutex: a handler of the log may take a lock.
+            # a failed start is repeated with the next lock
+            self.thread, self._failure = start_thread(self._run, "mongolock-heartbeat")
+        # Log without the mutex, because a handler of the log may take a lock.
         if self._failure and not before:
             log(WARNING, "no heartbeat, leases are not renewed", reason=self._failure)
 
     def _run(self) -> None:
         while True:
-            # What is added from here on wakes us: it may be too late for this look.
+            # Work that is added from here on wakes the thread, because this look may miss it.
             self.wakes_at = FOREVER
             try:
                 self.wakes_at = due = self.next_due()
@@ -119,7 +120,7 @@ class Heartbeat:
                 self.wake()
 
     def _sleep(self, due: float) -> None:
-        """Sleep until something is *due* or something comes into the inbox, and take out what was dropped."""
+        """Sleep until *due* or until an item comes into the inbox, and take out the dropped references."""
         with contextlib.suppress(Empty):
             item = self.inbox.get(timeout=None if due == FOREVER else max(0.0, due - self.now()))
             while True:
@@ -129,7 +130,10 @@ class Heartbeat:
 
 
 def start_thread(run: Callable[[], object], name: str) -> tuple[threading.Thread | None, str]:
-    """Start a daemon thread. Return it, or why that was impossible; at the end of the interpreter that is no news."""
+    """Start a daemon thread. Return the thread, or the reason for the failure.
+
+    The reason is empty at the end of the interpreter, because that failure is no news.
+    """
     thread = threading.Thread(target=run, name=name, daemon=True)
     try:
         thread.start()

@@ -1,4 +1,4 @@
-"""In which order calls are made: by priority, and of one key at most two at a time."""
+"""The order of calls: by priority, and at most two of one key at a time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ..protocol.actions import Answer
 
-#: How many calls of one key are made at a time.
+#: The most calls of one key at a time.
 PER_KEY: Final = 2
-#: A call that has taken longer, in seconds, waits for something of its own: another thread takes its place.
+#: Seconds after which a running call counts as slow. Another thread takes the place of a slow call.
 SLOW: Final = 0.5
 
 
 class InLane(Protocol):
-    """What is to be known of a call to find its turn: see `worker_threads.Call`."""
+    """The attributes of a call that decide its turn: see `worker_threads.Call`."""
 
     lane: OrderedDict[Any, None]
     key: str | None
@@ -27,30 +27,33 @@ class InLane(Protocol):
 
 
 E = TypeVar("E", bound=InLane)
-#: Those that wait for their turn, in its order.
+#: The calls that wait for their turn, in order.
 Lane = OrderedDict[E, None]
 
 
 class Lanes(Generic[E]):
-    """The calls that wait: a lane for each priority, and lanes for each key of which two calls are being made.
+    """The calls that wait: a lane for each priority, and lanes for each key with two running calls.
 
-    size, most, shares: see `worker_threads.WorkerThreads`. Anybody may put an entry into one of `waiting`, or take it
-    out again. All else is changed with the `mutex` held, and never by the main thread.
+    Any thread may put an entry into one of `waiting`, or take it out again. All other attributes are changed with the
+    `mutex` held, and never by the main thread. For size, most and shares see `worker_threads.WorkerThreads`.
     """
 
     def __init__(self, size: int, most: int, shares: Sequence[float]) -> None:
         self._limits = [(max(1, int(size * share)), max(1, int(most * share))) for share in shares]
         self.waiting: list[Lane[E]] = [OrderedDict() for _ in shares]
         self.mutex = _thread.allocate_lock()
-        #: Since when each call is being made, and how many of them are slow.
+        #: The start time of each running call, and the number of slow ones.
         self.running: dict[E, float] = {}
         self.slow = 0
-        #: How many calls of a key are being made, and those that wait for it, by priority.
+        #: The number of running calls of each key, and the calls that wait for the key, by priority.
         self.under_way: dict[str, int] = {}
         self.waiting_for_key: dict[str, list[Lane[E]]] = {}
 
     def begin_next(self, now: float) -> tuple[E | None, float | None]:
-        """Take out the call whose turn it is. If there is none: None, and how long there is none at least."""
+        """Take out the call whose turn has come.
+
+        If there is none, return None and the seconds until there may be one.
+        """
         quick = [left for began in self.running.values() if (left := began + SLOW - now) > 0]
         self.slow = len(self.running) - len(quick)
         for priority, (size, most) in enumerate(self._limits):
@@ -62,17 +65,17 @@ class Lanes(Generic[E]):
         return None, None
 
     def _first_of(self, lane: Lane[E]) -> E | None:
-        """Take out the first call that may be made. Those before it wait for their keys from now on."""
+        """Take out the first call that may be made. Calls before it wait for their keys from now on."""
         while (entry := first(lane)) is not None and not self.is_admitted(entry.key):
             lanes = self.waiting_for_key.setdefault(str(entry.key), [OrderedDict() for _ in self.waiting])
             entry.lane = lanes[entry.priority]
             entry.lane[entry] = None
-            if entry.decided.locked():  # taken back meanwhile, perhaps from the lane before
+            if entry.decided.locked():  # withdrawn meanwhile, perhaps from the earlier lane
                 entry.lane.pop(entry, None)
         return entry
 
     def is_admitted(self, key: str | None) -> bool:
-        """Count a call of *key*, if it may be made."""
+        """Count a call of *key* if it may be made. Return whether it may."""
         if key is None:
             return True
         count = self.under_way.get(key, 0)
@@ -81,7 +84,7 @@ class Lanes(Generic[E]):
         return count < PER_KEY
 
     def end(self, entry: E, result: object) -> list[E]:
-        """The call has ended. Return those that its result is passed on to."""
+        """Record the end of a call. Return the calls that share its result."""
         began = self.running.pop(entry)
         shared: list[E] = []
         if entry.same is not None and isinstance(result, Answer) and not result.reply.held:
@@ -93,10 +96,12 @@ class Lanes(Generic[E]):
         return shared
 
     def free_place(self, key: str | None) -> bool:
-        """A call of *key* has ended: the next one that waits for it comes first in its lane. Return whether there is
-        one.
+        """Record the end of a call of *key*, and move the next call of the key to the front of its lane.
 
-        It does not take the free place of its key yet, but when it is made: calls of its priority may have to wait.
+        Return whether there is one.
+
+        The next call takes the free place of its key only when it is made, because calls of its priority may have to
+        wait.
         """
         if key is None:
             return False
@@ -105,8 +110,9 @@ class Lanes(Generic[E]):
             del self.under_way[key]
         for lane in self.waiting_for_key.get(key, ()):
             if (entry := first(lane)) is not None:
-                # Taken back, it leaves `entry.lane`, where it is not any more. So it stays in `waiting`, until a
-                # thread takes it out, finds that it was taken back, and calls `end`: then the next of its key follows.
+                # `take_back` removes an entry from `entry.lane`, but this entry stands in `waiting` now. If it is
+                # withdrawn, it stays there until a thread takes it out, finds it withdrawn, and calls `end`. The next
+                # call of its key follows after that.
                 self.waiting[entry.priority][entry] = None
                 self.waiting[entry.priority].move_to_end(entry, last=False)
                 return True
@@ -115,7 +121,7 @@ class Lanes(Generic[E]):
 
 
 def first(lane: Lane[E]) -> E | None:
-    """Take out the first one, if there is one."""
+    """Take out the first call, if there is one."""
     try:
         return lane.popitem(last=False)[0]
     except KeyError:

@@ -1,4 +1,4 @@
-"""What is reported of the grants of a session: to the logs, to its observer, and to the callbacks of its locks."""
+"""The reports on the grants of a session: to the logs, to its observer, and to the callbacks of its locks."""
 
 from __future__ import annotations
 
@@ -9,49 +9,51 @@ from ..logs import DEBUG, INFO, WARNING, is_enabled_for, log, log_exception
 from .grant import CLOSED, Grant, State, User
 from .worker_threads import WorkerThreads
 
-#: How many callbacks and observers are called at a time, and how many with those that have taken half a second.
+#: The number of callbacks and observers called at a time, and that number including calls that have run for half a
+#: second.
 CALLBACK_THREADS, MOST_CALLBACKS = 8, 64
 
-#: Called with what happens to a grant: "contended" if it must wait, then "acquired" or "not_acquired"; after "acquired"
-#: also "release_requested", and once either "released" or "lost". It must not raise. Nothing is caught here: what the
-#: caller does is reported in the caller's thread, where what a signal handler raises must reach the caller. What the
-#: session notices itself is reported in a thread of the callbacks.
+#: A function called with each event of a grant. "contended" comes if the grant must wait, followed by "acquired" or
+#: "not_acquired". After "acquired" may come "release_requested", and once either "released" or "lost". The function
+#: must not raise. No exception is caught here: the acts of the caller are reported in the caller's thread, and an
+#: exception of a signal handler must reach the caller. Events that the session notices itself are reported in a
+#: callback thread.
 Observer = Callable[[str, Grant], object]
 
 
 class Notifications:
-    """Reports each event of a grant once."""
+    """The reports of the events of grants. Each event is reported once."""
 
     def __init__(self, observer: Observer | None) -> None:
-        #: Whether what the session notices is reported in another thread.
+        #: Whether another thread reports the events that the session notices.
         self.in_threads = True
         self._observer = observer
-        #: What is the program's may take its time, and no command waits for it.
+        #: The threads for the program's own code. Slow callbacks delay no command.
         self.threads = WorkerThreads(CALLBACK_THREADS, MOST_CALLBACKS)
 
     def report_contended(self, grant: Grant) -> None:
-        """Report, once, that another grant has what *grant* is about to wait for, or was tried for."""
+        """Report, once, that another grant has the key that *grant* is about to wait for, or was tried for."""
         reporting = grant.reporting
         if reporting.busy and not reporting.contended:
             reporting.contended = True
             self._report("contended", grant)
 
     def report_acquired(self, grant: Grant) -> None:
-        """Report that it is held."""
+        """Report that *grant* is held."""
         grant.reporting.reported = "acquired"
         self._report("acquired", grant)
 
     def report_not_acquired(self, grant: Grant, reason: str, waited: float) -> None:
-        """Report that it is not asked for any more."""
+        """Report that *grant* is no longer asked for."""
         if grant.reporting.reported == "":
             self.report_contended(grant)
             grant.reporting.reported, grant.reason, grant.reporting.waited = "end", reason, waited
             self._report("not_acquired", grant)
 
     def report_end(self, grant: Grant, *, noticed: bool = False) -> None:
-        """Report, once, that what was reported to be acquired is not held any more, however it ended.
+        """Report, once, that a grant reported as acquired is no longer held, whatever the reason.
 
-        noticed: the session has noticed it, rather than the caller.
+        - noticed: whether the session has noticed the end, rather than the caller.
         """
         if grant.end_is_news():
             event = "lost" if grant.state is State.LOST else "released"
@@ -61,7 +63,7 @@ class Notifications:
                     self.call("on_lost", grant, user, last=True)
 
     def report_release_request(self, grant: Grant, requested_by: str) -> None:
-        """Report, once, that its release was requested, while it is held."""
+        """Report, once, that the release of *grant* was requested while it is held."""
         reporting = grant.reporting
         if reporting.release_requested_by is None and reporting.reported == "acquired" and grant.held:
             reporting.release_requested_by, reporting.held_for = requested_by, grant.held_for
@@ -71,17 +73,19 @@ class Notifications:
                 self.call("on_release_requested", grant, user)
 
     def call(self, name: str, grant: Grant, user: User, *, last: bool = False) -> None:
-        """Have the program of one *user* called, in another thread. The lock object may be about to be collected: the
-        call that is made of it here keeps it until it is over.
+        """Call the callback *name* of one *user* in another thread.
 
-        last: not again for the same acquisition, which may be one of several keys.
+        The lock object may be about to be collected. The pending call keeps the lock object alive until the call is
+        over.
+
+        - last: whether no second call follows for this acquisition of one or several keys.
         """
         lock, callback = user.lock(), user.calls.pop(name, None) if last else user.calls.get(name)
         if lock is not None and callback is not None:
             self.threads.submit(functools.partial(_call_safely, functools.partial(callback, lock), grant))
 
     def close(self) -> None:
-        """End the threads, when they have made the calls that there are."""
+        """End the threads after the pending calls."""
         self.threads.close()
 
     def _report(self, event: str, grant: Grant, *, noticed: bool = False) -> None:

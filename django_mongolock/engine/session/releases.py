@@ -1,19 +1,19 @@
-"""What this process has released: which releases an election may undo, and which keys are probably free.
+"""The releases of this process: those that an election may undo, and the keys that are probably free.
 
-A release without a waiter (`ReleaseUncontended`) does not wait for the majority, which would double what it costs. So a
-failover may undo it: on the next primary the lock is held by a grant that is renewed no more, for a whole lease. So the
-process that released it remembers that for a while, and releases it again at the next primary.
+A release without a waiter (`ReleaseUncontended`) does not wait for the majority, because that would double its cost. A
+failover may therefore undo the release. On the next primary, a grant without renewals then holds the lock for a whole
+lease. The releasing process remembers the release for a while, and repeats it at the next primary.
 
-Where a primary has no name (`store.primary`: behind mongos or a load balancer, on a standalone server) nothing is
-remembered.
+Nothing is remembered if the primary has no name (`store.primary`: behind mongos or a load balancer, on a standalone
+server).
 
-That the majority has a release needs no command of its own: an oplog has one order, so any later write that the
+No command of its own asks whether the majority has a release. An oplog has one order, so any later write that the
 majority confirms at the same primary shows it. (Raft's log matching, in the words of MongoDB's replication protocol:
 https://www.usenix.org/conference/nsdi21/presentation/zhou.)
 
-For a key that is probably free, or new, there is a much shorter form of the command that acquires it
-(`short_forms.TAKE_FREE`), which does nothing if the key is not free after all; then the whole command follows. So the
-guess must be right nearly always.
+A key that is probably free, or new, is acquired with a much shorter command (`short_forms.TAKE_FREE`). The short
+command does nothing if the key is not free after all, and the whole command follows. The guess must therefore be right
+nearly always.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from typing import Final
 
 from ..protocol.actions import Apply
 
-#: How long after a release to look whether there has been a failover, and then again, in seconds.
+#: Seconds between a release and the first look for a failover, and between two looks.
 FAILOVER_LOOK_EVERY: Final = 2.0
-#: How long a release is remembered at most while the primary stays the same, in seconds: usually, a primary that the
-#: majority has left behind knows it sooner.
+#: The most seconds for which a release is remembered while the primary stays the same. A primary that the majority has
+#: left behind usually knows it sooner.
 REMEMBERED_FOR: Final = 60.0
-#: How many releases are remembered at most, and how many keys: the last ones.
+#: The most releases and keys that are remembered. The oldest are dropped.
 MAX_RELEASES: Final = 10_000
 MAX_KEYS: Final = 10_000
-#: After a wrong guess, none is made for so many releases: where other processes use the key, it would cost a command.
+#: The number of releases without a guess after a wrong guess. If other processes use the key, a guess would cost a
+#: command.
 NO_GUESS_FOR: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class UnconfirmedRelease:
-    """What was sent to release a lock, which *primary* confirmed it, and when, by the session's clock."""
+    """The command that released a lock, the *primary* that confirmed it, and the time by the session's clock."""
 
     again: Apply
     primary: str
@@ -47,12 +48,12 @@ class UnconfirmedRelease:
 
 
 class Releases:
-    """Remembers the releases of a session. May be called from any thread."""
+    """The remembered releases of a session. May be called from any thread."""
 
     def __init__(self) -> None:
         self._made: deque[UnconfirmedRelease] = deque(maxlen=MAX_RELEASES)
         self._mutex = threading.Lock()
-        #: When to look for a failover; infinity if there is no reason to.
+        #: The time of the next look for a failover, infinity if there is no reason to look.
         self.look_at = float("inf")
         self._closed = False
 
@@ -60,7 +61,7 @@ class Releases:
         return len(self._made)
 
     def made(self, release: UnconfirmedRelease) -> bool:
-        """Its primary has confirmed it. Return whether `look_at` is sooner for it."""
+        """Remember a release that its primary has confirmed. Return whether `look_at` is now sooner."""
         if not release.primary or self._closed:
             return False
         with self._mutex:
@@ -69,19 +70,22 @@ class Releases:
             return self.look_at < before
 
     def close(self) -> None:
-        """Remember no more: there will be no time to repeat them."""
+        """Remember no more releases, because there will be no time to repeat them."""
         self._closed = True
 
     def confirmed(self, primary: str, sent: float) -> None:
-        """The majority has confirmed a write that was *sent* to *primary* then: it has what was made there before."""
+        """Forget the releases made at *primary* before *sent*.
+
+        The majority has confirmed a write that was sent to it then.
+        """
         with self._mutex:
             while self._made and self._made[0].primary == primary and self._made[0].at < sent:
                 self._made.popleft()
 
     def undone(self, primary: str, now: float) -> list[UnconfirmedRelease]:
-        """Take out those that were made at another primary than *primary*; forget those of this one that are old.
+        """Take out the releases made at another primary than *primary*. Forget old releases of this primary.
 
-        primary: the one of today; empty if there is none, and then nothing can be said yet.
+        - primary: present primary. If it is empty, there is none, and nothing is decided yet.
         """
         with self._mutex:
             before = [made for made in self._made if primary not in ("", made.primary)]
@@ -97,10 +101,10 @@ class Releases:
 
 
 class FreeKeys:
-    """Guesses which keys are free: those that this process released while no other grant held them or waited for them;
-    and those that it does not know, if the last one that it did not know was free.
+    """A guess at the keys that are free. May be called from any thread.
 
-    May be called from any thread.
+    A key is guessed to be free if this process released it while no other grant held it or waited for it. An unknown
+    key is guessed to be free if the last unknown key was.
     """
 
     def __init__(self) -> None:
@@ -109,13 +113,13 @@ class FreeKeys:
         self._mutex = threading.Lock()
 
     def released(self, key: str) -> None:
-        """It was released, and was free then."""
+        """Record that *key* was released, and was free then."""
         with self._mutex:
             self._unknown_are_free |= key not in self._left
             self._keep(key, self._left.get(key, 0) + 1)
 
     def guess(self, key: str) -> bool:
-        """Whether it is probably free. A guess is made once for each release, and once for a key that is not known."""
+        """Return whether *key* is probably free. Each release allows one guess, and an unknown key allows one."""
         with self._mutex:
             if self._left.get(key, self._unknown_are_free) <= 0:
                 return False
@@ -123,7 +127,7 @@ class FreeKeys:
             return True
 
     def was_wrong(self, key: str) -> None:
-        """The guess was made, and the key was not free."""
+        """Record that *key* was guessed to be free, and was not."""
         with self._mutex:
             self._left[key], self._unknown_are_free = -NO_GUESS_FOR, False
 

@@ -1,4 +1,4 @@
-"""Renews the grants of a session in bulk, and learns from the answers which were lost, requested or granted."""
+"""The renewals of a session's grants in bulk. The answers show which grants were lost, requested or granted."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .core import RENEWAL, REQUEST, SessionCore
 from .ending import Ending, How
 from .grant import Grant, State
 
-#: However short the leases are, a renewal gets so many seconds.
+#: The least number of seconds for a renewal, however short the leases are.
 SHORTEST_RENEWAL: Final = 0.1
 
 
 class Renewals:
-    """Renews what is due: holders apart from waiters, so that no lease waits for a place in a queue.
+    """The renewal of what is due. Holders and waiters are renewed apart, so that no lease waits for a place in a queue.
 
-    A batch that fails is split, or sent again as it is: see `bulk`. `judge` decides by each answer whether a grant
+    A batch that fails is split, or sent again unchanged: see `bulk`. For each answer, `judge` decides whether a grant
     lives on, is renewed again, or is lost.
 
-    in_threads: whether each batch has a thread of its own.
+    - in_threads: whether each batch has a thread of its own.
     """
 
     def __init__(self, session: SessionCore, commands: Commands, ending: Ending) -> None:
@@ -37,7 +37,7 @@ class Renewals:
         self._ending = ending
 
     def next_due(self) -> float:
-        """When a grant is to be renewed, or is lost."""
+        """Return the time of the next renewal or loss."""
         grants = list(self._session.registry.grants.values())
         return min(
             (min(grant.lease.renew_at, grant.ends_at) if grant.renewable else grant.ends_at for grant in grants),
@@ -45,7 +45,7 @@ class Renewals:
         )
 
     def do_due(self, now: float) -> None:
-        """Renew, and report losses."""
+        """Renew what is due, and report losses."""
         grants = list(self._session.registry.grants.values())
         for grant in grants:
             if grant.lost:
@@ -53,7 +53,7 @@ class Renewals:
         for state in (State.HELD, State.WAITING):
             due = [grant for grant in grants if grant.state is state and grant.renewable]
             stuck = [grant for grant in due if grant.lease.stuck and grant.lease.renew_at <= now]
-            # A batch that is tried again takes along no grant that was renewed just now.
+            # A batch that is tried again includes no grant that was renewed just now.
             failed = [grant for grant in due if grant.lease.failures and not grant.lease.stuck]
             fresh = [grant for grant in due if not grant.lease.failures]
             for together in (fresh, failed):
@@ -62,11 +62,11 @@ class Renewals:
                 self._have_renewed([grant])
 
     def _renew_due(self, grants: list[Grant], now: float) -> None:
-        """Renew those of *grants* that are late, in batches."""
+        """Renew those of *grants* that are due, in batches."""
         late = [grant.length for grant in grants if grant.lease.renew_at <= now]
-        # Take along what would be due before these are again: one command instead of many, from then on too.
+        # Include grants that would be due before these are due again, to save commands now and later.
         soon = now + min(late, default=-FOREVER) / 3
-        # But not what is deferred: a renewal would conflict with its transaction.
+        # Exclude deferred grants, because a renewal would conflict with the transaction.
         due = [grant for grant in grants if grant.lease.renew_at <= (now if grant.lease.deferred else soon)]
         for batch in batches(sorted(due, key=lambda grant: grant.key)):
             self._have_renewed(batch)
@@ -86,18 +86,19 @@ class Renewals:
         """Return the seconds that the renewal of *grants* may take, so that enough are left for the next ones.
 
         A renewal begins when two thirds of the time of a grant are left. The first try gets a sixth of that time, each
-        later one a third.
+        later try a third.
         """
-        # What was queued for has the time of a place until it is renewed, however long its lease is.
+        # A grant that waited in the queue has the time of a place until its renewal, however long its lease is.
         now = self._session.now()
         length = min(min(grant.length, grant.lease.span(now)) for grant in grants)
         return min(self._commands.timeout, max(SHORTEST_RENEWAL, length / (3 if grants[0].lease.failures else 6)))
 
     def renew(self, grants: Sequence[Grant], limit: float = FOREVER, entered: float = FOREVER) -> None:
-        """Renew a batch, and distinguish what is lost for good from what may only be late.
+        """Renew a batch, and tell lost grants from late ones.
 
-        limit: the most seconds for a part of a batch that has failed. entered: when a thread was asked for. If none
-        came within the limit, nothing is sent: the grants are due with others again.
+        - limit: seconds for a part of a failed batch.
+        - entered: time when a thread was asked for. If no thread came within the limit, nothing is sent, and the
+          grants become due together with others.
         """
         is_part, now = limit < FOREVER, self._session.now()
         living = [grant for grant in grants if grant.state is State.WAITING or grant.held]
@@ -115,9 +116,10 @@ class Renewals:
                 self._session.heartbeat.see_to(min(grant.lease.renew_at for grant in grants))
 
     def _renew(self, grants: Sequence[Grant], limit: float, *, is_part: bool) -> Sequence[Sequence[Grant]]:
-        """Send the renewal, and judge its answer. Return the parts that are to be sent instead."""
+        """Send the renewal, and judge its answer. Return the parts that have to be sent instead."""
         number, sent, primary = next(self._commands.numbers), self._session.now(), self._session.store.primary()
-        # Now: what waits while the command is sent, and holds the lock when it is answered, was given a place by it.
+        # Read the lengths before sending. This command gives the length of a place to a waiter that holds the lock at
+        # the answer.
         asked = [(grant, grant.length, grant.waiting.behind) for grant in grants]
         behind = tuple(count for _, _, count in asked)
         counts = any(behind) or any(grant.waiting.counted for grant in grants)
@@ -143,32 +145,33 @@ class Renewals:
         return parts
 
     def judge(self, grant: Grant, found: Found | None, number: int, sent: float, length: float) -> None:
-        """Decide what renewal *number* says of the grant. One that got through gives *length* from when it was *sent*.
+        """Decide what renewal *number* says about the grant. A successful renewal gives *length*, counted from *sent*.
 
-        If its length is another one now, a command that was sent later has been answered before: of a waiter which
-        holds the lock now, or an extension. What that has given stands.
+        If the grant's length has changed meanwhile, a later command has been answered earlier. The grant is a waiter
+        that holds the lock now, or was extended. The deadline from the later command stands.
         """
         beats = {} if found is None else {**found.waiters, **found.holders}
         beat, held = beats.get(grant.id), grant.state is State.HELD
         if held and beat is not None and beat.token != grant.token:
-            beat = None  # taken away, and queued again by a command of before that was held up on its way
+            beat = None  # taken away, and queued again by an earlier command that was delayed
         if found is not None and beat is not None and beat.number == number:
             grant.lease.uncontended = grant.lease.uncontended and not found.waiters
-            # Up to which token all is older than this answer: of one that was granted, all before its own, so that the
-            # bell which tells of it still counts. Before the end is noted: see `Waits.result`.
+            # Every event up to this token is older than this answer. For a granted waiter these are the events before
+            # its own token, so that the bell of its grant still counts. Write the token before the end, see
+            # `Waits.result`.
             token = beat.token - 1 if beat.token else found.token
             grant.waiting.last_token = max(grant.waiting.last_token, token)
-            # Rule: a belief is made of local time only, of the length that this command has given.
+            # Rule: the deadline is derived from local time only, with the length that this command has given.
             if length == grant.length:
                 grant.renewed(sent + length, self._session.now())
             if beat.release_requested_by is not None:
                 self._session.notifications.report_release_request(grant, beat.release_requested_by)
         elif held and found is not None and beat is None and found.token >= grant.token and sent >= grant.lease.since:
-            # Majority-committed, and no older than the grant itself; an id never comes back. Where the document was
-            # missing (`MongoStore.renew`), only the time says that.
+            # The answer is majority-committed and no older than the grant itself, and an id never comes back. If the
+            # document was missing (`MongoStore.renew`), only the time shows a loss.
             self._ending.not_found(grant, noticed=True)
         elif found is not None and beat is None and grant.place_is_gone(sent):
-            pass  # nothing renews it until it has a place again: its waiter is woken, and asks for one
+            pass  # no renewal until it has a place again: its waiter is woken, and asks for one
         else:
             grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:
@@ -177,7 +180,7 @@ class Renewals:
     def _look_at_queue(self, grant: Grant, found: Found) -> None:
         """Wake the waiter if it was granted, or has moved up."""
         if grant.id not in found.waiters:
-            grant.waiting.wake()  # granted, and the news was missed; or gone from the queue
+            grant.waiting.wake()  # granted without its bell being heard, or gone from the queue
         elif next(iter(found.waiters)) == grant.id and grant.waiting.at_head < found.token:
             grant.waiting.at_head = found.token
-            grant.waiting.wake()  # it must know when the holder's lease ends
+            grant.waiting.wake()  # the first waiter must know when the holder's lease ends

@@ -1,4 +1,4 @@
-"""One per process: what it has to do with the locks of one store."""
+"""The session: one object for each process and store, with all that the process does with locks."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from .worker_threads import WorkerThreads
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: Threads for what the main thread has sent where there is no session.
+#: Threads for the main thread's calls outside any session.
 APART_THREADS: Final = 4
-#: The priority of the end of a `multiprocessing` child: after all that a program ends there.
+#: The exit priority in a `multiprocessing` child: after everything that a program ends there.
 LAST: Final = -1_000
 
 
 class Session(SessionCore):
-    """The parts that keep the locks of one process, each with one job, and the life of a grant from one to the next.
+    """The parts that keep the locks of one process, each with one job, and the path of a grant from one to the next.
 
-    A daemon thread, the heartbeat, started with the first grant, finds what is due: renewals in bulk, the removal of
-    what may have been left, losses to be reported. Other threads send those commands (`threads`), and call the program
+    A daemon thread, the heartbeat, starts with the first grant. The heartbeat finds the work that is due: renewals in
+    bulk, removals of leftovers, reports of losses. Other threads send those commands (`threads`), and call the program
     (`notifications.threads`). A forked child does not use its parent's session: see `PerProcess`.
 
-    now: the clock that deadlines are counted by, in seconds. Code that moves it calls `wake`.
+    - now: clock of the deadlines, in seconds. Code that moves the clock calls `wake`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Session(SessionCore):
 
     @property
     def known(self) -> int:
-        """How much it knows of what is held, waited for, or still to be removed; 0 if nothing is."""
+        """The number of grants that are held, waited for, or still to be removed."""
         queue, registry = self.queue, self.registry
         held = len(registry.grants) + len(registry.by_line)
         return held + len(queue.waiting) + len(queue.lines) + len(self.cleanup.pending)
@@ -84,15 +84,15 @@ class Session(SessionCore):
     def run(self, steps: Protocol[T]) -> T:
         """Run a protocol, blocking.
 
-        In the main thread the commands are sent by another one: what a signal handler raises there (Ctrl-C,
-        Celery's soft time limit) must not strike inside the driver, whose pool does not survive it.
+        Another thread sends the commands of the main thread. An exception of a signal handler (Ctrl-C, Celery's soft
+        time limit) must not strike inside the driver, because the driver's pool does not survive it.
         """
         if threading.current_thread() is threading.main_thread():
             return actions.run(steps, self.commands.call)
         return actions.run(steps, self.commands.perform)
 
     def arun(self, steps: Protocol[T]) -> Coroutine[Any, Any, T]:
-        """See run(). A waiting coroutine holds no thread; only a command on its way does."""
+        """See run(). A waiting coroutine holds no thread. Only a command on its way does."""
         return actions.arun(steps, self.commands.acall)
 
     def note_granted(self, grant: Grant, granted: Granted) -> None:
@@ -100,7 +100,8 @@ class Session(SessionCore):
         seen_to = grant.lease.renew_at
         if not grant.mark_held(granted):
             raise LockMisused(CLOSED_WAITER)
-        # In this order: at no time may the next in line be asked for beside it.
+        # Register the grant before it leaves the queue. Otherwise the next local waiter could send a request of its own
+        # at the same time.
         self.registry.note_held(grant)
         self.queue.leave(grant)
         if (due := grant.lease.renew_at) < seen_to:
@@ -109,11 +110,11 @@ class Session(SessionCore):
             if "on_release_requested" in user.calls:
                 self.waits.listen()
         self.notifications.report_acquired(grant)
-        if grant.id not in self.registry.grants:  # it has ended since, when there was nothing to report yet
+        if grant.id not in self.registry.grants:  # it has ended meanwhile, when there was nothing to report yet
             self.ending.end(grant, How.RELEASED)
 
     def share(self, grant: Grant, user: User) -> bool:
-        """Let *user* have what its worker holds already. Return whether it is still held."""
+        """Share with *user* a grant that its worker holds already. Return whether the grant is still held."""
         if "on_release_requested" in user.calls:
             self.waits.listen()
         if not grant.add_user(user):
@@ -125,17 +126,17 @@ class Session(SessionCore):
     # The end
 
     def wake(self) -> None:
-        """The clock was moved: what sleeps until some time must look at it again."""
+        """Wake every sleeper, because the clock was moved."""
         self.heartbeat.wake()
         self.waits.look()
 
     def close(self, timeout: float = 2.0) -> None:
-        """Release what is held, remove what may have been left, and close the client. A second call does nothing."""
+        """Release all grants, remove leftovers, and close the client. A second call does nothing."""
         self.begin_to_close(timeout)
         self.finish_closing()
 
     def begin_to_close(self, timeout: float = 2.0) -> None:
-        """Send what is to be sent at the end, and wait for nothing."""
+        """Send the last commands, and wait for nothing."""
         if self._closed:
             return
         self._end = self.now() + timeout
@@ -143,25 +144,25 @@ class Session(SessionCore):
         self.heartbeat.close()
         self.cleanup.repeat_releases()
         self.commands.close(timeout)
-        # What is being asked for, and what is being released, too: those commands may never be sent.
+        # Include the grants that are being asked for or released, because their own commands may never be sent.
         self._ended = list(self.registry.grants.values())
         in_bulk = {grant: None for grant in self._ended if not grant.in_doubt and (grant.token or grant.lease.until)}
         for grant in self._ended:
             if not grant.mark_lost(CLOSED) and grant.state is State.RELEASED:
-                grant.reason = CLOSED  # its own release may find nothing
+                grant.reason = CLOSED  # its own release may find no grant
             if grant not in in_bulk:
                 self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
         self.cleanup.begin_to_finish(list(in_bulk), self._end)
 
     def finish_closing(self) -> None:
-        """Wait until that is done, at most until the time that it was given, and close the client."""
+        """Wait for the last commands within the given timeout, and close the client."""
         if self._closed:
             return
         self.cleanup.finish()
         for grant in self._ended:
             self.ending.end(grant, How.RELEASED)
         self.waits.look()
-        self.errands.flush(self._end - self.now())  # with what is left: they were tried beside the releases
+        self.errands.flush(self._end - self.now())  # with the time left, since errands ran beside the releases
         for part in (self.threads, self.notifications, self.store):
             part.close()
         self._closed = True
@@ -171,11 +172,11 @@ S = TypeVar("S", bound=Session)
 
 
 class PerProcess(Generic[T]):
-    """A value of each process: a forked child makes its own, and does not use its parent's."""
+    """A value for each process. A forked child makes its own, and does not use its parent's."""
 
     _all: ClassVar[weakref.WeakSet[PerProcess[Any]]] = weakref.WeakSet()
     _mutex = threading.Lock()
-    #: Values of the parent, kept so that nothing of them is finalized in the child.
+    #: The values of the parent. The child keeps them, so that they are not finalized there.
     _inherited: ClassVar[list[Any]] = []
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -189,7 +190,7 @@ class PerProcess(Generic[T]):
         made = self._made
         if made is not None and made[0] == os.getpid():
             return made[1]
-        # Not under the mutex: what is imported on the way may start a program, and under gevent that is a fork.
+        # Make the value without the mutex. An import on the way may start a program, and under gevent that is a fork.
         made = os.getpid(), self._make()
         with PerProcess._mutex:
             if self._made is None or self._made[0] != os.getpid():
@@ -216,7 +217,7 @@ class PerProcess(Generic[T]):
 class Sessions(PerProcess[S]):
     """The session of each process, since the parent's locks are not the child's. Closed at exit."""
 
-    #: The process whose exit hooks have run. It gets no session any more: nobody would close it.
+    #: The process whose exit hooks have run. No session is opened there any more, because nobody would close it.
     _ended: ClassVar[int | None] = None
 
     def __init__(self, make: Callable[[], S]) -> None:
@@ -227,12 +228,13 @@ class Sessions(PerProcess[S]):
         if cls._ended == os.getpid():
             raise LockMisused("this process ends: its locks were released, and it gets no more")
         if multiprocessing.parent_process() is not None:
-            # A child of `multiprocessing` that was forked ends by os._exit(), which calls these instead of `atexit`.
+            # A forked child of `multiprocessing` ends by os._exit(). The child runs these finalizers instead of
+            # `atexit`.
             multiprocessing.util.Finalize(None, cls._close_in_child, exitpriority=LAST)
         return make()
 
     def close(self) -> None:
-        """Close the session of this process; the next `current` opens another."""
+        """Close the session of this process. The next `current` opens another one."""
         if (session := self._take()) is not None:
             session.close()
 
@@ -244,14 +246,14 @@ class Sessions(PerProcess[S]):
     def _close_in_child(cls) -> None:
         for thread in threading.enumerate():
             if not thread.daemon and thread is not threading.current_thread():
-                thread.join()  # as the interpreter does before it calls what `atexit` knows
+                thread.join()  # as the interpreter does before it runs the `atexit` hooks
         cls.close_all()
 
     @classmethod
     def close_all(cls) -> None:
-        """Close all sessions of this process for good: all of them send first, and are waited for together.
+        """Close all sessions of this process for good. All of them send first, and are waited for together.
 
-        No second Ctrl-C interrupts this: it takes no longer than the timeout of `Session.close`.
+        No second Ctrl-C interrupts this. The call takes no longer than the timeout of `Session.close`.
         """
         with _uninterrupted():
             Sessions._ended = os.getpid()
@@ -281,16 +283,17 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def sent_apart(call: Callable[P, T]) -> Callable[P, T]:
-    """Have another thread make the calls of the main thread: a signal handler must not strike inside the driver.
+    """Have another thread make the calls of the main thread, because a signal handler must not strike inside the
+    driver.
 
-    For single commands: what the main thread is interrupted in goes on.
+    Use this for single commands only. If a signal interrupts the main thread, the command still completes.
     """
 
     @functools.wraps(call)
     def apart(*arguments: P.args, **options: P.kwargs) -> T:
         if threading.current_thread() is not threading.main_thread():
             return call(*arguments, **options)
-        context = contextvars.copy_context()  # a time limit, and what logs and monitors know of the request
+        context = contextvars.copy_context()  # the context holds the time limit, and the request for logs and monitors
         return _threads.current().call(lambda _: context.run(call, *arguments, **options))
 
     return apart

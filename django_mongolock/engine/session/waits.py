@@ -1,6 +1,6 @@
-"""How the waiters of a session sleep, and what wakes them: a bell, another of them, or the time.
+"""The waits of a session. A waiter is woken by a bell, by another waiter, or by a timeout.
 
-The bells are heard by a thread that is there while something is waited for.
+A thread hears the bells while anything is waited for.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from .core import SessionCore
 from .grant import Grant
 from .heartbeat import start_thread
 
-#: How long it listens after the last wait has ended, in seconds: the next one may come soon.
+#: Seconds that the listener goes on after the last wait, because the next wait may come soon.
 LINGER: Final = 2.0
-#: A listener that has heard nothing at all for so many seconds, though the server answers each second, is deaf.
+#: A listener that has heard nothing for this many seconds is deaf, because the server answers each second.
 SILENCE: Final = 3.0
-#: Bounds of the time between two attempts to listen, in seconds.
+#: The first and the longest pause between two attempts to listen, in seconds.
 RETRY_FIRST, RETRY_LAST = 0.5, 30.0
 
 
 class Listener:
-    """Has *waits* hear each bell while anything is waited for, and look when it cannot listen any more.
+    """The thread that passes each bell to *waits* while anything is waited for, and wakes all waiters when it goes
+    deaf.
 
-    A cursor begins with the bells that are there already: one that is rung while it is opened is heard.
+    A cursor begins with the bells that are there already. A bell that rings while the cursor is opened is therefore
+    heard.
     """
 
     def __init__(self, session: SessionCore, waits: Waits) -> None:
-        #: When the server was last heard of.
+        #: The time of the last sign of life from the server.
         self._heard_at = -inf
         self._session = session
         self._waits = waits
@@ -49,11 +51,14 @@ class Listener:
 
     @property
     def listening(self) -> bool:
-        """Whether a bell that is rung now will be heard: a connection may be gone without a word."""
+        """Whether a bell that rings now will be heard.
+
+        A connection may be gone without a word, hence the limit `SILENCE`.
+        """
         return self._now() - self._heard_at < SILENCE
 
     def want(self) -> bool:
-        """Go on listening. Return whether there is a thread for it; if not, `start` one."""
+        """Go on listening. Return whether a thread does so. If none does, call `start`."""
         self._lingers_until = self._now() + LINGER
         return self._closed or (self._thread is not None and self._thread.is_alive())
 
@@ -67,7 +72,7 @@ class Listener:
             self._complain(failure)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._closed = True
 
     def _goes_on(self) -> bool:
@@ -85,11 +90,11 @@ class Listener:
                 self._complain(reason)
                 self._give_way(pause)
         self._thread = None
-        if self._goes_on():  # who came just now has still seen this thread
+        if self._goes_on():  # a waiter that came just now has still seen this thread
             self.start()
 
     def _listen(self) -> str:
-        """Listen for as long as it is wanted, and can be done. Return why it ended."""
+        """Listen as long as that is wanted and possible. Return the reason for the end."""
         try:
             with contextlib.closing(self._session.store.listen(self._session.id)) as bells:
                 for bell in bells:
@@ -108,21 +113,21 @@ class Listener:
             time.sleep(0.1)
 
     def _complain(self, reason: str) -> None:
-        """Say once that waiting goes on by polling."""
+        """Warn once that waiters poll instead of hearing bells."""
         log(DEBUG if self._complained else WARNING, "no bells, waiting by polling", reason=reason)
         self._complained = True
 
 
-#: How long to wait for the answer of a hand-over within the process, in seconds: a signal may have struck its giver.
+#: The most seconds to wait for a hand-over within the process. A signal may have interrupted its sender.
 LONGEST_HANDOVER: Final = 1.0
-#: How soon a wait that is cancelled is to end, in seconds: what takes it out of the queue gets no more time.
+#: Seconds until a cancelled wait has ended. The command that takes the waiter out of the queue gets no more time.
 CANCELLED_WITHIN: Final = 1.0
-#: Why a wait has ended, or what was granted is not held.
+#: The reason why a wait has ended, or why a granted lock is not held.
 CLOSED_WAITER: Final = "the session was closed while a waiter was in it"
 
 
 class Waits:
-    """Carries out the pauses of a session's protocols."""
+    """The pauses of a session's protocols."""
 
     def __init__(self, session: SessionCore) -> None:
         self._session = session
@@ -151,10 +156,10 @@ class Waits:
         grant.waiting.wake()
 
     def hear(self, bell: Bell) -> None:
-        """Wake the waiter that was granted the lock; look at a lock that is to be released."""
+        """Wake the waiter that was granted the lock. If the bell asks for a release, renew the holder at once."""
         if bell.news is None:
             if (held := self._session.registry.grants.get(bell.grant)) is not None:
-                held.lease.once_more = True  # one that is under way may have read before
+                held.lease.once_more = True  # a renewal under way may have read before the request
                 held.lease.renew_at = self._session.now()
                 self._session.heartbeat.see_to(held.lease.renew_at)
         elif (grant := self._session.queue.waiting.get(bell.grant)) is not None:
@@ -163,22 +168,22 @@ class Waits:
             grant.waiting.wake()
 
     def look(self) -> None:
-        """Have every waiter look: bells may have passed unheard."""
+        """Wake every waiter, because bells may have passed unheard."""
         for grant in list(self._session.queue.waiting.values()):
             grant.waiting.wake()
 
     def listen(self) -> None:
-        """Have the bells heard from now on."""
+        """Start or prolong the listening for bells."""
         if not self.listener.want():
             self._session.heartbeat.elsewhere(self.listener.start)
 
     def close(self) -> None:
-        """Every wait ends at its next look."""
+        """End every wait at its next look."""
         self._closed = True
         self.listener.close()
 
     def is_waited(self) -> bool:
-        """Whether bells may concern this session."""
+        """Return whether bells may concern this session."""
         grants = list(self._session.registry.grants.values())
         return bool(self._session.queue.waiting) or any(
             "on_release_requested" in user.calls for grant in grants for user in grant.users
@@ -188,20 +193,20 @@ class Waits:
         if pause.poll == FOREVER:
             return pause.timer
         if grant.waiting.cancelled:
-            return 0.0  # its wake-up may have been taken for an answer that came at the same time
+            return 0.0  # the wake-up may have been used up by an answer that came at the same time
         self.listen()
         timer = min(pause.timer, LONGEST_HANDOVER) if grant.waiting.handover_reserved else pause.timer
         return timer if self.listener.listening else min(timer, pause.poll)
 
     def result(self, grant: Grant) -> WaitResult:
-        """What is known after a pause."""
+        """Return what is known after a pause."""
         if self._closed:
             raise LockMisused(CLOSED_WAITER)
         waiting = grant.waiting
         answer, waiting.answer = waiting.answer, None
         turn, first = self._session.queue.turn(grant)
         holder = (grant if first is None else first).reporting.held_by
-        # In this order: who notes a new end has noted before what the key's token was then.
+        # Read `until` before `last_token`. The writer of a new end has written the token before.
         queued_until, last_token = grant.lease.until, waiting.last_token
         return WaitResult(
             now=self._session.now(),

@@ -1,4 +1,4 @@
-"""What one waiter waits with, whether it is a thread or a coroutine."""
+"""The wake-up and the state of one waiter, a thread or a coroutine."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from ..rule.replies import News
 
 @dataclass(slots=True, eq=False)
 class Wakeup:
-    """Wakes one waiter: a thread, or a coroutine. Woken before the wait begins, it ends the wait at once."""
+    """The wake-up of one waiter: a thread, or a coroutine. A wake-up before the wait begins ends the wait at once."""
 
     _lock: threading.Lock | None = field(default=None, init=False)
     _future: asyncio.Future[None] | None = field(default=None, init=False)
     _woken: bool = field(default=False, init=False)
 
     def wake(self) -> None:
-        """Wake the waiter. May be called from any thread, and again."""
+        """Wake the waiter. May be called from any thread, and repeatedly."""
         self._woken = True
         lock, future = self._lock, self._future
         if lock is not None:
             with contextlib.suppress(RuntimeError):  # woken twice
                 lock.release()
         elif future is not None:
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nothing waits there
+            with contextlib.suppress(RuntimeError):  # the loop was closed, so no coroutine waits there
                 future.get_loop().call_soon_threadsafe(self._wake_coroutine)
 
     def wait(self, seconds: float) -> None:
-        """Block this thread until it is woken, at most so long."""
+        """Block this thread until it is woken, at most *seconds*."""
         self._lock = lock = threading.Lock()
         lock.acquire()
         try:
             if not self._woken:
-                # A lock and no condition: a signal handler may raise here, and leaves nothing half done.
+                # Use a lock, not a condition. If a signal handler raises here, a lock is left in no half-done state.
                 lock.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
         finally:
             self._lock, self._woken = None, False
@@ -45,7 +45,7 @@ class Wakeup:
         """See wait(). Holds no thread."""
         loop = asyncio.get_running_loop()
         self._future = future = loop.create_future()
-        # No infinite time. Who is woken too soon looks again.
+        # The event loop accepts no infinite time. A waiter that is woken too soon looks again.
         timer = loop.call_later(min(seconds, 86_400), self._wake_coroutine)
         try:
             if not self._woken:
@@ -61,14 +61,19 @@ class Wakeup:
 
 @dataclass(slots=True, eq=False)
 class Waiting(Wakeup):
-    """What there is to know of a grant while its caller waits.
+    """The state of one wait.
 
-    began: when it was asked for. back_by: when its caller must be back at the latest. When it was woken, `news` (of a
-    bell), `answer` (to a command that another caller sent for it) and `cancelled` say why. last_token: the key's when a
-    command last found it in the queue. at_head: the key's when it was last seen to be the first there; -1 if it is not.
-    behind: how many stand behind it in its line of this process. counted: its entry counts some of these. sent: a
-    command was sent that adds it. place_gone: its entry was not found, so it has to ask again.
-    handover_reserved: see `LocalQueue`.
+    After a wake-up, `news` (of a bell), `answer` (to a command that another caller sent) and `cancelled` say why.
+
+    - began: time of the request.
+    - back_by: latest time at which its caller must be back.
+    - last_token: token of the key when a command last found the grant in the queue.
+    - at_head: token of the key when the grant was last seen at the head of the queue, -1 if it is not at the head.
+    - behind: number of grants behind it in its line of this process.
+    - counted: whether the entry counts some of these.
+    - sent: whether a command that adds the grant was sent.
+    - place_gone: whether the entry was not found. The waiter has to ask again.
+    - handover_reserved: see `LocalQueue`.
     """
 
     began: float

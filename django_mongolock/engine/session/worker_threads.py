@@ -1,10 +1,11 @@
-"""Threads that make calls for the main thread and for coroutines: in bounded time, and safe from signal handlers.
+"""Threads that make calls for the main thread and for coroutines, in bounded time and safe from signal handlers.
 
 Signal handlers run in the main thread, between any two lines of Python. `Event`, `Condition`, `Semaphore` and the
-futures and pools made of them are Python: struck there they leave their inner lock taken for ever, or complain of one
-that is not (seen: 1 of 8 processes with 150 interrupts each hung or got a RuntimeError for their KeyboardInterrupt).
-A bare lock, a SimpleQueue, a list and an OrderedDict whose keys are hashed by identity are single operations of the
-interpreter: they have happened, or they have not. The main thread uses nothing else here, and no lock over other code.
+futures and pools made of them are Python code. An interrupt in that code leaves an inner lock taken for ever, or raises
+an error about a lock that is not taken. (Seen: 1 of 8 processes with 150 interrupts each hung or got a RuntimeError for
+their KeyboardInterrupt.) Operations on a bare lock, a SimpleQueue, a list and an OrderedDict with keys hashed by
+identity are single operations of the interpreter. Each has happened, or has not. The main thread uses nothing else
+here, and holds no lock over other code.
 """
 
 from __future__ import annotations
@@ -26,19 +27,21 @@ from .lanes import Lane, Lanes
 
 T = TypeVar("T")
 
-#: Seconds that a call which has begun may take longer than it was given, before it fails for its caller.
+#: Seconds that a running call may take beyond its timeout, before it fails for its caller.
 OVERTIME: Final = 1.0
-#: The part of its timeout that a call needs to be begun. With less a command could only fail, without an answer to
-#: whether it took effect; one that was never sent needs no cleaning up.
+#: The part of its timeout that a call needs to begin. With less time, a command could only fail, and its outcome would
+#: be unknown. A command that was never sent needs no cleanup.
 LEAST: Final = 0.05
 
 
 class Call:
-    """A call that waits for its turn. The first to lock `decided`, a thread or the owner, has decided about it.
+    """A call that waits for its turn. A thread and the owner compete for `decided`, and the first to lock it decides.
 
-    key: of this, only two calls are made at a time. priority: the lower, the sooner it is made. same: what it asks.
-    Where another call that asks the same is made after this one was entered, the result may be passed on to this one,
-    as the argument *known* of the call. since: when it was entered.
+    - key: at most two calls of one key are made at a time.
+    - priority: calls with a lower number are made sooner.
+    - same: question that the call asks. If another call with the same question is made after this one was entered,
+      this one may get that result as its argument *known*.
+    - since: time when the call was entered.
     """
 
     __slots__ = (
@@ -67,8 +70,10 @@ class Call:
         self._on_withdrawn, self._on_overdue = on_withdrawn, on_overdue
 
     def begin(self, **known: object) -> object:
-        """Make the call, unless it was taken back or comes too late: then its owner takes it back. Return its result,
-        None if there is none."""
+        """Make the call, and return its result, or None if there is none.
+
+        A withdrawn call is not made. A call that comes too late is not made either, and its owner withdraws it.
+        """
         left = self._until - time.monotonic()
         if left <= self._least or not self.decided.acquire(blocking=False):
             return None
@@ -81,14 +86,14 @@ class Call:
         return result
 
     def take_back(self) -> bool:
-        """Return whether it was not begun; it will not be then."""
+        """Keep the call from being made, unless it has begun. Return whether that succeeded."""
         if not self.decided.acquire(blocking=False):
             return False
         self.lane.pop(self, None)
         return True
 
     def withdraw(self) -> bool:
-        """Take it back, and say so to its owner."""
+        """Take the call back, and tell its owner."""
         if not self.take_back():
             return False
         if self._on_withdrawn is not None:
@@ -96,13 +101,13 @@ class Call:
         return True
 
     def overdue(self, timeout: float) -> LockBackendFailed:
-        """Say to its owner that it has begun and is waited for no more; return the error for its caller."""
+        """Tell the owner that the running call is no longer waited for. Return the error for its caller."""
         if self._on_overdue is not None:
             self._on_overdue()
         return LockBackendFailed(f"the command was sent, but did not end within {timeout:.1f} s")
 
     def _settle(self, result: Any, error: BaseException | None) -> None:
-        """Report the outcome to its caller. Without one there is nothing to do."""
+        """Report the outcome to the caller. A call without a caller reports nothing."""
 
 
 class Blocking(Call, Generic[T]):
@@ -125,7 +130,7 @@ class Blocking(Call, Generic[T]):
         self.ended.release()
 
     def wait(self, timeout: float | None) -> T:
-        """Return or raise what the call does."""
+        """Return or raise the outcome of the call."""
         if not self.ended.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
             if self.withdraw():
                 raise _not_begun(seconds(timeout))
@@ -147,11 +152,11 @@ class Awaited(Call, Generic[T]):
         self.future: asyncio.Future[T] = self.loop.create_future()
 
     def _settle(self, result: T, error: BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits there
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no coroutine waits there
             self.loop.call_soon_threadsafe(_set_outcome, self.future, result, error)
 
     def expire(self, timeout: float) -> None:
-        """The timeout is over. Called by the event loop."""
+        """Fail the call after its timeout. Called by the event loop."""
         if self.withdraw():
             _set_outcome(self.future, None, _not_begun(timeout))
         elif not self.future.done():
@@ -163,41 +168,44 @@ class Awaited(Call, Generic[T]):
 
 
 class WorkerThreads:
-    """Daemon threads, started as they are needed, that make at most *size* calls at a time, and two of each key.
+    """Daemon threads, started as needed, that make at most *size* calls at a time, and two of each key.
 
-    A call that has taken half a second does not count any more, up to *most* calls (*size* if not given). What comes
-    then waits until one of them ends.
+    A call that has run for half a second no longer counts, up to *most* calls (default: *size*). Further calls wait
+    until one of them ends.
 
-    shares: for each priority of calls, the first one first, of how many of the threads these may have use; the others
-    are for those before. own: how many calls other threads may make themselves at a time (`begin_own`).
+    - shares: for each priority, highest first, the share of the threads that its calls may use. The other threads are
+      for more urgent calls.
+    - own: number of calls that other threads may make themselves at a time (`begin_own`).
 
-    Where a call returns an `Answer` that refuses, it is passed on to the calls that wait for its key, ask the `same`,
-    and were entered before that one was begun.
+    If a call returns a refusing `Answer`, calls that wait for its key get the same answer. Such calls ask the `same`,
+    and were entered before the answered call began.
 
-    A call gets the number of seconds that are left of its *timeout* (infinity if it has none) and must end within
-    them. A call that has not begun when its timeout is over (or so nearly that it has no chance, see `LEAST`) is never
-    begun; the caller gets LockBackendFailed when it is over. One that has begun is waited for `OVERTIME` seconds more.
+    A call gets the number of seconds left of its *timeout* (infinity if it has none) and must end within them. A call
+    that has not begun when its timeout is over, or nearly over (see `LEAST`), is never begun. Its caller gets
+    LockBackendFailed at the end of the timeout. A call that has begun is waited for `OVERTIME` seconds more.
 
-    A call without a caller, because its coroutine was cancelled or a signal handler raised, is withdrawn if it has not
-    begun. `on_withdrawn` is called, in the caller's thread, for every call that was withdrawn and for no other, before
-    the error is raised: where it was not called, assume that the call was begun. `on_overdue` is called for one that
-    has begun and is waited for no more. how: more arguments of `Call`.
+    A call loses its caller if its coroutine was cancelled or a signal handler raised. Such a call is withdrawn if it
+    has not begun. `on_withdrawn` is called, in the caller's thread, for every withdrawn call and for no other, before
+    the error is raised. Without that callback, assume that the call was begun. `on_overdue` is called for a call that
+    has begun and is waited for no more. The parameter *how* holds more arguments of `Call`.
     """
 
     def __init__(self, size: int, most: int = 0, *, shares: Sequence[float] = (1.0,), own: float = math.inf) -> None:
         self._size, self._most = size, max(size, most)
-        #: How many more calls other threads may make themselves.
+        #: The number of further calls that other threads may make themselves.
         self._own = own
         self._lanes: Lanes[Call] = Lanes(size, self._most, shares)
-        #: A thread which gets one makes what calls there are: there may be too many of these. False ends a thread.
+        #: The tickets of the threads. A thread with a ticket makes all the calls that may be made, so spare tickets do
+        #: no harm. False ends a thread.
         self._tickets: SimpleQueue[bool] = SimpleQueue()
-        #: How many more threads may be started, and how many wait for a ticket: lists that count. `append` and `pop`
-        #: are single operations of the interpreter, which `+= 1` is not.
+        #: One item for each thread that may still be started, and for each thread that waits for a ticket. These lists
+        #: are counters. `append` and `pop` are single operations of the interpreter, and `+= 1` is not.
         self._unstarted: list[None] = [None] * self._most
         self._idle: list[None] = []
         self._closed = False
-        #: Whether a thread watches the calls that are being made: it sleeps until the next one becomes slow, since then
-        #: another may begin. It waits for the alarm, not for a ticket: `_wake_one` unlocks that if no thread is idle.
+        #: Whether a thread watches the running calls. The watching thread sleeps until the next call becomes slow,
+        #: because another call may begin then. The watching thread waits for the alarm instead of a ticket. If no
+        #: thread is idle, `_wake_one` unlocks the alarm.
         self._watched = False
         self._alarm = _thread.allocate_lock()
         self._alarm.acquire()
@@ -206,11 +214,11 @@ class WorkerThreads:
         return self._most - len(self._unstarted)
 
     def submit(self, call: Callable[[], object], **how: Any) -> bool:
-        """Have *call* made. Return False, and do nothing, where there is no thread for it, nor can be one."""
+        """Have *call* made. Return False, and do nothing, if no thread exists or can be started for it."""
         return self._enter(Call(functools.partial(logged, call), **how))
 
     def call(self, call: Callable[..., T], timeout: float | None = None, **how: Any) -> T:
-        """Have *call* made by one of the threads, and wait for what it returns or raises."""
+        """Have one of the threads make *call*, and return or raise its outcome."""
         entry: Blocking[T] = Blocking(call, timeout, **how)
         try:
             return entry.wait(timeout) if self._enter(entry) else call(seconds(timeout))
@@ -231,17 +239,19 @@ class WorkerThreads:
                 timer.cancel()
 
     def close(self) -> None:
-        """End the threads, when they have done what they were given before."""
+        """End the threads after the pending calls."""
         self._closed = True
         self._tickets.put(False)
 
-    # Calls that a thread makes itself. Not for the main thread.
+    # Calls that a thread makes itself. The main thread must not use them.
 
     def begin_own(self, key: str | None) -> bool:
-        """Note that this thread is going to make a call of *key*. Return False where it must have it made instead.
+        """Count a call of *key* that this thread is going to make.
 
-        While other calls wait for the key, it waits behind them. While `own` threads make calls, it waits for one of
-        the threads here.
+        Return False if a thread of the pool must make the call.
+
+        If other calls wait for the key, the call has to wait behind them. If `own` threads make calls already, the call
+        has to wait for a thread of the pool.
         """
         with self._lanes.mutex:
             if self._own < 1 or key in self._lanes.waiting_for_key or not self._lanes.is_admitted(key):
@@ -250,7 +260,7 @@ class WorkerThreads:
             return True
 
     def end_own(self, key: str | None) -> None:
-        """Note that the call has ended."""
+        """Record the end of the call."""
         with self._lanes.mutex:
             self._own += 1
             is_next = self._lanes.free_place(key)
@@ -266,10 +276,10 @@ class WorkerThreads:
             entry.take_back()
             return False
         entry.lane[entry] = None
-        self._wake_one()  # last: a thread that wakes while this one has more to do costs two switches
+        self._wake_one()  # last, because waking a thread while this one has more to do costs two switches
         if len(self) and not self._closed:
             return True
-        # No thread, or closed just now: the threads may have ended without having seen it.
+        # There is no thread, or close() came just now. The threads may have ended without seeing the entry.
         return not entry.take_back()
 
     def _wake_one(self) -> None:
@@ -277,22 +287,26 @@ class WorkerThreads:
         self._start_if_needed()
         self._put_ticket()
         if self._watched and not self._idle:
-            with contextlib.suppress(RuntimeError):  # it was woken already
+            with contextlib.suppress(RuntimeError):  # the watching thread was woken already
                 self._alarm.release()
 
     def _put_ticket(self) -> None:
-        """Put one for what has entered a lane. Where there are as many as threads, each of those looks after that."""
+        """Put a ticket for a new entry.
+
+        If there are as many tickets as threads, one of those threads will find the entry.
+        """
         if self._tickets.qsize() < self._most:
             self._tickets.put(True)
 
     def _start_if_needed(self) -> None:
         waiting = sum(map(len, self._lanes.waiting))
-        # One more than make calls: it watches for one of these to become slow.
+        # Start one more than the running calls need. The extra thread watches for a call to become slow.
         if len(self._idle) < waiting and len(self) <= self._size + self._lanes.slow:
-            with contextlib.suppress(IndexError, RuntimeError):  # there are the most; the interpreter is shutting down
+            # all threads are started, or the interpreter is shutting down
+            with contextlib.suppress(IndexError, RuntimeError):
                 self._unstarted.pop()
                 try:
-                    _thread.start_new_thread(self._work, ())  # not a Thread: starting one waits for it by an Event
+                    _thread.start_new_thread(self._work, ())  # a Thread would wait for its start by an Event
                 except BaseException:
                     self._unstarted.append(None)
                     raise
@@ -305,14 +319,15 @@ class WorkerThreads:
                 goes_on = self._tickets.get()
                 self._idle.pop()
             else:
-                # Not `get(timeout=...)`: where several threads wait so, it may never return (Python 3.11 and 3.12).
+                # Do not use `get(timeout=...)`. If several threads wait that way, it may never return (Python 3.11 and
+                # 3.12).
                 self._alarm.acquire(timeout=pause)
                 self._watched = False
         self._serve()
         self._tickets.put(False)  # for the next one
 
     def _serve(self) -> float | None:
-        """Make the calls that may be made. Return None, or after how many seconds this thread has to look again."""
+        """Make the calls that may be made. Return None, or the seconds until this thread has to look again."""
         while True:
             with self._lanes.mutex:
                 entry, pause = self._lanes.begin_next(time.monotonic())
@@ -323,7 +338,7 @@ class WorkerThreads:
                     return pause
                 is_unseen = not self._watched and any(self._lanes.waiting)
             self._start_if_needed()
-            if is_unseen:  # this thread is busy now: another one looks
+            if is_unseen:  # this thread is busy now, so another one looks
                 self._put_ticket()
             result = entry.begin()
             with self._lanes.mutex:
@@ -333,7 +348,7 @@ class WorkerThreads:
 
 
 def seconds(timeout: float | None) -> float:
-    """The timeout as a number."""
+    """Return the timeout as a number."""
     return math.inf if timeout is None else timeout
 
 
