@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from dataclasses import replace
 from datetime import datetime
@@ -27,7 +26,7 @@ from .engine.text_checks import check_fact, check_key
 from .exceptions import LockLost, LockMisused, LockNotAcquired
 from .keys import as_key
 from .locks import Key
-from .owners import keep_session, session_is_gone, session_of, session_owner
+from .owners import claim_owner, keep_session, session_is_gone, session_of, session_owner
 
 __all__ = ["Claim", "claim"]
 
@@ -54,7 +53,7 @@ class Claim(Detached):
         stored = check_key(as_key(key), get_settings().KEY_PREFIX)
         super().__init__(stored, lambda: get_backend(using).session())
         self._request = None if isinstance(owner, str) else owner
-        self._owner = _hidden(check_fact("owner", owner) or "") if isinstance(owner, str) else ""
+        self._owner = claim_owner(check_fact("owner", owner) or "") if isinstance(owner, str) else ""
         if not isinstance(owner, str):
             session_of(owner)
         self.lease = check_seconds("lease", lease)
@@ -70,14 +69,6 @@ class Claim(Detached):
     def key(self) -> str:
         """The key, with MONGOLOCK["KEY_PREFIX"]."""
         return self._stored
-
-    @property
-    def owner(self) -> str:
-        """The owner as it is stored and shown, by which `release_owner` finds the claim. A text is stored as a digest.
-
-        "" until the session of a request has been asked.
-        """
-        return self._owner
 
     @property
     def held(self) -> bool:
@@ -205,11 +196,6 @@ class Claim(Detached):
         if self._held is None:
             raise LockMisused(f"the claim on {self._stored!r} is not known to be held: call acquire() or renew() first")
         return self._held
-
-
-def _hidden(owner: str) -> str:
-    """Return a digest of the owner for others to see. Any code that knows the owner can give the claim back."""
-    return f"claim:{hashlib.sha256(owner.encode()).hexdigest()[:32]}"
 
 
 def claim(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import Any, Final
 
@@ -34,7 +35,13 @@ def release_owner(owner: str, *, using: str | None = None) -> int:
     renewal. Until then, writes of that holder are stopped only where its fencing token is compared. Raises
     LockBackendFailed.
     """
-    return release_holders(check_fact("owner", owner) or "", using)
+    owner = check_fact("owner", owner) or ""
+    return sum(release_holders(each, using) for each in (owner, claim_owner(owner)))
+
+
+def claim_owner(owner: str) -> str:
+    """Return the digest by which claims store the text of an *owner*, which whoever is refused can see."""
+    return f"claim:{hashlib.sha256(owner.encode()).hexdigest()[:32]}"
 
 
 def release_holders(owner: str, using: str | None = None, **which: Any) -> int:
