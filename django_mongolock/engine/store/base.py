@@ -68,7 +68,7 @@ class Store(Protocol):
     def sent_to(self) -> str:
         """Return the name of the primary of this thread's last command.
 
-        It changes with each election. "" if unknown.
+        The name changes with each election, and is "" if unknown.
         """
 
     def primary(self) -> str:

@@ -1,4 +1,4 @@
-"""The clock by which a command is judged: the primary of the command, and that primary's cluster time.
+"""The clock by which a command is judged, as the name of the primary and that primary's cluster time.
 
 Both are known only when a command is encoded for the server that was selected for it. For that reason `MongoStore`
 gives placeholders to `Step.arguments`, and the encoders here replace them.

@@ -66,7 +66,7 @@ MAX_IDLE_MS = 60_000
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """The collection, and how to reach it. `client` has the arguments of MongoClient, which may include a password."""
+    """The collection, and how to reach it. The arguments of MongoClient in `client` may include a password."""
 
     client: Mapping[str, Any] = field(repr=False)
     database: str
@@ -110,7 +110,7 @@ class MongoStore:
         options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000}
         options |= {"maxIdleTimeMS": MAX_IDLE_MS, **self.config.client}
         # `retryWrites` is for `release_uncontended`, because the protocol does not repeat that. The protocol repeats
-        # steps, which are idempotent. The driver does not, because steps are plain commands.
+        # steps, because they are idempotent. The driver does not, because steps are plain commands.
         options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
         return options | {"maxPoolSize": self.connections}
 
