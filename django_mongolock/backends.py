@@ -1,4 +1,4 @@
-"""The backend of each DATABASES alias: what makes the sessions that keep its locks. `MongoBackend` is the usual one."""
+"""The backend of each DATABASES alias. A backend makes the sessions that keep the locks. `MongoBackend` is the usual one."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .exceptions import LockBackendFailed
 from .signals import signal_sender
 
 S = TypeVar("S", bound=Session)
-#: What belongs into INSTALLED_APPS.
+#: The entry of this package in INSTALLED_APPS.
 APP: Final = "django_mongolock"
 
 
 class Backend(ABC, Generic[S]):
-    """Keeps the locks of one DATABASES alias."""
+    """The base of backends. A backend keeps the locks of one DATABASES alias."""
 
     def __init__(self, alias: str, settings: LockSettings) -> None:
         self.alias = alias
@@ -48,20 +48,20 @@ class Backend(ABC, Generic[S]):
         return self._sessions.current()
 
     def read_here(self, key: str) -> tuple[Mapping[str, object] | None, datetime] | None:
-        """The document of *key*, and the time, if the locks are kept in this process; None if they are in MongoDB."""
+        """Return the document of *key* and the time, if this process keeps the locks. None if MongoDB keeps them."""
         return None
 
     def close(self) -> None:
-        """Release what this process holds, and disconnect."""
+        """Release the locks of this process, and disconnect."""
         self._sessions.close()
 
 
-#: What apps have done with each store: each returns what observes its sessions, or None.
+#: Functions of apps that are called with each store. Each returns an observer of the store's sessions, or None.
 observers: Final[list[Callable[[MongoStore, LockSettings], Observer | None]]] = []
 
 
 def database_settings(alias: str) -> dict[str, Any]:
-    """The DATABASES entry of *alias*. Raises ImproperlyConfigured if it is not there or is not MongoDB."""
+    """Return the DATABASES entry of *alias*. Raise ImproperlyConfigured if it is missing or not MongoDB."""
     try:
         found: dict[str, Any] = connections.settings[alias]
     except (KeyError, ConnectionDoesNotExist):
@@ -84,14 +84,14 @@ class MongoBackend(Backend[Session]):
         self._name: str | None = None
 
     def session(self) -> Session:
-        """See Backend.session(). Follows the name of the database, which test runners change."""
+        """See Backend.session(). If the name of the database changes, as in test runners, make a new session."""
         if self._name is not None and self._name != self._database["NAME"]:
             self.close()
         return self._sessions.current()
 
     def new_session(self) -> Session:
         """See Backend.new_session()."""
-        # Only the parameters of the connection: the engine has a client of its own (see MongoStore).
+        # The session uses only the parameters of the connection. The engine has a client of its own (see MongoStore).
         parameters = connections[self.alias].get_connection_params()
         self._name = self._database["NAME"]
         store = MongoStore(StoreConfig(parameters, self._name or "", limits=self.limits))
@@ -114,12 +114,12 @@ def _both(first: Observer, second: Observer) -> Observer:
 
 # The backends of this process
 
-#: By alias. Not under a mutex, which a fork could leave locked: making a backend twice does no harm.
+#: The backends by alias. There is no mutex, because a fork could leave it locked. Making a backend twice does no harm.
 _backends: dict[str, Backend[Session]] = {}
 
 
 def get_backend(using: str | None = None) -> Backend[Session]:
-    """The backend of a DATABASES alias (MONGOLOCK["DATABASE"] unless given)."""
+    """Return the backend of a DATABASES alias. Default: MONGOLOCK["DATABASE"]."""
     current = get_settings()
     alias = using or current.DATABASE
     if (backend := _backends.get(alias)) is not None:
@@ -136,9 +136,9 @@ def get_backend(using: str | None = None) -> Backend[Session]:
 
 
 def mongo_store(using: str | None = None) -> MongoStore:
-    """The lock documents of an alias in MongoDB, for what looks at them from outside.
+    """Return the lock documents of an alias in MongoDB, for code that looks at them from outside.
 
-    Raises LockBackendFailed where the locks are not kept in MongoDB.
+    Raise LockBackendFailed if the locks are not kept in MongoDB.
     """
     store = get_backend(using).session().store
     if not isinstance(store, MongoStore):
@@ -152,10 +152,10 @@ def mongo_store(using: str | None = None) -> MongoStore:
 
 
 def load_backends() -> None:
-    """Import what the first lock needs, without any I/O. Wrong settings are left to the checks.
+    """Import the modules of the first lock, without any I/O. Wrong settings are left to the checks.
 
-    The import takes half a second, for which a request would have to wait; and greenlets or threads that take their
-    first locks together would see half-imported modules.
+    The import takes half a second, and a request would have to wait for it. Greenlets or threads that take their first
+    locks at the same time would see half-imported modules.
     """
     with contextlib.suppress(ImproperlyConfigured, ImportError, KeyError):
         current = get_settings()
@@ -164,24 +164,24 @@ def load_backends() -> None:
 
 
 def close_backends() -> None:
-    """Release every lock of this process and disconnect; the next use connects again."""
+    """Release every lock of this process, and disconnect. The next use connects again."""
     while _backends:
         _, backend = _backends.popitem()
         backend.close()
 
 
-#: Backends that are not in use for a while, with what they hold.
+#: Backends that are not in use for a while, with their locks.
 _set_aside: list[dict[str, Backend[Session]]] = []
 
 
 def set_backends_aside() -> None:
-    """Have others made, until `put_backends_back` is called."""
+    """Use new backends until `put_backends_back` is called."""
     _set_aside.append(dict(_backends))
     _backends.clear()
 
 
 def put_backends_back() -> None:
-    """Close those in use, and use those again that were set aside last."""
+    """Close the backends in use, and return to those that were set aside last."""
     close_backends()
     _backends.update(_set_aside.pop())
 
@@ -189,7 +189,7 @@ def put_backends_back() -> None:
 def _close_after_change(*, setting: str, **kwargs: object) -> None:
     if setting in ("MONGOLOCK", "DATABASES"):
         close_backends()
-        for backends in _set_aside:  # they were made from the settings before
+        for backends in _set_aside:  # made from the earlier settings
             while backends:
                 backends.popitem()[1].close()
 

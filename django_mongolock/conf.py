@@ -1,6 +1,7 @@
-"""The ``MONGOLOCK`` setting: read when it is needed, read again when it changes, never written to.
+"""The ``MONGOLOCK`` setting, and the entry of DATABASES from an environment variable.
 
-And the entry of DATABASES, from an environment variable. No message quotes one: it may hold a password.
+The setting is read when it is needed, read again when it changes, and never written to. No message quotes the entry of
+DATABASES, because the entry may hold a password.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ __all__ = ["database_from_url"]
 NAME: Final = "MONGOLOCK"
 #: The ENGINE of a MongoDB in DATABASES.
 ENGINE: Final = "django_mongodb_backend"
-#: The backend for tests, which needs no database.
+#: The backend for tests. No database is needed.
 MEMORY: Final = "django_mongolock.testing.memory.MemoryLockBackend"
-#: One of these stands at the end of a prefix, and between the fields of a key template.
+#: The characters that separate the fields of a key template. A prefix ends with one of them.
 SEPARATORS: Final = ":/|,;#="
-#: The defaults of the engine: 30 seconds of lease, queues of 1,000, and so on.
+#: The defaults of the engine, such as 30 seconds of lease, and queues of 1,000.
 _TERMS: Final = Terms()
 _LIMITS: Final = Limits()
 
 
 class Prefix:
-    """The setting KEY_PREFIX. A project may give a function, which is called each time."""
+    """The setting KEY_PREFIX. If a project gives a function, the function is called each time."""
 
     def __get__(self, instance: Any, owner: Any = None) -> str:
         value = "" if instance is None else instance.__dict__["KEY_PREFIX"]
@@ -57,31 +58,32 @@ class Prefix:
 
 @dataclass(frozen=True)
 class LockSettings:
-    """The project's settings, with their defaults. Times are in seconds; a project may give each as a `timedelta`.
+    """The project's settings, with their defaults. Times are in seconds. A project may give each as a `timedelta`.
 
-    - DATABASE: the DATABASES alias of the MongoDB that stores the locks. Required.
+    - DATABASE: DATABASES alias of the MongoDB that stores the locks. Required.
     - BACKEND: dotted path of the class that stores the locks.
-    - KEY_PREFIX: the start of every key, so that several sites can share a database. It ends with one of
-      `: / | , ; # =`, which it contains only once. Or a function that returns it, such as that of the current tenant.
-    - LEASE: how long a lock lives after its process has died. A live process renews it. From 20 on, it outlasts
+    - KEY_PREFIX: start of every key, so that several sites can share a database. The start ends with one of
+      `: / | , ; # =`, and contains it only once. A function may return the start, such as that of the current tenant.
+    - LEASE: how long a lock lives after its process has died. A live process renews it. A lease of 20 or more outlasts
       a failover.
-    - WAIT: how long to wait for a lock. `0`: a single attempt. `None`: no limit.
-    - CLOCK_MARGIN: how much longer the server keeps a lease than its holder relies on it: a part of the lease, from
-      0 to 1. It is at least one second.
+    - WAIT: how long to wait for a lock. `0` means a single attempt. `None` means no limit.
+    - CLOCK_MARGIN: how much longer the server keeps a lease than its holder relies on it, as a part of the lease from
+      0 to 1. The margin is at least one second.
     - WAITER_LEASE: how long a place in the queue is valid without renewal.
     - MAX_WAITERS: how many threads and tasks may wait for one key, from 1 to 5000. More get `LockQueueFull`.
     - RETENTION: how long the document of an unused lock is kept if someone ever waited for it, at least an hour. Other
       documents are kept for one to two hours.
-    - COMMAND_TIMEOUT: how long one command to MongoDB may take. Without a server a lock fails after that, also with a
+    - COMMAND_TIMEOUT: how long one command to MongoDB may take. Without a server a lock fails after that, even with a
       shorter `wait`.
-    - CONTENTION_STATUS: the HTTP status of `on_contention="respond"`, from 400 to 599.
+    - CONTENTION_STATUS: HTTP status of `on_contention="respond"`, from 400 to 599.
     - SHORT_WAIT: how long `mongo_locked` waits in a view. At most `WAIT`.
-    - RETRY_OUTAGE: how long a Celery task with `on_contention="retry"` comes back while MongoDB does not answer. Then
-      it fails.
-    - HISTORY: how many megabytes the history of the locks may take in MongoDB. `0`: there is no history.
+    - RETRY_OUTAGE: how long a Celery task with `on_contention="retry"` comes back while MongoDB does not answer. After
+      that, it fails.
+    - HISTORY: how many megabytes the history of the locks may take in MongoDB. `0` means no history.
     - EDIT_LEASE: how long the edit lock of a browser tab is valid without a beat.
-    - EDIT_BEAT: the time between two beats of a tab.
-    - EDIT_IDLE: how long a tab may be without a key press or click until its edit lock is released. `None`: for ever.
+    - EDIT_BEAT: time between two beats of a tab.
+    - EDIT_IDLE: how long a tab may be without a key press or click until its edit lock is released. `None` means for
+      ever.
     - EDIT_FAIL_CLOSED: whether changes under an edit lock are refused while MongoDB does not answer.
     """
 
@@ -106,7 +108,7 @@ class LockSettings:
 
     @property
     def short_wait(self) -> float:
-        """How long to wait where a worker should not be blocked for long."""
+        """The seconds to wait where a wait should not block a worker for long."""
         return self.SHORT_WAIT if self.WAIT is None else min(self.SHORT_WAIT, self.WAIT)
 
 
@@ -120,7 +122,7 @@ def _check_short_wait(value: object) -> None:
 
 
 def _check_prefix(value: object) -> None:
-    if value == "" or callable(value):  # which is checked when it is called
+    if value == "" or callable(value):  # a function's result is checked at each call
         return
     prefix = check_key(value)
     if prefix[-1] not in SEPARATORS or prefix[-1] in prefix[:-1]:
@@ -163,7 +165,7 @@ def _check_backend(value: object) -> None:
         raise ValueError(f"it cannot be imported: {value} ({error})") from None
 
 
-#: For each setting the id of its check, the function that refuses wrong values, and a description of a right one.
+#: The checks by setting. Each has an id, a function that refuses wrong values, and a description of a right one.
 VALUES: Final[dict[str, tuple[str, Callable[[object], object], str]]] = {
     "LEASE": ("E005", _check_seconds, "seconds that a lock lives without renewal, for example 30"),
     "WAIT": ("E006", check_wait, "seconds to wait for a lock, for example 10; 0 for a single try, None without end"),
@@ -195,14 +197,14 @@ def find_wrong(raw: Mapping[str, Any]) -> Iterator[checks.Error]:
                 yield error(id_, f'{NAME}["{name}"] is wrong: {problem}.', f"Give {cure}.")
 
 
-#: The values by which a test overrides the project's.
+#: The values of a test that override the project's settings.
 _overrides: dict[str, Any] = {}
 
 
 def override(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Override the project's settings by *values*; return the overrides that these replace.
+    """Override the project's settings by *values*. Return the overrides that these replace.
 
-    `override_settings` would not do: a test that changes MONGOLOCK as well and undoes that later would restore ours.
+    `override_settings` would not do. If a test changes MONGOLOCK as well and undoes that later, it restores this one.
     """
     before = dict(_overrides)
     _overrides.clear()
@@ -212,7 +214,10 @@ def override(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def raw_settings() -> Mapping[str, Any]:
-    """The setting as the project has it, or its JSON, but in seconds. ImproperlyConfigured if it is no dictionary."""
+    """Return the setting of the project, with times in seconds. The project may give JSON.
+
+    Raise ImproperlyConfigured if the setting is no dictionary.
+    """
     raw = getattr(settings, NAME, {})
     if isinstance(raw, str):
         raw = _read_json(raw)
@@ -224,7 +229,7 @@ def raw_settings() -> Mapping[str, Any]:
 
 
 def _read_json(text: str) -> Any:
-    """Return what the text, of an environment variable, stands for. No error quotes it."""
+    """Return the value of a JSON text, as from an environment variable. No error quotes the text."""
     try:
         return json.loads(text or "{}")
     except ValueError as error:
@@ -234,7 +239,7 @@ def _read_json(text: str) -> Any:
 
 @cache
 def get_settings() -> LockSettings:
-    """The project's settings. Raises ImproperlyConfigured for wrong ones: servers run no checks."""
+    """Return the project's settings. Raise ImproperlyConfigured for wrong ones, because servers run no checks."""
     raw = raw_settings()
     if unknown := sorted(map(str, set(raw) - KNOWN)):
         raise ImproperlyConfigured(
@@ -259,12 +264,12 @@ def _forget(*, setting: str, **kwargs: object) -> None:
 setting_changed.connect(_forget)
 
 
-#: The apps of this package that are in use, and by what: known when the modules that use them are imported.
+#: The apps of this package that are in use, with their users. Filled by the import of the modules that use them.
 used_apps: Final[dict[str, str]] = {}
 
 
 def missing_app(app: str, what: str, obj: object = None) -> list[checks.CheckMessage]:
-    """Return the error that an app of this package, which *what* needs, is not installed."""
+    """Return the error that an app of this package is not installed, if that is so. *what* needs the app."""
     if apps.is_installed(app):
         return []
     hint = f'Put "{app}" into INSTALLED_APPS.'
@@ -272,7 +277,7 @@ def missing_app(app: str, what: str, obj: object = None) -> list[checks.CheckMes
 
 
 def critical(number: str, message: str, hint: str) -> checks.Critical:
-    """What other errors come from: it is printed before them."""
+    """Return an error that causes others, and is printed before them."""
     return checks.Critical(message, hint=hint, id=f"mongolock.{number}")
 
 
@@ -289,14 +294,14 @@ def warning(number: str, message: str, hint: str) -> checks.Warning:
 
 
 SCHEMES: Final = ("mongodb", "mongodb+srv")
-#: The NAME of an address that has none. MongoDB refuses it. For "", django-mongodb-backend raises before checks run.
+#: The NAME of an address without a name. MongoDB refuses it. For "", django-mongodb-backend raises before checks run.
 NO_NAME: Final = " "
-#: The options that have secrets, by how they are compared: they are beside HOST as well.
+#: The options with secrets, by lower-case name. Each stands beside HOST as well.
 SECRETS: Final = {_.lower(): _ for _ in ("tlsCertificateKeyFilePassword", "authMechanismProperties")}
 
 
 class Address(NamedTuple):
-    """The parts of a connection string. MongoDB's may name several servers, which urllib cannot read."""
+    """The parts of a connection string. A string of MongoDB may name several servers, and urllib cannot read that."""
 
     scheme: str
     user: str = ""
@@ -309,8 +314,9 @@ class Address(NamedTuple):
 def database_from_url(url: str) -> dict[str, Any]:
     """Return the entry of DATABASES for ``mongodb://user:password@host1,host2/name?replicaSet=rs0&tls=true``.
 
-    User, password and options with secrets are beside HOST, where Django's debug page hides them. Of an address without
-    a name, NAME is a blank. Never raises: the checks of the app report what is wrong with the address.
+    User, password and options with secrets stand beside HOST, where Django's debug page hides them. If an address has
+    no name, NAME is a blank. This function never raises, because the checks of the app report problems with the
+    address.
     """
     address, secrets, plain = _read_address(url), dict[str, str](), list[str]()
     for option in address.options:
@@ -319,7 +325,7 @@ def database_from_url(url: str) -> dict[str, Any]:
             secrets[SECRETS[name.lower()]] = unquote_plus(value)
         else:
             plain.append(option)
-    # The name of the database stays in HOST: users may be stored there.
+    # The name of the database stays in HOST, because users may be stored there.
     host = f"{address.scheme}://{address.hosts}/{address.database}{'?' if plain else ''}{'&'.join(plain)}"
     entry: dict[str, Any] = {"ENGINE": ENGINE, "HOST": host, "NAME": address.database or NO_NAME}
     entry |= {"OPTIONS": secrets} if secrets else {}
@@ -327,7 +333,7 @@ def database_from_url(url: str) -> dict[str, Any]:
 
 
 def address_problem(host: str) -> str | None:
-    """Return what is wrong with a connection string, without quoting any of it but the names of options."""
+    """Return the problem of a connection string, or None. Quote no part of the string but the names of options."""
     address = _read_address(host)
     if not address.scheme:
         return "it does not begin with mongodb:// or mongodb+srv://"
@@ -347,7 +353,7 @@ def address_problem(host: str) -> str | None:
 def _read_address(url: str) -> Address:
     scheme, _, rest = url.strip().partition("://")
     before, _, query = rest.partition("?")
-    if scheme not in SCHEMES or "@" in query:  # either may be a part of the password: nothing of it may end up in HOST
+    if scheme not in SCHEMES or "@" in query:  # both may be part of the password, and none of it may end up in HOST
         return Address(scheme if scheme in SCHEMES else "")
     credentials, _, place = before.rpartition("@")
     user, _, password = credentials.partition(":")

@@ -1,4 +1,4 @@
-"""The facts that a lock records about its holder: where it runs, and on whose behalf."""
+"""The facts that a lock records about its holder, such as host, process, view, task and user."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["LockContextMiddleware"]
 
 logger = logging.getLogger("django_mongolock")
 
-#: The request that is being served in this context; set by the middleware and by `mongo_locked`.
+#: The request that this context serves, set by the middleware and by `mongo_locked`.
 current_request: ContextVar[HttpRequest | None] = ContextVar("mongolock_request", default=None)
 
-#: The host of an edit lock, which no process holds.
+#: The host in the entry of an edit lock. No process holds such a lock.
 BROWSER: Final = "a browser tab"
-#: The host of a claim, which no process holds either.
+#: The host in the entry of a claim. No process holds such a lock either.
 CLAIMED: Final = "no process: a claim"
 
 #: The headers of a task's message: its own id, and the note of a message that was sent again because of a lock.
@@ -48,7 +48,7 @@ _HOST: Final = tidy_fact(socket.gethostname())
 
 @contextmanager
 def serving(request: HttpRequest | None) -> Iterator[None]:
-    """In the block, locks record the view and the user of *request*. None changes nothing."""
+    """Let locks in the block record the view and the user of *request*. None changes nothing."""
     if request is None:
         yield
         return
@@ -61,7 +61,7 @@ def serving(request: HttpRequest | None) -> Iterator[None]:
 
 @sync_and_async_middleware
 def LockContextMiddleware(get_response: Any) -> Callable[[HttpRequest], Any]:  # noqa: N802 - as Django's are named
-    """Remembers the request for `holder_facts`. Put it after the authentication middleware."""
+    """Middleware that remembers the request for `holder_facts`. Put it after the authentication middleware."""
 
     def middleware(request: HttpRequest) -> Any:
         with serving(request):
@@ -75,13 +75,13 @@ def LockContextMiddleware(get_response: Any) -> Callable[[HttpRequest], Any]:  #
 
 
 def holder_facts(label: str | None = None) -> dict[str, str | int]:
-    """Return host, process, thread or asyncio task, view or Celery task, and user, as far as they are known here."""
+    """Return the known facts: host, process, thread or asyncio task, view or Celery task, and user."""
     request, coroutine = current_request.get(), current_task()
     worker = threading.current_thread().name if coroutine is None else coroutine.get_name()
     facts: dict[str, str | int] = {"host": _HOST, "pid": os.getpid(), "thread": tidy_fact(worker)}
     if (task := running_celery_task()) is not None:
         facts["place"] = task_place(task.name, task.request.id)
-        # By these, a worker finds what a killed process of its pool held, and a task another run of itself.
+        # By `process`, a worker finds the locks of a killed process of its pool. By the run, a task finds other runs.
         facts |= {"process": this_process(), **task_run(task.request)}
     elif request is not None:
         facts["place"] = tidy_fact(view_name(request))
@@ -93,20 +93,23 @@ def holder_facts(label: str | None = None) -> dict[str, str | int]:
 
 
 def running_celery_task() -> Any | None:
-    """The Celery task that runs here, or None. Does not import Celery: where it is not imported, no task runs."""
+    """Return the Celery task that runs here, or None. Celery is not imported, because without it no task runs."""
     celery = sys.modules.get("celery")
     task = getattr(celery, "current_task", None) if celery is not None else None
     return task if task and task.request.id else None
 
 
 def task_place(name: str, task_id: str) -> str:
-    """The place of a lock that a Celery task holds, as it is recorded."""
+    """Return the place of a lock that a Celery task holds, as it is recorded."""
     return tidy_fact(f"task {name} {task_id}")
 
 
 def task_owner() -> str | None:
-    """The id of the Celery task that runs here. A task keeps it when its message is delivered again or it is retried,
-    so that its next run resumes the locks of a run that has died."""
+    """Return the id of the Celery task that runs here.
+
+    The id stays the same when the message is delivered again, or the task is retried. The next run therefore resumes
+    the locks of a run that has died.
+    """
     task = running_celery_task()
     return tidy_fact(task.request.id) if task is not None else None
 
@@ -130,28 +133,34 @@ def task_run(request: Any) -> dict[str, str]:
 
 
 def is_redelivered() -> bool:
-    """Whether a Celery task runs here whose message was delivered before: that run may have died, or be at work."""
+    """Return whether the Celery task here has a message that was delivered before.
+
+    The other run may be dead or alive.
+    """
     task = running_celery_task()
     return task is not None and bool((task.request.delivery_info or {}).get("redelivered"))
 
 
 def view_name(request: HttpRequest) -> str:
-    """The view that serves a request, as a lock records it."""
+    """Return the view that serves a request, as a lock records it."""
     match = getattr(request, "resolver_match", None)
     return f"view {match.view_name or match._func_path}" if match is not None else f"{request.method} {request.path}"
 
 
 def check_encoding(request: HttpRequest) -> None:
-    """Raise BadRequest if the text of *request* is not in the project's encoding, as Django itself does for forms. In
-    some encodings, there are texts that neither a page nor a database can hold."""
+    """Raise BadRequest if the text of *request* is not in the project's encoding, as Django itself does for forms.
+
+    Some encodings have texts that neither a page nor a database can hold.
+    """
     if (request.encoding or settings.DEFAULT_CHARSET).lower() != settings.DEFAULT_CHARSET.lower():
         raise BadRequest("the request has another encoding than this site")
 
 
 def own_address(request: HttpRequest, query: QueryDict | None = None) -> str:
-    """The address of the page that serves *request*, for a redirect or a form: always on this site.
+    """Return the address of the page that serves *request*, for a redirect or a form. The address is always on this
+    site.
 
-    A path that begins with two slashes would be the name of another host; and browsers read a backslash as a slash, and
+    A path that begins with two slashes would be the name of another host. Browsers read a backslash as a slash, and
     leave out tabs.
     """
     path = escape_leading_slashes(escape_uri_path(request.path))
@@ -159,10 +168,11 @@ def own_address(request: HttpRequest, query: QueryDict | None = None) -> str:
 
 
 def _username(request: HttpRequest) -> str:
-    """The user's name, if reading it does not change what the view does.
+    """Return the user's name, if reading it does not change the behaviour of the view.
 
-    Reading it loads the session, which makes the response vary by cookie: so it is read only if there is such a
-    cookie, and never in a coroutine, where loading would block. If it fails, the lock does without the name.
+    Reading the name loads the session, and makes the response vary by cookie. For that reason the name is read only
+    with a session cookie, and never in a coroutine, where loading would block. If the reading fails, the lock has no
+    name.
     """
     known = request.__dict__
     user = known.get("_cached_user") or known.get("_acached_user") or known.get("user")

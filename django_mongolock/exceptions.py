@@ -1,6 +1,6 @@
-"""The errors. Their names say what happened; only their base, `LockError`, ends in Error.
+"""The errors. Each name says what happened. Only their base, `LockError`, ends in Error.
 
-The facts of an error are its attributes and its `args`: so it survives pickling, by which Celery ships errors.
+The facts of an error are its attributes and its `args`, because Celery ships errors by pickling.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final
 
-#: What is shown by its code: controls, direction marks and what cannot be seen, lone surrogates, separators of lines.
+#: Unicode categories that `printable` shows as codes: controls, invisible and direction marks, surrogates, line breaks.
 _CODED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: object, keep: str = "") -> str:
-    """Return *text* as people see it, with codes for what steers a terminal or hides; except those in *keep*."""
+    """Return *text* as people see it. Invisible characters and terminal controls, except those in *keep*, are codes."""
     shown = str(text)
     if shown.isprintable():
         return shown
@@ -42,7 +42,7 @@ def from_printed(text: str) -> str:
 class LockError(Exception):
     """The base of all errors of this library. Invalid arguments raise TypeError or ValueError instead."""
 
-    #: The message, in which `self` is the error; "" where `_text` makes it.
+    #: The message, a format in which `self` is the error. If empty, `_text` makes the message.
     text = ""
 
     def __str__(self) -> str:
@@ -56,9 +56,10 @@ class LockError(Exception):
 
 
 class LockKeyInvalid(ValueError):
-    """A text or a value makes no lock key: it is too long, has control characters, or is not of the required form.
+    """A text or a value makes no lock key. The key is too long, has control characters, or has another form than
+    required.
 
-    A key may be made from a request, so a view under ``on_contention="respond"`` answers 400. Nothing was sent.
+    A view under ``on_contention="respond"`` answers 400, because a key may be made from a request. Nothing was sent.
     """
 
 
@@ -66,12 +67,17 @@ class LockKeyInvalid(ValueError):
 class LockNotAcquired(LockError):
     """The lock could not be acquired within the wait time.
 
-    key: the lock. waited: seconds spent waiting, 0 for a single try. holder: who holds it, as text, or None if unknown.
-    retry_after: seconds until its lease ends unless it is renewed (0 if unknown). template: the template of the key (""
-    if unknown). why: the kind of error in a word or two, for statistics. held_for: for how many seconds it has been
-    held (inf if unknown). waiting: how many waiters were in the queue (0 if unknown). owner: that of the holder ("" if
-    it has none, None if unknown). usual: for how many seconds such a lock is usually held (None if unknown).
-    kept: whether the holder has released the lock, and only its minimum hold keeps the key.
+    - key: key of the lock.
+    - waited: seconds spent waiting, 0 for a single try.
+    - holder: text that describes the holder (None if unknown).
+    - retry_after: seconds until the holder's lease ends unless it is renewed (0 if unknown).
+    - template: template of the key ("" if unknown).
+    - why: kind of the error in a word or two, for statistics.
+    - held_for: seconds since the grant of the holder (inf if unknown).
+    - waiting: number of waiters in the queue (0 if unknown).
+    - owner: owner of the holder ("" if the holder has none, None if unknown).
+    - usual: seconds that such a lock is usually held (None if unknown).
+    - kept: whether the holder has released the lock, and only its minimum hold keeps the key.
     """
 
     key: str
@@ -88,9 +94,11 @@ class LockNotAcquired(LockError):
 
     @property
     def come_back_in(self) -> float:
-        """In how many seconds it makes sense to try again: at least 1, at most what is left of the holder's lease.
+        """The number of seconds after which a retry makes sense.
 
-        That is when it has been held for as long as is usual; where that is unknown or over, as long again as so far.
+        The holder is expected to finish when it has held the lock for the usual time. If that time is unknown or over,
+        the result is the time that the lock has been held so far. The result is at least 1, and at most the rest of
+        the holder's lease.
         """
         left = self.usual - self.held_for if self.usual is not None else 0.0
         return max(1.0, min(self.retry_after, left if left > 0 else self.held_for))
@@ -115,9 +123,10 @@ class LockCancelled(LockNotAcquired):
 
 
 class LockDeadlock(LockNotAcquired):
-    """The holders wait for one another, which would never end; the youngest waiter of the cycle gets this error.
+    """The holders wait for one another, and the wait would never end. The youngest waiter of the cycle gets this error.
 
-    cycle: who waits for which key, as text. keys: the locks of the cycle.
+    - cycle: text that says which holder waits for which key.
+    - keys: locks of the cycle.
     """
 
     why = "deadlock"
@@ -131,10 +140,11 @@ class LockDeadlock(LockNotAcquired):
 
 
 class LockReentry(LockNotAcquired):
-    """This thread or task holds the lock already, so it would wait for itself.
+    """This thread or task holds the lock already, and would wait for itself.
 
-    upgrade: it holds it as a reader, and asked for it exclusively. differs: with ``reentrant=True``, but in another
-    mode, or with another number of permits or weight.
+    - upgrade: whether the lock is held as a reader, and was asked for exclusively.
+    - differs: whether the lock was asked for with ``reentrant=True``, but in another mode, or with another number of
+      permits or weight.
     """
 
     upgrade = differs = False
@@ -158,7 +168,7 @@ class LockReentry(LockNotAcquired):
 class LockLost(LockError):
     """The lease ended, or the lock was taken away, before the holder released it.
 
-    Work done since then may have overlapped with that of another holder: check it, or fence it (`fencing_token`).
+    Work done since then may have overlapped with that of another holder. Check the work, or fence it (`fencing_token`).
     """
 
     key: str
@@ -172,9 +182,9 @@ class LockLost(LockError):
 
 @dataclass(eq=False, repr=False)
 class LockTransactionAborted(LockError):
-    """MongoDB aborted the transaction of `MongoLock.atomic`: nothing was committed. The lock was held: try again.
+    """MongoDB aborted the transaction of `MongoLock.atomic`. Nothing was committed. The lock was held. Try again.
 
-    Another client changed a document that the transaction wrote, such as the lock's own by joining its queue.
+    Another client changed a document that the transaction wrote. Joining the queue changes the document of the lock.
     """
 
     key: str
@@ -185,10 +195,12 @@ class LockTransactionAborted(LockError):
 
 @dataclass(eq=False, repr=False)
 class StaleToken(LockError):
-    """A write was refused because a later holder of the lock has already written: its fencing token is larger.
+    """A write was refused because a later holder of the lock has already written. The later holder's token is larger.
 
-    token: that of the refused write. newest: the token that was found. field: the field that holds it. where: the
-    model or collection, and which row or document of it ("" where unknown).
+    - token: fencing token of the refused write.
+    - newest: token that was found.
+    - field: name of the field that holds the token.
+    - where: model or collection, and row or document in it ("" if unknown).
     """
 
     token: int
@@ -210,8 +222,10 @@ class LockMisused(LockError):
 class LockBackendFailed(LockError):
     """MongoDB did not answer, or refused the command.
 
-    It is then unknown whether the command took effect; the library removes what it may have left, in the background.
-    passing: whether trying again may help. waited: for how many seconds a lock was waited for (0: there was no wait).
+    The outcome of the command is then unknown. The library removes in the background what the command may have left.
+
+    - passing: whether trying again may help.
+    - waited: seconds spent waiting for a lock (0 if there was no wait).
     """
 
     problem: str
@@ -226,9 +240,12 @@ class LockBackendFailed(LockError):
 
 @dataclass(eq=False, repr=False)
 class LockDocumentDamaged(LockError):
-    """The document of the key is damaged, or another program or a newer release wrote it. It is left as it is."""
+    """The document of the key is damaged, or another program or a newer release wrote it.
 
-    #: How `problem` begins if nothing is wrong with the document.
+    The document is not changed.
+    """
+
+    #: The beginning of `problem` if a newer release wrote the document and nothing is wrong with it.
     NEWER = "a newer release of django_mongolock wrote it"
     key: str
     problem: str = "it is not a lock document"
@@ -242,7 +259,7 @@ class LockDocumentDamaged(LockError):
 
 @dataclass(eq=False, repr=False)
 class DocumentChanged(LockError):
-    """The document has another version than the given one: read it again, and decide again."""
+    """The document has another version than the given one. Read the document again, and decide again."""
 
     collection: str
     id: Any
@@ -254,9 +271,11 @@ class DocumentChanged(LockError):
 class DocumentHeld(LockNotAcquired):
     """Another holder has the document.
 
-    holder: its name. since: when it took the document, according to the server's clock (None if unknown). state: the
-    state of the document. retry_after: a number of seconds after which it makes sense to try again: about as long as
-    it has been held already. stale_in: seconds until the document is stale if its holder has died (None if unknown).
+    - holder: name of the holder.
+    - since: moment when the holder took the document, by the server's clock (None if unknown).
+    - state: state of the document.
+    - retry_after: seconds after which a retry makes sense, about as long as the document has been held already.
+    - stale_in: seconds until the document is stale if its holder has died (None if unknown).
     """
 
     def __init__(  # noqa: PLR0917 - as they pickle
@@ -284,7 +303,7 @@ class DocumentHeld(LockNotAcquired):
 
 @dataclass(eq=False, repr=False)
 class DocumentDamaged(LockError):
-    """A field of the document that the lock needs has a wrong value. The document is left as it is."""
+    """A field of the document that the lock needs has a wrong value. The document is not changed."""
 
     collection: str
     id: Any
@@ -302,10 +321,12 @@ class DocumentNotFound(LockError):
 
 
 class DocumentLockLost(LockLost):
-    """The document was taken from its holder before the work was finished: it was cleared as stale, or taken over.
+    """The document was taken from its holder before the work was finished. Somebody cleared it as stale, or took it
+    over.
 
-    found_holder, found_state: those of now; None in a forked child, which holds nothing of its parent's. maybe_written:
-    whether the write may have been done before: it was sent more than once, since MongoDB did not answer.
+    - found_holder, found_state: holder and state now. Both are None in a forked child, where no lock of the parent is
+      held.
+    - maybe_written: whether the write may have been done before. MongoDB did not answer, and the write was sent again.
     """
 
     text = "document {self.id!r} in {self.collection} was lost by the holder of version {self.version}: {self.reason}"
@@ -335,8 +356,8 @@ class DocumentLockLost(LockLost):
 
 @dataclass(eq=False, repr=False)
 class DocumentRefused(LockError):
-    """MongoDB does not write the document like this: its validator or a unique index refuses it, or a path of the
-    changes leads through a value that has no fields. Nothing was written."""
+    """MongoDB refuses to write the document. The cause is its validator, a unique index, or a path of the changes that
+    leads through a value without fields. Nothing was written."""
 
     collection: str
     id: Any
@@ -346,11 +367,14 @@ class DocumentRefused(LockError):
 
 @dataclass(eq=False, repr=False)
 class VersionConflict(LockError):
-    """What was to be written or deleted has been changed since it was read. Nothing was written.
+    """An object was changed after it was read, and before it was written or deleted. Nothing was written.
 
-    what: the model, or the collection. pk: the primary key. read: the version that was read (None: it was never read).
-    stored: the version there is now (None: it was deleted, or the database did not say). changed: the fields that
-    differ, each with (the value that was to be written, the stored value); they are not part of the message.
+    - what: model or collection.
+    - pk: primary key.
+    - read: version that was read (None if the object was never read).
+    - stored: version in the database now (None if the object was deleted, or the database did not say).
+    - changed: fields that differ, each with (value to be written, stored value). The message does not contain the
+      values.
     """
 
     what: str

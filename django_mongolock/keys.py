@@ -1,4 +1,4 @@
-"""What a lock is named by: text, a model instance, or a template such as ``"order:{order_id}"`` and a call."""
+"""The keys of locks, made from text, model instances, or a template such as ``"order:{order_id}"`` and a call."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _ESCAPES: Final = {ord(character): f"%{ord(character):02X}" for character in "%"
 
 
 def escape(value: object) -> str:
-    """The text of a value in a key, with the separators escaped.
+    """Return the text of a value in a key, with the separators escaped.
 
-    Raises TypeError for values without a text of their own (None, containers, bytes, model instances, objects that only
-    show their address): two processes would not agree on it, or two values would share it. Raises ValueError for text
-    that is too long for a key.
+    Raise TypeError for values without a text of their own (None, containers, bytes, model instances, objects that only
+    show their address). Two processes would not agree on such a text, or two values would share it. Raise ValueError
+    for text that is too long for a key.
     """
     if value is None or isinstance(value, (bytes, bytearray, memoryview, dict, list, set, frozenset, tuple)):
         raise TypeError(f"a value of type {type(value).__name__} cannot be part of a key")
@@ -44,7 +44,7 @@ def escape(value: object) -> str:
         raise TypeError(f"a {type(value).__name__} instance cannot be part of a key: use its .pk")
     text = str(value)
     check_length("a lock key", text)
-    # Compose first, then escape: composing turns U+037E, for example, into a semicolon.
+    # Compose first, then escape. For example, composing turns U+037E into a semicolon.
     text = unicodedata.normalize("NFC", text)
     if not isinstance(value, str) and " at 0x" in text:
         raise TypeError(f"a {type(value).__name__} has no text of its own that could be part of a key")
@@ -54,29 +54,32 @@ def escape(value: object) -> str:
 
 
 def model_key(instance: Model) -> str:
-    """The key of a saved model instance: see `row_key`. Raises ValueError if it has no primary key."""
-    return row_key(instance._meta.model, instance.pk, home_of(instance))  # not its type: it may be a lazy object
+    """Return the key of a saved model instance: see `row_key`. Raise ValueError without a primary key."""
+    return row_key(
+        instance._meta.model, instance.pk, home_of(instance)
+    )  # not type(instance): a lazy object has another
 
 
 def home_of(instance: Model) -> str:
-    """The DATABASES alias of an instance: where it is written to, which is the same for what a replica returned."""
+    """Return the DATABASES alias that an instance is written to. A row read from a replica has the same alias."""
     alias: str = router.db_for_write(_topmost_model(instance._meta.model), instance=instance)
     return alias
 
 
 def person_id(user: Any) -> str:
-    """What identifies a user: the primary key, and the alias of a database that is not the default one."""
+    """Return the identity of a user: primary key, and alias of a database that is not the default one."""
     alias = home_of(user) if isinstance(user, Model) else DEFAULT_DB_ALIAS
     return str(user.pk) if alias == DEFAULT_DB_ALIAS else f"{alias}/{user.pk}"
 
 
 def row_key(model: type[Model], pk: object, using: str = DEFAULT_DB_ALIAS) -> str:
-    """The key of a row: ``"shop.order:<pk>"``, or ``"shop.line:<first>,<second>"`` for a composite primary key. A row
-    in another database than the default one has its alias before that: ``"eu/shop.order:<pk>"``.
+    """Return the key of a row, such as ``"shop.order:<pk>"``.
 
-    A row has one key, through whichever model it is read: that of the concrete model for a proxy, and that of the
-    topmost model for multi-table inheritance, where a child shares the primary key of its parent. Raises ValueError
-    for None.
+    A composite primary key gives ``"shop.line:<first>,<second>"``. A row in another database than the default one has
+    its alias at the start (``"eu/shop.order:<pk>"``).
+
+    A row has one key, whichever model reads it. A proxy has the key of the concrete model. In multi-table inheritance,
+    a child shares the primary key of its parent, and has the key of the topmost model. Raise ValueError for None.
     """
     parts = pk if isinstance(pk, tuple) else (pk,)
     if None in parts:
@@ -85,7 +88,7 @@ def row_key(model: type[Model], pk: object, using: str = DEFAULT_DB_ALIAS) -> st
 
 
 def row_template(model: type[Model], using: str = DEFAULT_DB_ALIAS) -> str:
-    """The template of the keys of the rows of *model*."""
+    """Return the template of the keys of the rows of *model*."""
     return f"{_home(model, using)}:{{pk}}"
 
 
@@ -95,7 +98,7 @@ def _home(model: type[Model], using: str) -> str:
 
 
 def _topmost_model(model: type[Model]) -> type[Model]:
-    """The model whose table the primary key comes from."""
+    """Return the model whose table the primary key comes from."""
     concrete = model._meta.concrete_model or model
     link = concrete._meta.pk
     if isinstance(link, OneToOneField) and link.remote_field.parent_link:
@@ -103,12 +106,12 @@ def _topmost_model(model: type[Model]) -> type[Model]:
     return concrete
 
 
-#: A field of a template. In a plain key, it was never filled.
+#: A field of a template. In a plain key, such a field was never filled.
 _FIELD: Final = re.compile(r"\{[^\W\d]\w*([.\[!:][^{}]*)?\}")
 
 
 class LockKey(str):
-    """A string that carries the template of the key, by which metrics are counted."""
+    """A key with its template. Metrics are counted by template."""
 
     __slots__ = ("template",)
     template: str
@@ -123,10 +126,10 @@ class LockKey(str):
 
 
 def as_key(source: object) -> object:
-    """The key of a model instance; anything else is returned as it is, for `check_key`.
+    """Return the key of a model instance. Return other values unchanged, for `check_key`.
 
-    Raises TypeError for several keys or a model, and LockKeyInvalid for plain text with a field in it, which would be
-    one key for every value.
+    Raise TypeError for several keys or a model. Raise LockKeyInvalid for plain text with a field in it, because such a
+    text would be one key for every value.
     """
     if isinstance(source, Model):
         return model_key(source)
@@ -149,20 +152,22 @@ def as_key(source: object) -> object:
 
 
 def template_of(source: object) -> str:
-    """The template of a key; "" if unknown."""
+    """Return the template of a key, or "" if unknown."""
     if isinstance(source, Model):
         return row_template(source._meta.model, home_of(source))
     return source.template if type(source) is LockKey else ""
 
 
 class KeyTemplate(string.Formatter):
-    """A template that makes keys from the arguments of a call: ``"sync:{account.pk}:{kind}"``.
+    """A template that makes keys from the arguments of a call, such as ``"sync:{account.pk}:{kind}"``.
 
     Fields are names of parameters, with attributes, items and formats as in `str.format`. Instead of a format, a field
-    may have a form, into which its value is brought: ``{order_id:shop.Order}``, that of the model's primary key;
-    ``{number:int}``, ``{id:uuid}``, ``{name:slug}``.
+    may name a form. The value is converted to that form. ``{order_id:shop.Order}`` is the form of the model's primary
+    key. Other forms are ``{number:int}``, ``{id:uuid}``, ``{name:slug}``.
 
-    names: the parameters that the template uses. plain: those whose text is used as it is.
+    - names: parameters that the template uses.
+    - plain: parameters whose text is used unchanged.
+
     Raises ValueError for a template with an unnamed field, or without a separator between two fields.
     """
 
@@ -202,7 +207,7 @@ class KeyTemplate(string.Formatter):
         self.names.add(first)
 
     def check_forms(self) -> None:
-        """Raise ValueError for a model that does not exist, or that has no single primary key. Needs all models."""
+        """Raise ValueError for a model that does not exist, or has no single primary key. All models must be loaded."""
         for form in self.forms - _FORMS.keys():
             try:
                 _primary_key(form)
@@ -210,7 +215,7 @@ class KeyTemplate(string.Formatter):
                 raise ValueError(f"key template {self.template!r}: {error.args[0]}") from None
 
     def check(self, signature: inspect.Signature, function: str) -> None:
-        """Raise TypeError if the template uses a name that the function has no parameter of."""
+        """Raise TypeError if the template uses a name that is no parameter of the function."""
         parameters = signature.parameters
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return
@@ -221,9 +226,9 @@ class KeyTemplate(string.Formatter):
             )
 
     def fill(self, arguments: dict[str, Any]) -> LockKey:
-        """The key of one call.
+        """Return the key of one call.
 
-        Raises LockKeyInvalid for a value that makes no key, and TypeError for one of a type that never does.
+        Raise LockKeyInvalid for a value that makes no key, and TypeError for a type that never does.
         """
         try:
             return LockKey(self.vformat(self.template, (), arguments), self.template)
@@ -255,7 +260,7 @@ class KeyTemplate(string.Formatter):
 
 
 def _check_format(value: object, spec: str) -> None:
-    """Raise ValueError for a format that makes a text which is too long: it would be made before it is measured."""
+    """Raise ValueError for a format that makes a text which is too long, before that text is made."""
     check_length("a format", spec)
     numbers = [int(number) for number in re.findall(r"\d+", spec)]
     if isinstance(value, Decimal) and value.is_finite():
@@ -265,7 +270,7 @@ def _check_format(value: object, spec: str) -> None:
 
 
 def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, with the defaults, and with ``**kwargs`` unpacked."""
+    """Return the arguments of a call by name, with the defaults, and with ``**kwargs`` unpacked."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     arguments = dict(bound.arguments)
@@ -276,16 +281,16 @@ def call_arguments(signature: inspect.Signature, args: tuple[Any, ...], kwargs: 
 
 
 def unexpected(name: str, known: Iterable[str]) -> TypeError:
-    """The error for an unknown keyword argument: it names the closest known one, and all others."""
+    """Return the error for an unknown keyword argument. The error names the closest known one, and all others."""
     near = difflib.get_close_matches(name, known, n=1)
     meant = f": did you mean {near[0]}=?" if near else "."
     return TypeError(f"unexpected keyword argument {name!r}{meant} Known: {', '.join(sorted(known))}")
 
 
 def lock_key(template: str, /, **values: Any) -> LockKey:
-    """The key that ``@mongo_locked(template)`` makes from these values, for a `mongo_lock` on the same key.
+    """Return the key that ``@mongo_locked(template)`` makes from these values, for a `mongo_lock` on the same key.
 
-    Separators in values are escaped, so ``"x:{a}"`` with ``a="b:c"`` is not ``"x:b:c"``.
+    Separators in values are escaped. For example, ``"x:{a}"`` with ``a="b:c"`` is not ``"x:b:c"``.
     Raises ValueError (LockKeyInvalid) or TypeError for values that cannot be part of a key.
     """
     return KeyTemplate(template).fill(values)
@@ -318,7 +323,7 @@ def is_form(spec: str) -> bool:
 
 
 def in_form(value: object, form: str) -> object:
-    """Return *value* as the form has it: for a model, as its primary key. Raises ValueError if it is none."""
+    """Return *value* in the form. The form of a model is its primary key. Raise ValueError if that fails."""
     convert = _FORMS.get(form) or _primary_key(form).to_python
     try:
         return convert(value)

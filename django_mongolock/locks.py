@@ -1,4 +1,4 @@
-"""`mongo_lock` and `mongo_semaphore`: the engine with the project's settings."""
+"""`mongo_lock` and `mongo_semaphore` make locks with the project's settings."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .transactions import DjangoAtomic, PendingRelease, open_transactions, warn_
 __all__ = ["MongoLock", "mongo_lock", "mongo_semaphore"]
 
 Key = str | Model
-#: The modes to choose from; a semaphore has a function of its own.
+#: The modes to choose from. A semaphore has a function of its own.
 LockMode = Literal["exclusive", "shared"]
 
 
 class DjangoLock(MongoLock):
-    """A lock that takes the transactions of Django's databases into account: what `mongo_lock` returns."""
+    """A lock that takes the transactions of Django's databases into account. `mongo_lock` returns such a lock."""
 
-    #: Whether the end of its block leaves the release to a streaming response.
+    #: Whether the end of the block leaves the release to a streaming response.
     released_later = False
 
     def release(self, *, early: bool = False) -> bool:
@@ -59,7 +59,7 @@ class DjangoLock(MongoLock):
         return (self.released_later and self.held) or self._waits_for_commit(early)
 
     def _waits_for_commit(self, early: bool) -> bool:
-        """Return whether an open transaction has to end first; if so, release then.
+        """Return whether an open transaction has to end first. If so, arrange the release for that moment.
 
         The transaction is not committed if the lock is known to be lost by then.
         """
@@ -69,7 +69,7 @@ class DjangoLock(MongoLock):
         return True
 
     def _warning(self) -> Callable[[], object]:
-        """What to call after a release now, to warn of an open transaction that nobody has thought of."""
+        """Return a function to call after a release now. It warns of a forgotten open transaction, if there is one."""
         if self.options.release is not None or not ((opened := open_transactions()) and self.held):
             return bool
         return partial(warn_of_open, opened, self.keys[0], self._acquired()[0].acquired_from)
@@ -85,7 +85,7 @@ class DjangoLock(MongoLock):
 
 
 class SemaphoreKeywords(TypedDict, total=False):
-    """The options of `mongo_semaphore`, for type checkers: see `LockOptions`."""
+    """The options of `mongo_semaphore`, for type checkers. See `LockOptions`."""
 
     lease: Seconds | None
     wait: Seconds | Unset | None
@@ -102,21 +102,21 @@ class SemaphoreKeywords(TypedDict, total=False):
 
 
 class LockKeywords(SemaphoreKeywords, total=False):
-    """The options of `mongo_lock`, `LockedCommand` and locked rows, for type checkers: see `LockOptions`."""
+    """The options of `mongo_lock`, `LockedCommand` and locked rows, for type checkers. See `LockOptions`."""
 
     mode: LockMode
 
 
 def mongo_lock(*keys: Key, **options: Unpack[LockKeywords]) -> MongoLock:
-    """A lock on one or several keys, not yet acquired: use it with ``with`` or ``async with``, or `acquire` it.
+    """Return a lock on one or several keys, not yet acquired. Use it with ``with`` or ``async with``, or `acquire` it.
 
-    A key is text, or a saved model instance (``"shop.order:<pk>"``). Of several keys, it acquires all or none, always
-    in the same order. Each time is a number of seconds or a `timedelta`. The options:
+    A key is text, or a saved model instance (``"shop.order:<pk>"``). Of several keys, the lock acquires all or none,
+    always in the same order. Each time is a number of seconds or a `timedelta`. The options:
 
-    - lease: seconds that the lock lives after its process has died. It is renewed until then. Default: the setting
+    - lease: seconds that the lock lives after its process has died. It is renewed until then. Default: setting
       LEASE.
-    - wait: seconds to wait for the lock. 0: a single attempt. None: no limit. Default: the setting WAIT.
-    - mode: "exclusive" (the default), or "shared" for readers, which exclude only exclusive holders.
+    - wait: seconds to wait for the lock. 0 means a single attempt. None means no limit. Default: setting WAIT.
+    - mode: "exclusive" (the default), or "shared" for readers. Readers exclude only exclusive holders.
     - owner: for whom the lock is held, such as the id of a task. If the process of a holder is proven dead, a lock with
       the same owner takes over at once, with a new fencing token.
     - label: text for the people who look at the locks.
@@ -124,11 +124,11 @@ def mongo_lock(*keys: Key, **options: Unpack[LockKeywords]) -> MongoLock:
     - reentrant: whether this thread or task may take a key that it holds already. If not, that raises LockReentry.
     - auto_renew: whether the lease is renewed in the background (the default). If not, it ends unless you `extend` it.
     - max_hold: seconds after which the lock is no longer renewed, and is lost. For work that may hang.
-    - on_lost: a function that is called with the lock, once, in a thread of its own, when the lock was lost.
-    - on_release_requested: the same for a request to release the lock.
+    - on_lost: function that is called with the lock, once, in a thread of its own, when the lock was lost.
+    - on_release_requested: function that is called in the same way for a request to release the lock.
     - release: "on_commit" releases the lock when the transactions that are open at the end of the block have ended.
       "now" releases it at the end of the block, without a warning about open transactions.
-    - using: the DATABASES alias. Default: the setting DATABASE.
+    - using: DATABASES alias. Default: setting DATABASE.
 
     Raises TypeError and ValueError for invalid arguments, before anything is sent.
     """
@@ -138,12 +138,15 @@ def mongo_lock(*keys: Key, **options: Unpack[LockKeywords]) -> MongoLock:
 def mongo_semaphore(
     key: Key, permits: int, *, weight: int = 1, resize: bool = False, **options: Unpack[SemaphoreKeywords]
 ) -> MongoLock:
-    """A lock that up to *permits* holders share, each with a lease of its own. The options are those of `mongo_lock`.
+    """Return a lock that up to *permits* holders share, each with a lease of its own.
 
-    Name the same number of permits wherever you use a key: while it is held with another one, acquiring it raises
-    LockMisused, unless resize is true. Then the smallest number among the holders counts. weight: as how many holders
-    this one counts; in the queue, no other overtakes it. A thread or task acquires the key once: with
-    ``reentrant=True`` it shares that with itself.
+    Name the same number of permits wherever you use a key. If the key is held with another number, acquiring it raises
+    LockMisused, unless resize is true. The options are those of `mongo_lock`, and:
+
+    - weight: number of holders as which this one counts. In the queue, no other overtakes it.
+    - resize: whether holders may name different numbers of permits. The smallest number among them counts.
+
+    A thread or task acquires the key once. With ``reentrant=True``, it shares that acquisition with itself.
     """
     check_number("permits", permits)  # None would be a lock
     semaphore = {"permits": permits, "weight": weight, "resize": resize}
@@ -151,7 +154,7 @@ def mongo_semaphore(
 
 
 def chosen(options: Mapping[str, Any], known: Iterable[str] = LockKeywords.__annotations__) -> LockOptions:
-    """The options that a user gives. Raises TypeError and ValueError for wrong ones, or one that is not *known*."""
+    """Return the options that a user gives. Raise TypeError and ValueError for wrong or unknown ones."""
     for name in options:
         if name not in known:
             raise foreign_option(name) or unexpected(name, known)
@@ -159,7 +162,7 @@ def chosen(options: Mapping[str, Any], known: Iterable[str] = LockKeywords.__ann
 
 
 def make_lock(keys: tuple[Key, ...], options: LockOptions, **own: Any) -> DjangoLock:
-    """A lock with the project's settings. own: what is chosen for this lock alone."""
+    """Return a lock with the project's settings. *own* has options that are chosen for this lock alone."""
     if not keys:
         raise TypeError("name at least one key to lock")
     for key in keys[1:]:
@@ -175,7 +178,7 @@ def make_lock(keys: tuple[Key, ...], options: LockOptions, **own: Any) -> Django
 
 
 def _terms(options: LockOptions, settings: LockSettings) -> Terms:
-    """Return what the update on the server needs to know: the options, and for those not given the settings."""
+    """Return the terms that the update on the server needs. The settings replace options that are not given."""
     lease = settings.LEASE if options.lease is None else options.lease
     mode: Mode = options.mode if options.permits is None else "semaphore"
     return Terms(

@@ -1,20 +1,26 @@
-"""Django signals: what happens to the locks of this process, and what this process does to those of others.
+"""Django signals about the locks of this process, and about acts of this process on the locks of others.
 
-A receiver that raises does not disturb the lock; Django logs its error. (If Celery's soft time limit strikes inside a
-receiver, Django catches that too, and the task runs on.) Receivers are plain functions, and fast ones: the thread that
-acquires or releases calls them. What the session notices itself, such as a loss, comes from a thread for such calls.
+If a receiver raises, the lock is not disturbed, and Django logs the error. (If Celery's soft time limit strikes inside a
+receiver, Django catches that too, and the task runs on.) Receivers must be plain functions, and fast, because the thread
+that acquires or releases calls them. Events that the session notices itself, such as a loss, come from a thread for such
+calls.
 
-The signals about an acquisition of this process send, besides ``sender=MongoLock``:
+The signals about an acquisition of this process send ``sender=MongoLock``, and:
 
-key, template: the key as it is stored, and the template of the key (``"order:{order_id}"``; "" if unknown). mode:
-"exclusive", "shared" or "semaphore". using: the DATABASES alias. token: the fencing token, 0 before there is one.
-waited: seconds until it was acquired or abandoned. held: seconds that it has been held. contended: whether another
-holder had the lock when it was requested. reason: as text; for `lock_lost` the cause; for `lock_contended` the holder,
-as far as it is known; for `lock_release_requested` who requests it; for `lock_not_acquired` "busy", "queue full",
-"deadlock" or "cancelled", or the name of another error.
+- key: key as it is stored.
+- template: template of the key (``"order:{order_id}"``; "" if unknown).
+- mode: "exclusive", "shared" or "semaphore".
+- using: DATABASES alias.
+- token: fencing token, 0 before there is one.
+- waited: seconds until the lock was acquired or the wait abandoned.
+- held: seconds that the lock has been held.
+- contended: whether another holder had the lock when it was requested.
+- reason: text. For `lock_lost` the cause. For `lock_contended` the holder, as far as known. For
+  `lock_release_requested` the requester. For `lock_not_acquired` "busy", "queue full", "deadlock", "cancelled", or the
+  name of another error.
 
-An acquisition sends at most one `lock_contended`, then either `lock_acquired` or `lock_not_acquired`. What was acquired
-ends in either `lock_released` or `lock_lost`.
+An acquisition sends at most one `lock_contended`. After that, it sends either `lock_acquired` or `lock_not_acquired`. An
+acquired lock ends in either `lock_released` or `lock_lost`.
 """
 
 from collections.abc import Callable
@@ -26,7 +32,7 @@ from .engine.lock.lock import MongoLock
 from .engine.logs import log_exception
 from .engine.session.grant import Grant
 
-#: Another holder has the lock: a wait begins, or a single attempt has failed. `reason` is the holder. The arguments of
+#: Another holder has the lock. A wait begins, or a single attempt has failed. `reason` is the holder. The arguments of
 #: this and the next five: `key`, `template`, `mode`, `using`, `token`, `waited`, `held`, `contended`, `reason`.
 lock_contended: Final = Signal()
 #: The lock was acquired.
@@ -46,12 +52,12 @@ lock_forced: Final = Signal()
 #: This process cleared stale locks. `count`, `using`.
 stale_locks_cleared: Final = Signal()
 
-#: A write was refused: its row or document was changed since it was read. `what`: the model or the collection.
+#: A write was refused because its row or document was changed since it was read. `what` is the model or collection.
 version_conflict: Final = Signal()
 #: `retry_on_conflict` makes another attempt. `what`, `error` (its class), `attempt` (the number of the failed one).
 conflict_retried: Final = Signal()
 
-#: The events of the engine.
+#: The signals by the names of the engine's events.
 EVENTS: Final = {
     "contended": lock_contended,
     "acquired": lock_acquired,
@@ -63,15 +69,15 @@ EVENTS: Final = {
 
 
 def send(signal: Signal, **facts: Any) -> None:
-    """Call the receivers."""
+    """Call the receivers with these facts."""
     try:
         signal.send_robust(sender=MongoLock, **facts)
-    except RuntimeError:  # of Django, where a receiver is async and this thread runs an event loop
+    except RuntimeError:  # from Django, if a receiver is async and this thread runs an event loop
         log_exception("signal not sent", key=facts.get("key"))
 
 
 def signal_sender(alias: str) -> Callable[[str, Grant], None]:
-    """An observer that sends the events of a session as signals."""
+    """Return an observer that sends the events of a session as signals."""
 
     def observe(event: str, grant: Grant) -> None:
         reporting = grant.reporting

@@ -1,8 +1,8 @@
-"""Locks and the transactions of Django's databases: a lock that is released before the commit protects nothing.
+"""Locks and the transactions of Django's databases. A lock that is released before the commit protects nothing.
 
 `release="on_commit"` releases a lock when the outermost ``atomic`` block has ended, by commit or rollback.
-``transaction.on_commit`` does not help: the rollback of a savepoint drops its functions, and there is no hook for a
-rollback. So while a release is pending, the methods by which a connection ends a transaction are watched.
+``transaction.on_commit`` does not help, because the rollback of a savepoint drops its functions, and there is no hook
+for a rollback. For that reason a pending release watches the methods by which a connection ends a transaction.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .exceptions import LockError, LockLost, LockMisused
 
 logger = logging.getLogger("django_mongolock")
 
-#: What ends a transaction, or (in tests, which run in one) the outermost block of the code under test.
+#: The methods that end a transaction, or the outermost block of the code under test in a test's own transaction.
 _ENDS: Final = ("commit", "rollback", "close", "set_autocommit", "savepoint_commit", "savepoint_rollback")
 #: The same for django_mongodb_backend.transaction.atomic.
 _MONGO_ENDS: Final = ("commit_mongo", "rollback_mongo")
 
-#: The lines of code that took what was released inside a transaction: each is reported once.
+#: The lines of code whose lock was released inside a transaction. Each is reported once.
 _reported: set[str] = set()
 
 
 def open_transactions() -> list[BaseDatabaseWrapper]:
-    """The connections of this thread with an open transaction. That of a test case does not count."""
+    """Return the connections of this thread with an open transaction. The transaction of a test case does not count."""
     return [connection for connection in connections.all(initialized_only=True) if _is_open(connection)]
 
 
@@ -51,21 +51,21 @@ def _is_open(connection: BaseDatabaseWrapper) -> bool:
 
 
 def _blocks(connection: BaseDatabaseWrapper) -> list[Any]:
-    """The open ``atomic`` blocks whose end can be observed."""
+    """Return the open ``atomic`` blocks whose end can be observed."""
     blocks = connection.atomic_blocks
     mine = [number for number, block in enumerate(blocks) if not getattr(block, "_from_testcase", False)]
     if not mine:
         return []
     savepoint = mine[0] - len(blocks) + len(connection.savepoint_ids)
     if mine[0] > 0 and connection.savepoint_ids[savepoint] is None:
-        return []  # inside a test's block, and without a savepoint: nothing happens at its end
+        return []  # inside a test's block without a savepoint, and its end cannot be seen
     return [blocks[number] for number in mine]
 
 
 class PendingRelease:
-    """The release of a lock, pending until all transactions have ended that were open when its block ended.
+    """The release of a lock that waits for all transactions that were open when the block of the lock ended.
 
-    ensure_held: raises LockLost if the lock was lost meanwhile.
+    - ensure_held: function that raises LockLost if the lock was lost meanwhile.
     """
 
     def __init__(self, release: Callable[[], object], ensure_held: Callable[[], None]) -> None:
@@ -89,7 +89,7 @@ class PendingRelease:
 
 
 class _Watch:
-    """Watches one connection until its transaction has ended, for the releases that are pending."""
+    """The watch on one connection until its transaction has ended, for the pending releases."""
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self.connection = connection
@@ -123,12 +123,12 @@ class _Watch:
         if name in _MONGO_ENDS:
             return not connection.in_atomic_block_mongo  # type: ignore[attr-defined]
         if name in ("commit", "rollback"):
-            return True  # inside a block, Django refuses them
-        # A savepoint is an end only where the block around it is that of a test.
+            return True  # because Django refuses them inside a block
+        # A savepoint ends the transaction only if the block around it is that of a test.
         return not _is_open(connection) and (name == "set_autocommit" or bool(connection.atomic_blocks))
 
     def _refuse_if_lost(self) -> None:
-        """Roll back instead of committing if a lock was lost: the work may overlap with that of the next holder."""
+        """Roll back instead of committing if a lock was lost. The work may overlap with that of the next holder."""
         try:
             for release in self.pending:
                 release.ensure_held()
@@ -148,7 +148,7 @@ class _Watch:
 
 
 def warn_of_open(opened: list[BaseDatabaseWrapper], key: str, place: str) -> None:
-    """Warn, once for each *place* that takes a lock, that it was released inside a transaction."""
+    """Warn that a lock was released inside a transaction, once for each *place* that takes a lock."""
     warn_once(
         place,
         f"the lock {key!r} was released inside the transaction that is open on {opened[0].alias!r}: the next holder "
@@ -158,8 +158,10 @@ def warn_of_open(opened: list[BaseDatabaseWrapper], key: str, place: str) -> Non
 
 
 def warn_once(place: str, text: str) -> None:
-    """Warn of the line of code *place*, if it was not reported before. To be called after the release: where warnings
-    are errors, it raises, but never in the place of an error that is on its way."""
+    """Warn of the line of code *place*, unless it was reported before.
+
+    Call this after the release. If warnings are errors, this raises one, except while another error is being handled.
+    """
     file, _, line = place.rpartition(":")
     if place in _reported or not line.isdigit():
         return
@@ -173,10 +175,10 @@ def warn_once(place: str, text: str) -> None:
 
 @contextmanager
 def mongo_atomic(using: str) -> Iterator[None]:
-    """Open a transaction of MongoDB on the alias, which may be inside Django's own ``atomic``.
+    """Open a transaction of MongoDB on the alias, even inside Django's own ``atomic``.
 
-    That does nothing there. But after the commit, the backend would not run what was given to ``on_commit`` in it, and
-    raise an error.
+    Django's ``atomic`` does nothing on MongoDB. But inside of it, after the commit, the backend would raise an error
+    instead of running the functions given to ``on_commit``.
     """
     from django_mongodb_backend import transaction
 
@@ -213,7 +215,7 @@ class DjangoAtomic(Atomic[ClientSession]):
             )
         self._client = self._find_client()
         session = super().__enter__()
-        # The backend makes a session only where there is none, so the ORM uses this one.
+        # The backend makes a session only if there is none. The ORM therefore uses this one.
         connection.session = session
         self._block = mongo_atomic(self._alias)
         self._block.__enter__()

@@ -25,7 +25,7 @@ from django_mongolock.backends import mongo_store
 from django_mongolock.claims import Claim, claim
 from django_mongolock.exceptions import LockMisused
 from django_mongolock.models import Lock
-from django_mongolock.owners import release_owner
+from django_mongolock.owners import claim_owner, release_owner
 from django_mongolock.testing import override_locks
 from tests.support.lock_documents import Locks
 from tests.support.lock_fixtures import WITH_MONGO, Commands
@@ -158,6 +158,7 @@ class TestSession:
         assert caught.value.token == token
         assert taken(claim(key, owner="b"))
 
+    @pytest.mark.long
     def test_a_saved_user_sends_nothing(self, commands: Commands, key: str) -> None:
         """The save of a user sends no command to the locks, also with a new password or without is_active."""
         anna = User.objects.create_user("anna")
@@ -249,7 +250,8 @@ class TestLooking:
 
     def test_shown(self, key: str, locks: Locks) -> None:
         """As a claim of its owner that no process holds: in the table, in JSON, on the page, in the ORM."""
-        owner = claim(key, owner="session:x", label="checkout").acquire().owner
+        claim(key, owner="session:x", label="checkout").acquire()
+        owner = claim_owner("session:x")
         mongo_lock("other").acquire()
         (line,) = [line for line in said_by("list_locks", "--wide").splitlines() if key in line]
         assert f"checkout, no process: a claim · owner {owner}" in line

@@ -1,4 +1,4 @@
-"""Log lines: what happened, and its facts, both as text and as fields of the record."""
+"""Log lines. Each names an event and its facts, as text and as fields of the record."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from ..exceptions import printable
 __all__ = ["DEBUG", "INFO", "WARNING", "is_enabled_for", "log", "log_exception"]
 
 _logger: Final = logging.getLogger("django_mongolock")
-#: Whether a line of that level is wanted. Spares the caller the facts of a line that is not.
+#: Whether a level is enabled. A caller need not collect the facts of a line that is not.
 is_enabled_for: Final = _logger.isEnabledFor
-#: What needs no quotes.
+#: A text that needs no quotes.
 _WORD: Final = re.compile(r"[!#-<>-\[\]-~]+")
-#: What a formatter that writes JSON takes as it is.
+#: Types that a formatter for JSON takes as they are.
 _PLAIN: Final = (str, int, float, type(None))
 
 
 def log(level: int, event: str, /, **facts: object) -> None:
-    """``log(WARNING, "lock lost", key="a")`` is the line "lock lost key=a", and its record has the field `lock_key`.
+    """Log an event with its facts.
 
-    Costs next to nothing if the level is not enabled.
+    ``log(WARNING, "lock lost", key="a")`` writes the line "lock lost key=a", and its record has the field `lock_key`.
+    The call costs next to nothing if the level is not enabled.
     """
     if _logger.isEnabledFor(level):
         _write(level, event, facts)
 
 
 def log_exception(event: str, /, **facts: object) -> None:
-    """In an ``except`` clause: the same as an error, with the traceback."""
+    """Log an error with its traceback, in an ``except`` clause."""
     _write(ERROR, event, facts, traceback=True)
 
 
@@ -43,7 +44,7 @@ def _write(level: int, event: str, facts: dict[str, object], *, traceback: bool 
 
 
 def _quoted(fact: object) -> object:
-    """A fact in a line: in quotes unless it is a single word, so that no value can pass for another field."""
+    """Return a fact in quotes, unless it is a single word. With quotes, no value can pass for another field."""
     if not isinstance(fact, str) or _WORD.fullmatch(fact):
         return fact
     text = fact.replace("\\", "\\\\").replace('"', '\\"')

@@ -1,4 +1,4 @@
-"""Keys, owners, labels and other texts: which may be stored, and in what form."""
+"""Checks of keys, owners, labels and other texts, and the form in which they are stored."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..exceptions import LockKeyInvalid
 UNPRINTABLE: Final = frozenset({"Cc", "Cs", "Zl", "Zp"})
 #: The most bytes of UTF-8 that a key may have, prefix included.
 MAX_KEY_BYTES: Final = 512
-#: The most characters that a text may have before it is composed: a character has at most four parts. Composing takes
-#: time that grows with the square of the length (measured: 8 s for 100,000 characters that were chosen with care).
+#: The most characters that a text may have before it is composed. A character has at most four parts. The time to
+#: compose a text grows with the square of its length (measured: 8 s for 100,000 characters that were chosen with care).
 MAX_TEXT_LENGTH: Final = 4 * MAX_KEY_BYTES
 #: The most characters that an owner, a label or another fact about a holder may have.
 MAX_FACT_LENGTH: Final = 256
 
 
 def check_text(name: str, value: object, limit: str = f"{MAX_KEY_BYTES} bytes") -> str:
-    """Return *value* if it is a plain string that can be stored and shown, composed (NFC).
+    """Return *value*, composed (NFC), if it is a plain string that can be stored and shown.
 
-    Raises TypeError for anything but `str` itself, and ValueError for control characters, line separators, lone
-    surrogates, and texts that are far too long; *limit* is what that error says is allowed.
+    Raise TypeError for anything but `str` itself. Raise ValueError for control characters, line separators, lone
+    surrogates, and texts that are far too long. The error names *limit* as the allowed length.
     """
     if type(value) is not str:
         raise TypeError(f"{name} must be a str, not {type(value).__name__}: pass plain text")
@@ -41,13 +41,13 @@ def is_plain(text: str) -> bool:
 
 
 def check_length(name: str, text: str | bytes | bytearray, limit: str = f"{MAX_KEY_BYTES} bytes") -> None:
-    """Raise ValueError for a text that is too long, whatever is in it. limit: see `check_text`."""
+    """Raise ValueError for a text that is too long, whatever its content. See `check_text` for *limit*."""
     if len(text) > MAX_TEXT_LENGTH:
         raise ValueError(f"{name} has at most {limit}: this one has {len(text)} characters")
 
 
 def check_key(key: object, prefix: str = "") -> str:
-    """Return the id of the document of *key*: prefix and key, composed (NFC). Raises TypeError, LockKeyInvalid."""
+    """Return the id of the document of *key*, composed (NFC), with its prefix. Raise TypeError or LockKeyInvalid."""
     if isinstance(key, (int, float)):
         raise TypeError(f'a lock key must be a str, not {type(key).__name__}: say what it is, as in f"order:{{{key}}}"')
     try:
@@ -63,7 +63,7 @@ def check_key(key: object, prefix: str = "") -> str:
 
 
 def check_fact(name: str, value: object) -> str | None:
-    """Return *value* as it may be stored beside a holder, or None if there is none. Raises TypeError, ValueError."""
+    """Return *value* as it may be stored beside a holder, or None without a value. Raise TypeError or ValueError."""
     if value is None:
         return None
     text = check_text(name, value, f"{MAX_FACT_LENGTH} characters")
@@ -73,7 +73,7 @@ def check_fact(name: str, value: object) -> str | None:
 
 
 def tidy_fact(value: object) -> str:
-    """Return *value* as text that may be stored: for facts that the package looks up itself."""
+    """Return *value* as text that may be stored. For facts that the package looks up itself."""
     text = str(value)[:MAX_FACT_LENGTH]
     if is_plain(text):
         return text

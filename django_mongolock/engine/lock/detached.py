@@ -1,10 +1,10 @@
-"""Locks that no process keeps alive: they are held for an owner, who takes them up later, perhaps elsewhere.
+"""Locks that no process keeps alive. Their owner takes them up later, perhaps in another process.
 
-Three kinds of locks are such: that of a task whose message is in the queue (`Parked`), the claims of `claims`, and edit
-locks. `Detached` is what they have in common.
+There are three kinds, namely the lock of a task with a message in the queue (`Parked`), claims (`claims`), and edit
+locks. `Detached` is their common base.
 
-A parked lock is an entry like any other whose process is `processes.NO_PROCESS`, so that the next who asks in the name
-of its owner resumes it. It is not renewed: it lasts for as long as its lease says.
+A parked lock is an entry like any other, with `processes.NO_PROCESS` as its process. The next request in the name of
+its owner therefore resumes it. A parked lock is not renewed, and ends with its lease.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ..session.grant import Grant
 from ..session.session import Session
 from .lock import MongoLock
 
-#: Seconds before each try to release a parked lock; the last one is repeated.
+#: The seconds before each try to release a parked lock. The last pause is repeated.
 RELEASE_PAUSES: Final = (0.0, 1.0, 5.0, 15.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """The time for which this process knows that the lock is held, by the local clock; true until then.
+    """The time for which this process knows that the lock is held, by the local clock. True until that time.
 
-    It is one lease, counted from before a command was sent that is known to have taken or renewed the lock. What is
-    only read does not make it longer.
+    The time is one lease, counted from before a command was sent that is known to have taken or renewed the lock. A
+    mere read does not make it longer.
     """
 
     until: float = 0.0
@@ -52,14 +52,16 @@ class Belief:
 
     @property
     def remaining(self) -> float:
-        """Seconds until then."""
+        """Seconds until the end of the belief."""
         return max(0.0, self.until - self.now()) if self.pid == os.getpid() else 0.0
 
 
 class Detached:
-    """A lock that no process keeps alive, and what the answers to its steps are worth.
+    """A lock that no process keeps alive, and the belief that the answers to its steps justify.
 
-    Make one for each request; in a forked child, its parent's sends nothing. find: returns the session of this process.
+    Make one for each request. In a forked child, an object of the parent sends nothing.
+
+    - find: function that returns the session of this process.
     """
 
     def __init__(self, key: str, find: Callable[[], Session] | None = None) -> None:
@@ -69,7 +71,7 @@ class Detached:
         self._belief = Belief()
 
     def taking(self, new: Mapping[str, Any], former: str = "", tombstone_ttl: int = 0) -> Protocol[Reply]:
-        """Take the lock with this entry, if it is free; or from *former*, a grant whose place it takes."""
+        """Take the lock with this entry, if the lock is free, or take the place of the grant *former*."""
         step = Step(ask=new["grant"], add=dict(new), trial=True)
         if former:
             step = replace(step, remove=(former,), force=True, resumes=True, tombstone_ttl=tombstone_ttl)
@@ -82,19 +84,19 @@ class Detached:
         return self._apply(step, terms.lease)
 
     def leaving(self, grant: str, tombstone_ttl: int, given: str = "") -> Protocol[Reply]:
-        """See to it that a grant is gone, also one whose command is still on its way. given: only if it is there."""
+        """Remove a grant for good, even if its command is still on its way. With *given*, only while that is there."""
         step = Step(remove=(grant,), force=True, tombstone_ttl=tombstone_ttl, given=given)
         answer: Answer = yield Apply(self._stored, step)
         return answer.reply
 
     def looking(self, grant: str = "") -> Protocol[Reply]:
-        """Read how the lock stands. It makes no belief longer."""
+        """Read the state of the lock. A read does not lengthen the belief."""
         answer: Answer = yield Read(self._stored, grant)
         return answer.reply
 
     def _apply(self, step: Step, lease: float) -> Protocol[Reply]:
         answer: Answer = yield Apply(self._stored, step)
-        # Only a command that has itself taken or renewed the lock is a reason to believe in it.
+        # Only a command that has itself taken or renewed the lock justifies a belief.
         if answer.whole and answer.reply.held:
             self._belief = Belief(answer.sent + lease, self._session().now, self._pid)
         return answer.reply
@@ -106,9 +108,9 @@ class Detached:
 
 
 class Parked(Detached):
-    """A lock that waits for its owner. By the server's clock alone: no process believes to hold it.
+    """A lock that waits for its owner. Only the server's clock counts, because no process believes to hold it.
 
-    timeout: the seconds that a command may take. Default: those of the session.
+    - timeout: seconds that a command may take. Default: the timeout of the session.
     """
 
     def __init__(self, session: Session, key: str, grant: str, terms: Terms, timeout: float | None = None) -> None:
@@ -118,17 +120,17 @@ class Parked(Detached):
         self.timeout = session.commands.timeout if timeout is None else timeout
 
     def keep(self, lease: float, timeout: float | None = None) -> bool:
-        """Let it last *lease* seconds from now; return whether it was still there. Raises LockBackendFailed."""
+        """Let the lock last *lease* seconds from now. Return whether it was still there. Raise LockBackendFailed."""
         self.timeout = self.timeout if timeout is None else timeout
-        # beat: another number than that of `taking`, which is 0: an entry that still has that was not renewed.
+        # The beat differs from that of `taking`, 0. An entry that still has 0 was not renewed.
         return self.send(self.keeping(self.grant, replace(self.terms, lease=lease), beat=1)).held
 
     def give_up(self) -> None:
-        """See to it that it is gone. Raises LockBackendFailed: then it ends with its lease."""
+        """Remove the lock for good. After LockBackendFailed, the lock ends with its lease."""
         self.send(self.leaving(self.grant, TOMBSTONE_TTL))
 
     def send(self, steps: Protocol[Reply]) -> Reply:
-        """Run steps past the commands of the session, which would believe in what they have renewed."""
+        """Run steps without the commands of the session, because these would believe in grants that they renew."""
         return actions.run(steps, self._perform)
 
     def _perform(self, action: Any) -> Answer:
@@ -142,7 +144,7 @@ class Parked(Detached):
 
 
 def leave_tombstone(session: Session, key: str, name: str) -> None:
-    """Leave a tombstone with this *name* in the document of a key, in the background. A grant can never have it."""
+    """Leave a tombstone with this *name* in the document of a key, in the background. No grant can have that name."""
     parked = Parked(session, key, name, Terms())
 
     def try_once() -> bool | None:
@@ -156,7 +158,7 @@ def leave_tombstone(session: Session, key: str, name: str) -> None:
 
 
 def release_parked(session: Session, key: str, owner: str, lease: float) -> None:
-    """Release what is parked for *owner*, in the background: until there is an answer, or *lease* seconds are over.
+    """Release the lock parked for *owner*, in the background, until there is an answer or *lease* seconds are over.
 
     A grant whose process has certainly ended counts as parked.
     """
@@ -185,9 +187,11 @@ def park(
     former: Grant | None = None,
     timeout: float | None = None,
 ) -> Parked | Reply:
-    """Take the lock for the owner of *terms*, if it is free now; if it is not, return what is known of it.
+    """Take the lock for the owner of *terms*, if the lock is free now. If not, return the answer about it.
 
-    former: a grant whose place it takes. Raises LockBackendFailed; what was taken then ends with its lease.
+    - former: grant whose place the new one takes.
+
+    After LockBackendFailed, a lock that was taken ends with its lease.
     """
     if terms.owner is None:
         raise ValueError("a detached lock needs an owner, and the terms name none")
@@ -199,7 +203,7 @@ def park(
         reply = parked.send(parked.taking(new, "" if former is None else former.id, ttl))
     except LockError:
         raise
-    except BaseException:  # a signal: its caller will never have it
+    except BaseException:  # a signal, after which the caller never gets the lock
         with contextlib.suppress(LockError):
             parked.give_up()
         raise
@@ -207,17 +211,17 @@ def park(
 
 
 def park_held(lock: MongoLock, terms: Terms, facts: Mapping[str, str | int]) -> Parked | None:
-    """Park what this lock holds, in one command, so that no other grant gets it in between; the lock is then released.
+    """Park the grant of this lock, in one command, so that no other grant gets the lock in between. Release the lock.
 
-    None if it had been lost before, or was taken away. Raises LockBackendFailed; the lock is then released as well.
+    Return None if the lock had been lost before, or was taken away. After LockBackendFailed, the lock is released too.
     """
     own = lock._own
     session, grants = own.session, own.grants
     if session is None or len(grants) != 1:
         raise LockMisused("only a lock on one key that is acquired can be detached")
     (grant,) = grants
-    # First: from now on it is no loss if a renewal does not find it.
-    if not (lock.held and grant.mark_released()):  # lost, or a parent's, which is not ours to park
+    # Mark it released first. From now on it is no loss if a renewal does not find the grant.
+    if not (lock.held and grant.mark_released()):  # lost, or held by the parent of this forked child
         lock.release()
         return None
     try:

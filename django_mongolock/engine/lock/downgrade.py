@@ -1,4 +1,4 @@
-"""A lock that goes on as a reader's: from exclusive to shared, at no time without it."""
+"""The change of an exclusive lock into a shared one, without a gap."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .grants import LockGrants
 
 
 def downgrade(own: LockGrants) -> Protocol[bool]:
-    """Hold every key of *own* as a reader from now on; return whether all are held."""
+    """Hold every key of *own* as a reader from now on. Return whether all are held."""
     session, grants = own.session, own.grants
     if session is None or not own.all_held(grants):
         return False
@@ -41,14 +41,14 @@ def downgrade(own: LockGrants) -> Protocol[bool]:
 
 
 def _replace(own: LockGrants, session: Session, grant: Grant, reader: Grant) -> Protocol[bool]:
-    """Let *reader* take the place of *grant*; return whether that was held until then."""
+    """Let *reader* take the place of *grant*. Return whether *grant* was held until then."""
     until, now = grant.lease.until, session.now()
     reader.lease.last = grant.lease.last
     reader.waiting.back_by = until + session.commands.timeout
     session.queue.join(reader, trial=True)
     session.registry.expect(reader)
     try:
-        # First: from now on it is no loss if a renewal does not find it.
+        # Mark it released first. From now on it is no loss if a renewal does not find the grant.
         granted = None
         if grant.mark_released():
             granted = yield from procedures.downgrade(
@@ -57,7 +57,7 @@ def _replace(own: LockGrants, session: Session, grant: Grant, reader: Grant) -> 
             if granted is None:
                 session.ending.not_found(grant, by_release=True)
     except BaseException as error:
-        given_up, own.grants = own.grants, ()  # of all keys: what is held in part is of no use
+        given_up, own.grants = own.grants, ()  # of all keys, because a lock that is held in part is of no use
         own.give_up(session, reader, error)
         for each in {grant, *given_up}:
             session.ending.end(each, How.ABANDONED)

@@ -1,4 +1,4 @@
-"""What one lock object has acquired, and the steps by which it acquires, shares, extends and releases it."""
+"""The grants of one lock object, and the steps by which the object acquires, shares, extends and releases them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from ..session.grant_registry import current_worker
 from ..session.session import Session
 
 Facts = Callable[[], Mapping[str, str | int]]
-#: Packages whose lines are of no interest to anything that looks for the place where a lock was acquired.
+#: Packages whose frames do not count as the place where a lock was acquired.
 _OURS: Final = {"django_mongolock", "asyncio", "contextlib"}
 
 
 class LockGrants:
-    """The grants of one lock object, one for each of its keys. The generators are run by a session.
+    """The grants of one lock object, one for each of its keys. A session runs the generators.
 
-    session: the one that has acquired them. grants: what is held; none while nothing is. last: what was acquired last,
-    also when it is released: that it was granted stays a fact. wanted: what is waited for now. is_cancelled: the waits
-    of this `acquire` are to end, that for the next key, too.
+    - session: session that has acquired the grants.
+    - grants: grants that are held, or none.
+    - last: grants that were acquired last, also after their release.
+    - wanted: grant of the present wait.
+    - is_cancelled: whether the waits of this `acquire` have to end, including the wait for the next key.
     """
 
     __slots__ = (
@@ -60,12 +62,15 @@ class LockGrants:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the grants belong to this process, rather than to the one that it was forked from."""
+        """Whether the grants belong to this process, and not to the parent that it was forked from."""
         return self.session is not None and self.session.pid == os.getpid()
 
     def all_held(self, grants: tuple[Grant, ...]) -> bool:
-        """Whether there is something in *grants*, and all of it held. They are read from here once: another thread may
-        release them meanwhile, and of no grants at all it would be true that all are held."""
+        """Return whether *grants* is not empty, and all of them are held.
+
+        The caller reads the grants once and passes them, because another thread may release them meanwhile. An empty
+        tuple is not held, although all() is true for it.
+        """
         return bool(grants) and self.is_ours and all(grant.held for grant in grants)
 
     def acquire_all(self, session: Session, wait: float | None) -> Protocol[None]:
@@ -83,7 +88,7 @@ class LockGrants:
             where = calling_line()
             for grant in grants:
                 grant.acquired_from = grant.acquired_from or where
-                if not grant.held:  # lost while the next one was waited for
+                if not grant.held:  # lost during the wait for the next one
                     raise LockLost(grant.key, grant.token, grant.reason)
             self.session, self.grants, self._owner_tokens = session, tuple(grants), tuple(owner_tokens)
             self.last = self.grants
@@ -103,7 +108,7 @@ class LockGrants:
             self._busy.release()
 
     def _give_back(self, session: Session, grants: list[Grant]) -> Protocol[None]:
-        """Release those of *grants* that this object alone has, in one command, and take them out of the list."""
+        """Release those of *grants* that only this object uses, in one command, and take them out of the list."""
         alone = [grant for grant in grants if not grant.in_doubt and grant.drop_user(self._lock)]
         if not alone:
             return
@@ -128,7 +133,7 @@ class LockGrants:
     def _acquire_key(
         self, session: Session, key: str, times: tuple[float, float], owner_tokens: list[OwnerToken], *, trial: bool
     ) -> Protocol[Grant]:
-        """Acquire one key. times: when the wait for it began, and until when it may last."""
+        """Acquire one key. The *times* are the start of the wait for it, and its deadline."""
         worker = current_worker()
         flow.enter(worker)
         held = session.registry.held_by(worker)
@@ -142,7 +147,7 @@ class LockGrants:
         try:
             self.wanted = grant
             turn = session.queue.join(grant, trial=trial)
-            if self.is_cancelled:  # while another key was acquired
+            if self.is_cancelled:  # during the acquisition of another key
                 raise LockCancelled(key, 0.0)
             if turn == "now":
                 answer, now = None, began
@@ -163,15 +168,15 @@ class LockGrants:
         return grant
 
     def _enter_again(self, session: Session, grant: Grant) -> Protocol[OwnerToken | None]:
-        """Share *grant*, which this thread or task holds; return its owner token, or None if it is not held any more.
+        """Share *grant*, if this thread or task still holds it. Return its owner token, or None if it is not held.
 
-        Raises LockReentry unless that is meant, and can be.
+        Raise LockReentry unless the caller allows to share it, and the terms agree.
         """
         if (token := grant.owner_token()) is None:
             return None
         mine, its = ((each.mode, each.capacity, each.weight) for each in (self.terms, grant.terms))
         if not (self.options.reentrant and mine == its):
-            # It may have been taken away by force, which is not known yet.
+            # The grant may have been taken away by force, and this process may not know yet.
             answer = yield grant.acquisition.confirm()
             if answer.reply.token == grant.token:
                 raise self._reentry(grant)
@@ -180,21 +185,21 @@ class LockGrants:
         return token if session.share(grant, self._user) else None
 
     def _reentry(self, grant: Grant) -> LockReentry:
-        """The error. (Where it is raised no variable has it: it leads to the frames there, and they to a token.)"""
+        """Return the error. The caller keeps it in no variable, because its frames lead to an owner token."""
         error = LockReentry(grant.key)
         error.upgrade = (grant.terms.mode, self.terms.mode) == ("shared", "exclusive")
         error.differs = self.options.reentrant
         return error
 
     def new_grant(self, session: Session, key: str, worker: object, held: Mapping[str, Grant], terms: Terms) -> Grant:
-        """A grant that has not been asked for yet. held: what its *worker* holds already."""
-        # A release that is still on its way is waited for, and is no deadlock. Copied at once: the heartbeat may take
-        # one out that is lost. Only one is looked for: there may be thousands.
+        """Return a grant that has not been asked for yet. *held* has the grants of its *worker*."""
+        # A wait for a release that is still on its way is no deadlock, and does not count. The copy is made at once,
+        # because the heartbeat may take out a lost grant. One grant is enough, because there may be thousands.
         other = next((grant for grant in list(held.values()) if grant.owner_token() is not None), None)
         options, facts = self.options, self._facts()
-        # A worker keeps its name for as long as it holds a lock: by that, deadlocks are found.
+        # A worker keeps its name as long as it holds a lock. Deadlocks are found by that name.
         name = f"{session.id}/{secrets.token_hex(4)}" if other is None else other.acquisition.worker
-        # The random part: a clone of this machine, or a child that was forked past our notice, makes other ids.
+        # The random part makes ids unique in a clone of this machine, and in a child whose fork went unnoticed.
         acquisition = Acquisition(
             key,
             f"{session.id}.{next(session.commands.numbers)}-{secrets.token_hex(4)}",
@@ -221,12 +226,12 @@ class LockGrants:
         """Clean up after *error*, which ended the wait."""
         reason, refused = type(error).__name__, False
         if isinstance(error, LockNotAcquired):
-            reason, refused = error.why, error.__cause__ is None  # else it may not have left the queue
+            reason, refused = error.why, error.__cause__ is None  # with a cause, it may still be in the queue
             error.template = grant.reporting.template
         session.queue.leave(grant)
         waiting = grant.waiting
-        # In this order: `finish_handover` writes the others before it says that the hand-over is over. And unless it
-        # was refused, nothing says whether the last command took effect, or still will.
+        # The order matters, because `finish_handover` writes the other fields before it says that the hand-over is
+        # over. Unless the grant was refused, the last command may have taken effect, or still may.
         if grant.in_doubt or waiting.answer is not None or (waiting.sent and not refused):
             session.ending.end(grant, How.ABANDONED)
         session.ending.end(grant, How.REFUSED, reason=reason)
@@ -234,8 +239,8 @@ class LockGrants:
     # Release
 
     def release_all(self, early: bool = False) -> Protocol[bool]:
-        """Release all keys; return whether all were held until then. early: also end their minimum hold."""
-        # The owner tokens, too: another thread may clear them, and the heartbeat would release what is being released.
+        """Release all keys. Return whether all were held until then. With *early*, end their minimum hold too."""
+        # Keep the owner tokens. Another thread may clear them, and the heartbeat would then release the same grants.
         session, grants, owner_tokens = self.session, self.grants, self._owner_tokens
         if session is None or not self.is_ours:
             return False
@@ -243,7 +248,7 @@ class LockGrants:
         try:
             for place, grant in enumerate(grants, start=1):
                 was_held = yield from self._release_key(session, grant, early)
-                if was_held is None:  # no answer: the others are not to wait for one that does not come either
+                if was_held is None:  # no answer, and the others would wait in vain too
                     ours &= all(other.held for other in grants[place:])
                     self._drop(session, grants[place:], stays=not early)
                     break
@@ -257,13 +262,15 @@ class LockGrants:
         return ours
 
     def clear(self, grants: tuple[Grant, ...]) -> None:
-        """*grants* have ended. What was acquired since another thread has released them stays."""
+        """Forget *grants*, which have ended. If another thread released them, newer grants stay."""
         if self.grants is grants:
             self.grants = self._owner_tokens = ()
 
     def _release_key(self, session: Session, grant: Grant, early: bool = False) -> Protocol[bool | None]:
-        """Release one grant, unless another lock object of its worker shares it; return whether it was held, or None if
-        there was no answer."""
+        """Release one grant, unless another lock object of its worker shares it.
+
+        Return whether the grant was held, or None if there was no answer.
+        """
         releaser = current_worker()
         if (was_held := grant.drop_user(self._lock)) is None:
             return grant.held
@@ -297,17 +304,19 @@ class LockGrants:
         return was_there
 
     def abandon(self, *, stays: bool = False) -> None:
-        """Drop what this thread or task has acquired without its caller's knowledge, or what its caller could not
-        release. stays: minimum holds are to last."""
+        """Drop grants of this thread or task that the caller does not know of, or could not release.
+
+        - stays: whether minimum holds last.
+        """
         grants = [grant for grant in self.grants if grant.worker is current_worker()]
         if grants and self.session is not None:
-            owner_tokens = self._owner_tokens  # while they live, the heartbeat does not release what is dropped here
+            owner_tokens = self._owner_tokens  # keeps the heartbeat from releasing the grants that are dropped here
             self.grants = self._owner_tokens = ()
             self._drop(self.session, grants, stays=stays)
             del owner_tokens
 
     def _drop(self, session: Session, grants: Iterable[Grant], *, stays: bool = False) -> None:
-        """Have grants removed in the background. May be called again for the same ones. stays: see `abandon`."""
+        """Remove grants in the background. A second call for the same grants is safe. See `abandon` for *stays*."""
         for grant in grants:
             if grant.drop_user(self._lock) is not None:
                 session.ending.end(grant, How.ABANDONED, stays=stays)
@@ -315,7 +324,7 @@ class LockGrants:
     # Extend
 
     def extend_all(self, lease: Seconds | None) -> Protocol[bool]:
-        """Push the end of every lease to *lease* seconds from now; return whether all are held."""
+        """Move the end of every lease to *lease* seconds from now. Return whether all are held."""
         wanted = 0.0 if lease is None else check_seconds("lease", lease)
         session, grants = self.session, self.grants
         if session is None or not self.all_held(grants):
@@ -325,7 +334,7 @@ class LockGrants:
             lease_ms, server_ms = milliseconds(length), milliseconds(grant.terms.server_lease_of(length))
             step = Step(ask=grant.id, renew=(grant.id,), lease=lease_ms, server_lease=server_ms)
             answer = yield Apply(grant.key, step)
-            # With another token, it was taken away, and a command of before that was held up has brought it back.
+            # Another token means that the grant was taken away, and that a delayed older command has brought it back.
             if answer.reply.token != grant.token:
                 session.ending.not_found(grant)
                 break
@@ -336,15 +345,17 @@ class LockGrants:
         return self.grants is not grants and (yield from self.extend_all(lease))  # downgraded meanwhile
 
     def replace(self, grant: Grant, other: Grant, token: OwnerToken) -> None:
-        """*other*, with its *token*, has taken the place of *grant*. If that was released meanwhile by another thread,
-        the token is dropped, and so *other* is removed."""
+        """Put *other* with its *token* in the place of *grant*.
+
+        If another thread released *grant* meanwhile, the token is dropped, and *other* is removed with it.
+        """
         if grant in self.grants:
             self.grants = self.last = tuple(other if each is grant else each for each in self.grants)
             self._owner_tokens += (token,)
 
 
 def calling_line() -> str:
-    """File and line of the program that called into the library: the nearest that is not part of it."""
+    """Return file and line of the nearest caller that is not part of the library."""
     frame = sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The lock object: one acquisition of one or several keys, for threads and for coroutines."""
+"""The lock object, one acquisition of one or several keys, for threads and for coroutines."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ T = TypeVar("T")
 
 
 class MongoLock(LockState):
-    """Named locks in MongoDB: held by one process, thread or task at a time, for as long as the lease is renewed.
+    """Named locks in MongoDB. One process, thread or task at a time holds a lock, as long as its lease is renewed.
 
-    Use it as a context manager, ``with`` or ``async with``, or through `acquire` and `release`. Leaving the block
+    Use the lock as a context manager, ``with`` or ``async with``, or through `acquire` and `release`. Leaving the block
     raises LockLost if the lock was lost meanwhile and the block itself raised nothing.
 
-    While the process lives, its leases are renewed in the background; when it dies, they end by themselves. A lease
-    cannot stop work that is still running when it ends, in a process that was paused for instance: compare
-    `fencing_token` where you write, and call `ensure_held` before what cannot be undone.
+    While the process lives, its leases are renewed in the background. When the process dies, they end by themselves. A
+    lease cannot stop work that is still running when the lease ends, for instance in a process that was paused. Compare
+    `fencing_token` where you write, and call `ensure_held` before an act that cannot be undone.
 
-    An object is one acquisition at a time: make a new one for every use; that sends nothing.
+    An object is one acquisition at a time. Make a new one for every use. Making one sends nothing.
 
-    session: gives the session of this process. terms: what the update on the server needs to know. facts: gives what is
-    shown to people of the holder.
+    - session: function that returns the session of this process.
+    - terms: terms that the update on the server needs to know.
+    - facts: function that returns the facts about the holder that people see.
     """
 
     def __init__(
@@ -57,17 +58,19 @@ class MongoLock(LockState):
         self._current_session = session
         self._own = LockGrants(self, keys, terms, options, facts)
 
-    # Acquire, release, extend: each once, with a blocking and an awaiting face
+    # Acquire, release and extend have one body each, with a blocking and an awaiting method.
 
     def acquire(self, wait: Seconds | Unset | None = UNSET, **unknown: Never) -> Self:
-        """Acquire the lock, waiting at most *wait* seconds (as made if not given; 0: one try; None: no end).
+        """Acquire the lock, waiting at most *wait* seconds, and return the lock.
 
-        Returns itself. Raises LockNotAcquired (LockReentry, LockQueueFull) if it could not be acquired,
-        LockBackendFailed if MongoDB cannot be reached, LockLost if one of several keys was lost while another was
-        waited for, and LockMisused if this object is in use.
+        - wait: seconds to wait, 0 for a single try, None for no limit. Default: the option of the lock.
 
-        Another thread or task may release it. But if this thread ends, or this object is dropped, while the lock is
-        held, it is released soon after, with a warning in the log: no code is left that would do it.
+        Raises LockNotAcquired (LockReentry, LockQueueFull) if the lock could not be acquired, LockBackendFailed if
+        MongoDB cannot be reached, LockLost if one of several keys was lost during the wait for another, and LockMisused
+        if this object is in use.
+
+        Another thread or task may release the lock. If this thread ends, or this object is dropped, while the lock is
+        held, the lock is released soon after, with a warning in the log. No code is left then that would release it.
         """
         limit = self._limit(wait, unknown)
         if current_task() is not None:
@@ -75,7 +78,7 @@ class MongoLock(LockState):
                 "a lock is acquired with `with` or acquire() in a coroutine: waiting stops its whole event loop. "
                 "Use `async with`, or await aacquire()",
                 RuntimeWarning,
-                stacklevel=2 + (sys._getframe(1).f_globals is globals()),  # `with` and try_acquire() call it, too
+                stacklevel=2 + (sys._getframe(1).f_globals is globals()),  # `with` and try_acquire() call this too
             )
         try:
             session = self._current_session()
@@ -101,18 +104,20 @@ class MongoLock(LockState):
         return self
 
     def cancel(self) -> None:
-        """End the wait of another thread or task in this object's `acquire`, which raises LockCancelled.
+        """End the wait of another thread or task in this object's `acquire`. The wait raises LockCancelled.
 
-        Does nothing if there is no such wait.
+        Without such a wait, nothing happens.
         """
         self._own.is_cancelled = True
         if (grant := self._own.wanted) is not None:
             self._current_session().waits.cancel(grant)
 
     def try_acquire(self, wait: Seconds | None = 0, **unknown: Never) -> bool:
-        """Acquire the lock, waiting at most *wait* seconds (0: one try; None: no end); return whether it is held now.
+        """Acquire the lock, waiting at most *wait* seconds. Return whether the lock is held now.
 
-        See acquire(), whose other errors it raises.
+        - wait: seconds to wait, 0 for a single try, None for no limit.
+
+        Raises the other errors of acquire().
         """
         try:
             self.acquire(wait, **unknown)
@@ -129,10 +134,12 @@ class MongoLock(LockState):
         return True
 
     def release(self, *, early: bool = False) -> bool:
-        """Release the lock; return whether it was held until then. Without anything to release: False.
+        """Release the lock. Return whether it was held until then, or False if there was nothing to release.
 
-        early: also end its minimum hold (`min_hold`). It never frees a lock of another holder. If MongoDB cannot be
-        reached, the lock is released in the background, at the latest when its lease ends.
+        - early: whether to end the minimum hold (`min_hold`) too.
+
+        A release never frees a lock of another holder. If MongoDB cannot be reached, the lock is released in the
+        background, at the latest when its lease ends.
         """
         try:
             session = self._own.session
@@ -151,7 +158,9 @@ class MongoLock(LockState):
             raise
 
     def extend(self, lease: Seconds | None = None) -> None:
-        """Push the end of the lease to *lease* seconds from now (its own length if not given); never nearer.
+        """Move the end of the lease to *lease* seconds from now, but never nearer.
+
+        - lease: seconds from now. Default: the length of the present lease.
 
         A longer lease stays the lock's lease from then on. Raises LockLost if the lock is not held any more.
         """
@@ -164,12 +173,14 @@ class MongoLock(LockState):
             raise self._loss(self._own.grants)
 
     def downgrade(self) -> None:
-        """Go on as a reader: from exclusive to ``mode="shared"``, in one command for each key, at no time without it.
+        """Change from exclusive to ``mode="shared"``, in one command for each key, and hold the lock all the time.
 
-        The readers at the head of the queue are let in by the same command. The lock has a new, larger fencing token;
-        until the answer is there, `held` is false in other threads. There is no way back: release it, and acquire it
-        again. Raises LockLost if the lock is not held any more, LockMisused if it is not exclusive, and
-        LockBackendFailed if MongoDB did not answer until the end of the lease; then the lock is given up.
+        The same command lets in the readers at the head of the queue. The lock has a new, larger fencing token. Until
+        the answer is there, `held` is false in other threads. There is no way back. Release the lock, and acquire it
+        again.
+
+        Raises LockLost if the lock is not held any more, and LockMisused if the lock is not exclusive. Raises
+        LockBackendFailed if MongoDB did not answer until the end of the lease. The lock is given up then.
         """
         if not self._session().run(downgrade(self._own)):
             raise self._loss(self._own.grants)
@@ -184,28 +195,36 @@ class MongoLock(LockState):
     @overload
     def atomic(self, client: MongoClient[Any] | None = None, *, using: str | None = None) -> Atomic[ClientSession]: ...
     def atomic(self, client: Any = None, *, using: str | None = None) -> Any:
-        """A MongoDB transaction that commits only if the lock is still held: ``with lock.atomic(client) as session:``.
+        """Return a MongoDB transaction that commits only if the lock is still held.
 
-        client: of the MongoDB that keeps the lock. Only what is done with ``session=session`` is part of it. Where
-        another holder has taken the lock over, leaving the block raises LockLost, and nothing was committed.
+        Use it as ``with lock.atomic(client) as session:``. Only operations with ``session=session`` are part of the
+        transaction. If another holder has taken the lock over, leaving the block raises LockLost, and nothing was
+        committed.
 
-        It may also be aborted while the lock is held, because a waiter joined the queue: LockTransactionAborted.
-        Keep it short, or use `run_atomic`. It lasts at most as long as the server lets it (60 seconds by default).
-        Works with ``async with`` too, for both kinds of clients. Raises LockMisused on a standalone server.
+        - client: client of the MongoDB that keeps the lock.
+        - using: alias in DATABASES for a transaction without a client. Default: the alias of the lock.
 
-        Of a lock made by `mongo_lock`, without a *client*: the transaction of a DATABASES alias (*using*, else that of
-        the lock), of which the ORM is a part as in `django_mongodb_backend.transaction.atomic`. With ``async with``,
-        only what is done with the session is: the ORM works in other threads, which other tasks share.
+        MongoDB may also abort the transaction while the lock is held, because a waiter joined the queue. Leaving the
+        block then raises LockTransactionAborted. Keep the transaction short, or use `run_atomic`. A transaction lasts
+        at most as long as the server lets it (60 seconds by default).
+
+        ``async with`` works too, for both kinds of clients. Raises LockMisused on a standalone server.
+
+        A lock made by `mongo_lock` needs no *client*. The ORM is then part of the transaction, as in
+        `django_mongodb_backend.transaction.atomic`. With ``async with``, only operations with the session are part of
+        it, because the ORM works in other threads that other tasks share.
         """
         if client is None:
             raise TypeError("atomic() needs a client of the MongoDB that keeps the lock")
         return Atomic(self, client)
 
     def run_atomic(self, work: Callable[[Any], T], /, *args: Any, limit: Seconds = 30.0, **kwargs: Any) -> T:
-        """Call *work* with the session of an `atomic` transaction, again while MongoDB aborts it; return its result.
+        """Call *work* with the session of an `atomic` transaction, and return its result. Repeat if MongoDB aborts it.
 
-        Other arguments go to `atomic`. *work* may run several times: what it does beside the transaction must stand
-        that. limit: seconds after which the last error is raised rather than another attempt made.
+        Other arguments go to `atomic`. *work* may run several times. Effects outside of the transaction must be
+        repeatable.
+
+        - limit: seconds after which the last error is raised rather than another attempt made.
         """
         left = pauses(as_seconds(limit))
         while True:
@@ -231,14 +250,14 @@ class MongoLock(LockState):
                     raise
                 await asyncio.sleep(pause)
 
-    if not TYPE_CHECKING:  # type checkers find it by themselves
+    if not TYPE_CHECKING:  # type checkers find these errors by themselves
 
         def __call__(self, *args: object, **kwargs: object) -> None:
-            """Raise TypeError, which names the decorator for functions."""
+            """Raise TypeError with the name of the decorator for functions."""
             raise TypeError("mongo_lock() is for a block, `with mongo_lock(...):`; functions take @mongo_locked(...)")
 
         def __getattr__(self, name: str) -> Never:
-            """Raise AttributeError, which names what there is in place of a `locked()`."""
+            """Raise AttributeError with the replacement for `locked()`, where that was asked for."""
             cure = "; `held`: whether this object holds the lock; `lock_info(key)`: who holds it" * (name == "locked")
             raise AttributeError(f"a lock has no attribute {name!r}{cure}", name=name, obj=self)
 
@@ -276,5 +295,5 @@ class MongoLock(LockState):
         if unknown:
             refuse_options(unknown)
         chosen = self.options.wait if isinstance(wait, Unset) else check_wait(wait)
-        # The project's WAIT is in the options already; a lock that was made without a project waits without end.
+        # The project's WAIT is in the options already. A lock that was made without a project waits without end.
         return None if isinstance(chosen, Unset) else chosen

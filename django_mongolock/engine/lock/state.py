@@ -1,4 +1,4 @@
-"""How a lock object stands: what it holds, since when, and until when."""
+"""The state of a lock object: its grants, and the times of their leases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class LockState:
-    """What can be asked of a lock object without sending anything to the server."""
+    """The part of a lock object that answers questions without a command to the server."""
 
     keys: tuple[str, ...]
     _own: LockGrants
@@ -23,65 +23,70 @@ class LockState:
 
     @property
     def key(self) -> str:
-        """The key, as it is stored. For a lock on several keys: LockMisused, see `keys`."""
+        """The key as it is stored. Raises LockMisused for a lock on several keys: see `keys`."""
         return _only(self.keys)
 
     @property
     def held(self) -> bool:
-        """Whether every key is held by this object. By the clock of this process, the lease is over no later than by
-        the server's."""
+        """Whether this object holds every key. This process sees a lease end no later than the server does."""
         return self._own.all_held(self._own.grants)
 
     @property
     def lost(self) -> bool:
-        """Whether it was acquired by this object and then lost, rather than released. No more after the block, or
-        release(), which have told it."""
+        """Whether this object acquired the lock and then lost it, rather than released it.
+
+        False after the block or release(), because these report the loss.
+        """
         return self._has_lost(self._own.grants)
 
     @property
     def in_danger(self) -> bool:
-        """Whether the lock is still held, while its renewals fail. What cannot be undone should not begin now."""
+        """Whether the lock is still held while its renewals fail. Do not begin work now that cannot be undone."""
         grants = self._own.grants
         return self._own.all_held(grants) and any(grant.lease.failures for grant in grants)
 
     @property
     def release_requested(self) -> str | None:
-        """Who asks for the release of this lock, in words; None if there is no request. Known within a third of a
-        lease, if that is renewed."""
+        """Text about the requester of a release of this lock, or None without a request.
+
+        The request is known within a third of a lease, if the lease is renewed.
+        """
         requests = (grant.reporting.release_requested_by for grant in self._own.grants)
         return next((requested_by for requested_by in requests if requested_by is not None), None)
 
     @property
     def remaining(self) -> float:
-        """Seconds until the lease ends if it is not renewed; 0 if the lock is not held."""
+        """Seconds until the lease ends if it is not renewed. 0 if the lock is not held."""
         grants = self._own.grants
         return min(grant.remaining for grant in grants) if self._own.all_held(grants) else 0.0
 
     @property
     def fencing_token(self) -> int:
-        """A number larger than that of every earlier grant of this key; also after the release, that of the last one.
-        LockMisused if it was never acquired."""
+        """A number larger than that of every earlier grant of this key, also known after the release.
+
+        Raises LockMisused if the lock was never acquired.
+        """
         return _only(self._acquired()).token
 
     @property
     def fencing_tokens(self) -> dict[str, int]:
-        """The fencing token of each key, also after the release. LockMisused if the lock was never acquired."""
+        """The fencing token of each key, also after the release. Raises LockMisused if the lock was never acquired."""
         return {grant.key: grant.token for grant in self._acquired()}
 
     @property
     def acquired_at(self) -> datetime:
-        """When the last of the keys was granted, by the server's clock. LockMisused if none was."""
+        """The moment when the last key was granted, by the server's clock. Raises LockMisused if none was granted."""
         return max(grant.acquired_at for grant in self._acquired() if grant.acquired_at is not None)
 
     @property
     def waited(self) -> float:
         """Seconds that it took to acquire the lock."""
-        return sum(grant.reporting.waited for grant in self._acquired())  # one key after the other
+        return sum(grant.reporting.waited for grant in self._acquired())  # the keys are acquired one after the other
 
     def ensure_held(self) -> None:
-        """Raise LockLost unless the lock is held. Sends nothing to the server.
+        """Raise LockLost unless the lock is held. Send nothing to the server.
 
-        What you do next may still take longer than what is left of the lease (`remaining`).
+        Your next act may still take longer than the rest of the lease (`remaining`).
         """
         grants = self._own.grants
         if not self._own.all_held(grants):
@@ -103,26 +108,25 @@ class LockState:
         return LockMisused(f"the lock {self._names} is not acquired: use `with`, or call acquire() first")
 
     def _session(self) -> Session:
-        """The session that this object's grants belong to; without any, that of this process."""
+        """Return the session of this object's grants. Without grants, return that of this process."""
         own = self._own
         if own.grants and own.session is not None and own.is_ours:
             return own.session
         return self._current_session()
 
     def _acquired(self) -> tuple[Grant, ...]:
-        """What was acquired last."""
+        """Return the grants that were acquired last."""
         grants = self._own.last
         if not grants:
             raise self._not_acquired()
         return grants
 
     def _has_lost(self, grants: tuple[Grant, ...]) -> bool:
-        """Whether one of *grants* is lost, rather than released, or is a parent's, which a forked child does not
-        hold."""
+        """Return whether one of *grants* is lost, rather than released. A forked child has lost its parent's grants."""
         return bool(grants) and (not self._own.is_ours or any(grant.lost for grant in grants))
 
     def _loss(self, grants: tuple[Grant, ...]) -> LockError:
-        """The error that says why one of *grants* is not held."""
+        """Return the error that says why one of *grants* is not held."""
         if not self._has_lost(grants):
             return self._not_acquired()
         if not self._own.is_ours:
@@ -131,7 +135,7 @@ class LockState:
         return LockLost(lost.key, lost.token, lost.reason)
 
     def _report_loss(self, grants: tuple[Grant, ...], error: BaseException | None) -> None:
-        """On leaving the block: report that the lock was lost, without hiding what the block itself raised."""
+        """Report on leaving the block that the lock was lost, without hiding an error of the block itself."""
         if not self._own.is_ours or not self._has_lost(grants):
             return
         if error is None:

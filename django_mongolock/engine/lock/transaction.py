@@ -1,8 +1,8 @@
 """A MongoDB transaction that commits only if a lock is still held by the grant that it began under.
 
-It *ends* with a write to the lock document that matches the grant. Every other change of that document meanwhile
-conflicts with it: by a holder who took the lock over, so that nothing is committed after a loss, but also by a new
-waiter in the queue. A write at the start would keep them all waiting, and the renewals of the lock with them.
+The transaction *ends* with a write to the lock document that matches the grant. Every other change of that document
+meanwhile conflicts with this write. If another holder took the lock over, nothing is committed. A new waiter in the
+queue conflicts as well. A write at the start would block all waiters, and the renewals of the lock with them.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from ..store.mongo import MongoStore
 S_co = TypeVar("S_co", ClientSession, AsyncClientSession, covariant=True)
 T = TypeVar("T")
 Client = MongoClient[Any] | AsyncMongoClient[Any]
-#: What a body yields: a call to make. It is sent the outcome, or thrown the error.
+#: A generator that yields calls to make. The outcome is sent back, or the error thrown in.
 Calls = Generator[Callable[[], Any], Any, T]
 
-#: MongoDB says so of a transaction that it has aborted: nothing is committed, doing it all again may help.
+#: MongoDB's label for a transaction that it has aborted. Nothing is committed, and a new attempt may help.
 TRANSIENT: Final = "TransientTransactionError"
-#: MongoDB does not say if it has committed; to commit again is safe.
+#: MongoDB's label for a commit of unknown outcome. A repeated commit is safe.
 UNKNOWN: Final = "UnknownTransactionCommitResult"
-#: For how many seconds a commit is tried: longer than a failover takes.
+#: The seconds for which a commit is tried, longer than a failover takes.
 COMMIT_LIMIT: Final = 30.0
-#: The methods of a connection that call what was given to ``on_commit``: after the commit, or at once where there is
-#: no transaction.
+#: The methods of a connection that call the functions given to ``on_commit``, after the commit, or at once without a
+#: transaction.
 _CALLERS: Final = ("run_and_clear_commit_hooks", "on_commit")
 _MODULES: Final = ("django.db.", "django_mongodb_backend.")
 
 
 class FencingLock(Protocol):
-    """What a transaction needs of its lock."""
+    """The needs of a transaction from its lock."""
 
     def ensure_held(self) -> None: ...
     def extend(self, lease: float | None = None) -> None: ...
@@ -61,11 +61,14 @@ class FencingLock(Protocol):
 
 
 class Atomic(Generic[S_co]):
-    """What `MongoLock.atomic` returns: enter it with ``with``, or with ``async with``, for the transaction's session.
+    """The context manager of `MongoLock.atomic`, for ``with`` or ``async with``. Entering returns the session.
 
-    Leaving it commits, or aborts if the block has raised. Nothing is committed once the lock was lost: that raises
-    LockLost. LockTransactionAborted: nothing is committed either, but the lock is held and the block may be run
-    again (see `MongoLock.run_atomic`). LockBackendFailed: it is unknown whether it was committed.
+    Leaving commits, or aborts if the block has raised.
+
+    - LockLost: the lock was lost. Nothing is committed.
+    - LockTransactionAborted: nothing is committed, but the lock is held, and the block may be run again (see
+      `MongoLock.run_atomic`).
+    - LockBackendFailed: the outcome of the commit is unknown.
     """
 
     def __init__(self, lock: FencingLock, client: Client) -> None:
@@ -90,7 +93,7 @@ class Atomic(Generic[S_co]):
     ) -> Literal[False]:
         try:
             self._run(self._end(error, self._lock.extend))
-        finally:  # by steps of their own: a signal may have struck between two of the others
+        finally:  # in steps of its own, because a signal may have struck between two of the others
             self._run(self._abort())
         return False
 
@@ -107,7 +110,7 @@ class Atomic(Generic[S_co]):
             await self._arun(self._abort())
         return False
 
-    # The bodies
+    # The generators
 
     def _begin(self) -> Calls[Any]:
         if self._client_session is not None:
@@ -128,14 +131,16 @@ class Atomic(Generic[S_co]):
             )
             for grant in self._grants:
                 grant.defer_renewals()
-        except BaseException:  # nothing was sent yet that would have to be aborted
+        except BaseException:  # nothing was sent yet, and no abort is needed
             self._resume_renewals()
             raise
         return self._client_session
 
     def _end(self, error: BaseException | None, confirm: Callable[[], object]) -> Calls[None]:
-        """Commit, or abort if the block has raised *error*. *confirm*: extends the lock, which raises LockLost if it is
-        not held any more."""
+        """Commit, or abort if the block has raised *error*.
+
+        - confirm: function that extends the lock, and raises LockLost if the lock is not held any more.
+        """
         try:
             if error is not None:
                 return
@@ -149,7 +154,7 @@ class Atomic(Generic[S_co]):
             yield from self._commit()
         except PyMongoError as failure:
             if failure.has_error_label(UNKNOWN):
-                # It may be open on the server still, and with it the lock's document be closed to everybody.
+                # The transaction may still be open on the server, and would block the lock's document for everybody.
                 with contextlib.suppress(PyMongoError):
                     yield partial(self._client.admin.command, "killSessions", [self._client_session.session_id])
                 raise LockBackendFailed("it is unknown whether the transaction was committed", self._key) from failure
@@ -160,7 +165,7 @@ class Atomic(Generic[S_co]):
                 yield confirm
             raise LockTransactionAborted(self._key, self._grants[0].token, _reason(failure)) from failure
         finally:
-            self._resume_renewals()  # not before: a renewal would conflict with the commit
+            self._resume_renewals()  # after the commit, because a renewal would conflict with it
 
     def _resume_renewals(self) -> None:
         for grant in self._grants:
@@ -168,10 +173,10 @@ class Atomic(Generic[S_co]):
             self._registry.see_to(grant)
 
     def _match(self) -> Calls[bool]:
-        """Write to the document of every key; return whether all were there and held by our grants."""
+        """Write to the document of every key. Return whether all were there, and held by our grants."""
         collection = self._client[self._store.config.database][self._store.config.collection]
         for grant in self._grants:
-            # The token: once taken away, the grant may have come back by a command that was held up on its way.
+            # Match the token too. After a removal, a delayed command may have brought the same grant back.
             mine = {"grant": {"$eq": grant.id}, "token": Int64(grant.token), "released": {"$exists": False}}
             where = {"_id": {"$eq": grant.key}, "holders": {"$elemMatch": mine}}
             change = {"$inc": {"changes": Int64(1)}}
@@ -181,7 +186,7 @@ class Atomic(Generic[S_co]):
         return True
 
     def _commit(self) -> Calls[None]:
-        """Commit, again and again while MongoDB does not say if it has."""
+        """Commit. Repeat while MongoDB does not say whether it has committed."""
         give_up = clock.now() + COMMIT_LIMIT
         while True:
             try:
@@ -193,7 +198,7 @@ class Atomic(Generic[S_co]):
                 return
 
     def _abort(self) -> Calls[None]:
-        """End the session, and the transaction unless it was committed."""
+        """End the session. Abort the transaction unless it was committed."""
         session = self._client_session
         with contextlib.suppress(PyMongoError):
             if session.in_transaction:
@@ -205,7 +210,7 @@ class Atomic(Generic[S_co]):
     def _key(self) -> str:
         return self._grants[0].key
 
-    # Two faces
+    # Two ways to run them
 
     def _run(self, calls: Calls[T]) -> T:
         return actions.run(calls, _call)
@@ -218,7 +223,7 @@ class Atomic(Generic[S_co]):
             outcome = call()
             return await outcome if isinstance(outcome, Awaitable) else outcome
         running = asyncio.ensure_future(asyncio.to_thread(call))
-        await outlast(running)  # a session is not for two threads at once
+        await outlast(running)  # two threads must not use a session at once
         return running.result()
 
 
@@ -227,8 +232,10 @@ def _call(call: Any) -> Any:
 
 
 def pauses(limit: float) -> Iterator[float]:
-    """How many seconds to wait before each further attempt, for *limit* seconds: a random time, at most 10 ms
-    at first, then up to twice as long each time, and at most 200 ms."""
+    """Yield the seconds to wait before each further attempt, for *limit* seconds.
+
+    Each pause is random. The upper bound is 10 ms at first, doubles each time, and is at most 200 ms.
+    """
     give_up = clock.now() + limit
     for attempts in itertools.count(1):
         if clock.now() >= give_up:
@@ -237,12 +244,12 @@ def pauses(limit: float) -> Iterator[float]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Did MongoDB abort a transaction in a way that doing it all again may help?"""
+    """Return whether MongoDB aborted a transaction in a way that a new attempt may help."""
     if out_of_commit_hook(error):
         return False
     if isinstance(error, LockError):
         return isinstance(error, LockTransactionAborted)
-    # Django's backend raises its own errors from the driver's.
+    # Django's backend chains its own errors to the driver's.
     return any(
         isinstance(cause, PyMongoError) and cause.has_error_label(TRANSIENT) for cause in (error, error.__cause__)
     )
@@ -256,10 +263,10 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 
 def out_of_commit_hook(error: BaseException) -> bool:
-    """Return whether *error*, or an error of its group, was raised by a function given to ``transaction.on_commit``.
+    """Return whether a function given to ``transaction.on_commit`` raised *error*, or an error of its group.
 
-    The work before it must not be done again: it is committed, or may have been written where there was no transaction.
-    Only what was called since the error is looked at: work that is itself called by such a function is not meant.
+    The work before it must not be repeated. The work is committed, or without a transaction may have been written. Only
+    calls since the error count. Work that such a function calls itself is not meant.
     """
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return any(map(out_of_commit_hook, inner)) or any(
@@ -269,7 +276,7 @@ def out_of_commit_hook(error: BaseException) -> bool:
 
 
 def kept_in_mongodb(lock: FencingLock) -> MongoStore:
-    """Where the lock is kept. Raises LockMisused if that is no MongoDB."""
+    """Return the store of the lock. Raise LockMisused if it is not MongoDB."""
     store = lock._session().store
     if not isinstance(store, MongoStore):
         raise LockMisused("this lock is not kept in MongoDB: atomic() needs a MongoDB transaction")
@@ -277,7 +284,7 @@ def kept_in_mongodb(lock: FencingLock) -> MongoStore:
 
 
 def _transactional_store(lock: FencingLock) -> MongoStore:
-    """Where the lock is kept. Raises LockMisused where there are no transactions."""
+    """Return the store of the lock. Raise LockMisused if it has no transactions."""
     store = kept_in_mongodb(lock)
     servers = store.client.topology_description.server_descriptions().values()
     if any(server.server_type_name == "Standalone" for server in servers):
@@ -294,7 +301,7 @@ def _reason(error: PyMongoError) -> str:
 
 
 async def outlast(task: asyncio.Future[Any]) -> None:
-    """Wait until *task* is done. A cancellation meanwhile is raised after that."""
+    """Wait until *task* is done. If this wait is cancelled, raise the cancellation after that."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -307,12 +314,12 @@ async def outlast(task: asyncio.Future[Any]) -> None:
         raise cancelled
 
 
-#: The types of results that have not done their work yet.
+#: The types of results whose work has not begun.
 _UNFINISHED: Final = (Generator, AsyncGenerator, _GeneratorContextManager, _AsyncGeneratorContextManager)
 
 
 def finished(result: T, what: str, cure: str) -> T:
-    """Return what was returned under a lock; raise TypeError if it is work that would only begin after the release."""
+    """Return the *result* of work under a lock. Raise TypeError for work that begins after the release."""
     if not (inspect.isawaitable(result) or isinstance(result, _UNFINISHED)):
         return result
     if inspect.iscoroutine(result):

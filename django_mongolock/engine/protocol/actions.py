@@ -1,4 +1,4 @@
-"""Protocols: what they yield, what they are sent back, and the two ways to run them: `run` blocks, `arun` awaits."""
+"""The actions that protocols yield, their outcomes, and two ways to run a protocol. `run` blocks, and `arun` awaits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FOREVER: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Send a step. Outcome: an `Answer`."""
+    """Send a step. The outcome is an `Answer`."""
 
     key: str
     step: Step
@@ -27,8 +27,11 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseUncontended:
-    """Remove grants, one of each key, where that is the only one and has no waiter, without waiting for the disk.
-    Outcome: the keys where it did not. after: it comes after a wait that is over, and has a moment."""
+    """Remove grants, one of each key, without waiting for the disk. A grant is only removed if it is the only holder of
+    its key, and nobody waits. The outcome is the set of keys where nothing was removed.
+
+    - after: whether this comes after a wait that is over, and has a moment.
+    """
 
     keys: tuple[str, ...]
     grants: tuple[str, ...]
@@ -42,7 +45,7 @@ class ReleaseUncontended:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read how a grant stands, and which other grant *owner* has, as the majority has it. Outcome: an `Answer`."""
+    """Read how a grant stands, and the other grant of *owner*, as the majority has them. The outcome is an `Answer`."""
 
     key: str
     grant: str
@@ -51,9 +54,9 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class QueueNext:
-    """Queue the next waiter of this process for the same key behind *grant*, which is about to leave the queue.
+    """Queue the next waiter of this process for the same key behind *grant*. The grant is about to leave the queue.
 
-    So a later waiter of another process does not overtake an earlier one of this process. No outcome.
+    A later waiter of another process then cannot overtake an earlier one of this process. There is no outcome.
     """
 
     key: str
@@ -62,7 +65,7 @@ class QueueNext:
 
 @dataclass(frozen=True, slots=True)
 class FindDeadlock:
-    """Look for a cycle of waits with this waiter. Outcome: a `deadlock.Cycle`, or None."""
+    """Look for a cycle of waits with this waiter. The outcome is a `deadlock.Cycle` or None."""
 
     key: str
     grant: str
@@ -70,9 +73,10 @@ class FindDeadlock:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait for news of a grant. Outcome: `WaitResult`.
+    """Wait for news of a grant. The outcome is a `WaitResult`.
 
-    timer: seconds to wait at most. poll: the same, while nobody listens.
+    - timer: longest wait in seconds.
+    - poll: longest wait in seconds while no bell can be heard.
     """
 
     grant: str
@@ -86,17 +90,17 @@ T = TypeVar("T")
 A = TypeVar("A")
 P = ParamSpec("P")
 S = TypeVar("S", bound="Performer")
-#: Decides what to do next: it yields actions, is sent their outcomes, and never waits itself.
+#: A generator that decides what to do next. The generator yields actions, receives outcomes, and never waits itself.
 Protocol = Generator[Action, Any, T]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply, and when the command was sent and answered, in seconds of the local clock.
+    """A reply, with the moments when the command was sent and answered, in seconds of the local clock.
 
-    whole: whether this very command gave the grant a whole lease, or a whole place in the queue. Only then may the
-    session rely on it, and only for that long from when it was *sent*. former: what is known of the process that has
-    the other grant of this owner; None if there is none.
+    - whole: whether this very command gave the grant a whole lease, or a whole place in the queue. Only then may the
+      session rely on that time, counted from *sent*.
+    - former: fate of the process that has the other grant of this owner (None if there is no other grant).
     """
 
     reply: Reply
@@ -106,20 +110,24 @@ class Answer:
     former: Fate | None = None
 
 
-#: Where a waiter stands among those of this process that want the same key: behind another waiter; next, when the
-#: holder in this process releases it; or it is its turn now to ask the server.
+#: The place of a waiter among those of this process for the same key. "behind" stands behind another waiter. "next"
+#: gets the lock when the holder in this process releases it. "now" may ask the server.
 Turn = Literal["behind", "next", "now"]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitResult:
-    """What is known after a pause.
+    """The state of a wait after a pause.
 
-    now: the time. news: a bell said that the grant is held. answer: to the command that another grant of this process
-    sent for this one. queued_until: until when its entry lives, as a waiter or as a holder, by the local clock: as its
-    own last command has given. last_token: the key's when that command found it waiting. turn: whether it may enter the
-    document's queue. place_gone: its entry was not found, so it has to ask again. cancelled: the wait is to end.
-    holder: who has the lock, in words, as far as the waiters before it know.
+    - now: present time.
+    - news: news by a bell that the grant is held.
+    - answer: answer to the command that another grant of this process sent for this one.
+    - queued_until: end of the entry as a waiter or as a holder, by the local clock, as set by the grant's last command.
+    - last_token: last token of the key when that command found the grant waiting.
+    - turn: whether the grant may enter the queue of the document.
+    - place_gone: whether the entry was not found. The grant has to ask again then.
+    - cancelled: whether the wait has to end.
+    - holder: text about the holder, as far as the waiters before this one know.
     """
 
     now: float
@@ -135,9 +143,11 @@ class WaitResult:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The lock is held with this token, at least until this time of the local clock. uncontended: it is exclusive,
-    without a minimum hold, and nobody waited for it then, so that `ReleaseUncontended` may release it. False where that
-    is not known."""
+    """The lock is held with this token, at least until this time of the local clock.
+
+    - uncontended: whether `ReleaseUncontended` may release the lock. The lock is exclusive then, without a minimum
+      hold, and nobody waited for it. False if unknown.
+    """
 
     token: int
     acquired_at: datetime
@@ -148,10 +158,11 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Acquisition:
-    """One acquisition: its key, its id, its terms, and what its entry says besides (see `document.entry`).
+    """One acquisition: its key, its id, its terms, and the other contents of its entry (see `document.entry`).
 
-    facts: who asks, for people. nested: its thread or task holds another lock, so that it may be part of a deadlock.
-    whole: it begins with a whole lease (see `LockOptions`).
+    - facts: description of the caller, for people.
+    - nested: whether the thread or task holds another lock, and may be part of a deadlock.
+    - whole: whether the lock begins with a whole lease (see `LockOptions`).
     """
 
     key: str
@@ -172,7 +183,10 @@ class Acquisition:
         return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial))
 
     def resume(self, former: str, trial: bool, tombstone_ttl: int) -> Apply:
-        """Take the place of a grant of the same owner whose process is gone. What that has sent may still arrive."""
+        """Take the place of a grant of the same owner whose process is gone.
+
+        Commands of that process may still arrive.
+        """
         others: dict[str, Any] = {"remove": (former,), "force": True, "tombstone_ttl": tombstone_ttl, "resumes": True}
         return Apply(self.key, Step(ask=self.grant, add=self.entry, trial=trial, **others))
 
@@ -187,14 +201,14 @@ class Acquisition:
 
     @property
     def enough(self) -> float:
-        """How many seconds a grant must have left to be used before it is renewed."""
+        """The seconds that a grant must have left to be used before it is renewed."""
         return FOREVER if self.whole else self.terms.waiter_lease / 4
 
 
 def run(steps: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
-    """Run *steps* to their end in this thread; *perform* carries out what they yield, and waits where they say so.
+    """Run *steps* to their end in this thread. *perform* carries out the yielded actions, and waits where they say so.
 
-    Whatever is raised on the way, also by a signal handler, is thrown into the steps, which clean up.
+    Every error on the way is thrown into the steps, which clean up. This includes errors from signal handlers.
     """
     try:
         action = next(steps)
@@ -213,7 +227,7 @@ def run(steps: Generator[A, Any, T], perform: Callable[[A], Any]) -> T:
 
 
 async def arun(steps: Generator[A, Any, T], perform: Callable[[A], Awaitable[Any]]) -> T:
-    """See run(). A cancelled coroutine is thrown CancelledError at the point where it waits, and passes it on."""
+    """See run(). If the coroutine is cancelled, the steps get CancelledError at the point where they wait."""
     try:
         action = next(steps)
         while True:
@@ -240,7 +254,7 @@ class Performer(Interface):
 def twins(
     steps: Callable[Concatenate[S, P], Generator[Any, Any, T]],
 ) -> tuple[Callable[Concatenate[S, P], T], Callable[Concatenate[S, P], Coroutine[Any, Any, T]]]:
-    """Make two methods of one that has the steps: one that blocks, and one that is awaited."""
+    """Return two methods made of one that has the steps. The first blocks, and the second is awaited."""
     name, plain = steps.__name__.removeprefix("_"), inspect.signature(steps)
     returned = plain.return_annotation.partition("[")[2].removesuffix("]")
 

@@ -1,8 +1,8 @@
-"""What to send when: the protocol of one grant, as generators.
+"""The protocol of one grant, as generators that decide what to send when.
 
-They decide; they never wait, read a clock, or do I/O. They yield the actions of `actions`, whose `run` sends
-them the outcome or throws the error. So the same lines serve threads and coroutines, and their tests need no server.
-(psycopg's ``generators.py`` and ``transaction.py`` are the model.)
+A protocol only decides. No protocol waits, reads a clock, or does I/O. A protocol yields the actions of `actions`, and
+`run` there sends the outcome back or throws the error. For that reason the same lines serve threads and coroutines, and
+their tests need no server. The model is psycopg (``generators.py``, ``transaction.py``).
 """
 
 from __future__ import annotations
@@ -35,30 +35,31 @@ from .actions import (
 )
 from .processes import NO_PROCESS
 
-#: How long a tombstone stays, in milliseconds: longer than any network holds up a command that may still arrive.
+#: How long a tombstone stays, in milliseconds. Longer than any network delays a command that may still arrive.
 TOMBSTONE_TTL: Final = 600_000
-#: How long the head of the queue waits after the end of a dead holder's lease before it asks for the lock, in seconds.
+#: Seconds between the end of a dead holder's lease and the request of the head of the queue for the lock.
 SLACK: Final = 0.005
-#: How long a holder waits for another lock before it looks for a deadlock, in seconds; then twice as long each time.
+#: Seconds that a holder waits for another lock before it looks for a deadlock. Doubled for each further look.
 DEADLOCK_CHECK_AFTER: Final = 1.0
-#: A failure within this many seconds may be a connection that broke; a later one, a server that does not answer.
+#: A failure within this many seconds may be a broken connection. After a longer time, the server does not answer.
 PROMPT: Final = 2.0
-#: Bounds of the time between two reads, in seconds.
+#: The bounds of the time between two reads, in seconds.
 SHORTEST_POLL: Final = 0.02
 LONGEST_POLL: Final = 1.0
-#: How long the next in line waits for the lock to be handed over within the process, in seconds.
+#: Seconds that the next in line waits for a hand-over of the lock within the process.
 LOCAL_HANDOVER_GRACE: Final = 0.5
-#: How often a waiter checks whether a former run of the same owner has died, in seconds.
+#: Seconds between two checks of a waiter whether a former run of the same owner has died.
 DEAD_OWNER_CHECK: Final = 0.5
 
 
 @dataclass(slots=True)
 class PollSchedule:
-    """How often to read while nobody listens, and when to look for a deadlock, in a wait since *started*.
+    """The schedule of a wait since *started*: reads while no bell can be heard, and searches for a deadlock.
 
-    The time between two reads is spread by full jitter under a ceiling. That is low when the waiter has moved up in the
-    queue, lower the nearer to its head, and grows with every fourth read. dead_owner_check: how soon to check whether a
-    former run has died. Times are in seconds.
+    The time between two reads is spread by full jitter under a ceiling. The ceiling is low after the waiter has moved
+    up in the queue, and lower near the head. Every fourth read doubles the ceiling. Times are in seconds.
+
+    - dead_owner_check: time until the next check whether a former run has died.
     """
 
     started: float
@@ -69,14 +70,14 @@ class PollSchedule:
     place: int = -1
 
     def poll(self, place: int) -> float:
-        """How long to wait for the next read from this *place* in the queue."""
+        """Return how long to wait for the next read from this *place* in the queue."""
         self.reads = self.reads + 1 if place == self.place else 0
         self.place = place
         ceiling = min(LONGEST_POLL, SHORTEST_POLL * (place + 1) * 2 ** min(self.reads // 4, 16))
         return max(SHORTEST_POLL / 4, random.uniform(0, ceiling))  # noqa: S311 - spreads load, guards nothing
 
     def is_deadlock_check_due(self, now: float) -> bool:
-        """Return whether it is time to look for a deadlock; if so, the next time is twice as far."""
+        """Return whether it is time to look for a deadlock. If it is, double the time until the next look."""
         if now < self.deadlock_check_at:
             return False
         self.deadlock_check_after *= 2
@@ -93,27 +94,30 @@ def acquire(
     trial: bool = False,
     answer: Answer | None = None,
 ) -> Protocol[Granted]:
-    """Queue for the grant and wait until it is there, at most until *deadline*.
+    """Queue for the grant, and wait for it until *deadline* at most.
 
-    now: the time. since: when the wait began. trial: a single try, without queueing. answer: to what has queued it.
+    - now: present time.
+    - since: moment when the wait began.
+    - trial: whether to make a single try, without queueing.
+    - answer: answer to the command that has queued the grant.
 
-    Raises LockNotAcquired if it was not granted in time; it has left the queue then. After any other error, or where
-    that one has a cause, its outcome is unknown: send `removal_for_good`.
+    If the lock was not granted in time, the grant leaves the queue, and LockNotAcquired is raised. After any other
+    error, or a LockNotAcquired with a cause, the outcome is unknown. Send `removal_for_good` then.
     """
     schedule = PollSchedule(
         now if since is None else since, now + DEADLOCK_CHECK_AFTER if acquisition.nested else FOREVER
     )
-    # What the error of a single try says was waited: not the time that its one command takes.
+    # The error of a single try does not count the time of its one command as a wait.
     single = now - schedule.started if trial else None
-    # In the loop, *trial* is whether this is the last try, and *answer* what came without a command of our own: at
-    # first the caller's, later what another grant's command brought during a pause.
+    # In the loop, *trial* is whether this is the last try. *answer* is an answer without a command of this grant: first
+    # the caller's, and later an answer to another grant's command that came during a pause.
     action: Apply | Read = acquisition.enter(trial)
-    last_token = 0  # in any answer: one to a command of another grant may be older than its own
+    last_token = 0  # the largest of all answers, because an answer to another grant's command may be older
     while True:
         if answer is None:
             answer = yield from _persistently(action, acquisition, now, deadline)
         reply, now = answer.reply, answer.now
-        # Without a pause, another command must do what this one cannot: nothing looks at the deadline between them.
+        # Unless there is a pause, the next command must do something that this one cannot. Nothing checks the deadline.
         step = action.step if isinstance(action, Apply) else Step()
         last_token = max(last_token, reply.last_token)
         _refuse_other_capacity(acquisition, reply)
@@ -123,18 +127,18 @@ def acquire(
                 return granted
             if step.renew:
                 raise LockBackendFailed("the answer took longer than the lease that it grants", acquisition.key)
-            # Granted by another command, or seen by a mere read: take it for a whole lease.
+            # Another command granted the lock, or a mere read saw the grant. A renewal gives it a whole lease.
             action, answer = acquisition.confirm(), None
             continue
         if reply.former is not None and answer.former == "gone" and reply.former.grant not in step.remove:
-            # What was parked has had its answer: no copy of that command is on its way.
+            # The command of a parked lock has been answered, and no copy of it is on its way.
             tombstone_ttl = 0 if reply.former.process == NO_PROCESS else TOMBSTONE_TTL
             action, answer = acquisition.resume(reply.former.grant, trial, tombstone_ttl), None
             continue
         _refuse_the_rest(action, reply, now - schedule.started if single is None else single)
         schedule.dead_owner_check = DEAD_OWNER_CHECK if answer.former == "alive" else FOREVER
         if step.add is None and (reply.place is None or reply.first_end is None or reply.first_end <= 0):
-            # Out of the queue, or the lock has no holder: an update prunes and grants.
+            # The grant is out of the queue, or the lock has no holder. An update prunes and grants.
             action, answer = acquisition.enter(trial), None
             continue
         result = yield from _wait_for_news(acquisition, reply, deadline, now, schedule)
@@ -151,9 +155,10 @@ def acquire(
 
 
 def _newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | None]:
-    """What a waiter heard during a pause, without what is older than the answer that showed it waiting.
+    """Return the news and the answer in *result* that are newer than the answer that showed the grant waiting.
 
-    It may have been granted before, slept through that grant, and queued again: bells come late, and twice.
+    The grant may have been granted before, its process may have slept through that, and have queued it again. Bells
+    come late, and twice.
     """
     news, answer = result.news, result.answer
     if news is not None and news.token <= last_token:
@@ -164,7 +169,7 @@ def _newer(result: WaitResult, last_token: int) -> tuple[News | None, Answer | N
 
 
 def _refuse_other_capacity(acquisition: Acquisition, reply: Reply) -> None:
-    """Raise LockMisused if the first of the holders shares the key with another number of holders."""
+    """Raise LockMisused if the first of the holders gives the semaphore another number of permits."""
     terms, theirs = acquisition.terms, reply.theirs
     if terms.resize or terms.mode != "semaphore" or theirs is None or theirs["mode"] != "semaphore":
         return
@@ -176,7 +181,7 @@ def _refuse_other_capacity(acquisition: Acquisition, reply: Reply) -> None:
 
 
 def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
-    """Raise LockNotAcquired for what is neither granted nor queued."""
+    """Raise LockNotAcquired for a grant that is neither granted nor queued."""
     if isinstance(action, Apply) and action.step.trial:
         error = LockNotAcquired(action.key, waited, reply.holder, max(0.0, reply.first_end or 0.0))
         error.held_for, error.waiting = reply.held_for, reply.waiting
@@ -190,7 +195,7 @@ def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
 def _wait_for_news(
     acquisition: Acquisition, reply: Reply, deadline: float, now: float, schedule: PollSchedule
 ) -> Protocol[WaitResult]:
-    """Wait in the queue of the document, at the place in *reply*. Raises LockDeadlock, LockCancelled."""
+    """Wait in the queue of the document, at the place in *reply*. Raise LockDeadlock or LockCancelled."""
     place = reply.place or 0
     if schedule.is_deadlock_check_due(now):
         yield from _refuse_deadlock(acquisition, now - schedule.started)
@@ -201,7 +206,7 @@ def _wait_for_news(
         failure = yield from leave(acquisition)
         raise LockCancelled(acquisition.key, result.now - schedule.started, reply.holder) from failure
     if result.now >= deadline and result.news is None and result.answer is None:
-        yield from _queue_next(acquisition)  # a last try, which leaves the queue
+        yield from _queue_next(acquisition)  # the last try, after which this grant leaves the queue
     return result
 
 
@@ -217,7 +222,7 @@ def _refuse_deadlock(acquisition: Acquisition, waited: float) -> Protocol[None]:
 
 
 def _granted(reply: Reply, answer: Answer, acquisition: Acquisition) -> Granted | None:
-    """The grant in *answer*, if its command gave it a whole lease, and that is not over yet."""
+    """Return the grant in *answer*, if its command gave it a whole lease, and the lease is not over yet."""
     until = answer.sent + acquisition.terms.lease
     if not answer.whole or reply.acquired_at is None or until <= answer.now:
         return None
@@ -226,20 +231,23 @@ def _granted(reply: Reply, answer: Answer, acquisition: Acquisition) -> Granted 
 
 
 def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, deadline: float) -> Protocol[Answer]:
-    """Send *action*, again while that may help: until *deadline*, and once after it if the failure came at once."""
+    """Send *action*, and repeat it until *deadline* while that may help.
+
+    After a failure that came at once, try once more, even after the deadline.
+    """
     failures, started = 0, now
     while True:
         try:
             answer: Answer = yield action
-        except LockBackendFailed as error:  # kept by no variable: it leads to frames, and by them to the lock object
+        except LockBackendFailed as error:  # kept in no variable, because its frames keep the lock object alive
             failures += 1
             if not error.passing or (failures > 1 and now >= deadline):
                 raise
-            # No longer than was left before it, which may have taken all of that.
+            # The pause takes no longer than the time left before the action. The action may have used up all of it.
             pause = min(backoff(failures + 1), max(0.1, deadline - now))
             result: WaitResult = yield Pause(acquisition.grant, pause)
             began, now = now, result.now
-            if result.answer is not None:  # to the command of another grant of its line
+            if result.answer is not None:  # the answer to a command of another grant of this process
                 return result.answer
             if result.cancelled:
                 raise LockCancelled(acquisition.key, now - started) from error.with_traceback(None)
@@ -250,17 +258,18 @@ def _persistently(action: Apply | Read, acquisition: Acquisition, now: float, de
 
 
 def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: float) -> Protocol[WaitResult]:
-    """Wait for the turn among the waiters of this process. Sends nothing to the server.
+    """Wait for the turn among the waiters of this process. Send nothing to the server.
 
-    The next one waits a moment for the hand-over within the process, which needs no command of its own, and then joins
-    the queue of the document, where every process sees it. Returns at the deadline at the latest.
+    The next in line waits a moment for the hand-over within the process, because that needs no command of its own.
+    After that, it joins the queue of the document, where every process sees it. The wait ends at the deadline at the
+    latest.
     """
     started, next_since = now, now if turn == "next" else None
     while True:
         until = deadline if next_since is None else min(deadline, next_since + LOCAL_HANDOVER_GRACE)
         result: WaitResult = yield Pause(acquisition.grant, max(0.0, until - now))
         now = result.now
-        # An answer first: it has the place in the queue, or the lock.
+        # An answer comes first, because it has the place in the queue, or the lock.
         if result.answer is not None:
             return result
         if result.cancelled:
@@ -276,17 +285,17 @@ def wait_in_line(acquisition: Acquisition, turn: Turn, deadline: float, now: flo
 
 
 def leave(acquisition: Acquisition) -> Protocol[LockBackendFailed | None]:
-    """Take the grant out of the queue, or release it if it was granted meanwhile; return why that failed."""
+    """Take the grant out of the queue, or release it if it was granted meanwhile. Return the error if that failed."""
     yield from _queue_next(acquisition)
     try:
         yield acquisition.give_up()
     except LockBackendFailed as error:
-        return error.with_traceback(None)  # that leads to frames, and by them to the lock object
+        return error.with_traceback(None)  # its frames would keep the lock object alive
     return None
 
 
 def _queue_next(acquisition: Acquisition) -> Protocol[None]:
-    """Have the next one of its line queue. If that fails, the next one does so by itself."""
+    """Queue the next waiter of this process. If that fails, the waiter does so by itself."""
     with contextlib.suppress(LockBackendFailed):
         yield QueueNext(acquisition.key, acquisition.grant)
 
@@ -300,11 +309,13 @@ def release(
     stays: bool = False,
     leave_tombstone: bool = False,
 ) -> Protocol[tuple[bool, Answer | None]]:
-    """Release the grant; return whether it was there, and the answer to the command.
+    """Release the grant. Return whether it was there, and the answer to the command.
 
-    heir: to be queued in the same command; if the grant was not there, nothing is done, and there is no answer for it.
-    uncontended: try first the much cheaper command for a lock without a waiter, for an exclusive grant without a
-    minimum hold. stays, leave_tombstone: see `releasing`.
+    - heir: waiter to be queued in the same command. If the grant was not there, nothing is done, and no answer
+      returned.
+    - uncontended: whether to try first the much cheaper command for a lock without a waiter. Only for an exclusive
+      grant without a minimum hold.
+    - stays, leave_tombstone: see `releasing`.
     """
     if uncontended and heir is None and not leave_tombstone and not (yield ReleaseUncontended((key,), (grant,))):
         return True, None
@@ -315,10 +326,10 @@ def release(
 def releasing(
     key: str, grant: str, heir: Acquisition | None = None, *, stays: bool = False, leave_tombstone: bool = False
 ) -> Apply:
-    """The command that releases the grant, and queues *heir*.
+    """Return the command that releases the grant, and queues *heir*.
 
-    stays: it may have a minimum hold. (The command for one without is shorter.) leave_tombstone: a copy of its command
-    may still arrive.
+    - stays: whether the grant may have a minimum hold. The command for a grant without one is shorter.
+    - leave_tombstone: whether a copy of the command that acquired the grant may still arrive.
     """
     others: dict[str, Any] = {} if heir is None else {"ask": heir.grant, "add": heir.entry}
     return Apply(key, _removal(grant, stays=stays, leave_tombstone=leave_tombstone, given=grant, **others))
@@ -329,7 +340,7 @@ def _removal(grant: str, *, stays: bool = False, leave_tombstone: bool = False, 
 
 
 def removal(grants: Sequence[str], *, stays: bool) -> Step:
-    """Return the step that removes holders and waiters from the documents of many keys. stays: see `releasing`."""
+    """Return the step that removes holders and waiters from the documents of many keys. See `releasing` for *stays*."""
     return Step(remove=tuple(grants), force=not stays)
 
 
@@ -338,9 +349,9 @@ def downgrade(
 ) -> Protocol[Granted | None]:
     """Take the place of the exclusive grant *former*, and let in the readers at the head of the queue, in one command.
 
-    None if *former* was not there any more. Only the first copy of the command finds it. That a later one does not is
-    known to the majority, as the first one is then: a command that changes nothing waits for all that came before it.
-    leave_tombstone: see `releasing`.
+    Return None if *former* was not there any more. Only the first copy of the command finds *former*. When a later copy
+    finds nothing, the majority knows the first one, because a command that changes nothing waits for all before it. See
+    `releasing` for *leave_tombstone*.
     """
     others: dict[str, Any] = {"ask": acquisition.grant, "add": acquisition.entry, "given": former}
     step = _removal(former, leave_tombstone=leave_tombstone, resumes=True, trial=True, **others)
@@ -351,8 +362,8 @@ def downgrade(
 
 
 def removal_for_good(key: str, grant: str, *, stays: bool = False) -> Apply:
-    """The command after which the grant is gone for good, whatever became of the commands that were sent for it.
+    """Return the command that removes the grant for good, whatever became of the commands that were sent for it.
 
-    stays: it was held, and its minimum hold is to last.
+    - stays: whether the grant was held, and its minimum hold has to last.
     """
     return Apply(key, _removal(grant, stays=stays, leave_tombstone=True, ask=grant))

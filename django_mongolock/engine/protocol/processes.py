@@ -1,8 +1,8 @@
-"""Whether a process has ended, if that can be proven: on the same machine, among the same processes.
+"""Whether a process has ended. Provable only on the same machine, among the same processes.
 
-A pid alone proves nothing: pids are used again, and every container has its own. So the name of a process consists of
-the boot of its kernel, its pid and time namespaces, its pid and the moment of its start. All of that is Linux; on other
-systems a process has no such name, and counts as unknown.
+A pid alone proves nothing. Pids are used again, and every container has its own. For that reason the name of a process
+consists of the boot of its kernel, its pid and time namespaces, its pid and the moment of its start. All of these need
+Linux. On other systems a process has no such name, and counts as unknown.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal
 
-#: gone: it has certainly ended. alive: it may run, and its end can be seen. unknown: it cannot be seen from here.
+#: "gone": the process has certainly ended. "alive": the process may run, and its end can be seen from here. "unknown":
+#: the process cannot be seen from here.
 Fate = Literal["gone", "alive", "unknown"]
 
-#: The name of no process: a lock that is held in this name waits for its owner (see `detached`).
+#: The name of no process. A lock that is held in this name waits for its owner (see `detached`).
 NO_PROCESS: Final = "none"
 
-#: Also the name of no process, for a claim: only by its owner's `claims.Claim` is it extended and given back.
+#: Another name of no process, for a claim. Only its owner's `claims.Claim` extends such a lock, and gives it back.
 CLAIM: Final = "claim"
 
 _PROC: Final = Path("/proc")
 
 
 def this_process() -> str:
-    """The name of this process; "" if it has none."""
+    """Return the name of this process, or "" if it has none."""
     return _name(os.getpid())
 
 
@@ -41,15 +42,14 @@ def _name(pid: int) -> str:
 
 
 def _place() -> str:
-    """Among which processes this one lives."""
+    """Return the boot and the namespaces that this process shares with the processes it can see."""
     boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
     spaces = [(_PROC / "self/ns" / space) for space in ("pid", "time")]
     return " ".join([boot, *(str(space.readlink()) if space.is_symlink() else "-" for space in spaces)])
 
 
 def _started(pid: int) -> str | None:
-    """When the process started, in ticks of its kernel; None if it has ended and its parent has not waited for it
-    yet."""
+    """Return when the process started, in ticks of its kernel. None if it has ended and is still a zombie."""
     stat = (_PROC / str(pid) / "stat").read_text(errors="replace")
     fields = stat.rpartition(")")[2].split()
     # A process whose first thread has ended looks the same, except for its other threads.
@@ -59,7 +59,7 @@ def _started(pid: int) -> str | None:
 
 
 def fate(name: str) -> Fate:
-    """What became of the process of that name, as far as it can be seen from here."""
+    """Return the fate of the process of that name, as far as it can be seen from here."""
     if name == NO_PROCESS:
         return "gone"
     place = this_process().rsplit(" ", 2)[0]
@@ -72,9 +72,9 @@ def fate(name: str) -> Fate:
     except ProcessLookupError:
         return "gone"
     except (PermissionError, OverflowError):
-        pass  # it exists, and belongs to another user
+        pass  # the process exists, and belongs to another user
     try:
         return "alive" if _started(int(pid)) == started else "gone"
     except OSError:
-        # It has ended since, or it is hidden (hidepid): the next call may know.
+        # The process has ended since, or is hidden (hidepid). The next call may know.
         return "alive"

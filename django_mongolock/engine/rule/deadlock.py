@@ -1,8 +1,8 @@
-"""Deadlocks between any threads and tasks of any processes: cycles in who waits for whom.
+"""Deadlocks between any threads and tasks of any processes, found as cycles of waits.
 
-The graph is in the documents: a waiter for a key waits for its holders. Only a waiter that holds another lock can be
-part of a cycle, so only such waiters look, and only after a while. The victim is the youngest waiter of the cycle: all
-in the cycle pick the same one.
+The graph is in the documents. A waiter for a key waits for the holders of the key. Only a waiter that holds another
+lock can be part of a cycle. For that reason only such waiters look for one, and only after a while. The victim is the
+youngest waiter of the cycle, and all waiters in the cycle pick the same one.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from .document import describe, is_holder, is_waiter, weight
 
 Document = Mapping[str, Any]
 
-#: How many locks away the search for a cycle goes.
+#: The largest distance, in locks, of the search for a cycle.
 MAX_DEPTH: Final = 32
-#: No lease ends before this: a bound for the index on `expires_at`, to search only among locks that are held.
+#: A bound below every end of a lease. With it, the index on `expires_at` limits the search to locks that are held.
 EARLIEST_END: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One step of a cycle: *waiter* waits for *key*, which the waiter of the next step holds."""
+    """One step of a cycle. *waiter* waits for *key*, and the waiter of the next step holds that key."""
 
     key: str
     grant: str
@@ -40,7 +40,7 @@ class Cycle:
 
     @property
     def victim(self) -> Wait:
-        """The youngest waiter, which gives up."""
+        """The youngest waiter. This one gives up."""
         return max(self.waits, key=lambda wait: (wait.since, wait.grant))
 
     @property
@@ -56,8 +56,11 @@ class Cycle:
 
 
 def chain_pipeline(key: str, collection: str) -> list[dict[str, Any]]:
-    """The aggregation that finds the lock of *key*, with the server's time as `now`, and as `chain` all locks that its
-    holders wait for, and so on."""
+    """Return the aggregation that finds the lock of *key*.
+
+    The field `now` is the server's time. The field `chain` has all locks that the holders wait for, all locks that the
+    holders of those wait for, and the rest of the chain.
+    """
     return [
         {"$match": {"_id": {"$eq": key}}},
         {
@@ -76,14 +79,14 @@ def chain_pipeline(key: str, collection: str) -> list[dict[str, Any]]:
 
 
 def cycle_of(documents: Iterable[Document], grant: str, now: datetime) -> Cycle | None:
-    """The cycle that the waiter with this grant id is part of."""
+    """Return the cycle that contains the waiter with this grant id."""
     edges = _stuck(_edges(documents, now))
     its = ((worker, edge) for worker, waits in edges.items() for edge in waits if edge.wait.grant == grant)
     return next((_search(edges, worker, edge) for worker, edge in its), None)
 
 
 def cycles(documents: Iterable[Document], now: datetime) -> list[Cycle]:
-    """All deadlocks among these documents, each once."""
+    """Return all deadlocks among these documents, each once."""
     edges = _stuck(_edges(documents, now))
     found: dict[frozenset[str], Cycle] = {}
     for worker, waits in edges.items():
@@ -95,7 +98,7 @@ def cycles(documents: Iterable[Document], now: datetime) -> list[Cycle]:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A wait, the workers that hold its key and as how many each counts, and how many of these must be released."""
+    """A wait, the workers that hold its key with their weights, and how much of that weight must be released."""
 
     wait: Wait
     holders: list[tuple[str, int]]
@@ -106,7 +109,10 @@ Edges = dict[str, list[Edge]]
 
 
 def _stuck(edges: Edges) -> Edges:
-    """The edges of the workers that wait for ever: without those that wait for a permit of a holder that goes on."""
+    """Return the edges of the workers that wait for ever.
+
+    A worker that goes on releases permits, and frees its waiters.
+    """
     stuck = dict(edges)
     while going := [
         worker for worker, waits in stuck.items() if all(_released(edge, stuck) >= edge.needed for edge in waits)
@@ -117,12 +123,12 @@ def _stuck(edges: Edges) -> Edges:
 
 
 def _released(edge: Edge, stuck: Edges) -> int:
-    """What the holders that go on will release."""
+    """Return the weight that the running holders will release."""
     return sum(weight for worker, weight in edge.holders if worker not in stuck)
 
 
 def _edges(documents: Iterable[Document], now: datetime) -> Edges:
-    """For each worker, its waits and the workers that hold those keys."""
+    """Return for each worker its waits, with the workers that hold those keys."""
     edges: Edges = {}
     for document in documents:
         holders = [entry for entry in _list(document, "holders") if is_holder(entry)]
@@ -130,7 +136,7 @@ def _edges(documents: Iterable[Document], now: datetime) -> Edges:
         needed = 1
         for waiter in _list(document, "waiters"):
             if is_waiter(waiter) and waiter["until"] > now:
-                # Never fewer than a waiter ahead in the queue needs.
+                # A waiter needs at least as much as a waiter ahead in the queue.
                 needed = max(needed, _needed(waiter, holders))
                 wait = Wait(document["_id"], waiter["grant"], waiter["since"], describe(waiter, now))
                 edges.setdefault(waiter["worker"], []).append(Edge(wait, workers, needed))
@@ -138,19 +144,19 @@ def _edges(documents: Iterable[Document], now: datetime) -> Edges:
 
 
 def _list(document: Document, field: str) -> list[Any]:
-    """The entries of a document, which may be damaged."""
+    """Return the entries of a document, or none if that field is damaged."""
     entries = document.get(field)
     return entries if isinstance(entries, list) else []
 
 
 def _needed(waiter: Document, holders: list[Document]) -> int:
-    """How much must be released before the waiter fits: all, unless it may share."""
+    """Return the weight that must be released before the waiter fits. Unless the waiter may share, that is all."""
     shares, used = all(holder["mode"] == waiter["mode"] for holder in holders), sum(map(weight, holders))
     return used + weight(waiter) - waiter["capacity"] if shares else used
 
 
 def _search(edges: Edges, worker: str, first: Edge) -> Cycle | None:
-    """Depth first from *first*, a wait of *worker*, back to *worker*."""
+    """Return the cycle from *first*, a wait of *worker*, back to *worker*. The search is depth-first."""
     stack: list[tuple[tuple[Wait, ...], list[tuple[str, int]]]] = [((first.wait,), first.holders)]
     seen: set[str] = set()
     while stack:

@@ -1,10 +1,10 @@
-"""The lock document: its limits, the terms of a lock, the entries of holders and waiters, what a command asks of it,
-and how damage is found.
+"""The lock document, with its limits, the terms of a lock, the entries, the steps of the rule, and damage checks.
 
-How its shape changes. Processes of an older and a newer version share the documents during a deployment. So a field is
-only ever added, and it is optional: the rule (`pipeline`, and its twin `in_python`) gives it a default where it is
-missing, and keeps every field that it does not know, of the document and of each entry. A change that an older version
-would get wrong takes a new `SCHEMA`: the older versions then refuse the document, and say why.
+Rules for changes of its shape. Processes of an older and a newer version share the documents during a deployment. For
+that reason, a change only ever adds fields, and a new field is optional. The rule (`pipeline`, and its twin
+`in_python`) gives a missing field a default, and keeps every field that it does not know, of the document and of each
+entry. A change that an older version would get wrong takes a new `SCHEMA`. The older versions then refuse the document,
+and say why.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ Mode = Literal["exclusive", "shared", "semaphore"]
 
 #: The version of the document's shape, its field `v`.
 SCHEMA: Final = 1
-#: The largest token. Far above any real one: they start at the milliseconds since 1970.
+#: The largest token. Real tokens start at the milliseconds since 1970, far below it.
 LAST_TOKEN: Final = Int64(2**62)
 LAST_CLUSTER_TIME: Final = Timestamp(2**32 - 1, 2**32 - 1)
-#: The capacity of a shared lock: any number, up to `MAX_HOLDERS`.
+#: The capacity of a shared lock. `MAX_HOLDERS` is still a limit.
 UNLIMITED: Final = 2**31 - 1
-#: How many may hold a key at once, whatever its capacity: every change of a lock writes all of its document.
+#: The largest number of holders of a key, whatever its capacity. Every change of a lock writes all of its document.
 MAX_HOLDERS: Final = 5_000
-#: A document with more holders and waiters was not written by this package. The rule takes the server a time that grows
-#: with them, and no time limit stops it in the middle of one document.
+#: The largest number of holders and waiters. A document with more was not written by this package. The time that the
+#: server needs for the rule grows with the entries, and no time limit stops the server within one document.
 MAX_ENTRIES: Final = 12_000
-#: How many tombstones a document has at most, the newest ones. Without an older one, a late command may leave an entry
-#: that no process renews: it ends with its lease.
+#: The largest number of tombstones of a document. The newest are kept. Without an older one, a late command may leave
+#: an entry that no process renews. Such an entry ends with its lease.
 MAX_TOMBSTONES: Final = 256
-#: A clock that shows this many milliseconds less than before was set back. If it is less, commands wait for it.
+#: A clock that goes back by more than this many milliseconds was set back. If it goes back by less, commands wait for
+#: it.
 LEAP: Final = 1_000
-#: How long somebody may say to have waited, in milliseconds: it is by a clock that nobody can check.
+#: The longest time, in milliseconds, that a waiter may claim to have waited. Nobody can check the waiter's clock.
 LONGEST_CLAIM: Final = 600_000
-#: How much later another primary's clock may show than the last write for the two to count as one clock, in
-#: milliseconds. Only for the order in a queue, never for the end of a lease.
+#: Two primaries' clocks count as one clock if the later one shows at most this many milliseconds more than the last
+#: write. This rule is only for the order in a queue, never for the end of a lease.
 SAME_TIME: Final = 20_000
-#: How long the document of a free lock is kept for which there was never a queue, in milliseconds: enough for its
-#: fencing tokens to go on growing, as tokens are at least the time. So keys that strangers make up are not kept for
-#: long. It is this long at least, and up to an hour longer: see `PURGE_STEP`.
+#: How long, in milliseconds, the document of a free lock is kept if there was never a queue for it. Fencing tokens go
+#: on growing without the document, because a token is at least the time. Keys that strangers make up are not kept for
+#: long. The document is removed up to an hour later: see `PURGE_STEP`.
 BRIEF_RETENTION: Final = 3_600_000
 
 
@@ -56,14 +57,16 @@ def milliseconds(seconds: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a lock is asked for: of what was chosen (`LockOptions`, with the project's settings for the rest),
-    that which the rule needs to know. Times are in seconds.
+    """The choices of `LockOptions`, and the project's settings, that the rule needs to know. Times are in seconds.
 
-    lease: how long a grant lives without renewal. margin: the least time by which the server lets it live longer than
-    its holder believes; clock_margin: the same as a part of the lease. waiter_lease: how long an entry in the queue
-    lives without renewal, no longer than the lease. min_hold: how long a grant stays at least, even if it is released
-    before. capacity: how many may hold the key at once, in this mode. weight: as how many of them this one counts.
-    resize: whether the holders may have another capacity; then the smallest counts.
+    - lease: time that a grant lives without renewal.
+    - margin: least time by which the server lets a grant live longer than its holder believes.
+    - clock_margin: least value of this time as a part of the lease.
+    - waiter_lease: time that an entry in the queue lives without renewal, no longer than the lease.
+    - min_hold: time that a grant stays at least, even if it is released before.
+    - capacity: number of holders that the key may have at once in this mode.
+    - weight: number of holders as which this grant counts.
+    - resize: whether the holders may have another capacity. If they do, the smallest counts.
     """
 
     mode: Mode = "exclusive"
@@ -78,30 +81,33 @@ class Terms:
     weight: int = 1
 
     def server_lease_of(self, lease: float) -> float:
-        """How long the server lets a grant of that *lease* live without renewal."""
+        """Return how long the server lets a grant of that *lease* live without renewal."""
         return lease + self._margin_of(lease)
 
     def holder_lease_of(self, server_lease: float) -> float:
-        """How long the holder may count on what the server lets live for *server_lease*."""
+        """Return how long the holder may rely on a grant that the server lets live for *server_lease*."""
         return server_lease - self._margin_of(server_lease)
 
     def _margin_of(self, lease: float) -> float:
-        """How much longer the server lets a lease live than its holder believes: no two clocks run equally fast."""
+        """Return how much longer the server lets a lease live than its holder believes.
+
+        No two clocks run equally fast.
+        """
         return max(self.margin, lease * self.clock_margin)
 
     @property
     def server_lease(self) -> float:
-        """How long the server lets a grant live without renewal."""
+        """The time that the server lets a grant live without renewal."""
         return self.server_lease_of(self.lease)
 
 
 def entry(
     grant: str, session: str, terms: Terms, facts: Mapping[str, str | int], worker: str = "", *, process: str = ""
 ) -> dict[str, Any]:
-    """The entry of one grant, as it stands among the waiters and then among the holders of its document.
+    """Return the entry of one grant, as it stands among the waiters and later among the holders of its document.
 
-    worker: a name of the thread or task, by which deadlocks are found. process: a name of the process, by which an
-    owner finds out that its former process is gone (`processes`).
+    - worker: name of the thread or task, by which deadlocks are found.
+    - process: name of the process, by which an owner finds out that its former process is gone (`processes`).
     """
     made: dict[str, Any] = {
         **facts,
@@ -124,32 +130,38 @@ def entry(
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is the same for every command of a session. Times are in milliseconds.
+    """The limits that every command of a session has in common. Times are in milliseconds.
 
-    waiters: how long a queue may be. retention: how long the document of a free lock is kept, at least, if there has
-    been a queue for it.
+    - waiters: largest length of a queue.
+    - retention: least time that the document of a free lock is kept if there has been a queue for it.
     """
 
     waiters: int = 1_000
     retention: int = 7 * 24 * 3_600_000
 
     def brief(self, tombstone_ttl: int) -> int:
-        """Return how long the document of a free lock is kept without a queue: no less than its tombstones."""
+        """Return how long the document of a free lock is kept without a queue, at least as long as its tombstones."""
         return min(self.retention, max(BRIEF_RETENTION, tombstone_ttl))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one command asks of the rule. Times are in milliseconds.
+    """The instructions of one command to the rule. Times are in milliseconds.
 
-    ask: the grant id that the answer is about. add: a new entry (`document.entry`). trial: it must not stay in
-    the queue. remove, renew: grant ids. tombstone_ttl: how long a tombstone keeps the removed ids out, 0 for none.
-    force: end a minimum hold too. lease, server_lease: lengthen the lease of the renewed grants to this. beat: the
-    number of the command, which it leaves on each entry that it gives a whole lease or a whole place in the queue: only
-    the session that finds it there may count on them. request_release_of: ids of holders that *requested_by* asks to
-    release the lock. given: apply the step only while this grant holds the lock. resumes: the new entry takes the place
-    of the removed. waited: for how long the new entry has waited already. behind: for each renewed waiter, how many of
-    its process wait behind it.
+    - ask: grant id that the answer is about.
+    - add: new entry (`document.entry`).
+    - trial: whether the new entry must not stay in the queue.
+    - remove, renew: grant ids.
+    - tombstone_ttl: time that a tombstone keeps the removed ids out, 0 for none.
+    - force: whether a minimum hold ends too.
+    - lease, server_lease: times to which the leases of the renewed grants are lengthened.
+    - beat: number of the command. The command leaves it on each entry that it gives a whole lease or a whole place in
+      the queue. Only the session that finds its own number there may rely on them.
+    - request_release_of: ids of holders that *requested_by* asks to release the lock.
+    - given: grant that must hold the lock. Otherwise the step is not applied.
+    - resumes: whether the new entry takes the place of the removed one.
+    - waited: time that the new entry has waited already.
+    - behind: for each renewed waiter, the number of waiters of its process behind it.
     """
 
     ask: str = ""
@@ -171,24 +183,27 @@ class Step:
 
     @property
     def owner(self) -> str | None:
-        """The owner that its new entry names, if it has one."""
+        """The owner in the new entry, if there is one."""
         return None if self.add is None else self.add.get("owner")
 
     @property
     def upserts(self) -> bool:
-        """Whether it may make the document. Not with a condition: that would be seeded into the new one."""
+        """Whether the step may make the document.
+
+        A condition forbids it, because an upsert seeds it into the new one.
+        """
         return (self.add is not None or self.tombstone_ttl > 0) and not self.given
 
     @property
     def only_adds(self) -> bool:
-        """Whether it does nothing but add an entry."""
+        """Whether the step only adds an entry."""
         return self.add is not None and not (self.remove or self.renew or self.given or self.waited)
 
     def arguments(self, limits: Limits, clock: object, cluster_time: object) -> dict[str, Any]:
-        """The command's ``let``.
+        """Return the command's ``let``.
 
-        clock: names the primary that evaluates it. cluster_time: an expression for that primary's cluster time; None
-        where it has none.
+        - clock: name of the primary that evaluates the command.
+        - cluster_time: expression for that primary's cluster time (None if it has none).
         """
         values: dict[str, Any] = {
             "ask": self.ask,
@@ -212,13 +227,13 @@ class Step:
         return {"c": {"$literal": values}, "op": cluster_time}
 
 
-#: What every entry and every document must have: where one of these is missing, the document is damaged. A new field is
-#: optional, and does not belong here (see the schema above).
+#: The fields that every entry must have. A document without one of these, or of `DOCUMENT_FIELDS`, is damaged. A new
+#: field is optional and does not belong here (see the rules at the top of this file).
 WAITER_FIELDS: Final[dict[str, type]] = {
     "grant": str, "session": str, "worker": str, "mode": str, "capacity": int, "lease": Int64, "server_lease": Int64,
     "waiter_lease": Int64, "min_hold": Int64, "since": datetime, "until": datetime,
 }  # fmt: skip
-#: What a grant adds to them.
+#: The fields that a grant adds to the entry of a waiter.
 GRANTED_FIELDS: Final[dict[str, type]] = {"acquired_at": datetime, "token": Int64}
 HOLDER_FIELDS: Final[dict[str, type]] = {**WAITER_FIELDS, **GRANTED_FIELDS}
 DOCUMENT_FIELDS: Final[dict[str, type]] = {
@@ -242,7 +257,7 @@ def _bson_name(value: object) -> str:
 
 
 def weight(entry: Mapping[str, Any]) -> int:
-    """As how many holders this one counts."""
+    """Return the number of holders as which this one counts."""
     return 1 + int(entry.get("more_permits", 0))
 
 
@@ -255,9 +270,9 @@ def is_waiter(value: object) -> bool:
 
 
 def find_damage(document: Mapping[str, Any]) -> str | None:
-    """Say what makes a stored document unusable, or None if it can be used."""
+    """Return why a stored document cannot be used, or None if it can."""
     version = document.get("v")
-    if isinstance(version, int) and version > SCHEMA:  # first: its other fields may have another shape
+    if isinstance(version, int) and version > SCHEMA:  # checked first, because other fields may have another shape
         return f"{LockDocumentDamaged.NEWER} (version {version}, and this one knows version {SCHEMA})"
     # A standalone server has no cluster time.
     types = DOCUMENT_FIELDS if document.get("cluster_time") is None else {**DOCUMENT_FIELDS, "cluster_time": Timestamp}
@@ -281,9 +296,9 @@ def _find_damaged_entry(document: Mapping[str, Any]) -> str | None:
 
 
 def describe(holder: Mapping[str, Any], now: datetime) -> str:
-    """Say in one line who a holder or waiter is, and for how long. Never shows a grant id.
+    """Return one line about a holder or waiter and its time. The line never shows a grant id.
 
-    It goes into errors and logs: whatever was written into the document, it is one line, and a short one.
+    The line goes into errors and logs. Whatever was written into the document, the line stays short.
     """
     facts = {name: tidy_fact(holder.get(name) or "") for name in ("label", "place", "owner", "user", "host", "pid")}
     label, place, host, pid = facts["label"], facts["place"], facts["host"] or "?", facts["pid"]
@@ -291,7 +306,7 @@ def describe(holder: Mapping[str, Any], now: datetime) -> str:
         return f"released, and kept locked for its minimum hold (host {host})"
     words = [word for word in ("" if label in place else label, place) if word]
     words += [f"{name} {facts[name]}" for name in ("owner", "user") if facts[name] and facts[name] not in place.split()]
-    # A claim and an edit lock have no process, and a description of that in place of the host.
+    # A claim and an edit lock have no process, and their host is a description.
     words.append(host if facts["host"] and not pid else f"host {host} pid {pid or '?'}")
     acquired_at = holder.get("acquired_at")  # in a waiter's entry, this package did not write it
     since = acquired_at if isinstance(acquired_at, datetime) else holder["since"]

@@ -1,4 +1,4 @@
-"""Short words for the aggregation expressions that the rule is made of, and those that tell if a document is whole."""
+"""Short names for the aggregation expressions of the rule, and expressions that test whether a document is whole."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def let(variables: dict[str, Expression], inside: Expression) -> Expression:
 
 
 def for_each(items: Expression, each: Expression) -> Expression:
-    """What *each* makes of every item, which is `$$e` there."""
+    """Return the result of *each* for every item. The item is `$$e` in *each*."""
     return {"$map": {"input": items, "as": "e", "in": each}}
 
 
 def only(items: Expression, condition: Expression) -> Expression:
-    """The items for which *condition* is true; they are `$$e` there."""
+    """Return the items for which *condition* is true. The item is `$$e` in *condition*."""
     return {"$filter": {"input": items, "as": "e", "cond": condition}}
 
 
@@ -56,40 +56,45 @@ def after(moment: Expression, milliseconds: Expression) -> Expression:
 
 
 def has_types(prefix: str, fields: dict[str, type]) -> Expression:
-    """True where every field has its type. One comparison of two lists: cheaper to parse than one per field."""
+    """Return whether every field has its type.
+
+    One comparison of two lists is cheaper to parse than one for each field.
+    """
     types = {"$map": {"input": [prefix + name for name in fields], "in": {"$type": "$$this"}}}
     return {"$eq": [types, [_BSON_TYPES[kind] for kind in fields.values()]]}
 
 
 def is_late(cluster_time: Expression) -> Expression:
-    """Whether the command was parsed before the one that left this *cluster_time* in the document."""
+    """Return whether the command was parsed before the one that left this *cluster_time* in the document."""
     return {"$and": ["$$op", {"$lt": ["$$op", cluster_time]}]}
 
 
 def purge_time(now: Expression, before: Expression, expires_at: Expression, contended: Expression) -> Expression:
-    """When the document may be removed, if that was *before* until *now*, and the last lease ends at *expires_at*.
+    """Return when the document may be removed.
 
-    contended: how many grants had to wait.
+    - before: moment until now.
+    - expires_at: end of the last lease.
+    - contended: number of grants that had to wait.
     """
     keep = {"$add": [{"$max": [now, expires_at]}, {"$cond": [contended, "$$c.retention", "$$c.brief"]}]}
     return {"$cond": [{"$gte": [before, keep]}, before, {"$add": [keep, PURGE_STEP]}]}
 
 
 def encoded(document: dict[str, Any]) -> RawBSONDocument:
-    """The document as it is sent, so that it need not be encoded for each command."""
+    """Return the document in encoded form, so that it is not encoded again for each command."""
     return RawBSONDocument(bson.encode(document))
 
 
-#: Whether an upsert has only just made this document.
+#: Whether an upsert has just made this document.
 IS_BLANK: Expression = {"$eq": ["$$ROOT", {"_id": "$_id"}]}
-#: Whether the fields of the document are what this package writes, apart from the entries in its arrays.
+#: Whether this package wrote the fields of the document, apart from the entries in its arrays.
 SOUND: list[Expression] = [
     has_types("$", DOCUMENT_FIELDS),
-    {"$lte": ["$cluster_time", LAST_CLUSTER_TIME]},  # or none: nothing that would make every command late
+    {"$lte": ["$cluster_time", LAST_CLUSTER_TIME]},  # may be missing, but a larger one would make every command late
     {"$eq": ["$v", SCHEMA]},
     {"$lt": ["$token", LAST_TOKEN]},
 ]
-#: Whether the whole document is what this package writes.
+#: Whether this package wrote the whole document.
 IS_WHOLE: Expression = {
     "$and": [
         *SOUND,
@@ -99,7 +104,7 @@ IS_WHOLE: Expression = {
     ]
 }
 
-#: What an upsert starts from.
+#: The document from which an upsert starts.
 _ZERO = Int64(0)
 BLANK: dict[str, Expression] = {
     "_id": "$_id", "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": _ZERO,

@@ -1,7 +1,8 @@
-"""The rule of `pipeline` in plain Python, on the same documents: its executable specification, and for locks in memory.
+"""The rule of `pipeline` in plain Python, on the same documents.
 
-A test has MongoDB's primary and these lines do the same things in any order, and compares every field of the two
-documents. Below are the filters of the commands, and the reply.
+This module is the executable specification of the rule, and runs the locks in memory. A test sends the same steps in
+any order to MongoDB's primary and to this module, and compares every field of the two documents. The filters of the
+commands and the reply follow the rule.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _COUNTERS = (
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the server read when it parsed a command: its wall clock, whose *clock* that is, and the cluster time."""
+    """The time when the server parsed a command, the name of the *clock* that shows it, and the cluster time."""
 
     now: datetime
     clock: str = ""
@@ -36,9 +37,9 @@ class Moment:
 
 
 def apply_rule(document: Document | None, step: Step, limits: Limits, moment: Moment) -> Document | None:
-    """Return the document as *step* leaves it, parsed at that *moment*; None if there is none, and none is made.
+    """Return a copy of *document* after *step*, parsed at *moment*.
 
-    *document* is not changed.
+    Return None if there is no document, and the step makes none.
     """
     if document is None and not step.upserts:
         return None
@@ -46,7 +47,7 @@ def apply_rule(document: Document | None, step: Step, limits: Limits, moment: Mo
 
 
 def _blank(moment: Moment) -> Document:
-    """What an upsert starts from, without its key."""
+    """Return the document from which an upsert starts, without its key."""
     return {
         "v": SCHEMA, "holders": [], "waiters": [], "tombstones": [], "token": Int64(0),
         "clock": moment.clock, "written_at": moment.now, "cluster_time": moment.cluster_time, "purge_at": moment.now,
@@ -55,7 +56,7 @@ def _blank(moment: Moment) -> Document:
 
 
 class _Rule:
-    """One application of it; the names are those of `pipeline`."""
+    """One application of the rule. The names are those of `pipeline`."""
 
     def __init__(self, step: Step, limits: Limits, moment: Moment, document: Document) -> None:
         self.step = step
@@ -71,7 +72,7 @@ class _Rule:
             self.now = max(moment.now, document["written_at"])
 
     def is_other_primary(self, moment: Moment) -> bool:
-        """Return whether the document was written by another primary's clock, or by this one before it was set back."""
+        """Return whether another primary's clock wrote the document, or this primary's clock before it was set back."""
         document, leap = self.document, timedelta(milliseconds=LEAP)
         op = moment.cluster_time
         if op is not None and op == document.get("cluster_time"):
@@ -109,9 +110,10 @@ class _Rule:
         return self.now + timedelta(milliseconds=milliseconds)
 
     def live_holders(self) -> Entries:
-        """The holders whose time is not over. With times of another clock, each begins a whole lease again.
+        """Return the holders whose time is not over.
 
-        One that is only kept for a minimum hold needs no whole lease.
+        If the times are those of another clock, each holder begins a whole lease again. Except a released holder that
+        is only kept for its minimum hold.
         """
         holders: Entries = self.document["holders"]
         if self.other_primary:
@@ -123,7 +125,7 @@ class _Rule:
         return min(whole, e["until"]) if "released" in e else whole
 
     def live_waiters(self) -> Entries:
-        """The waiters whose time is not over. With times of another clock, each begins a whole place again."""
+        """Return the waiters whose time is not over. With times of another clock, each begins a whole place again."""
         waiters: Entries = self.document["waiters"]
         if self.other_primary:
             apart = self.now - self.document["written_at"]
@@ -133,7 +135,10 @@ class _Rule:
         return [e for e in waiters if e["until"] > self.now]
 
     def without_removed(self, holders: Entries) -> Entries:
-        """Holders without the removed. One with a minimum hold that is not over is kept, and changed no more."""
+        """Return the holders without the removed ones.
+
+        A removed holder stays, unchanged, until its minimum hold is over.
+        """
         kept = []
         for e in holders:
             end = min(e["acquired_at"], self.now) + timedelta(milliseconds=e["min_hold"])
@@ -145,7 +150,7 @@ class _Rule:
         return kept
 
     def renewed(self, entries: Entries, length: str) -> Entries:
-        """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
+        """Return the entries. A renewed entry ends a whole lease from now, unless its present end is later."""
         renew = self.step.renew
         return [self.renew(e, length) if e["grant"] in renew and "released" not in e else e for e in entries]
 
@@ -161,10 +166,10 @@ class _Rule:
         return renewed
 
     def with_new(self, new: Document, queue: Entries, done: set[str], *, resumes: bool) -> Entries:
-        """The queue with the new entry, unless it is there already, has a tombstone, or finds no room.
+        """Return the queue with the new entry, unless the entry is there already, has a tombstone, or finds no room.
 
-        It stands in the order of arrival; if it is there already, but as one that came later, it moves. resumes: it
-        takes the place of a holder that was removed, and goes to the head, also if it is in the queue already.
+        The queue is in the order of arrival. If the entry is there already with a later arrival, the entry moves. If
+        *resumes*, the entry takes the place of a removed holder at the head, even if the entry is in the queue already.
         """
         if new["grant"] in done:
             return queue
@@ -188,7 +193,7 @@ class _Rule:
         ]
 
     def grant_count(self, kept: Entries, queue: Entries) -> int:
-        """How many fit, counted from the head of the queue; the smallest number of permits counts."""
+        """Return how many waiters fit, from the head of the queue. The smallest number of permits counts."""
         mode = next((e["mode"] for e in (*kept, *queue)), None)
         capacity = min((MAX_HOLDERS, *(e["capacity"] for e in kept)))
         used = sum(map(weight, kept))
@@ -199,14 +204,14 @@ class _Rule:
         return len(queue)
 
     def granted(self, entry: Document, token: int) -> Document:
-        """The entry as a holder. It gets a whole lease if its holder sees the answer: see `pipeline._granted`."""
+        """Return the entry as a holder, with a whole lease if its holder sees the answer: see `pipeline._granted`."""
         granted = {**entry, "acquired_at": self.now, "token": Int64(token)}
         if entry["grant"] != self.step.ask:
             return granted
         return {**granted, "until": self.after(entry["server_lease"]), "beat": Int64(self.step.beat)}
 
     def ends(self, document: Document) -> Document:
-        """When the last lease ends, and when the document may be removed."""
+        """Return when the last lease ends, and when the document may be removed."""
         expires_at = max((e["until"] for e in document["holders"]), default=None)
         brief = self.limits.brief(self.step.tombstone_ttl)
         retention = timedelta(milliseconds=self.limits.retention if document["contended"] else brief)
@@ -216,14 +221,14 @@ class _Rule:
         return {"expires_at": expires_at, "purge_at": purge_at}
 
     def counted(self, document: Document, granted: Entries, ended: Entries) -> Document:
-        """The statistics."""
+        """Return the changed statistics."""
         now = self.now
         waits = [_milliseconds(now - e["since"]) for e in granted]
         holds = [_milliseconds(min(now, e["until"], e.get("released", now)) - e["acquired_at"]) for e in ended]
         more = {
             "changes": 1,
             "acquisitions": len(granted),
-            # Negative waits too: a clock was set back meanwhile.
+            # Negative waits count too. A clock was set back meanwhile.
             "contended": sum(wait != 0 for wait in waits),
             "expired": sum(e["until"] <= now and "released" not in e for e in ended),
             "waited_ms": sum(waits),
@@ -237,7 +242,7 @@ class _Rule:
         return fields
 
     def tombstones(self, document: Document) -> Document:
-        """The tombstones, if the command leaves some."""
+        """Return the field of tombstones, if the command leaves some."""
         if not self.step.tombstone_ttl:
             return {}
         old = [e for e in document["tombstones"] if e["until"] > self.now]
@@ -253,7 +258,7 @@ def _since_1970(moment: datetime) -> int:
     return round(moment.timestamp() * 1000)
 
 
-#: What the filters of commands find where there is no document.
+#: The stand-in for a missing document, for the filters of commands.
 NOTHING: Final[Document] = {"holders": [], "waiters": [], "tombstones": []}
 
 
@@ -278,7 +283,7 @@ def is_there(document: Document, grants: Sequence[str]) -> bool:
 
 
 def reply_of(key: str, document: Document | None, grant: str, now: datetime, owner: str | None = None) -> Reply:
-    """What MongoDB answers by the projection `replies.REPLY`, or for an owner `replies.REPLY_TO_OWNER`."""
+    """Return what MongoDB answers by the projection `replies.REPLY`, or for an owner `replies.REPLY_TO_OWNER`."""
     if document is None:
         return read_reply(key, None)
     holders, waiters = document["holders"], document["waiters"]

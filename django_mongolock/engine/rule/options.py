@@ -1,4 +1,4 @@
-"""How a lock is asked for and kept."""
+"""The options of a lock, and their checks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, Final, Literal, get_args
 from ..text_checks import check_fact
 from .document import MAX_HOLDERS
 
-#: A length of time: seconds, or a `timedelta`.
+#: A length of time, in seconds or as a `timedelta`.
 Seconds = float | timedelta
 #: The longest time that makes sense, in seconds: ten years.
 _LONGEST: Final = 10 * 365 * 86_400
 
 
 class Unset:
-    """The type of `UNSET`, which stands for an argument that was not given where None means something."""
+    """The type of `UNSET`. UNSET stands for an argument that was not given, where None has a meaning."""
 
     def __repr__(self) -> str:
         return "UNSET"
@@ -28,18 +28,21 @@ UNSET: Final = Unset()
 
 
 Callback = Callable[[Any], object]
-#: When a lock is released whose block ends inside of a transaction. None: at the end of the block, with a warning.
+#: When a lock is released whose block ends inside a transaction. None releases at the end of the block, with a warning.
 Release = Literal["now", "on_commit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockOptions:
-    """What a caller chooses about a lock: see `mongo_lock`, and `mongo_semaphore` for permits, weight and resize. From
-    this and the project's settings its `Terms` are made.
+    """The choices of a caller about a lock: see `mongo_lock`, and `mongo_semaphore` for permits, weight and resize. The
+    `Terms` of the lock are made from these options and the project's settings.
 
-    Times are in seconds. Raises TypeError and ValueError for values that are wrong. *wait*: UNSET: the project's
-    (MONGOLOCK["WAIT"]). *permits*: None: it is no semaphore. *whole*: it begins with a whole lease, rather than with
-    what is left of a place in the queue. *templates*: what the keys were made from, where that is known.
+    Times are in seconds. Wrong values raise TypeError or ValueError.
+
+    - wait: UNSET means the project's setting (MONGOLOCK["WAIT"]).
+    - permits: None means no semaphore.
+    - whole: whether the lock begins with a whole lease, rather than with the rest of its place in the queue.
+    - templates: template of each key, if known.
     """
 
     lease: float | None = None
@@ -116,7 +119,7 @@ def as_seconds(value: Any) -> Any:
 
 
 def check_seconds(name: str, value: object) -> float:
-    """Return *value* in seconds if it is a time above 0. Raises TypeError, ValueError."""
+    """Return *value* in seconds if it is a time above 0. Raise TypeError or ValueError if not."""
     value = as_seconds(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is a number of seconds or a timedelta, not {type(value).__name__}")
@@ -126,19 +129,19 @@ def check_seconds(name: str, value: object) -> float:
 
 
 def check_age(value: object) -> float:
-    """Return an age in seconds: 0, or a time above it. Raises TypeError, ValueError."""
+    """Return an age in seconds, which may be 0. Raise TypeError or ValueError for other values."""
     seconds = as_seconds(value)
     return 0.0 if seconds == 0 and not isinstance(seconds, bool) else check_seconds("older_than", seconds)
 
 
 def check_flag(name: str, value: object) -> None:
-    """Raise TypeError if *value* is neither True nor False: "no" is true to Python."""
+    """Raise TypeError if *value* is neither True nor False. A text such as "no" is true to Python."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} is True or False, not {value!r:.40}")
 
 
 def check_wait(value: object) -> float | None:
-    """Return *value* in seconds if it is a time to wait: 0 for a single try, None without end."""
+    """Return *value* in seconds if it is a time to wait. 0 means a single try, and None means no limit."""
     value = as_seconds(value)
     if value is None:
         return None
@@ -151,7 +154,7 @@ def check_wait(value: object) -> float | None:
 
 _WAIT: Final = "wait= (seconds to wait for it; 0: a single try; None: without end)"
 _LEASE: Final = "lease= (seconds that a lock lives after its process has died)"
-#: What options of other libraries are here.
+#: The options of other libraries, each with the option of this one.
 _FOREIGN: Final = {
     "blocking": "use wait=: wait=0 for a single try, wait=None to wait without end",
     **dict.fromkeys(("blocking_timeout", "acquire_timeout", "wait_timeout", "max_wait"), f"use {_WAIT}"),
@@ -162,7 +165,7 @@ _FOREIGN: Final = {
 
 
 def foreign_option(name: str) -> TypeError | None:
-    """The error for an option that another library has; it names ours."""
+    """Return the error for an option of another library. The error names the option of this one."""
     return TypeError(f"unexpected keyword argument {name!r}: {_FOREIGN[name]}") if name in _FOREIGN else None
 
 

@@ -1,35 +1,36 @@
-"""The one update that every operation on a lock is: prune, remove, renew, add, grant. (For the two most frequent
-operations there are also shorter updates, which do the same: see `short_forms`.)
+"""The one update behind every operation on a lock: prune, remove, renew, add, grant. The two most frequent operations
+have shorter updates with the same result: see `short_forms`.
 
-To understand it, read `in_python` first: the same rule, which runs without a server.
+To understand the rule, read `in_python` first. The same rule runs there without a server.
 
-The rule is an aggregation pipeline, evaluated by the primary on the one document of a key, by the primary's own
-clock. What a command asks is passed as the variable ``$$c`` (`Step.arguments`), all of it inside one ``$literal``, so
-that no text of a caller is ever read as an expression. The pipeline itself is a constant.
+The rule is an aggregation pipeline. The primary evaluates it on the one document of a key, by its own clock. The
+variable ``$$c`` (`Step.arguments`) holds the instructions of the command, all of them inside one ``$literal``, so that
+no text of a caller is ever read as an expression. The pipeline itself is a constant.
 
-The time of a command, ``$$now``, is not simply ``$$NOW``: the server reads that when it parses a command, and may
-write seconds later, after commands that it has parsed since. The cluster time, which the server reads together with
-``$$NOW`` and which never goes back, tells them apart. The document remembers both of its last writer (`written_at`,
-`cluster_time`). A command that was parsed before the last writer is *late*: it is judged by the time of that
-writer. If a command was parsed after the last writer, and its clock shows an earlier time all the same, the clock was
-set back; then the times in the document are those of another clock, as after an election (`other_primary`). (The order
-is Lamport's: https://dl.acm.org/doi/10.1145/359545.359563.) So no end is ever brought nearer by a clock alone.
+The time of a command, ``$$now``, is not simply ``$$NOW``. The server reads ``$$NOW`` when it parses a command, but may
+write seconds later, after commands that it has parsed since. The cluster time tells these cases apart. The server reads
+the cluster time together with ``$$NOW``, and the cluster time never goes back. The document remembers both of its last
+writer (`written_at`, `cluster_time`). A command that was parsed before the last writer is *late*, and is judged by the
+time of that writer. If a command was parsed after the last writer and its clock still shows an earlier time, the clock
+was set back. The times in the document are then those of another clock, as after an election (`other_primary`). This
+order is Lamport's (https://dl.acm.org/doi/10.1145/359545.359563). For these reasons a clock alone never brings an end
+nearer.
 
-In words:
+The steps:
 
 1. A document that is damaged, or was not written by this package, stays exactly as it is (`IS_WHOLE`).
 2. *Prune* holders and waiters whose time is over. If the times in the document are those of another clock, they mean
-   nothing to this one: no entry is pruned, and every end is a whole lease from now.
-3. *Remove* the given grants; leave a tombstone for them if asked, so that a command that was held up on its way
+   nothing to this clock. No entry is pruned then, and every end is a whole lease from now.
+3. *Remove* the given grants. If asked, leave a tombstone for them, so that a command that was held up on its way
    cannot bring them back. A holder with a minimum hold stays until that is over, unless removed by force.
-4. *Renew* the given grants, but none that was released already. A renewal never brings an end nearer.
-5. *Add* the given entry to the queue, in the order of arrival, unless it is there already or has a tombstone. An entry
-   that *resumes* a removed holder, which was there until now, is put at the head.
-6. *Grant*: from the head of the queue, as many as fit. The first that does not fit blocks all behind it.
-7. If this was only a trial, take what was added out of the queue again.
+4. *Renew* the given grants, except released ones. A renewal never brings an end nearer.
+5. *Add* the given entry to the queue, in the order of arrival, unless the entry is there already or has a tombstone. An
+   entry that *resumes* a removed holder is put at the head, if the holder was there until now.
+6. *Grant* the key from the head of the queue, to as many as fit. The first that does not fit blocks all behind it.
+7. If this was only a trial, take the added entry out of the queue again.
 
-Parsing the pipeline costs the server more than evaluating it (about 40 us per KB). So a command carries only the
-parts that it needs: `pipeline` leaves out the others.
+Parsing the pipeline costs the server more than evaluating it (about 40 us per KB). For that reason `pipeline` leaves
+out the parts that a command does not need.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ from .expressions import (
 
 #: Whether the document was written by the clock of another primary, or by this one's before it was set back.
 #:
-#: `clock` names an election: the last one that the sender of a command knew of. The primary that writes the command may
-#: be of a later one, if the command was held up, or its sender has not heard of that yet. So the names are compared
-#: only where the cluster times leave it open:
+#: `clock` names the last election that the sender of a command knew of. The primary that writes the command may be of a
+#: later election, if the command was held up, or if its sender has not heard of the election yet. For that reason the
+#: names are compared only where the cluster times leave the question open:
 #:
-#: - The cluster times are equal: the command and the last writer were parsed with no write in between. Every election
-#:   writes, so one primary parsed both, but it is not known in which order. If the command shows a much later time, it
-#:   may have been first, and the clock been set back after it.
-#: - The command is late: it was parsed before the last writer, and is judged by the time of that.
-#: - Else it was parsed after the last writer. The clock is another one if the names differ; or it was set back, if it
-#:   shows a much earlier time.
+#: - If the cluster times are equal, the command and the last writer were parsed with no write in between. Every
+#:   election writes, and one primary therefore parsed both, in an unknown order. If the command shows a much later
+#:   time, the command may have been first, and the clock been set back after it.
+#: - A late command was parsed before the last writer, and is judged by the time of that writer.
+#: - Any other command was parsed after the last writer. The clock is another one if the names differ. The clock was set
+#:   back if it shows a much earlier time.
 _IS_OTHER_PRIMARY: Expression = {
     "$cond": [
         {"$and": ["$$op", {"$eq": ["$$op", "$$doc.cluster_time"]}]},
@@ -86,7 +87,7 @@ _IS_OTHER_PRIMARY: Expression = {
         },
     ]
 }
-#: The time by which the command is judged. A clock that went back by less than a leap stands still for as long.
+#: The time by which the command is judged. A clock that went back by less than a leap stands still until it catches up.
 _TIME: Expression = {
     "$cond": [
         "$$other_primary",
@@ -101,23 +102,24 @@ def from_now(milliseconds: Expression) -> Expression:
 
 
 _LIVES: Expression = {"$gt": ["$$e.until", "$$now"]}
-#: The time since the last write, if both clocks are the same one.
+#: The time since the last write, if the same clock measured both moments.
 _APART: Expression = {"$subtract": ["$$now", "$$doc.written_at"]}
 
 
 def _live(field: str, renewed: dict[str, Expression]) -> Expression:
-    """The entries whose time is not over. With times of another clock, they get the fields of *renewed* first."""
+    """Return the entries whose time is not over. With times of another clock, set the fields of *renewed* first."""
     entries = f"$$doc.{field}"
     return only({"$cond": ["$$other_primary", for_each(entries, merge("$$e", renewed)), entries]}, _LIVES)
 
 
-#: A released holder that is only kept for a minimum hold needs no whole lease after an election: nothing breaks if the
-#: clocks differ, while a job that runs once a day would miss a day after every failover.
+#: The fields of a holder after an election. A released holder that is only kept for a minimum hold gets no whole lease.
+#: Nothing breaks if the clocks differ, but a daily job would miss a day after every failover.
 _HOLDER_RENEWED: dict[str, Expression] = {
     "until": {"$min": [from_now("$$e.server_lease"), {"$cond": ["$$e.released", "$$e.until", None]}]}
 }
-#: Keeps the order. Where the two clocks may be the same one, each has come when it came: by the scale of those who come
-#: now and say how long they have waited. If not, each has waited as long as at the last write.
+#: The fields of a waiter after an election. The order of the queue stays. If the two clocks may be the same one,
+#: the moments of arrival stay, and compare with those of new waiters. If not, each has waited as long as at the last
+#: write.
 _WAITER_RENEWED: dict[str, Expression] = {
     "until": from_now("$$e.waiter_lease"),
     "since": {
@@ -134,7 +136,10 @@ _IS_NEW: Expression = {"$eq": ["$$e.grant", "$$c.add.grant"]}
 
 
 def _without_removed(holders: Expression) -> Expression:
-    """Holders without the removed. One with a minimum hold that is not over is kept, and changed no more."""
+    """Return the holders without the removed ones.
+
+    A removed holder stays, unchanged, until its minimum hold is over.
+    """
     end = {"$add": [{"$min": ["$$e.acquired_at", "$$now"]}, "$$e.min_hold"]}
     return for_each(
         only(holders, {"$or": [{"$not": [_IS_REMOVED]}, {"$gt": [end, "$$now"]}]}),
@@ -149,7 +154,7 @@ def _without_removed(holders: Expression) -> Expression:
 
 
 def _renewed(entries: Expression, length: str, counts: bool = False) -> Expression:
-    """The entries, those that the command renews pushed to a whole lease from now and never nearer."""
+    """Return the entries. A renewed entry ends a whole lease from now, unless its present end is later."""
     is_renewed: Expression = {"$in": ["$$e.grant", "$$c.renew"]}
     changes: dict[str, Expression] = {
         "until": {"$max": ["$$e.until", from_now({"$max": [f"$$e.{length}", "$$c.server_lease"]})]},
@@ -166,16 +171,17 @@ def _renewed(entries: Expression, length: str, counts: bool = False) -> Expressi
     return for_each(entries, {"$cond": [is_renewed, merge("$$e", changes), "$$e"]})
 
 
-#: When the waiter of the new entry came, as it says.
+#: The arrival of the new entry's waiter, as the waiter claims.
 _CAME_AT: Expression = {"$subtract": ["$$now", {"$min": ["$$c.waited", LONGEST_CLAIM]}]}
 
 
 def _with_new(resumes: bool, arrived: bool) -> Expression:
-    """The queue with the new entry, unless it is there already, has a tombstone, or finds no room.
+    """Return the queue with the new entry, unless the entry is there already, has a tombstone, or finds no room.
 
-    It is put at the end; or, where *arrived* (its waiter has waited before), behind those that came before it, and
-    before the others. If the entry is there, but as one that came later, it moves to that place: the command that
-    brought it was held up on its way. resumes: it is put at the head, if the command removes a holder that was there.
+    - resumes: whether the entry goes to the head, if the command removes a holder that was there.
+    - arrived: whether the waiter has waited before. The entry then goes behind the entries that came before it, and
+      before the others. If the entry is there already with a later arrival, because the command that brought it was
+      held up on its way, the entry moves to that place. Without *arrived*, the entry goes to the end.
     """
     since = _CAME_AT if arrived else "$$now"
     entry = merge("$$c.add", {"since": since, "until": from_now("$$c.add.waiter_lease"), "beat": "$$c.beat"})
@@ -193,15 +199,15 @@ def _with_new(resumes: bool, arrived: bool) -> Expression:
     in_order = {"$cond": [{"$or": [known, full]}, "$$queue", {"$concatArrays": parts}]}
     if not resumes:
         return in_order
-    # It may stand in the queue already. If the removed is not there any more, there is nothing to resume; so the second
-    # copy of the command changes nothing.
+    # The entry may stand in the queue already. If the removed holder is gone, there is nothing to resume. A second copy
+    # of the command therefore changes nothing.
     done = {"$in": ["$$c.add.grant", {"$concatArrays": ["$$kept.grant", "$$doc.tombstones.grant"]}]}
     is_there = {"$gt": [size({"$setIntersection": ["$$live_holders.grant", "$$c.remove"]}), 0]}
     at_head = {"$concatArrays": [[entry], only("$$queue", {"$not": [_IS_NEW]})]}
     return {"$cond": [{"$and": [is_there, {"$not": [done]}]}, at_head, in_order]}
 
 
-#: How many may hold the key together with the waiter at the place `$$i`, and all before it.
+#: The number of holders that the key may have together with the waiter at the place `$$i` and all before it.
 _CAPACITY: Expression = {"$min": [MAX_HOLDERS, {"$min": "$$kept.capacity"}, {"$min": "$$head.capacity"}]}
 _FITS: Expression = {
     "$and": [
@@ -212,10 +218,10 @@ _FITS: Expression = {
         ),
     ]
 }
-#: No more than the first of them allows.
+#: The places that may be granted, no more than the capacity of the first waiter.
 _PLACES: Expression = {"$range": [0, {"$min": [size("$$queued"), {"$first": "$$queued.capacity"}]}]}
-#: How many fit, counted from the head of the queue: the first that does not fit blocks all behind it. If the entries do
-#: not agree on the number of permits, the smallest of those that then hold the key counts.
+#: The number of waiters that fit, from the head of the queue. The first that does not fit blocks all behind it. If the
+#: entries do not agree on the number of permits, the smallest among the resulting holders counts.
 _GRANT_COUNT: Expression = let(
     {
         "first": {"$ifNull": [{"$first": "$$kept"}, {"$first": "$$queued"}]},
@@ -226,11 +232,11 @@ _GRANT_COUNT: Expression = let(
 
 
 def _granted(asks: bool) -> Expression:
-    """The entries that fit, as holders.
+    """Return the entries that fit, as holders.
 
-    The grant that the command asks about gets a whole lease: its holder sees the answer. Any other keeps the end
-    that it had as a waiter, until its holder renews it. So a waiter that has died costs the queue no more than it
-    would have anyway, and a live one can hold the lock at once, according to its last renewal.
+    The grant that the command asks about gets a whole lease, because its holder sees the answer. Any other keeps the
+    end that it had as a waiter, until its holder renews it. A waiter that has died therefore costs the queue no more
+    than it would have anyway. A live waiter can hold the lock at once, according to its last renewal.
     """
     granted = merge("$$e", {"acquired_at": "$$now", "token": {"$add": ["$$first_token", "$$i"]}})
     if asks:
@@ -245,7 +251,7 @@ def _granted(asks: bool) -> Expression:
     }
 
 
-#: Whether its lease ended without a release. One that was released and only kept for its minimum hold has not expired.
+#: Whether the lease ended without a release. A released holder that was kept for its minimum hold has not expired.
 _HAS_EXPIRED: Expression = {"$not": [{"$or": [_LIVES, "$$e.released"]}]}
 
 
@@ -254,7 +260,7 @@ def _total(field: str, more: Expression) -> Expression:
 
 
 def _result(leaves_tombstones: bool) -> dict[str, Expression]:
-    """The fields that a command changes."""
+    """Return the fields that a command changes."""
     fields = {
         "holders": "$$holders",
         "waiters": "$$waiting",
@@ -264,7 +270,7 @@ def _result(leaves_tombstones: bool) -> dict[str, Expression]:
         "cluster_time": {"$cond": ["$$late", "$$doc.cluster_time", "$$op"]},
         "expires_at": "$$expires_at",
         "purge_at": purge_time("$$now", "$$doc.purge_at", "$$expires_at", "$$doc.contended"),
-        # So that every command writes: a primary that has lost its majority acknowledges what changes nothing.
+        # Every command writes, because a primary that has lost its majority acknowledges updates without a change.
         "changes": _total("changes", 1),
         "acquisitions": _total("acquisitions", "$$grant_count"),
         "contended": _total("contended", size({"$filter": {"input": "$$waits", "cond": "$$this"}})),
@@ -282,7 +288,7 @@ def _result(leaves_tombstones: bool) -> dict[str, Expression]:
     return fields
 
 
-#: What leaves a mark on the pipeline, if a step has it.
+#: The fields of a step that add parts to the pipeline.
 _PARTS: Final = (
     "ask", "add", "resumes", "trial", "remove", "force", "renew", "tombstone_ttl", "request_release_of", "waited",
     "behind",
@@ -290,13 +296,13 @@ _PARTS: Final = (
 
 
 def pipeline(step: Step) -> list[RawBSONDocument]:
-    """The update of a command: the rule, with the parts that *step* needs."""
+    """Return the update of a command. The update is the rule with the parts that *step* needs."""
     return _pipeline(frozenset(part for part in _PARTS if getattr(step, part)))
 
 
 @lru_cache
 def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
-    """The rule for steps with these fields. Each stage binds variables for those after it."""
+    """Return the rule for steps with these fields. Each stage binds variables for those after it."""
     upserts = "add" in parts or "tombstone_ttl" in parts
     kept: Expression = "$$live_holders"
     queue: Expression = "$$live_waiters"
@@ -322,10 +328,10 @@ def _pipeline(parts: frozenset[str]) -> list[RawBSONDocument]:
         # Add
         {
             "queued": _with_new("resumes" in parts, "waited" in parts) if "add" in parts else "$$queue",
-            # A difference of sets is found in one pass; for each holder, whether it was kept is not.
+            # The difference of two sets takes one pass. A search for each holder among the kept would not.
             "ended_ids": {"$setDifference": ["$$doc.holders.grant", "$$kept.grant"]},
         },
-        # At least the time, so that tokens go on growing when the document was removed, or an older copy brought back.
+        # A token is at least the time. Tokens go on growing when the document was removed, or an older copy restored.
         {"grant_count": _GRANT_COUNT, "first_token": {"$max": [{"$add": ["$$doc.token", 1]}, {"$toLong": "$$now"}]}},
         # Grant
         {"granted": _granted("ask" in parts)},

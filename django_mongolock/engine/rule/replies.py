@@ -1,4 +1,4 @@
-"""What the server answers: the projections that the commands ask for, and how each answer is read."""
+"""The answers of the server, as projections that the commands ask for, and functions that read each answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .expressions import IS_ASKED, Expression, encoded, for_each, only, size
 
 Document = Mapping[str, Any]
 
-#: To whom the last command has granted the key, also if the holders are damaged: the messages of bells.
+#: The grants of the last command, as the messages of bells. Damaged holders count as none.
 BELL_MESSAGES: Final[Expression] = for_each(
     only(
         {"$cond": [{"$isArray": "$holders"}, "$holders", []]},
@@ -25,8 +25,8 @@ BELL_MESSAGES: Final[Expression] = for_each(
     ),
     {"to": "$$e.session", "grant": "$$e.grant", "token": "$$e.token", "at": "$$e.acquired_at"},
 )
-#: The answer to every command, and to a read: what concerns the grant asked about, and enough of the others for
-#: a helpful error. Its size does not grow with the queue.
+#: The answer to every command and read. It describes the asked grant, and enough of the others for a helpful error.
+#: The size of the answer does not grow with the queue.
 _REPLY: dict[str, Expression] = {
     "_id": 0,
     "now": "$$NOW",
@@ -39,22 +39,22 @@ _REPLY: dict[str, Expression] = {
     "first_end": {"$min": "$holders.until"},
     "holder": {"$first": "$holders"},
 }
-#: A released holder that is only kept for its minimum hold is no former grant.
+#: Whether a holder is a former grant. A released holder that is only kept for its minimum hold is none.
 _IS_FORMER: Expression = {
     "$and": [{"$eq": ["$$e.owner", "$$c.add.owner"]}, {"$not": [IS_ASKED]}, {"$not": ["$$e.released"]}]
 }
 REPLY: Final[RawBSONDocument] = encoded(_REPLY)
-#: The answer for an owner: also which other grant of this owner holds the key.
+#: The answer for an owner, with the other grant of this owner that holds the key.
 REPLY_TO_OWNER: Final[RawBSONDocument] = encoded({**_REPLY, "former": {"$first": only("$holders", _IS_FORMER)}})
-#: The answer to `short_forms.TAKE_FREE`, which `read_taken` reads.
+#: The answer to `short_forms.TAKE_FREE`, for `read_taken`.
 REPLY_TAKEN: Final[RawBSONDocument] = encoded({"_id": 0, "now": "$$NOW", "token": 1, "mine": {"$first": "$holders"}})
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """Another grant of the same owner, which holds the key: of a run that may have died.
+    """Another grant of the same owner that holds the key, of a run that may have died.
 
-    process: see `document.entry`.
+    - process: name of the process, see `document.entry`.
     """
 
     grant: str
@@ -63,7 +63,7 @@ class Former:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a bell says of one grant: that it holds the lock."""
+    """The news in a bell that a grant holds the lock."""
 
     token: int
     acquired_at: datetime
@@ -73,7 +73,7 @@ class News:
 class Bell:
     """A message to a session about one of its grants.
 
-    news: another's command has granted it the lock; None: its holder is asked to release it.
+    - news: present if the command of another session has granted the lock. None means a request to release the lock.
     """
 
     session: str
@@ -88,7 +88,7 @@ class Bell:
 
 
 def read_bell(message: object) -> Bell | None:
-    """Read a bell; None for what this package has not written."""
+    """Return the bell in *message*, or None if this package has not written it."""
     match message:
         case {"to": str(session), "grant": str(grant), "token": int(token), "at": datetime() as at}:
             return Bell(session, grant, News(token, at))
@@ -98,26 +98,33 @@ def read_bell(message: object) -> Bell | None:
 
 
 def read_bells(document: Document) -> tuple[Bell, ...]:
-    """Read what an answer says of others that the command has granted the key to."""
+    """Return the bells in an answer, for others to whom the command has granted the key."""
     granted = document.get("granted")
-    items = granted if isinstance(granted, list) else ()  # null, where the holders are damaged
+    items = granted if isinstance(granted, list) else ()  # null if the holders are damaged
     return tuple(bell for item in items if (bell := read_bell(item)) is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the server answered about one grant of one key. Times are in seconds, and for people and timers only.
+    """The answer of the server about one grant of one key. Times are in seconds, and for people and timers only.
 
-    What a holder or waiter may believe is no time of the server: it is the length that its own command asked for,
-    counted from before that was sent, if *beat* shows that this command wrote the entry.
+    No time of the server tells a holder or waiter how long to rely on its entry. If *beat* shows that its own command
+    wrote the entry, the entry lives for the length that the command asked for, counted from before the command was
+    sent.
 
-    held: whether the grant holds the key. token, acquired_at: of the grant. beat: the number of the command that last
-    gave it a whole lease, or a whole place in the queue. place: how many are ahead in the queue (None: not in it).
-    waiting: how long the queue is, with those of each process who stand behind its entry. first_end: until the first of
-    the holders would end (None: the key is free). holder: one of them, in words, unless it is the grant itself. found:
-    whether there was a document that the command matched. last_token: the last token of the key. former: another grant
-    of the asking owner. bells: for others, to whom the last command has granted the key. now: the server's time. mine,
-    theirs: the grant's own entry among the holders, and the first of them all, as they stand in the document.
+    - held: whether the grant holds the key.
+    - token, acquired_at: fencing token and moment of the grant.
+    - beat: number of the command that last gave the grant a whole lease, or a whole place in the queue.
+    - place: number of waiters ahead in the queue (None if the grant is not in the queue).
+    - waiting: length of the queue, with the waiters of each process who stand behind its entry.
+    - first_end: seconds until the lease of the first holder would end (None if the key is free).
+    - holder: text about one of the holders, unless that is the grant itself.
+    - found: whether there was a document that the command matched.
+    - last_token: last token of the key.
+    - former: another grant of the asking owner.
+    - bells: messages to others, to whom the last command has granted the key.
+    - now: time of the server.
+    - mine, theirs: entry of the grant among the holders, and entry of the first holder, as in the document.
     """
 
     held: bool = False
@@ -138,17 +145,16 @@ class Reply:
 
     @property
     def held_for(self) -> float:
-        """For how many seconds the first of the holders has held the key, according to the server's clock; infinite if
-        that is unknown."""
+        """The seconds that the first of the holders has held the key, by the server's clock. Infinite if unknown."""
         if self.theirs is None or self.now is None:
             return math.inf
         return float(max(0.0, (self.now - self.theirs["acquired_at"]).total_seconds()))
 
 
 def read_reply(key: str, raw: Document | None) -> Reply:
-    """Read the answer to a step. None is the answer for a document that is not there.
+    """Read the answer to a step. None is the answer for a missing document.
 
-    Raises LockDocumentDamaged for an answer with an entry that this package does not write.
+    Raise LockDocumentDamaged for an answer with an entry that this package does not write.
     """
     if raw is None:
         return Reply(found=False)
@@ -181,7 +187,7 @@ def read_reply(key: str, raw: Document | None) -> Reply:
 
 
 def read_taken(key: str, raw: Document) -> Reply:
-    """Read the answer to `short_forms.TAKE_FREE`, which has taken a free lock: see `read_reply`."""
+    """Read the answer to `short_forms.TAKE_FREE` after it has taken a free lock: see `read_reply`."""
     mine = raw["mine"]
     return read_reply(key, {**raw, "waiting": 0, "first_end": mine.get("until"), "holder": mine})
 
@@ -192,8 +198,8 @@ def _read_int(document: Document, name: str) -> int:
 
 
 def _seconds_left(end: datetime, now: datetime, holder: Document | None) -> float:
-    """How many seconds are left until *end*, for a timer: at most a whole lease, since a mere read may show an end that
-    was written by another clock."""
+    """Return the seconds until *end*, for a timer. The result is at most a whole lease, because a mere read may show an
+    end that another clock has written."""
     left = (end - now).total_seconds()
     return min(left, holder["server_lease"] / 1000) if holder else left
 
@@ -207,8 +213,12 @@ def _read_former(raw: object) -> Former | None:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """How a renewal found one grant: the number of the command that gave it its present lease, who requests its
-    release, and its token, or 0 if it waits."""
+    """One grant as a renewal found it.
+
+    - number: number of the command that gave the grant its present lease.
+    - release_requested_by: text that says who requests the release.
+    - token: fencing token, or 0 if the grant waits.
+    """
 
     number: int
     release_requested_by: str | None = None
@@ -217,7 +227,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a renewal found under one key: the last token, and every grant."""
+    """The findings of a renewal under one key, with the last token, and every grant."""
 
     token: int
     holders: dict[str, Beat]
@@ -225,7 +235,7 @@ class Found:
 
 
 def read_found(document: Document) -> Found:
-    """Read what a renewal found: a document, or as much of one as there is."""
+    """Read the findings of a renewal from a document, or from as much of one as there is."""
     return Found(_read_int(document, "token"), _beats(document, "holders"), _beats(document, "waiters"))
 
 

@@ -1,13 +1,13 @@
-"""Short forms of the rule for the two most frequent commands: a free lock is acquired, and released without a waiter.
+"""Short forms of the rule for two frequent commands: acquire a free lock, and release a lock without waiters.
 
-The whole rule is up to 9 KB, which the server parses for each command; that takes longer than carrying it out. In these
-cases it comes to something much shorter. The update does something in just that case; where it did nothing, the whole
-rule is sent. The document afterwards is the same, except that a release does not move `purge_at`, write the `clock` and
-its time, or count an expired lease.
+The whole rule is up to 9 KB. The server parses it for each command, and parsing takes longer than evaluation. In these
+two cases the rule comes down to something much shorter. A short form changes only a document of its case. If it changed
+nothing, the whole rule is sent. The document afterwards is the same, except that a release does not move `purge_at`,
+write the `clock` and its time, or count an expired lease.
 
-(Short forms for joining the queue and for the hand-over to its head are half as long too. They were measured, and save
-the server less than a tenth of its time with 8 or 32 waiters, a sixth with 128: not worth the second command after a
-wrong guess.)
+Short forms for joining the queue and for the hand-over to its head are half as long too. Measured with 8 or 32 waiters,
+they save the server less than a tenth of its time, and with 128 waiters a sixth. This gain does not pay for the second
+command after a wrong guess.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MINE: Expression = merge(
     "$$c.add",
     {"since": "$$NOW", "until": _END, "beat": "$$c.beat", "acquired_at": "$$NOW", "token": _NEXT_TOKEN},
 )
-#: What changes when an entry is added to a document without any, or to none: `$sum` passes over what is missing.
+#: The changes when an entry is added to a document without entries, or to none. `$sum` passes over missing fields.
 _TAKEN: dict[str, Expression] = {
     "holders": [_MINE],
     "token": _NEXT_TOKEN,
@@ -42,12 +42,12 @@ _TAKEN: dict[str, Expression] = {
     "cluster_time": "$$op",
     "purge_at": purge_time("$$NOW", "$purge_at", _END, "$contended"),
 }
-#: A late command is judged by the whole rule.
+#: Whether the document is sound and the command is not late. The whole rule judges a late command.
 _IS_SOUND: Expression = {"$and": [*SOUND, {"$not": [is_late("$cluster_time")]}]}
 
-#: Adds an entry to a document that matches `IS_FREE`, or makes the document. As an upsert: one that does not match is a
-#: duplicate key, and so an error. One that is damaged stays as it is: the filter does not see that (its `$type` looks
-#: into arrays, and an upsert's may have no `$expr`).
+#: Adds an entry to a document that matches `IS_FREE`, or makes the document. The command is an upsert. If the document
+#: of the key does not match, the upsert fails with a duplicate key. A damaged document stays as it is. The filter
+#: cannot see damage, because its `$type` looks into arrays, and the filter of an upsert may have no `$expr`.
 TAKE_FREE: list[RawBSONDocument] = [
     encoded(
         {
@@ -61,8 +61,8 @@ TAKE_FREE: list[RawBSONDocument] = [
         }
     )
 ]
-#: Matches documents without a holder and a waiter; besides, the grant must have no tombstone there. Without entries no
-#: time is judged: so it does not matter which primary wrote last.
+#: Matches documents without a holder and a waiter. Besides, the grant must have no tombstone there. Without entries no
+#: time is judged. For that reason any primary may have written last.
 IS_FREE: Filter = {"holders": _EMPTY, "waiters": _EMPTY}
 
 _HELD: Expression = {
@@ -84,5 +84,5 @@ RELEASE_UNCONTENDED: list[RawBSONDocument] = [
         }
     )
 ]
-#: Matches documents without a waiter and with a single holder, which must be the grant.
+#: Matches documents without a waiter and with a single holder. The caller adds that the holder is the grant.
 IS_UNCONTENDED: Filter = {"v": SCHEMA, "holders": {"$size": 1}, "waiters": _EMPTY}

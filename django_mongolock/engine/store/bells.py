@@ -1,10 +1,10 @@
 """The bells: small capped collections beside the locks, by which one process tells another of a grant.
 
-Whose command grants the lock to a waiter of another process inserts a message for that session, once the majority has
-the command. The session listens with a cursor that waits at the end of one of the collections. So a change of a lock
-costs the server nothing for those who wait for another one, and neither does any other write.
+A session whose command grants the lock to a waiter of another process inserts a message for that waiter's session, once
+the majority has the command. The other session listens with a cursor that waits at the end of one of the collections. A
+change of a lock therefore costs the server nothing for the waiters of other locks, and neither does any other write.
 
-A message may get lost, come late, or come twice. It says that somebody holds a lock, never for how long.
+A message may get lost, come late, or come twice. A message says that a session holds a lock, never for how long.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .layout import LOOK_EVERY, make_capped, stays_open
 
 Document = dict[str, Any]
 
-#: How many collections there are. Who listens is woken by each message in its own one.
+#: The number of collections. Each message in its own collection wakes a listener.
 COLLECTIONS: Final = 8
-#: How large each is, in bytes: some hundred messages.
+#: The size of each collection in bytes, enough for some hundred messages.
 SIZE: Final = 65_536
-#: How long the server keeps a read open while nobody rings, in milliseconds.
+#: How long the server keeps a read open while no message comes, in milliseconds.
 AWAIT_MS: Final = 1_000
-#: Messages that cannot be sent within this time, all together, are not worth more, in seconds.
+#: The seconds for sending all messages of a command. Messages that take longer are dropped.
 RING_TIMEOUT: Final = 0.5
 
 
@@ -42,16 +42,16 @@ class Bells:
 
     def __init__(self, locks: Collection[Document]) -> None:
         names = [f"{locks.name}_bells_{number}" for number in range(COLLECTIONS)]
-        #: Whatever the address says of reads, as with the locks.
+        #: These read concerns hold whatever the address says, as with the locks.
         options: dict[str, Any] = {"read_preference": ReadPreference.PRIMARY, "read_concern": ReadConcern("local")}
         options["codec_options"] = locks.codec_options
         self.collections = [locks.database.get_collection(name, **options) for name in names]
         self._unconfirmed = [each.with_options(write_concern=WriteConcern(w=0)) for each in self.collections]
-        #: Those that have been there for sure, and when.
+        #: The collections that were certainly there, and when.
         self._seen: dict[int, float] = {}
 
     def ring(self, bells: Iterable[Bell]) -> None:
-        """Send the messages, without waiting for an answer: one command for each collection."""
+        """Send the messages, one command for each collection, and wait for no answer."""
         messages: dict[int, list[Document]] = {}
         for bell in bells:
             messages.setdefault(_number(bell.session), []).append(bell.message)
@@ -62,8 +62,10 @@ class Bells:
                         self._unconfirmed[number].insert_many(those, ordered=False)
 
     def _is_there(self, number: int, age: float = LOOK_EVERY) -> bool:
-        """Return whether the collection was good at most *age* seconds ago: a message to one that is not there would
-        make one without a limit."""
+        """Return whether the collection was good at most *age* seconds ago.
+
+        A message to a missing collection would make one without a size limit.
+        """
         if clock.now() - self._seen.get(number, -inf) >= age:
             self._seen.pop(number, None)
             if not stays_open(self.collections[number]):
@@ -72,13 +74,13 @@ class Bells:
         return True
 
     def listen(self, session: str) -> Generator[Bell | None, None, None]:
-        """See Store.listen(). Raises PyMongoError."""
+        """See Store.listen(). Raise PyMongoError."""
         number = _number(session)
         collection = self.collections[number]
         if number not in self._seen:
             make(collection)
             self._seen[number] = clock.now()
-        looked, often = -inf, LOOK_EVERY / 2  # so that no release of this process has to look
+        looked, often = -inf, LOOK_EVERY / 2  # often enough that no release of this process has to look
         kind = CursorType.TAILABLE_AWAIT
         with collection.find({"to": session}, cursor_type=kind).max_await_time_ms(AWAIT_MS) as cursor:
             while (message := next(cursor, None)) is not None or cursor.alive:
@@ -87,14 +89,14 @@ class Bells:
                     looked = clock.now()
                     for other in range(COLLECTIONS):
                         self._is_there(other, often)
-        self._seen.pop(number, None)  # it is not there any more, or is empty
+        self._seen.pop(number, None)  # the collection is gone or empty
 
 
 def make(collection: Collection[Document]) -> None:
-    """Make the collection, if it is missing, and leave a message to nobody in it: a cursor in an empty one ends at
-    once. Raises OperationFailure where the rights do not allow it, or would not allow to ring.
+    """Make the collection, if it is missing. Leave a message to nobody, because a cursor in an empty one ends at once.
 
-    A message that was sent after somebody had dropped the collection has made one that would grow for ever.
+    Raise OperationFailure if the rights do not allow to make the collection, or to ring. If somebody dropped the
+    collection, a later message has made one that would grow for ever. Such a collection is converted.
     """
     if not stays_open(collection):
         try:

@@ -1,7 +1,7 @@
-"""By whose clock a command is judged: which primary it goes to, and that primary's cluster time.
+"""The clock by which a command is judged, as the name of the primary and that primary's cluster time.
 
-Both are known only when a command is encoded for the server that was selected for it. So `MongoStore` gives
-placeholders to `Step.arguments`, and the encoders here replace them.
+Both are known only when a command is encoded for the server that was selected for it. For that reason `MongoStore`
+gives placeholders to `Step.arguments`, and the encoders here replace them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pymongo.server_description import ServerDescription
 
 
 class _Clock:
-    """Stands for the name of the primary."""
+    """The placeholder for the name of the primary."""
 
 
 class _ClusterTime:
-    """Stands for the expression of the cluster time."""
+    """The placeholder for the expression of the cluster time."""
 
 
 CLOCK: Final = _Clock()
@@ -28,12 +28,12 @@ CLUSTER_TIME: Final = _ClusterTime()
 
 
 class ClockEncoder(TypeEncoder):
-    """Names the primary that a command goes to.
+    """An encoder that names the primary of a command.
 
-    The name is the election that made it primary. It is the same for every client (host names are not: a replica
-    set may have several horizons), and another one after every failover, which is when clocks change. The driver
-    selects a server, then encodes, in one thread, and does both again for a retry; so what `select` saw last in
-    this thread is where the command goes.
+    The name is the election that made the server primary. All clients see the same name. (Host names differ, because a
+    replica set may have several horizons.) The name changes with every failover, and so does the clock. The driver
+    selects a server and then encodes, in one thread, and repeats both for a retry. For that reason the command goes to
+    the server that `select` saw last in this thread.
     """
 
     python_type = _Clock
@@ -43,19 +43,19 @@ class ClockEncoder(TypeEncoder):
         self.client: MongoClient[dict[str, Any]] | None = None
 
     def registry(self) -> TypeRegistry:
-        """The encoders of both placeholders."""
+        """Return the encoders of both placeholders."""
         return TypeRegistry([self, _ClusterTimeEncoder(self)])
 
     def select(self, servers: Sequence[ServerDescription]) -> Sequence[ServerDescription]:
-        """The client's `server_selector`: changes nothing, remembers the choice."""
+        """Remember the selected server, and return *servers* unchanged. The `server_selector` of the client."""
         self._seen.server = servers[0] if len(servers) == 1 else None
         return servers
 
     def server(self) -> ServerDescription | None:
-        """Where this thread's command goes to."""
+        """Return the server that gets this thread's command."""
         server: ServerDescription | None = getattr(self._seen, "server", None)
         if server is None:
-            # A single server without discovery: no selection is made, and its clock is the only one.
+            # A single server without discovery needs no selection, and has the only clock.
             known = self._servers()
             return known[0] if len(known) == 1 else None
         return server
@@ -65,11 +65,11 @@ class ClockEncoder(TypeEncoder):
         return str((server and server.election_id) or "")
 
     def sent_to(self) -> str:
-        """The name of the primary that this thread's last command went to; empty if it has none."""
+        """Return the name of the primary of this thread's last command, or "" if it has none."""
         return self.transform_python(None)
 
     def primary(self) -> str:
-        """The name of the present primary, according to the driver's monitors; empty if none is known."""
+        """Return the name of the present primary, as the driver's monitors know it, or "" if none is known."""
         return next((str(it.election_id) for it in self._servers() if it.is_writable and it.election_id), "")
 
     def _servers(self) -> list[ServerDescription]:
@@ -77,7 +77,7 @@ class ClockEncoder(TypeEncoder):
 
 
 class _ClusterTimeEncoder(TypeEncoder):
-    """Asks for the cluster time of the server that a command goes to. A standalone server has none."""
+    """An encoder that asks for the cluster time of the server of a command. A standalone server has none."""
 
     python_type = _ClusterTime
 

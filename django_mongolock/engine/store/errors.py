@@ -1,4 +1,4 @@
-"""Errors of the driver in the words of this package, which quote no command and no URI."""
+"""Errors of the driver in the words of this package. The texts quote no command and no URI."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from pymongo.server_description import ServerDescription
 
 from ...exceptions import LockBackendFailed
 
-#: Codes that say nothing about what was asked, so that the outcome is unknown and trying again may help: those that
-#: MongoDB's list of its codes (src/mongo/base/error_codes.yml) has in the categories of network errors, shutdown,
-#: step-down, interruption, time limits, snapshots, stale routing, overload and what may be tried again; and, of those
-#: without a category, conflicts, locks that are taken, and a server without room or rights to write.
+#: Codes that say nothing about the command. The outcome is unknown, and trying again may help. The source is MongoDB's
+#: list (src/mongo/base/error_codes.yml). The codes are those in the categories of network errors, shutdown, step-down,
+#: interruption, time limits, snapshots, stale routing, overload and retryable errors. Codes without a category are
+#: added for conflicts, taken locks, and a server without room or rights to write.
 _PASSING: Final = frozenset(
     {
         *{6, 7, 89, 202, 9001},  # the network
@@ -38,11 +38,11 @@ _PASSING: Final = frozenset(
         *{146, 371, 14031},  # no memory, no disk, or writing is blocked
     }
 )
-#: Two upserts of one key raced: the server repeats them itself, but need not.
+#: Two upserts of one key raced. The server usually repeats them itself.
 _DUPLICATE_KEY: Final = 11000
-#: The rights that locks need.
+#: The rights that locks need, as text.
 RIGHTS: Final = "find, insert and update on the collection"
-#: How many servers an error names.
+#: The largest number of servers that an error names.
 SHOWN: Final = 3
 #: Unauthorized, AuthenticationFailed, AtlasError.
 _REFUSALS: Final = {
@@ -55,7 +55,7 @@ _ATLAS: Final = 8000
 
 @contextlib.contextmanager
 def bounded(timeout: float, client: MongoClient[Any] | None = None, needs: str = RIGHTS) -> Iterator[None]:
-    """Give the commands inside *timeout* seconds, and raise what `translate` makes of the driver's errors."""
+    """Limit the commands inside to *timeout* seconds, and raise the driver's errors as `translate` returns them."""
     try:
         with pymongo.timeout(timeout):
             yield
@@ -71,11 +71,12 @@ def translate(
     client: MongoClient[Any] | None = None,
     needs: str = RIGHTS,
 ) -> LockBackendFailed:
-    """The error to raise instead, ``from bare(error)``: the driver's words may hold the whole command, or a URI.
+    """Return the error to raise ``from bare(error)`` in place of the driver's, whose text may hold a command or a URI.
 
-    Its `passing` is False where the command had no effect and trying again does not help. client: the one that sent the
-    command; where its TLS connections fail to every server, trying again does not help either. needs: the rights it
-    takes.
+    The attribute `passing` is False if the command had no effect and trying again does not help.
+
+    - client: sender of the command. If its TLS connections fail to every server, trying again does not help either.
+    - needs: rights that the command takes, as text.
     """
     if isinstance(error, InvalidOperation):
         return LockBackendFailed("the session was closed", key, passing=False)
@@ -98,14 +99,14 @@ def translate(
 
 
 def _refusal(error: OperationFailure) -> str:
-    """Return the text for a refusal. Atlas uses one code for wrong passwords and for what a tier does not allow."""
+    """Return the text for a refusal. Atlas has one code for wrong passwords and for commands that a tier forbids."""
     if error.code == _ATLAS and "auth" not in str((error.details or {}).get("errmsg", error)):
         return "Atlas does not allow this command: check the roles of the user, and what the tier of the cluster allows"
     return _REFUSALS[error.code or 0]
 
 
 def whereabouts(client: MongoClient[Any]) -> str:
-    """Return what each server is, or why it does not answer, and the cure. Name hosts, but no user and no password."""
+    """Return the kind of each server, or why it does not answer, and the cure. Name hosts, but no user or password."""
     topology = client.topology_description
     servers = _servers(client)
     named = ", ".join(map(_describe, servers[:SHOWN])) + (
@@ -134,7 +135,7 @@ def whereabouts(client: MongoClient[Any]) -> str:
 
 
 def is_direct(client: MongoClient[Any]) -> bool:
-    """Return whether the address leads to one server, whatever replica set that belongs to."""
+    """Return whether the address leads to one server, whatever replica set it belongs to."""
     return client.topology_description.topology_type_name == "Single"
 
 
@@ -158,13 +159,13 @@ def _has_no_primary(client: MongoClient[Any]) -> bool:
 
 
 def is_out_of_reach(client: MongoClient[Any]) -> bool:
-    """Whether a connection to each server was tried and has failed. (While a primary is elected, servers answer.)"""
+    """Return whether a connection to each server was tried and has failed. During an election, servers answer."""
     servers = client.topology_description.server_descriptions().values()
     return all(server.error is not None for server in servers)
 
 
 def _describe(server: ServerDescription) -> str:
-    """The address of a server, and why it does not answer, in the words of the operating system."""
+    """Return the address of a server, and why it does not answer, in the words of the operating system."""
     host, port = server.address
     address = f"[{host}]:{port}" if ":" in host else host if port is None else f"{host}:{port}"
     if server.error is None:
@@ -177,22 +178,26 @@ def _describe(server: ServerDescription) -> str:
 
 
 def bare(error: PyMongoError) -> BaseException:
-    """The error without its text, if that may quote the command, with everything in it; and without the many lines
-    of the driver's code through which it came."""
+    """Return the error without its text, if the text may quote the command with all its data.
+
+    The many frames of the driver are left out too.
+    """
     forget_frames(error)
     return OperationFailure(_code_name(error), error.code) if isinstance(error, OperationFailure) else error
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Let go the frames that the error came through. The driver keeps it, in a circle: they would be kept, and with
-    them all that called the driver, the lock object for one, until the garbage collector comes."""
+    """Drop the frames of the error.
+
+    The driver keeps the error in a reference cycle. With its frames, all callers of the driver would stay alive until
+    the next garbage collection, the lock object among them.
+    """
     while error is not None:
         error.__traceback__, error = None, error.__context__
 
 
 def is_refusal(error: PyMongoError) -> bool:
-    """Whether the server would not carry the command out because of what was asked: not for missing rights, nor for
-    something that passes."""
+    """Return whether the server refused the command for its content. Missing rights and passing errors do not count."""
     if not isinstance(error, OperationFailure) or isinstance(error, WriteConcernError):
         return False
     return not (error.code in _REFUSALS or _is_passing(error))
@@ -203,7 +208,7 @@ def _is_passing(error: OperationFailure) -> bool:
 
 
 def tls_problem(error: Exception | None) -> str | None:
-    """What is wrong with the TLS of a connection, if that is why it failed."""
+    """Return the problem with the TLS of a connection, if that is why it failed."""
     found = re.search(r"\[SSL: (\w+)\]", str(error))
     if found is None:
         return None

@@ -1,5 +1,7 @@
-"""What the database has beside documents: the indexes of the locks collection and of what apps keep beside it, and
-collections of a fixed size, in which new documents push out the oldest."""
+"""The indexes of the locks collection, and capped collections beside it.
+
+A capped collection has a fixed size. New documents push out the oldest.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ from .. import clock
 
 Document = dict[str, Any]
 
-#: How often to look whether something is still there, in seconds.
+#: Seconds between two checks whether an index or a collection is still there.
 LOOK_EVERY: Final = 60.0
-#: `expires_at` finds held and stale locks; by `purge_at` the server removes documents that are not used any more;
-#: `contended` finds the locks with the most waits: only an acquisition that waited writes to it.
+#: The indexes by name. `expires_at` finds held and stale locks. By `purge_at` the server removes unused documents.
+#: `contended` finds the locks with the most waits. Only an acquisition that waited writes to this index.
 INDEXES: Final = {
     "mongolock_expires_at": IndexModel([("expires_at", 1)], name="mongolock_expires_at"),
     "mongolock_purge_at": IndexModel([("purge_at", 1)], name="mongolock_purge_at", expireAfterSeconds=0),
@@ -35,7 +37,7 @@ _EXISTS, _UNAUTHORIZED = 48, 13
 
 
 def ensure_indexes(collection: Collection[Document]) -> None:
-    """Create the indexes that are missing. Needs the right createIndex."""
+    """Create the missing indexes. The user needs the right createIndex."""
     collection.create_indexes(list(INDEXES.values()))
 
 
@@ -45,20 +47,24 @@ def missing_indexes(collection: Collection[Document]) -> list[str]:
 
 
 class IndexKeeper:
-    """Makes the indexes again after the collection was dropped or restored, where the user has the right to.
+    """Makes the indexes again after the collection was dropped or restored, if the user has the right to.
 
-    looked: when they were looked for last, by the local clock. At first they are there: `migrate` has made them.
+    - looked: moment of the last check, by the local clock. The first check is not needed, because `migrate` has made
+      the indexes.
     """
 
     def __init__(self) -> None:
         self.looked = clock.now()
 
     def see_to(self, collection: Collection[Document]) -> None:
-        """Have missing indexes made, in the background, once in a minute at most: a document of *collection* is new."""
+        """Make missing indexes in the background, once a minute at most.
+
+        Called when a document of *collection* is new.
+        """
         if clock.now() - self.looked >= LOOK_EVERY:
             self.looked = clock.now()
             thread = threading.Thread(target=_make_missing, args=[collection], name="mongolock-indexes", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread can be started: the lock was granted all the same
+            with contextlib.suppress(RuntimeError):  # no thread can be started, but the lock was granted all the same
                 thread.start()
 
 
@@ -69,10 +75,12 @@ def _make_missing(collection: Collection[Document]) -> None:
 
 
 def make_capped(collection: Collection[Document], size: int, *, resize: bool = False) -> None:
-    """Make the collection of *size* bytes, if it is missing. resize: if it is not missing, give it that size.
+    """Make the collection of *size* bytes, if it is missing.
 
-    Raises OperationFailure if it is missing and may not be made, or has no limit to its size: then it would grow for
-    ever.
+    Raise OperationFailure if the collection is missing and may not be made. Raise it too if the collection has no limit
+    to its size, because it would grow for ever.
+
+    - resize: whether an existing collection gets that size.
     """
     database, name = collection.database, collection.name
     try:
@@ -87,14 +95,17 @@ def make_capped(collection: Collection[Document], size: int, *, resize: bool = F
 
 
 def exists(collection: Collection[Document]) -> bool:
-    """Return whether the collection exists. Needs no right but one to something in it."""
+    """Return whether the collection exists. The user needs any right on it."""
     mine = {"name": collection.name}
     return bool(collection.database.list_collection_names(filter=mine, authorizedCollections=True))
 
 
 def stays_open(collection: Collection[Document]) -> bool | None:
-    """Return whether a cursor stays open at the end of the collection: not if it is empty, or not there; None if the
-    server refuses it: the collection is not capped, or may not be read. Needs no right but find."""
+    """Return whether a cursor stays open at the end of the collection. False if the collection is empty or missing.
+
+    Return None if the server refuses the cursor. The collection is then not capped, or may not be read. The user needs
+    the right find.
+    """
     try:
         with collection.find({"_id": None}, cursor_type=CursorType.TAILABLE) as cursor:
             next(cursor, None)

@@ -1,8 +1,8 @@
-"""Where the engine meets PyMongo: send one step, read one lock, renew many. Blocking; knows no lock object.
+"""The store of locks in MongoDB, by PyMongo: send one step, read one lock, renew many. All calls block.
 
-Whatever the client's URI says, every command goes to the primary, and all that a caller waits for has a time limit.
-What is written or read has been confirmed by the majority, except a release without a waiter (`UNNOTICED`), a look at
-what is there just now (`latest`), and the bells.
+Whatever the client's URI says, every command goes to the primary, and every command that a caller waits for has a time
+limit. The majority has confirmed all data that is written or read. Except a release without a waiter (`UNNOTICED`),
+reads of the latest state (`latest`), and the bells. A store knows no lock object.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from .layout import IndexKeeper
 
 Document = dict[str, Any]
 
-#: A release without a waiter waits for nothing: if a failover undoes it, the session makes it again (see `releases`).
+#: A release without a waiter waits for nothing. If a failover undoes it, the session repeats it (see `releases`).
 UNNOTICED: Final = WriteConcern(w=1, j=False)
-#: With the journal, also where the replica set is set to confirm by memory alone.
+#: The majority, with the journal, even if the replica set is configured to confirm by memory alone.
 MAJORITY: Final = WriteConcern(w="majority", j=True)
 
-#: The connections of this client where the project sets no `maxPoolSize`, in OPTIONS or in the URI. A session takes
-#: care that the program's threads leave some to the renewals: see `SessionCore`.
+#: The most connections of this client, unless the project sets `maxPoolSize` in OPTIONS or in the URI. A session keeps
+#: some of them free for the renewals: see `SessionCore`.
 MAX_POOL_SIZE: Final = 160
-#: What a renewal finds where there was no document: no later grant either.
+#: The findings of a renewal if there was no document. The token is so large that no later grant is found either.
 GONE: Final = Found(LAST_TOKEN, {}, {})
-#: The driver closes a connection that was not used for so long. A process has more than one only while it waits, or
+#: The driver closes a connection that was not used for this time. A process has more than one only while it waits, or
 #: while several of its threads take locks.
 MAX_IDLE_MS = 60_000
 
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """Which collection, and how to reach it. `client` are the arguments of MongoClient; they may hold a password."""
+    """The collection, and how to reach it. The arguments of MongoClient in `client` may include a password."""
 
     client: Mapping[str, Any] = field(repr=False)
     database: str
@@ -75,9 +75,9 @@ class StoreConfig:
 
 
 class MongoStore:
-    """The lock documents of one collection. One per process; makes its client when it is first needed.
+    """The lock documents of one collection. There is one store per process. The client is made on first use.
 
-    The client is the store's own: an application that has used up its own pool must not stop the renewals.
+    The store has a client of its own, so that an application with an exhausted pool cannot stop the renewals.
     """
 
     def __init__(self, config: StoreConfig) -> None:
@@ -89,14 +89,14 @@ class MongoStore:
         self.primary = self._clock.primary
         self._opening = threading.Lock()
         self.hearers: dict[str, Callable[[Bell], object]] = {}
-        #: Writes what happens to the locks; None if that is not wanted.
+        #: The writer of the history of the locks. None if the history is off.
         self.history: Notes | None = None
         self.indexes = IndexKeeper()
 
     @cached_property
     def client(self) -> MongoClient[Document]:
         try:
-            # No variable here holds the settings: error reports show the variables of the functions in a traceback.
+            # No variable here holds the settings, because error reports show the local variables of each frame.
             client: MongoClient[Document] = MongoClient(**self._client_options())
         except (ConfigurationError, InvalidURI, ValueError, TypeError, OSError) as error:
             # The text of a URI error may quote the URI.
@@ -109,14 +109,14 @@ class MongoStore:
     def _client_options(self) -> Document:
         options: Document = {"appname": "django_mongolock", "serverSelectionTimeoutMS": 10_000}
         options |= {"maxIdleTimeMS": MAX_IDLE_MS, **self.config.client}
-        # For `release_uncontended`, which the protocol does not send again. It does that with steps, which are
-        # idempotent, and which the driver does not send again, since they are plain commands.
+        # `retryWrites` is for `release_uncontended`, because the protocol does not repeat that. The protocol repeats
+        # steps, because they are idempotent. The driver does not, because steps are plain commands.
         options |= {"server_selector": self._clock.select, "retryWrites": True, "tz_aware": True}
         return options | {"maxPoolSize": self.connections}
 
     @property
     def connections(self) -> int:
-        """See Store. An option of the client is stronger than the URI, as with PyMongo. Nothing is resolved here."""
+        """See Store. As in PyMongo, an option of the client overrides the URI. No name is resolved here."""
         options = {name.lower(): value for name, value in self.config.client.items()}
         in_uri = re.search(r"[?&]maxPoolSize=(\d+)", str(options.get("host", "")), re.IGNORECASE)
         found = options.get("maxpoolsize", MAX_POOL_SIZE if in_uri is None else in_uri[1])
@@ -124,10 +124,10 @@ class MongoStore:
 
     @cached_property
     def collection(self) -> Collection[Document]:
-        """The collection, reading and writing as a lock must."""
+        """The collection, with the read and write concerns that a lock needs."""
         with self._opening:
-            # A date that Python cannot hold comes as another type, which is damage, rather than as an error; a text
-            # that is none comes with replacements. One such document must not cost the others their renewal.
+            # A date outside of Python's range comes as another type, and is found as damage. Invalid text comes with
+            # replacements. Both are no errors, because one such document must not cost the others their renewal.
             options: CodecOptions[Document] = CodecOptions(
                 tz_aware=True,
                 type_registry=self._clock.registry(),
@@ -149,14 +149,15 @@ class MongoStore:
 
     @property
     def latest(self) -> Collection[Document]:
-        """The collection, reading what is there just now, even if the majority has not confirmed it yet."""
+        """The collection for reads of the latest state, even if the majority has not confirmed it yet."""
         return self.collection.with_options(read_concern=ReadConcern("local"))
 
     @contextlib.contextmanager
     def bounded(self, timeout: float, key: str | None = None) -> Iterator[None]:
-        """Give the commands inside *timeout* seconds, and raise the driver's errors as LockBackendFailed.
+        """Limit the commands inside to *timeout* seconds, and raise the driver's errors as LockBackendFailed.
 
-        key: the only key that they are about. Then LockDocumentDamaged is raised where its document explains the error.
+        - key: only key of the commands, if there is one. If its document explains the error, LockDocumentDamaged is
+          raised.
         """
         try:
             with pymongo.timeout(max(0.001, timeout)):  # 0 would be no limit
@@ -165,7 +166,7 @@ class MongoStore:
             raise self._problem(error, key, timeout) from bare(error)
 
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
-        """See Store.apply(). The driver sends it once."""
+        """See Store.apply(). The driver sends the step once."""
         where = {"_id": {"$eq": key}} | ({"holders.grant": {"$eq": step.given}} if step.given else {})
         fields = REPLY if step.owner is None else REPLY_TO_OWNER
         with self.bounded(timeout, key):
@@ -188,11 +189,11 @@ class MongoStore:
                 if error.timeout:
                     raise
                 forget_frames(error)
-                return None  # not free (a duplicate key), refused, or damaged: the whole rule says how
+                return None  # not free (a duplicate key), refused, or damaged. The whole rule finds out.
         return read_taken(key, found) if found and "mine" in found else None
 
     def _find_and_modify(self, key: str, step: Step, **command: Any) -> Document | None:
-        """Send the rest of the *command*; return the document as it is then, as far as its `fields` show it."""
+        """Send *command* with the common fields. Return its `fields` of the document after the change."""
         collection = self.collection
         command = {
             "findAndModify": self.config.collection,
@@ -212,12 +213,15 @@ class MongoStore:
         return found
 
     def _is_puzzling(self, step: Step, reply: Reply) -> bool:
-        """Whether only a document that the step left as it was explains the answer.
+        """Return whether only a damaged document explains the answer.
 
-        The rule leaves a damaged document alone, which is no error to the server. So an answer that the rule itself
-        never gives is a reason to look at the document: a holder that was to be renewed has the number of another
-        command; a former grant is still there; a grant is refused, or queued, although no other holder has any time
-        left, or not queued although there is room.
+        The rule leaves a damaged document as it is, and the server reports no error. If the answer is one that the rule
+        never gives, the document needs a closer look. There are four such answers:
+
+        - A holder that was to be renewed has the number of another command.
+        - A former grant is still there.
+        - A grant is refused or queued, although no other holder has any time left.
+        - A grant is not queued, although there is room.
         """
         if step.renew:
             return reply.held and reply.beat != step.beat
@@ -233,7 +237,7 @@ class MongoStore:
         """See Store.release_uncontended()."""
         collection = self.collection.with_options(write_concern=UNNOTICED)
         where = {"_id": _one_of(keys), "holders.grant": _one_of(grants)}
-        # What changes one document is sent again by the driver, after an election for instance.
+        # The driver repeats an update of one document, for instance after an election.
         update = collection.update_one if len(keys) == 1 else collection.update_many
         with self.bounded(timeout, keys[0] if len(keys) == 1 else None):
             try:
@@ -241,7 +245,7 @@ class MongoStore:
                     return set()
             except WriteError as error:
                 if error.timeout or len(keys) > 1:
-                    raise  # otherwise its document is damaged: the whole rule says how
+                    raise  # in the other cases the document is damaged, and the whole rule finds out
             return set(keys) if len(keys) == 1 else {each["_id"] for each in self.latest.find(where, {"_id": 1})}
 
     def read(self, key: str, grant: str, timeout: float, owner: str | None = None) -> Reply:
@@ -253,8 +257,10 @@ class MongoStore:
         return read_reply(key, answer)
 
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
-        """See Store.renew(). One update, then one read. Where documents are gone, another update makes them again, and
-        those that were there after all are read again."""
+        """See Store.renew(). Send one update, then one read.
+
+        If documents are gone, another update makes them again. Documents that were there after all are read again.
+        """
         grants = step.renew or step.remove
         where = {
             "_id": {"$in": list(keys)},
@@ -272,25 +278,28 @@ class MongoStore:
         return found
 
     def _find(self, keys: Iterable[str], fields: Document) -> dict[str, Found]:
-        """What is in the documents of *keys*, as the majority has them. Whom a renewal has granted one is rung for."""
+        """Return the content of the documents of *keys*, as the majority has them.
+
+        Ring for waiters that got a grant.
+        """
         ids = list(keys)
         found = list(self.collection.find({"_id": {"$in": ids}}, fields, batch_size=len(ids) + 1))
         self.ring(bell for document in found for bell in read_bells(document))
         return {document["_id"]: read_found(document) for document in found}
 
     def _make_again(self, keys: Iterable[str]) -> list[str]:
-        """Make the documents of *keys* that are gone, as after a drop of the collection, and return their keys.
+        """Make the missing documents of *keys*, as after a drop of the collection, and return their keys.
 
-        A primary that was left behind may lack a document as well, but cannot make it. So what had to be made was gone,
-        and its holders have lost their locks.
+        A primary that was left behind may lack a document as well, but cannot make one. If a document had to be made,
+        it was gone, and its holders have lost their locks.
         """
-        step = Step(remove=("",), tombstone_ttl=1)  # the rule's own way to an empty document
+        step = Step(remove=("",), tombstone_ttl=1)  # the way to an empty document within the rule
         made = [pymongo.UpdateOne({"_id": {"$eq": key}}, pipeline(step), upsert=True) for key in keys]
         let = step.arguments(self.limits, CLOCK, CLUSTER_TIME)
         return list((self.collection.bulk_write(made, let=let, ordered=False).upserted_ids or {}).values())
 
     def deadlock(self, key: str, grant: str, timeout: float) -> Cycle | None:
-        """See Store.deadlock(). It is looked for twice: waits that were read one after another need not be a cycle."""
+        """See Store.deadlock(). Search twice, because waits that were read one after another need not be a cycle."""
         if (cycle := self._find_cycle(key, grant, timeout)) and (again := self._find_cycle(key, grant, timeout)):
             return again if again.grants == cycle.grants else None
         return None
@@ -311,11 +320,11 @@ class MongoStore:
             self.bells.ring(others)
 
     def listen(self, session: str) -> Generator[Bell | None, None, None]:
-        """See Store.listen(). Raises PyMongoError."""
+        """See Store.listen(). Raise PyMongoError."""
         return self.bells.listen(session)
 
     def ring_for(self, keys: Sequence[str], timeout: float = 5.0) -> None:
-        """Ring for those to whom the last command has granted one of the keys."""
+        """Ring for the grants of the last command on each of the keys."""
         with contextlib.suppress(PyMongoError), pymongo.timeout(timeout):
             for document in self.collection.find({"_id": {"$in": list(keys)}}, REPLY, let={"c": {"ask": ""}}):
                 self.ring(read_bells(document))
@@ -329,11 +338,11 @@ class MongoStore:
             return
         if seen is not None and (damage := find_damage(seen["document"])):
             raise LockDocumentDamaged(key, damage)
-        if seen is not None and not seen["whole"]:  # to the driver, some types look like others
+        if seen is not None and not seen["whole"]:  # some types look like others to the driver
             raise LockDocumentDamaged(key, "one of its fields has another type than this package writes")
 
     def close(self) -> None:
-        """Write what the history has not written yet, and close the client, if there is one."""
+        """Write the rest of the history, and close the client, if there is one."""
         if self.history is not None:
             self.history.close()
         if "client" in self.__dict__:
@@ -342,7 +351,7 @@ class MongoStore:
 
     def _problem(self, error: PyMongoError, key: str | None, timeout: float) -> LockBackendFailed | LockDocumentDamaged:
         if key is not None and is_refusal(error):
-            # An expression met a value of a type that it cannot take: the document may be damaged.
+            # An expression met a value of a wrong type. The document may be damaged.
             try:
                 self.diagnose(key, timeout)
             except LockDocumentDamaged as damage:
