@@ -1,4 +1,5 @@
-"""The backend of each DATABASES alias. A backend makes the sessions that keep the locks. `MongoBackend` is the usual one."""
+"""The backend of each DATABASES alias, which makes the sessions that keep the locks. `MongoBackend` is the usual one.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Django signals about the locks of this process, and about acts of this process on the locks of others.
 
-If a receiver raises, the lock is not disturbed, and Django logs the error. (If Celery's soft time limit strikes inside a
-receiver, Django catches that too, and the task runs on.) Receivers must be plain functions, and fast, because the thread
-that acquires or releases calls them. Events that the session notices itself, such as a loss, come from a thread for such
-calls.
+If a receiver raises, the lock is not disturbed, and Django logs the error. (If Celery's soft time limit strikes
+inside a receiver, Django catches that too, and the task runs on.) Receivers must be plain functions, and fast,
+because the thread that acquires or releases calls them. Events that the session notices itself, such as a loss, come
+from a thread for such calls.
 
 The signals about an acquisition of this process send ``sender=MongoLock``, and:
 
@@ -19,8 +19,8 @@ The signals about an acquisition of this process send ``sender=MongoLock``, and:
   `lock_release_requested` the requester. For `lock_not_acquired` "busy", "queue full", "deadlock", "cancelled", or the
   name of another error.
 
-An acquisition sends at most one `lock_contended`. After that, it sends either `lock_acquired` or `lock_not_acquired`. An
-acquired lock ends in either `lock_released` or `lock_lost`.
+An acquisition sends at most one `lock_contended`. After that, it sends either `lock_acquired` or `lock_not_acquired`.
+An acquired lock ends in either `lock_released` or `lock_lost`.
 """
 
 from collections.abc import Callable
