@@ -69,7 +69,7 @@ class DjangoLock(MongoLock):
         return True
 
     def _warning(self) -> Callable[[], object]:
-        """Return a function to call after a release now. It warns of a forgotten open transaction, if there is one."""
+        """Return a function to call after a release now. The function warns of a forgotten open transaction."""
         if self.options.release is not None or not ((opened := open_transactions()) and self.held):
             return bool
         return partial(warn_of_open, opened, self.keys[0], self._acquired()[0].acquired_from)
@@ -110,10 +110,10 @@ class LockKeywords(SemaphoreKeywords, total=False):
 def mongo_lock(*keys: Key, **options: Unpack[LockKeywords]) -> MongoLock:
     """Return a lock on one or several keys, not yet acquired. Use it with ``with`` or ``async with``, or `acquire` it.
 
-    A key is text, or a saved model instance (``"shop.order:<pk>"``). Of several keys, the lock acquires all or none,
+    A key is text, or a saved model instance (``"shop.order:<pk>"``). A lock on several keys acquires all or none,
     always in the same order. Each time is a number of seconds or a `timedelta`. The options:
 
-    - lease: seconds that the lock lives after its process has died. It is renewed until then. Default: setting
+    - lease: seconds that the lock lives after its process has died. A live process renews it. Default: setting
       LEASE.
     - wait: seconds to wait for the lock. 0 means a single attempt. None means no limit. Default: setting WAIT.
     - mode: "exclusive" (the default), or "shared" for readers. Readers exclude only exclusive holders.

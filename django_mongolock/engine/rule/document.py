@@ -45,9 +45,9 @@ LONGEST_CLAIM: Final = 600_000
 #: Two primaries' clocks count as one clock if the later one shows at most this many milliseconds more than the last
 #: write. This rule is only for the order in a queue, never for the end of a lease.
 SAME_TIME: Final = 20_000
-#: How long, in milliseconds, the document of a free lock is kept if there was never a queue for it. Fencing tokens go
-#: on growing without the document, because a token is at least the time. Keys that strangers make up are not kept for
-#: long. The document is removed up to an hour later: see `PURGE_STEP`.
+#: The least time, in milliseconds, that the document of a free lock is kept if there was never a queue for it. Fencing
+#: tokens go on growing without the document, because a token is at least the time. Keys that strangers make up are not
+#: kept for long. The document is removed up to an hour later: see `PURGE_STEP`.
 BRIEF_RETENTION: Final = 3_600_000
 
 

@@ -25,8 +25,8 @@ BELL_MESSAGES: Final[Expression] = for_each(
     ),
     {"to": "$$e.session", "grant": "$$e.grant", "token": "$$e.token", "at": "$$e.acquired_at"},
 )
-#: The answer to every command and read. It describes the asked grant, and enough of the others for a helpful error.
-#: The size of the answer does not grow with the queue.
+#: The answer to every command and read. The answer describes the asked grant, and enough of the others for a helpful
+#: error. The size of the answer does not grow with the queue.
 _REPLY: dict[str, Expression] = {
     "_id": 0,
     "now": "$$NOW",
