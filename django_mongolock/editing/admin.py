@@ -193,7 +193,7 @@ class EditLockMixin(SealedPages):
         return to_delete, counts, perms, protected
 
     def _guard_save_model(self, inner: Inner, request: HttpRequest, obj: Any, form: Any, change: bool) -> Any:
-        """Refuse to change an object that someone else is editing, in a row of the list or by restoring an old version."""
+        """Refuse to change an object that someone else is editing, in the list or by restoring an old version."""
         if change and not obj._state.adding and _editing(request) is None and (text := self._problem_of(request, obj)):
             raise Refused(f"{obj}: {text}")
         return super()._guard_save_model(inner, request, obj, form, change)

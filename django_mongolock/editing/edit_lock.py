@@ -33,7 +33,7 @@ from ..exceptions import LockBackendFailed, LockDocumentDamaged, printable
 from ..keys import home_of, row_key
 from ..versions.seal import secret_name, secret_of
 
-#: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
+#: The prefix of the key of a row. The key differs from the row's own key, so short row locks never wait for people.
 PREFIX: Final = "edit:"
 SALT: Final = "django_mongolock.editing"
 
@@ -79,7 +79,7 @@ class Editor:
 
 @dataclass(frozen=True, slots=True)
 class EditLockStatus:
-    """The state of an edit lock at the server's time *now*: its editor, none, or the `problem` that hides the editor."""
+    """The state of an edit lock at the server's time *now*: the editor, none, or the `problem` that hides it."""
 
     editor: Editor | None = None
     now: datetime | None = None

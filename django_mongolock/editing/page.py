@@ -164,7 +164,7 @@ class Editing(Saving):
         return _json(answer)
 
     def gone(self) -> HttpResponse:
-        """Release the lock and tell the page's script that there is nothing to edit any more, or no right to edit it."""
+        """Release the lock and tell the page's script that nothing can be edited any more."""
         self.lock.tab = self.page.tab or self.lock.tab
         self.lock.release()
         return _json({"state": "gone", "text": texts.gone(), "detail": ""})

@@ -194,7 +194,10 @@ def conflict(
     names: Collection[str] | None = None,
     problem: str = "it was changed meanwhile",
 ) -> VersionConflict:
-    """Return the error, with what is stored now. names: the fields that were to be written."""
+    """Return the error, with the stored values.
+
+    - names: names of the fields to be written.
+    """
     label, field = instance._meta.label, version_field(type(instance))
     row = type(instance)._base_manager.using(using).filter(pk=instance.pk).first()
     if row is None or field is None:

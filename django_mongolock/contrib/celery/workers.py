@@ -1,4 +1,4 @@
-"""Workers: the release of their locks when they end, a check of the time limits, and the task that clears stale locks."""
+"""Workers: the release of their locks at their end, a check of time limits, and the task that clears stale locks."""
 
 from __future__ import annotations
 
