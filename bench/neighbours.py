@@ -22,7 +22,7 @@ ROUNDS, BULK, SINGLE = 5, 4_000, 300
 
 
 def microseconds(pid: int, count: int, insert: Callable[[], object]) -> float:
-    """The processor time that the server takes for each of so many inserts, in microseconds."""
+    """Return the server's processor time for each insert in microseconds."""
     before = cpu_of(pid)
     insert()
     return (cpu_of(pid) - before) / count * 1e6
