@@ -1,9 +1,9 @@
-"""What other users of the database pay while processes wait for locks.
+"""The cost for other users of the database while processes wait for locks.
 
     python -m bench.neighbours 32          # 32 processes wait, each for a key of its own
 
 Prints the server's processor time for an insert that has nothing to do with locks, single and in bulk, without and with
-those who wait. Sessions of one process stand for the processes: the server cannot tell them apart.
+the waiters. Sessions of one process stand for the processes, because the server cannot tell them apart.
 """
 
 import statistics
