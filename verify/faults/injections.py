@@ -63,22 +63,22 @@ class Scene:
 
 
 def kill_primary(scene: Scene) -> None:
-    """Send SIGKILL to the primary, and start it again a few seconds later."""
+    """SIGKILL; a few seconds later it is started again."""
     _away(scene, [scene.cluster.primary()], 8, killed=True)
 
 
 def kill_secondary(scene: Scene) -> None:
-    """Send SIGKILL to a secondary."""
+    """SIGKILL of a secondary."""
     _away(scene, [scene.chance.choice(scene.cluster.others())], 4, killed=True)
 
 
 def stop_primary(scene: Scene) -> None:
-    """Send SIGSTOP to the primary for up to eight seconds. When it wakes up, it is no longer the primary."""
+    """SIGSTOP for up to eight seconds; when it wakes up, it is no longer the primary."""
     _away(scene, [scene.cluster.primary()], 8, killed=False)
 
 
 def stop_secondary(scene: Scene) -> None:
-    """Send SIGSTOP to a secondary."""
+    """SIGSTOP of a secondary."""
     _away(scene, [scene.chance.choice(scene.cluster.others())], 4, killed=False)
 
 
@@ -94,18 +94,18 @@ def _away(scene: Scene, numbers: Iterable[int], longest: float, *, killed: bool)
 
 
 def step_down(scene: Scene) -> None:
-    """Let the primary step down, by force or in order."""
+    """The primary steps down, by force or in order."""
     cluster = scene.cluster
     cluster.command(cluster.primary(), "replSetStepDown", 5, force=scene.chance.random() < 0.5)
 
 
 def no_majority(scene: Scene) -> None:
-    """Kill or stop both secondaries."""
+    """Both secondaries are down: killed, or stopped."""
     _away(scene, scene.cluster.others(), 6, killed=scene.chance.random() < 0.5)
 
 
 def all_down(scene: Scene) -> None:
-    """Kill all members, and start them again."""
+    """All members are killed, and started again."""
     _away(scene, range(len(scene.cluster.members)), 3, killed=True)
 
 
@@ -119,7 +119,7 @@ def _ways(scene: Scene, ways: list[tuple[int, int]], rule: Rule, shortest: float
 
 
 def cut_primary(scene: Scene) -> dict[str, Any]:
-    """Cut the other members off the primary. Clients can reach it until it finds that it has lost the election.
+    """The other members cannot reach the primary; clients can, until it finds that it has lost the election.
 
     Most of the time, another one is elected as soon as a lock was released that only the old primary knows of.
     """
@@ -145,40 +145,40 @@ def cut_primary(scene: Scene) -> dict[str, Any]:
 
 
 def isolate_primary(scene: Scene) -> None:
-    """Cut members and clients off the primary."""
+    """Neither members nor clients can reach the primary."""
     primary = scene.cluster.primary()
     _ways(scene, [*scene.cluster.around(primary), (CLIENT, primary)], HELD, 1, 10)
 
 
 def slow_links(scene: Scene) -> None:
-    """Delay all traffic of clients, by up to half a second each way."""
+    """All traffic of clients is delayed, by up to half a second each way."""
     everyone = [(CLIENT, number) for number in range(len(scene.cluster.members))]
     _ways(scene, everyone, Rule(delay=scene.chance.uniform(0.03, 0.5)), 2, 6)
 
 
 def half_open(scene: Scene) -> None:
-    """Make the clients' connections to the primary dead, without an error."""
+    """The clients' connections to the primary are dead, without an error."""
     scene.cluster.network.forget(CLIENT, scene.cluster.primary())
     scene.last(0.5, 4)
 
 
 def late_commands(scene: Scene) -> None:
-    """Hold commands up, and deliver them when their senders have given up or are dead."""
+    """Commands are held up, and delivered when their senders have given up or are dead."""
     _ways(scene, scene.cluster.to_primary(), Rule(hold_requests=True), 0.5, 6)
 
 
 def late_replies(scene: Scene) -> None:
-    """Let commands take effect, but hold their answers up for longer than a lease."""
+    """Commands take effect; the answers are held up for longer than a lease."""
     _ways(scene, scene.cluster.to_primary(), Rule(hold_replies=True), 0.5, 4)
 
 
 def lost_replies(scene: Scene) -> None:
-    """Lose some answers and their connections."""
+    """Some answers and their connections are lost."""
     _ways(scene, scene.cluster.to_primary(), Rule(lose_replies=scene.chance.uniform(0.02, 0.3)), 1, 6)
 
 
 def lost_grants(scene: Scene) -> dict[str, Any]:
-    """Lose the answers by which a process would have learned that it holds a lock."""
+    """Answers are lost by which a process would have learned that it holds a lock."""
     share, chance = scene.chance.uniform(0.3, 1.0), random.Random(scene.chance.random())
     lost: list[tuple[str, float]] = []
 
@@ -219,23 +219,23 @@ def _points(scene: Scene, members: Iterable[int], points: dict[str, Any], probab
 
 
 def fail_closed(scene: Scene) -> None:
-    """Let the server close the connection instead of answering."""
+    """The server closes the connection instead of answering."""
     _failing(scene, 0.6, closeConnection=True)
 
 
 def fail_write_concern(scene: Scene) -> None:
-    """Let the write take effect, and its write concern fail."""
+    """The write takes effect, and then its write concern fails."""
     error = {"code": scene.chance.choice([64, 91, 11602]), "errmsg": "injected", "codeName": "injected"}
     _failing(scene, 0.6, writeConcernError=error)
 
 
 def fail_not_primary(scene: Scene) -> None:
-    """Let the server report that it is not the primary, or is shutting down."""
+    """The server reports that it is not the primary, or is shutting down."""
     _failing(scene, 0.4, errorCode=scene.chance.choice([10107, 13435, 11602, 91, 189]))
 
 
 def fail_exceeded(scene: Scene) -> None:
-    """Let the server report a timeout, a failure to get its own locks, or a conflict."""
+    """The server reports a timeout, a failure to get its own locks, or a conflict."""
     _failing(scene, 0.4, errorCode=scene.chance.choice([50, 262, 24, 112]))
 
 
@@ -243,7 +243,7 @@ def fail_exceeded(scene: Scene) -> None:
 
 
 def wrong_clocks(scene: Scene) -> None:
-    """Set a secondary's clock wrong, either way, and make it the primary."""
+    """A secondary's clock is set wrong, either way, and it becomes the primary."""
     cluster = scene.cluster
     member = scene.chance.choice(cluster.others())
     # Setting a running primary's clock forward is a limit that the documentation names.
@@ -259,12 +259,12 @@ def wrong_clocks(scene: Scene) -> None:
 
 
 def clock_set_back(scene: Scene) -> dict[str, Any]:
-    """Set the running primary's clock back."""
+    """The running primary's clock is set back."""
     return _set_back(scene, 1, 2 * SKEW, -SKEW)
 
 
 def clock_set_far_back(scene: Scene) -> dict[str, Any]:
-    """Set the running primary's clock back by ten seconds to ten minutes."""
+    """The running primary's clock is set back by ten seconds to ten minutes."""
     return _set_back(scene, 10, FAR_BACK, -FAR_BACK)
 
 
@@ -291,9 +291,7 @@ def _set_back(scene: Scene, least: float, most: float, lowest: float) -> dict[st
 
 
 def held_up_commands(scene: Scene) -> None:
-    """Let the server begin commands, and hold them up for up to five seconds before they write. Their `$$NOW` is old
-    then.
-    """
+    """The server begins commands, and holds them up for up to five seconds before they write: their `$$NOW` is old."""
     points = {"hangDuringBatchUpdate": {"nss": f"{DATABASE}.{COLLECTION}"}, "hangBeforeFindAndModifyPerformsUpdate": {}}
     chosen = {name: points[name] for name in scene.chance.sample(sorted(points), scene.chance.choice([1, 1, 2]))}
     _points(scene, [scene.cluster.primary()], chosen, scene.chance.uniform(0.1, 0.6), 0.3)
@@ -303,7 +301,7 @@ def held_up_commands(scene: Scene) -> None:
 
 
 def stuck_transaction(scene: Scene) -> dict[str, Any]:
-    """Write to the document of a lock in a transaction, like `lock.atomic()`, and stop for a while."""
+    """A process writes to the document of a lock in a transaction, like `lock.atomic()`, and stops for a while."""
     cluster = scene.cluster
     try:
         with cluster.client(5) as client, client.start_session() as session:
@@ -337,7 +335,7 @@ def _write(locks: Any, key: str, session: Any) -> None:
 
 
 def ttl(scene: Scene) -> None:
-    """Let the TTL monitor, run every second, find unused documents."""
+    """The TTL monitor, which runs every second, finds unused documents."""
     cluster = scene.cluster
     behind = min((dial.offset for dial in cluster.dials), default=0.0)
     # The clocks run on meanwhile. A fault that sets one can only come later.
@@ -359,7 +357,7 @@ def ttl(scene: Scene) -> None:
 
 
 def bells_killed(scene: Scene) -> None:
-    """Kill the cursors of the listeners. Half of the time, drop the bells too."""
+    """The cursors of those who listen are killed, and half of the time the bells are dropped."""
     cluster = scene.cluster
     try:
         with cluster.client() as client:
@@ -376,7 +374,7 @@ def bells_killed(scene: Scene) -> None:
 
 
 def oplog_rolled_over(scene: Scene) -> None:
-    """Overwrite the oplog while nobody can read it, so that no reader can go on from its position."""
+    """The oplog is overwritten while it cannot be read, so that nobody can go on from where it was."""
     cluster = scene.cluster
     ways = scene.cluster.to_primary()
     cluster.network.set(ways, Rule(hold_replies=True))
