@@ -27,11 +27,11 @@ from bench.world import World
 
 
 class TooLong(BaseException):
-    """A question's time is over. Not an Exception: what waits or cleans up must not swallow it."""
+    """The time of a question is over. This is no Exception, so that waits and clean-ups do not swallow it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Ask, print, write; return 1 if a question came to no end."""
+    """Ask, print and write. Return 1 if a question did not end."""
     options = parse(arguments)
     answers: dict[str, Any] = {"machine": machine.facts(), "quick": options.quick, "questions": {}}
     print("\n".join(f"- {name}: {fact}" for name, fact in answers["machine"].items()))
@@ -58,7 +58,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def answer(name: str, question: Question, world: World, *, quick: bool) -> dict[str, Any]:
-    """Ask one question; whatever happens, return what it has found until then."""
+    """Ask one question. Return its findings, whatever happens."""
     print(f"\n## {name}: {question.title}", flush=True)
     bench, pieces, started = Bench(world, quick), list[Piece](), time.monotonic()
     error = ""
@@ -82,7 +82,7 @@ def answer(name: str, question: Question, world: World, *, quick: bool) -> dict[
 
 @contextlib.contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TooLong in the block when its time is over."""
+    """Raise TooLong in the block after so many seconds."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise TooLong

@@ -1,4 +1,4 @@
-"""What every question is given: the servers, how thorough to be, and who can run here."""
+"""The context of every question: the servers, the thoroughness, and the contenders that can run here."""
 
 import uuid
 from collections.abc import Iterable
@@ -13,7 +13,10 @@ from bench.world import World
 
 @dataclass
 class Bench:
-    """*quick*: a small part of everything, to see that it works; the figures are worth nothing then."""
+    """The context of a question.
+
+    - quick: whether to run a small part of everything as a test. The figures are then worth nothing.
+    """
 
     world: World
     quick: bool = False
@@ -23,7 +26,7 @@ class Bench:
         return quick if self.quick else thorough
 
     def ready(self, contenders: Iterable[Contender]) -> dict[str, Contender]:
-        """Those that can run here, by name. A note tells of each that cannot."""
+        """Return the contenders that can run here, by name. Write a note about each of the others."""
         found: dict[str, Contender] = {}
         for contender in contenders:
             if reason := contender.make.missing() or self.world.missing(contender.needs):
@@ -33,7 +36,7 @@ class Bench:
         return found
 
     def open(self, crew: Iterable[Worker], contender: Contender, lease: float = LEASE) -> None:
-        """Have each of the workers connect."""
+        """Let each of the workers connect."""
         crew = list(crew)
         for worker in crew:
             worker.begin(open_peer, contender.make, self.world.uri(contender.needs), lease)
@@ -45,7 +48,7 @@ class Bench:
             self.notes.append(text)
 
     def failed(self, name: str, error: Exception) -> None:
-        """For `interleaved`: who failed is named, and left out."""
+        """Note the name of a contender that failed and is left out, for `interleaved`."""
         known = isinstance(error, (WorkerError, Liar))
         self.note(f"{name}: left out: {error if known else f'{type(error).__name__}: {error}'}")
 
@@ -55,10 +58,10 @@ def is_lock(contender: Contender) -> bool:
 
 
 def open_peer(state: State, make: type[Peer], uri: str, lease: float) -> None:
-    """Connect; this process is that peer from now on."""
+    """Connect. From now on, this process is that peer."""
     state["peer"] = make(uri, lease)
 
 
 def fresh_key(name: str = "key") -> str:
-    """A key that nobody has used."""
+    """Return a key that nobody has used."""
     return f"{name}-{uuid.uuid4().hex}"

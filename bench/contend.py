@@ -1,4 +1,4 @@
-"""Processes that want one key: the part that runs in them, and the part that tells them when."""
+"""Processes that contend for one key: the part that runs in them, and the part that starts them."""
 
 import random
 import time
@@ -9,20 +9,20 @@ from bench.measure import Turn, Turns
 from bench.workers import State, Worker
 from django_mongolock.engine import clock
 
-#: Seconds from the telling to the beginning: enough for all to have heard.
+#: The seconds from the message to the beginning, enough for all processes to receive it.
 HEAD_START: Final = 0.15
-#: How long the lock is held where it is found out whether it is one, in seconds.
+#: The seconds for which the lock is held when its exclusion is tested.
 HOLD: Final = 0.002
-#: Within so many seconds everybody asks, when each wants the lock once: so long that those who poll are out of step.
+#: The seconds within which each process asks once. They are long enough for polling processes to get out of step.
 RUSH: Final = 0.25
 
 
 class Liar(Exception):
-    """It let two in at once: its figures are worth nothing."""
+    """The error of a lock that let two in at once. Its figures are worth nothing."""
 
 
 def loop(state: State, number: int, key: str, when: tuple[float, float], hold: float) -> tuple[list[Turn], float]:
-    """Take the lock and give it back, over and over; also the seconds of CPU that this took."""
+    """Take and release the lock over and over. Return the turns, and the seconds of CPU used."""
     peer, turns = state["peer"], []
     begin, end = when
     time.sleep(max(0.0, begin - clock.now()))
@@ -33,7 +33,7 @@ def loop(state: State, number: int, key: str, when: tuple[float, float], hold: f
 
 
 def once(state: State, number: int, key: str, begin: float) -> tuple[list[Turn], float]:
-    """Take the lock once. Who has it first keeps it until all have asked."""
+    """Take the lock once. The first holder keeps it until all have asked."""
     time.sleep(max(0.0, begin + random.uniform(0, RUSH) - clock.now()))
     cpu = time.process_time()
     turn = take(state["peer"], key, clock.now(), number, until=begin + RUSH + HEAD_START / 3)
@@ -41,7 +41,7 @@ def once(state: State, number: int, key: str, begin: float) -> tuple[list[Turn],
 
 
 def take(peer: Any, key: str, asked: float, number: int, *, hold: float = 0.0, until: float = 0.0) -> Turn:
-    """One turn: hold it for so many seconds, or until then."""
+    """Take the lock for one turn of so many seconds, or until then."""
     peer.acquire(key)
     granted = clock.now()
     if (rest := max(hold, until - granted)) > 0:
@@ -52,7 +52,9 @@ def take(peer: Any, key: str, asked: float, number: int, *, hold: float = 0.0, u
 
 
 def in_a_loop(crew: Sequence[Worker], key: str, seconds: float, hold: float = 0.0) -> tuple[Turns, float, float]:
-    """All of them, over and over. Returns their turns, the moment of the beginning, and the seconds of CPU."""
+    """Let all workers take the lock over and over. Return their turns, the moment of the beginning, and the seconds of
+    CPU.
+    """
     begin = clock.now() + HEAD_START
     for number, worker in enumerate(crew):
         worker.begin(loop, number, key, (begin, begin + seconds), hold)
@@ -61,7 +63,7 @@ def in_a_loop(crew: Sequence[Worker], key: str, seconds: float, hold: float = 0.
 
 
 def at_once(crew: Sequence[Worker], key: str) -> Turns:
-    """Each of them once, all within a moment."""
+    """Let each worker take the lock once, all within a moment."""
     begin = clock.now() + HEAD_START
     for number, worker in enumerate(crew):
         worker.begin(once, number, key, begin)
@@ -74,12 +76,12 @@ def gather(crew: Sequence[Worker], seconds: float) -> tuple[Turns, float]:
 
 
 def checked(turns: Turns) -> Turns:
-    """Raises Liar where somebody was let in while another one held it."""
+    """Return the turns. Raises Liar if somebody was let in while another one held the lock."""
     if twice := turns.held_twice:
         raise Liar(f"it is no lock: {twice} of {len(turns.turns)} were let in while another one held it")
     return turns
 
 
 def prove(crew: Sequence[Worker], key: str) -> None:
-    """Have them contend for a moment, holding it for a while each. Raises Liar."""
+    """Let the workers contend for a moment, with short holds. Raises Liar."""
     in_a_loop(crew, key, seconds=0.2, hold=HOLD)

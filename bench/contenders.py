@@ -1,4 +1,4 @@
-"""Who is compared with whom."""
+"""The contenders of the comparisons."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from bench.peers import Peer
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A lock under the name that the tables show; *needs* is the server that it runs on."""
+    """A lock under its name in the tables.
+
+    - needs: server on which it runs.
+    """
 
     name: str
     make: type[Peer]
     needs: str
 
     def at(self, needs: str) -> Contender:
-        """The same on another server."""
+        """Return the same lock on another server."""
         return replace(self, needs=needs)
 
 
@@ -32,7 +35,7 @@ ASYNC: Final = _contender("django_mongolock, async with", ours.OursAsync)
 POLLING: Final = _contender("django_mongolock, no bells", ours.OursPolling)
 BARE: Final = _contender("two bare majority writes", recipes.BareWrites)
 
-#: The others, packages first.
+#: The other contenders, packages first.
 OTHERS: Final = (
     _contender("redis-py", peers.RedisPy),
     _contender("redis-py, appendfsync always", peers.RedisPyDurable),
@@ -47,14 +50,14 @@ OTHERS: Final = (
     _contender("recipe: lease, backoff", recipes.Lease),
     _contender("recipe: lockedBy", recipes.LockedBy),
 )
-#: Enough of them for a crowd, which takes long: one of each kind.
+#: One contender of each kind, for slow comparisons with a crowd.
 FEW: Final = tuple(
     contender
     for contender in OTHERS
     if contender.make
     in {peers.RedisPy, peers.PythonRedisLock, peers.Kazoo, peers.PgLock, peers.FileLock, recipes.InsertDelete}
 )
-#: More of them, where it does not take so long.
+#: More contenders, for faster comparisons.
 MAIN: Final = (*FEW, *(contender for contender in OTHERS if contender.make in {peers.MongoElector, recipes.Lease}))
-#: For a quick look.
+#: The contenders of a quick look.
 QUICK: Final = tuple(contender for contender in OTHERS if contender.make in {peers.RedisPy, recipes.InsertDelete})

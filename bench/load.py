@@ -35,13 +35,14 @@ from testproject.servers import mongodb
 
 DATABASE: Final = "mongolock_load"
 THREADS: Final = 4
-#: Bytes that the memory of the process may grow beside a twentieth of it: the interpreter and the driver keep some.
+#: The bytes by which the memory of the process may grow, in addition to a twentieth. The interpreter and the driver
+#: keep some.
 MEMORY: Final = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table: a number before and after, or only after, and the most that it may be."""
+    """One line of a table: a number before and after, or only after, and its limit."""
 
     what: str
     after: float
@@ -54,7 +55,7 @@ class Row:
 
 
 class World:
-    """So many sessions, and a collection of their own."""
+    """Several sessions with a collection of their own."""
 
     def __init__(self, uri: str, sessions: int, **options: Any) -> None:
         self.client = MongoClient[dict[str, Any]](uri, serverSelectionTimeoutMS=30_000)
@@ -69,7 +70,7 @@ class World:
         self.client.close()
 
     def left(self) -> int:
-        """How many hold a lock or wait for one, tombstones not counted."""
+        """Return the number of holders and waiters, without tombstones."""
         return sum(len(found["holders"]) + len(found["waiters"]) for found in self.locks.find())
 
 
@@ -77,17 +78,17 @@ def lock(session: Session, key: str, wait: float | None = 60.0, **terms: Any) ->
     return MongoLock(lambda: session, (key,), Terms(**terms), LockOptions(wait=wait))
 
 
-# Does anything grow?
+# Checks for growth
 
 
 def memory() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the bytes of this process that are in memory."""
     with Path("/proc/self/statm").open() as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(world: World) -> dict[str, float]:
-    """Everything that may leak, when nobody does anything."""
+    """Return everything that may leak, while nothing runs."""
     gc.collect()
     status = world.client.admin.command("serverStatus")
     ours = sum(str(type(thing).__module__).startswith("django_mongolock") for thing in gc.get_objects())
@@ -106,12 +107,12 @@ def measure(world: World) -> dict[str, float]:
     }
 
 
-#: By how much each may grow. The pools open connections when they happen to need them.
+#: The growth allowed for each measured value. The pools open connections when they happen to need them.
 ROOM: Final[dict[str, float]] = {"connections": 4, "cursors": 2, "objects of ours": 20}
 
 
 def grown(before: dict[str, float], after: dict[str, float]) -> list[Row]:
-    """What was measured twice, as rows."""
+    """Return the rows of the values measured twice."""
     rows = []
     for what, first in before.items():
         room = {"memory, bytes": MEMORY + first / 20, "bytes of the largest document": first / 5}.get(what)
@@ -120,7 +121,7 @@ def grown(before: dict[str, float], after: dict[str, float]) -> list[Row]:
 
 
 def cycle(session: Session, number: int, chance: random.Random) -> None:
-    """What a busy process does with locks."""
+    """Use locks as a busy process does."""
     with lock(session, f"own:{threading.get_ident() % 8}"):
         pass
     with contextlib.suppress(LockNotAcquired), lock(session, "contended", wait=chance.choice([0, 0.002, 30])):
@@ -134,7 +135,7 @@ def cycle(session: Session, number: int, chance: random.Random) -> None:
 
 
 async def given_up(session: Session) -> None:
-    """Tasks that wait, and are cancelled at some moment."""
+    """Start waiting tasks and cancel them at some moment."""
 
     async def take() -> None:
         async with lock(session, "contended", wait=30):
@@ -148,7 +149,7 @@ async def given_up(session: Session) -> None:
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Do *work* in so many threads; raise what went wrong in any."""
+    """Do *work* in so many threads. Raise the error of any thread."""
     errors: list[BaseException] = []
 
     def guarded(number: int) -> None:
@@ -167,14 +168,17 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 def settled(world: World) -> None:
-    """Wait until what was given up has been taken back."""
+    """Wait until all cancelled acquisitions are cleaned up."""
     end = clock.now() + 30
     while (world.left() or any(session.cleanup.pending for session in world.sessions)) and clock.now() < end:
         time.sleep(0.05)
 
 
 def cycles(uri: str, count: int) -> list[Row]:
-    """*count* acquisitions, after a tenth as many to warm up: afterwards everything is as it was after those."""
+    """Make *count* acquisitions after a tenth as many to warm up.
+
+    In the end, everything must be as after the warm-up.
+    """
     world = World(uri, 2)
 
     def some(rounds: int) -> None:
@@ -196,11 +200,11 @@ def cycles(uri: str, count: int) -> list[Row]:
         world.close()
 
 
-# Not enough connections
+# Too few connections
 
 
 def pool(uri: str, seconds: float) -> list[Row]:
-    """The project allows its clients a single connection, which listening alone would use up."""
+    """Lock with a single connection in the client's pool. Listening alone would use it up."""
     world = World(uri, 1, maxPoolSize=1)
     (session,) = world.sessions
     lost = 0
@@ -229,19 +233,19 @@ def pool(uri: str, seconds: float) -> list[Row]:
 
 
 def table(part: str, rows: list[Row]) -> str:
-    """The rows for people."""
+    """Return the rows as text."""
     cells: list[list[Cell]]
     cells = [[row.what, row.before, row.after, row.most, "" if row.ok else "TOO MUCH"] for row in rows]
     return as_text(Table(part, ["what", "before", "after", "at most", ""], cells))
 
 
 def parts(uri: str, *, quick: bool) -> dict[str, Callable[[], list[Row]]]:
-    """What there is to run. An hour of ten acquisitions a second are 36,000."""
+    """Return the parts by name. An hour of ten acquisitions a second are 36,000."""
     return {"cycles": lambda: cycles(uri, 1_600 if quick else 36_000), "pool": lambda: pool(uri, 3 if quick else 30)}
 
 
 def main(arguments: list[str]) -> int:
-    """Run all parts; return 1 if something grew."""
+    """Run all parts. Return 1 if something grew."""
     logging.getLogger("django_mongolock").addHandler(logging.NullHandler())  # what matters is in the tables
     good = True
     with mongodb() as uri:

@@ -1,4 +1,4 @@
-"""What the figures were measured on: a Linux machine."""
+"""The machine (Linux) and the software of a measurement."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ PACKAGES: Final = (
 
 
 def facts() -> dict[str, Any]:
-    """The machine, and the versions of everything that is compared."""
+    """Return the facts about the machine, and the versions of everything compared."""
     processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
         "date": datetime.now(UTC).date().isoformat(),
@@ -34,7 +34,7 @@ def facts() -> dict[str, Any]:
 
 
 def servers() -> dict[str, str]:
-    """Versions of the server programs that are here."""
+    """Return the versions of the installed server programs."""
     found = {"Redis": said("redis-server", r"v=(\S+)")}
     with contextlib.suppress(ServerError):
         found["MongoDB"] = said(str(mongod_path()), r"db version v(\S+)")
@@ -47,7 +47,7 @@ def servers() -> dict[str, str]:
 
 
 def said(program: str, pattern: str) -> str:
-    """What a program says of its version; nothing if it is not here."""
+    """Return the version that a program reports, or nothing if it is not installed."""
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""Figures: with their spread, compared round by round, and shown in tables."""
+"""Figures with their spread, compared round by round, and shown in tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Spread(NamedTuple):
-    """The median of several rounds, and the lowest and the highest of them."""
+    """The median, the lowest and the highest value of several rounds."""
 
     median: float
     low: float
@@ -22,7 +22,7 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """The spread of *values*; not a number where there are none."""
+        """Return the spread of *values*, NaN without values."""
         found = [value for value in values if not math.isnan(value)]
         return cls(statistics.median(found), min(found), max(found)) if found else cls(*[math.nan] * 3)
 
@@ -31,7 +31,7 @@ Cell = str | float | Spread | None
 
 
 def shown(cell: object) -> str:
-    """A cell of a table as people read it. What comes back from JSON is shown as what went in."""
+    """Return a cell of a table as text. A value from JSON looks like the original."""
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return "–"
     if isinstance(cell, str):
@@ -49,7 +49,10 @@ def shown(cell: object) -> str:
 
 @dataclass
 class Table:
-    """Some figures. The first column names the rows; *note* says what the columns mean."""
+    """Some figures. The first column names the rows.
+
+    - note: meaning of the columns.
+    """
 
     title: str
     columns: list[str]
@@ -59,7 +62,7 @@ class Table:
 
 @dataclass
 class Data:
-    """Figures for the plots, under a name."""
+    """Named figures for the plots."""
 
     name: str
     value: Any
@@ -69,7 +72,7 @@ Piece = Table | Data
 
 
 def as_json(pieces: Iterable[Piece]) -> dict[str, Any]:
-    """What a question has yielded, as it goes into the JSON file."""
+    """Return the results of a question as they go into the JSON file."""
     answer: dict[str, Any] = {"tables": [], "data": {}}
     for piece in pieces:
         if isinstance(piece, Table):
@@ -80,7 +83,7 @@ def as_json(pieces: Iterable[Piece]) -> dict[str, Any]:
 
 
 def as_text(table: Table) -> str:
-    """Return it as Markdown, as docs/evidence/data/benchmarks.md has it."""
+    """Return the table as Markdown, as in docs/evidence/data/benchmarks.md."""
     rows = [table.columns, *([shown(cell) for cell in row] for row in table.rows)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(table.columns))]
     lines = [" | ".join(map(str.ljust, row, widths)) for row in rows]
@@ -111,7 +114,7 @@ def interleaved(
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    """How many times *theirs* ours are, round by round."""
+    """Return the ratios of *ours* to *theirs*, round by round."""
     return Spread.of(mine / other if other else math.nan for mine, other in zip(ours, theirs, strict=True))
 
 
@@ -120,7 +123,7 @@ def median(values: Sequence[float]) -> float:
 
 
 class Turn(NamedTuple):
-    """One acquisition: when it was asked for, granted and given back, by a clock that all processes share."""
+    """One acquisition. The clock of its request, grant and release is shared by all processes."""
 
     asked: float
     granted: float
@@ -130,7 +133,7 @@ class Turn(NamedTuple):
 
 @dataclass
 class Turns:
-    """Who had the lock when."""
+    """The turns of a lock in the order of the grants."""
 
     turns: list[Turn]
 
@@ -139,7 +142,9 @@ class Turns:
 
     @property
     def held_twice(self) -> int:
-        """How often somebody was granted it before the one before had begun to give it back: then it is no lock."""
+        """Return the number of grants before the previous holder had begun its release. Any such grant disproves the
+        lock.
+        """
         latest, count = -math.inf, 0
         for turn in self.turns:
             count += turn.granted < latest
@@ -148,14 +153,16 @@ class Turns:
 
     @property
     def hand_overs(self) -> list[float]:
-        """Milliseconds from the call of release to the return of acquire, where the next had asked before."""
+        """Return the milliseconds from the call of release to the return of acquire, if the next caller had asked
+        before.
+        """
         return [(b.granted - a.leaving) * 1000 for a, b in pairwise(self.turns) if b.asked < a.leaving <= b.granted]
 
     @property
     def waits(self) -> list[float]:
-        """Milliseconds that each waited."""
+        """Return the milliseconds of each wait."""
         return [(turn.granted - turn.asked) * 1000 for turn in self.turns]
 
     def steady(self, begin: float, end: float) -> Turns:
-        """Those that were asked for within the time, when all were there."""
+        """Return the turns that were requested within the time when all were there."""
         return Turns([turn for turn in self.turns if begin <= turn.asked <= end])

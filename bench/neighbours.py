@@ -1,9 +1,9 @@
-"""What other users of the database pay while processes wait for locks.
+"""The cost for other users of the database while processes wait for locks.
 
     python -m bench.neighbours 32          # 32 processes wait, each for a key of its own
 
 Prints the server's processor time for an insert that has nothing to do with locks, single and in bulk, without and with
-those who wait. Sessions of one process stand for the processes: the server cannot tell them apart.
+the waiters. Sessions of one process stand for the processes, because the server cannot tell them apart.
 """
 
 import statistics
@@ -22,7 +22,7 @@ ROUNDS, BULK, SINGLE = 5, 4_000, 300
 
 
 def microseconds(pid: int, count: int, insert: Callable[[], object]) -> float:
-    """The processor time that the server takes for each of so many inserts, in microseconds."""
+    """Return the server's processor time for each insert in microseconds."""
     before = cpu_of(pid)
     insert()
     return (cpu_of(pid) - before) / count * 1e6

@@ -1,4 +1,4 @@
-"""This library among the peers: as a project uses it, and in its variants."""
+"""This library among the peers, as a project uses it, and in its variants."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ class Ours(Peer):
 
 
 class OursInThread(Ours):
-    """The same, not in the main thread: as in a server with threads."""
+    """The lock outside the main thread, as in a server with threads."""
 
     def pairs(self, keys: list[str]) -> list[float]:
         with ThreadPoolExecutor(1) as thread:
@@ -53,7 +53,7 @@ class OursInThread(Ours):
 
 
 class OursAsync(Ours):
-    """The same with `async with`."""
+    """The lock with `async with`."""
 
     def pairs(self, keys: list[str]) -> list[float]:
         async def one(key: str) -> float:
@@ -69,7 +69,7 @@ class OursAsync(Ours):
 
 
 class OursPolling(Ours):
-    """The same where nobody may listen."""
+    """The lock without the right to listen."""
 
     waits = "polls, with backoff"
 

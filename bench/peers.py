@@ -1,4 +1,4 @@
-"""The locks that are compared, all behind the same few words. Ours are in `ours`, recipes in `recipes`."""
+"""The compared locks behind a common interface. Ours are in `ours`, recipes in `recipes`."""
 
 import importlib
 import importlib.util
@@ -13,14 +13,17 @@ from pymongo import MongoClient
 from django_mongolock.engine import clock
 
 DATABASE: Final = "mongolock_benchmarks"
-#: How long the holder's lock outlives it, in seconds, where that is to be said.
+#: The seconds for which a lock outlives its holder, where that can be set.
 LEASE: Final = 30
 
 
 class Peer:
-    """A way to lock, in one process. *uri*: of its server. *lease*: seconds that a lock outlives its holder.
+    """A way to lock, in one process.
 
-    Subclasses have `acquire`, which waits as long as it takes, and `release`.
+    Subclasses have `acquire`, without a limit of the wait, and `release`.
+
+    - uri: address of its server.
+    - lease: seconds that a lock outlives its holder.
     """
 
     package: str = ""  # whose version the report names
@@ -43,12 +46,12 @@ class Peer:
         raise NotImplementedError
 
     def pairs(self, keys: list[str]) -> list[float]:
-        """The seconds that each acquire and release took, of these keys after one another."""
+        """Return the seconds of each acquire and release, of these keys after one another."""
         return [timed(self, key) for key in keys]
 
     @classmethod
     def missing(cls) -> str | None:
-        """Why it cannot run here, or None."""
+        """Return the reason why it cannot run here, or None."""
         if not cls.package:
             return None
         try:
@@ -102,7 +105,7 @@ class RedisPyDurable(RedisPy):
 
 
 class PythonRedisLock(RedisPy):
-    """python-redis-lock: SET NX EX; waiters are woken by a list (BLPOP)."""
+    """python-redis-lock: SET NX EX, with a list (BLPOP) that wakes waiters."""
 
     package = "python-redis-lock"
     waits = "woken (BLPOP)"
@@ -171,7 +174,7 @@ class FileLock(Made):
 
 
 class MongoElector(Peer):
-    """The lock of mongoelector: an insert; a find and 250 ms of sleep while it fails; a delete."""
+    """The lock of mongoelector: an insert, with a find and 250 ms of sleep after a failure, and a delete."""
 
     package = "mongoelector"
     waits = "polls every 250 ms"
@@ -193,5 +196,5 @@ class MongoElector(Peer):
 
 
 def load(name: str) -> Any:
-    """A package that only a benchmark needs; some of them are not typed."""
+    """Import a package that only a benchmark needs. Some of these are not typed."""
     return importlib.import_module(name)

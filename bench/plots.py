@@ -36,7 +36,7 @@ Questions = dict[str, Any]
 
 
 def draw(questions: Questions, folder: Path) -> None:
-    """Draw those for which there are figures."""
+    """Draw the plots with figures."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (needs, make) in PLOTS.items():
         if data := questions.get(needs, {}).get("data"):
@@ -56,7 +56,7 @@ def color(name: str) -> str:
 
 
 def bars(axes: Any, figures: dict[str, float], label: str, *, log: bool = True) -> None:
-    """Horizontal bars, the shortest on top, each with its figure."""
+    """Draw horizontal bars, the shortest on top, each with its figure."""
     names = sorted(figures, key=lambda name: figures[name], reverse=True)
     values = [figures[name] for name in names]
     axes.barh(names, values, color=[color(name) for name in names])
@@ -74,7 +74,7 @@ def alone(axes: Any, data: dict[str, Any]) -> None:
 
 
 def lines(axes: Any, sizes: dict[str, Any], field: str, label: str) -> None:
-    """A line for each lock, over the number of processes."""
+    """Draw a line for each lock over the number of processes."""
     names = {name: None for found in sizes.values() for name in found}
     styles = ["-", "--", "-.", ":"]
     for number, name in enumerate(names):

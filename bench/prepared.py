@@ -1,6 +1,6 @@
-"""Imported by the process that the workers are forked off: Django is set up, and what they use is imported already.
+"""The imports of the process from which workers are forked. They set Django up and load the modules of the workers.
 
-A hundred processes that each import a database backend would be busy with that for a minute.
+Otherwise a hundred processes would spend a minute on importing a database backend.
 """
 
 import contextlib

@@ -15,14 +15,14 @@ KINDS = ("SQLite", "SQLite, WAL", "PostgreSQL", "MariaDB", "MongoDB")
 
 
 def main(arguments: list[str]) -> int:
-    """Hand *arguments* on, to each database; return 1 if any lost a value."""
+    """Pass *arguments* on for each database. Return 1 if any database lost a value."""
     with tempfile.TemporaryDirectory() as directory, mongodb() as mongo:
         environment = {**os.environ, "MONGODB_URI": mongo, "MONGODB_NAME": "mongolock_rates"}
         return max(race(kind, Path(directory), environment, arguments) for kind in KINDS)
 
 
 def race(kind: str, directory: Path, environment: dict[str, str], arguments: list[str]) -> int:
-    """Run the race on one kind of database; return its exit code."""
+    """Run the race on one kind of database. Return its exit code."""
     print(kind, flush=True)
     command = [sys.executable, "-m", "testproject.rates", *arguments, "--database"]
     with contextlib.ExitStack() as servers:
@@ -36,7 +36,7 @@ def race(kind: str, directory: Path, environment: dict[str, str], arguments: lis
 
 
 def uri_of(kind: str, directory: Path, servers: contextlib.ExitStack) -> str:
-    """Start the server, if the kind has one; return the RATES_URI. "" is the MongoDB of the locks."""
+    """Start the server, if the kind has one. Return the RATES_URI, "" for the MongoDB of the locks."""
     if kind == "PostgreSQL":
         return servers.enter_context(Postgres()).uri
     if kind == "MariaDB":

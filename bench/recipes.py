@@ -1,7 +1,7 @@
-"""Locks as projects write them for themselves, in a few lines of PyMongo; and the least that a lock has to send.
+"""Locks as projects write them for themselves, in a few lines of PyMongo, and the minimum that a lock has to send.
 
-None of them renews, so that a lease that is too short gives two holders; none says who waits; and whoever polls next
-gets the lock, not who came first. They are here as they are found, with majority writes.
+No recipe renews a lease, so too short a lease gives two holders. No recipe shows the waiters. The next poller gets the
+lock, not the first arrival. The recipes are shown as found, with majority writes.
 """
 
 import random
@@ -16,7 +16,10 @@ from bench.peers import DATABASE, Peer
 
 
 class Recipe(Peer):
-    """What they have in common. *uri*: of a MongoDB."""
+    """The common base of the recipes.
+
+    - uri: address of a MongoDB.
+    """
 
     collection: str
     package = "pymongo"
@@ -45,7 +48,7 @@ class Recipe(Peer):
 
 
 class InsertDelete(Recipe):
-    """A document is the lock: insert it, delete it; a TTL index removes what was left."""
+    """A document as the lock. It is inserted and deleted, and a TTL index removes abandoned ones."""
 
     collection = "recipe_insert"
 
@@ -65,7 +68,7 @@ class InsertDelete(Recipe):
 
 
 class Upsert(InsertDelete):
-    """An upsert with $setOnInsert: if it changed nothing, the lock is taken; a TTL index, as above."""
+    """An upsert with $setOnInsert. The lock is taken if the upsert changed nothing. A TTL index works as above."""
 
     collection = "recipe_upsert"
 
@@ -75,7 +78,7 @@ class Upsert(InsertDelete):
 
 
 class Lease(Recipe):
-    """A lease that the server's clock ends, taken by an upsert; a backoff with jitter between the attempts."""
+    """A lease that the server's clock ends, taken by an upsert, with a backoff with jitter between the attempts."""
 
     collection = "recipe_lease"
     waits = "polls every 25–100 ms"
@@ -99,7 +102,7 @@ class Lease(Recipe):
 
 
 class LockedBy(Recipe):
-    """The lock is a field of the business document. Nothing ends it but its holder, or a person."""
+    """A field of the business document as the lock. Only its holder, or a person, ends it."""
 
     collection = "recipe_locked_by"
 
@@ -118,7 +121,10 @@ class LockedBy(Recipe):
 
 
 class BareWrites(Recipe):
-    """Two majority writes of a small document that exists: the least that a durable lock has to send. No lock."""
+    """Two majority writes of a small existing document, the minimum that a durable lock has to send.
+
+    This is no lock.
+    """
 
     collection = "bare"
     waits = ""

@@ -1,4 +1,4 @@
-"""Processes that do as they are told, one call at a time: what is measured runs in them."""
+"""Processes that run the measured code, one call at a time."""
 
 import contextlib
 import multiprocessing
@@ -12,21 +12,21 @@ from typing import Any, Final
 #: Seconds that a worker has for one call, unless told otherwise.
 PATIENCE: Final = 60.0
 
-#: What a worker keeps between the calls, by name.
+#: The objects that a worker keeps between the calls, by name.
 State = dict[str, Any]
 
 
 class WorkerError(Exception):
-    """A call in a worker failed, or did not end."""
+    """The error of a call in a worker that failed, or did not end."""
 
 
-#: Workers are forked off a process that has imported everything and done nothing: that is quick, and safe.
+#: Workers are forked from a process that has imported everything and done nothing. This is quick and safe.
 _NURSERY: Final = multiprocessing.get_context("forkserver")
 _NURSERY.set_forkserver_preload(["bench.prepared"])
 
 
 class Worker:
-    """One process. What it runs gets its *state* first, and must be a function of some module."""
+    """One process. Each call gets its *state* first, and must be a function of some module."""
 
     def __init__(self) -> None:
         here, there = multiprocessing.Pipe()
@@ -44,14 +44,14 @@ class Worker:
         return bool(self._process.is_alive())
 
     def begin(self, call: Callable[..., Any], *args: Any) -> None:
-        """Tell it to call; do not wait for the result."""
+        """Start a call without waiting for the result."""
         try:
             self._pipe.send((call, args))
         except OSError as error:
             raise WorkerError(f"the process of {call.__name__} is gone") from error
 
     def result(self, patience: float = PATIENCE) -> Any:
-        """The result of what was begun. Raises WorkerError, also if there is none within so many seconds."""
+        """Return the result of the call. Raises WorkerError, also if there is none within so many seconds."""
         try:
             if not self._pipe.poll(patience):
                 raise WorkerError(f"no result within {patience:.0f} s")
@@ -67,7 +67,7 @@ class Worker:
         return self.result(patience)
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """End the process at once."""
         self._process.kill()
         self._process.join()
         self._pipe.close()
@@ -75,7 +75,7 @@ class Worker:
 
 @contextlib.contextmanager
 def workers(count: int) -> Iterator[list[Worker]]:
-    """So many workers, which end with the block: in order if they can, else by force."""
+    """Yield so many workers. They end with the block, in order if they can, otherwise by force."""
     crew: list[Worker] = []
     try:
         crew.extend(Worker() for _ in range(count))
@@ -92,13 +92,13 @@ def workers(count: int) -> Iterator[list[Worker]]:
 
 
 def finish(state: State) -> None:
-    """Close what there is to be closed."""
+    """Close the peer."""
     if (peer := state.pop("peer", None)) is not None:
         peer.close()
 
 
 def serve(pipe: Connection) -> None:
-    """The process: until nobody tells it anything any more."""
+    """Run the process until its pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started it
     state: State = {}
     with contextlib.suppress(EOFError, OSError):

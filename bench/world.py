@@ -1,4 +1,4 @@
-"""The servers of a run: each is started when somebody needs it first, and runs until the run is over."""
+"""The servers of a run. Each is started at its first use, and runs until the run is over."""
 
 import contextlib
 import os
@@ -10,13 +10,15 @@ from pymongo import MongoClient
 
 from testproject.servers import Mongod, Postgres, Redis, ReplicaSet, Server, ServerError, ZooKeeper
 
-#: A client's commands, by the names under which a mongod counts them.
+#: The commands of a client, by the names of mongod's counters.
 COMMANDS: Final = ("findAndModify", "update", "find", "getMore", "aggregate", "insert", "delete")
 
 
 class World:
-    """Servers by name: "mongo", "mongo3" (three members), "redis", "redis-always", "zookeeper", "postgres", and
-    "directory", which is no server but a place for files."""
+    """Servers by name: "mongo", "mongo3" (three members), "redis", "redis-always", "zookeeper", "postgres".
+
+    "directory" is no server but a place for files.
+    """
 
     def __init__(self) -> None:
         self._ends: dict[str, contextlib.ExitStack] = {}
@@ -31,7 +33,9 @@ class World:
             self.stop(name)
 
     def uri(self, name: str) -> str:
-        """Where it is; starts it if it does not run yet. Raises ServerError, which says what to install, or OSError."""
+        """Return the address of a server, and start it if needed. Raises OSError, or ServerError with the program to
+        install.
+        """
         if name not in self._uris:
             try:
                 self._uris[name] = self._start(name)
@@ -41,7 +45,7 @@ class World:
         return self._uris[name]
 
     def missing(self, name: str) -> str | None:
-        """Start it, if it does not run yet; return why that cannot be."""
+        """Start a server if needed. Return the reason if that fails."""
         try:
             self.uri(name)
         except (ServerError, OSError) as error:
@@ -49,26 +53,26 @@ class World:
         return None
 
     def stop(self, name: str) -> None:
-        """End it: what nobody needs any more shall not use the processor. It is started anew if somebody does."""
+        """Stop a server, so that it does not use the processor. The next use starts it anew."""
         self._uris.pop(name, None)
         self._servers.pop(name, None)
         self._ends.pop(name, contextlib.ExitStack()).close()
 
     def client(self, name: str = "mongo") -> MongoClient[dict[str, Any]]:
-        """A new client of that MongoDB."""
+        """Return a new client of that MongoDB."""
         return MongoClient(self.uri(name))
 
     def mongod(self, name: str = "mongo") -> Mongod:
-        """The member of that replica set that is primary."""
+        """Return the primary of that replica set."""
         self.uri(name)
         return next(server for server in self._servers[name] if isinstance(server, Mongod) and is_primary(server))
 
     def cpu(self, name: str) -> float:
-        """Seconds of CPU that its processes have used."""
+        """Return the seconds of CPU that its processes have used."""
         return sum(cpu_of(server.pid) for server in self._servers.get(name, []))
 
     def commands(self, name: str) -> dict[str, int]:
-        """How many commands it has had, by name; nothing where it does not count them."""
+        """Return the number of commands by name, or nothing if the server does not count them."""
         if name not in self._uris:
             return {}
         if name == "mongo":
@@ -122,6 +126,6 @@ def is_primary(server: Mongod) -> bool:
 
 
 def cpu_of(pid: int) -> float:
-    """Seconds of CPU that a process has used, its threads and its children that have ended included."""
+    """Return the seconds of CPU that a process has used, including its threads and its ended children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")

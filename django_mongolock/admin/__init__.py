@@ -1,4 +1,4 @@
-"""The admin of the locks. Django's autodiscovery imports this module; it registers `LockAdmin`."""
+"""The admin of the locks. Django's autodiscovery imports this module, and the import registers `LockAdmin`."""
 
 from .lock_admin import LockAdmin
 

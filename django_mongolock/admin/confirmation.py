@@ -1,4 +1,4 @@
-"""What is asked before locks are taken from their holders, what a form carries of them, and what is reported."""
+"""The confirmation of actions on locks: the question, the contents of the form, and the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..inspection.snapshot import ShownState
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise as StrPromise
 
-#: How many locks one confirmation may be about.
+#: The largest number of locks in one confirmation.
 MAX_SELECTED: Final = 100
 
 #: Locks with their kinds.
@@ -52,7 +52,7 @@ class Action:
     title: StrPromise
 
     def meets(self, kind: LockKind, row: Row) -> bool:
-        """Whether it does anything to a lock in this state. Only who is at work can be asked."""
+        """Return whether the action affects a lock in this state. Only a holder at work can be asked."""
         return row.state in kind.taken if self is FORCE else row.state is ShownState.HELD
 
 
@@ -62,7 +62,11 @@ ASK: Final = Action("ask_to_release", gettext_lazy("Ask to release?"))
 
 @dataclass(frozen=True)
 class Shown:
-    """A lock on a page. address: of its own page. chooses: the page offers each of its holders separately."""
+    """A lock on a page.
+
+    - address: address of the lock's own page.
+    - chooses: whether the page offers each of its holders separately.
+    """
 
     kind: LockKind
     row: Row
@@ -71,12 +75,12 @@ class Shown:
 
     @property
     def value(self) -> str:
-        """The lock and its holders in a form."""
+        """The lock and its holders as a form carries them."""
         return json_util.dumps([self.kind.name, self.row.key, self.row.seal])
 
     @property
     def left(self) -> str:
-        """In what time it is stale, or for how long it has been."""
+        """The time until the lock is stale, or since it has been."""
         left = self.row.left
         if left is None:
             return "–"
@@ -84,7 +88,7 @@ class Shown:
 
     @property
     def next(self) -> str:
-        """What happens after a forced release of a named lock. Of several holders, some may keep it."""
+        """The consequence of a forced release of a named lock. If there are several holders, some may keep the lock."""
         if not isinstance(self.row, LockRow):
             return ""
         lock = self.row.lock
@@ -108,10 +112,12 @@ class Shown:
 
 
 def read_shown(values: Sequence[str], *, named: bool = False) -> tuple[Rows, list[str]]:
-    """Read again the locks of a form, with the holders that were shown; return also the keys of those that have other
-    holders now. named: the form has only named locks.
+    """Read again the locks of a form, with the holders that were shown.
 
-    Raises BadRequest for values that no form of ours has, and LockBackendFailed.
+    Return also the keys of the locks that have other holders now. Raises BadRequest for values that no form of ours
+    contains, and LockBackendFailed.
+
+    - named: whether the form has only named locks.
     """
     if len(values) > MAX_SELECTED:
         raise BadRequest("too many locks")
@@ -133,7 +139,7 @@ def read_shown(values: Sequence[str], *, named: bool = False) -> tuple[Rows, lis
     return rows, list(changed)
 
 
-#: Why a selected lock is skipped, according to its state.
+#: The reason why a selected lock is skipped, by its state.
 _LEFT_OUT: Final = {
     ShownState.FREE: gettext_lazy("Skipped because it is free now: %s"),
     ShownState.KEPT: gettext_lazy("Skipped because its work is done, and no holder can be asked: %s"),
@@ -143,7 +149,7 @@ _LEFT_OUT: Final = {
 
 
 def left_out(action: Action, rows: Rows) -> Iterator[str]:
-    """Which of the selected locks are skipped, and why."""
+    """Yield a text for each reason that skips some of the selected locks."""
     skipped = [row for kind, row in rows if not action.meets(kind, row)]
     for state, text in _LEFT_OUT.items():
         if keys := [str(row.key) for row in skipped if row.state is state]:
@@ -151,7 +157,7 @@ def left_out(action: Action, rows: Rows) -> Iterator[str]:
 
 
 def log_entry(action: Action, row: Row, reason: str) -> str:
-    """The entry in the log of the admin."""
+    """Return the entry in the log of the admin."""
     text = (
         _("Asked for its release; it is held by %s.") if action is ASK else _("Forced its release; it was held by %s.")
     )
@@ -163,7 +169,9 @@ def log_entry(action: Action, row: Row, reason: str) -> str:
 
 
 def report(action: Action, done: int, changed: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """The messages to the user: how many were taken, or asked, and which have other holders than those shown."""
+    """Yield the messages to the user about the locks taken or asked, and about the locks with other holders than those
+    shown.
+    """
     if done:
         if action is ASK:
             text = ngettext(

@@ -1,4 +1,4 @@
-"""The dashboard: all about the locks at this moment, on one page that refreshes itself."""
+"""The dashboard: a page about all locks at this moment that refreshes itself."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ REFRESH_SECONDS: Final = 5
 
 @admin.register(LockDashboard)
 class LockDashboardAdmin(Pages):
-    """A line in the admin's index, for everybody who may view locks, with the dashboard of the admin of locks."""
+    """A line in the admin's index for everybody who may view locks. The line leads to the dashboard of the admin of
+    locks.
+    """
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return request.user.has_perm("django_mongolock.view_lock")
 
     def get_urls(self) -> list[URLPattern]:
-        """One address."""
+        """Return the single address of the dashboard."""
 
         def view(request: HttpRequest) -> HttpResponse:
             locks: Any = self.admin_site.get_model_admin(Lock)
@@ -42,11 +44,13 @@ class LockDashboardAdmin(Pages):
 
 
 class Dashboard(LockActions):
-    """The page in the admin of locks."""
+    """The dashboard page in the admin of locks."""
 
     @unless_away
     def dashboard_view(self, request: HttpRequest) -> HttpResponse:
-        """Problems, waits, holders, processes and servers; with ``?part=live`` only what a refresh replaces."""
+        """Show problems, waits, holders, processes and servers. With ``?part=live``, show only the part that a refresh
+        replaces.
+        """
         if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
             raise PermissionDenied
         name = "dashboard_live" if request.GET.get("part") == "live" else "dashboard"
@@ -62,10 +66,10 @@ class Dashboard(LockActions):
 
 
 def facts(status: Status) -> dict[str, Any]:
-    """The context of the templates. What is stale needs no person: it is listed last, and is no problem here."""
+    """Return the context of the templates. Stale locks need no person, so they are listed last and are no problem."""
     locks = status.locks
     lists = (*locks.waited_for, *locks.contended, *locks.longest_held, *locks.recent)
-    candidates = {lock.key: lock for lock in lists}  # what may get a lane
+    candidates = {lock.key: lock for lock in lists}  # the locks that may get a lane
     told = next((read(candidates.values()) for read in pasts), NOTHING)
     return {
         "locks": locks,
@@ -86,7 +90,7 @@ def facts(status: Status) -> dict[str, Any]:
     }
 
 
-#: Each problem, and what to do about it, in a sentence or two. time: its amount, if that is seconds.
+#: The text of each problem and of its cure, in a sentence or two. `time` is the amount, if the amount is in seconds.
 TEXTS: Final = {
     Alarm.SERVER: gettext_lazy("MongoDB cannot be used: %(about)s"),
     Alarm.DEADLOCK: ngettext_lazy(

@@ -1,8 +1,8 @@
-"""The list of locks: what its columns show, its filters, its search, and how it is read. (Which columns it has, and in
-which order the locks come, is in `lock_admin`.)
+"""The list of locks: its column contents, its filters, its search, and its queries.
 
-Made for a million documents: one command reads a page, and a second one counts if there is more than one page. Each
-uses an index, reads no more than what is held at the moment, and counts no further than `CAP`.
+`lock_admin` chooses the columns and the order of the locks. The list is made for a million documents. One command reads
+a page. A second command counts the locks if there is more than one page. Each command uses an index, reads no more than
+the locks held at the moment, and counts no further than `CAP`.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
     LockModelAdmin = ModelAdmin[Lock]
 
-#: How many locks the pages of a list show. The search finds the others.
+#: The number of locks that the pages of a list show. The search finds the others.
 CAP: Final = 1_000
-#: Seconds that the search for a pattern may take: a pattern that begins with a star goes through all keys.
+#: Seconds that the search for a pattern may take. A pattern that begins with a star goes through all keys.
 SEARCH_TIMEOUT: Final = 30.0
-#: The facts of a holder that the search looks at.
+#: The facts of a holder that the search compares.
 WORDS: Final = ("owner", "user", "host", "label")
 
 
 class Computed(Func):
-    """One of `ORDERS` by its name: what the server computes for each lock, and no index has."""
+    """One of `ORDERS` by its name. The server computes the value for each lock. No index has it."""
 
     output_field = DateTimeField()
 
@@ -59,7 +59,7 @@ class Computed(Func):
         return ORDERS[self.name]
 
 
-#: The states by which the list can be filtered.
+#: The states of the filter.
 STATES: Final = {
     "held": _("Held"),
     "waited": _("With waiters"),
@@ -71,18 +71,18 @@ STATES: Final = {
 
 
 def chosen_state(request: HttpRequest) -> str:
-    """The state of the locks that the list shows. The default is "held", and "all" for a search."""
+    """Return the state of the locks that the list shows. The default is "held", and "all" for a search."""
     chosen = request.GET.get(StateFilter.parameter_name, "")
     return chosen if chosen in STATES else "all" if request.GET.get(SEARCH_VAR, "").strip() else "held"
 
 
 def sorts_all(request: HttpRequest) -> bool:
-    """Whether the list is of locks with a lease: few enough to be sorted by what has no index."""
+    """Return whether the list shows only locks with a lease. These are few enough to be sorted without an index."""
     return chosen_state(request) not in ("all", "free")
 
 
 class ChoiceFilter(admin.SimpleListFilter):
-    """A filter of which one choice always applies. An unknown one redirects, as with Django's own filters."""
+    """A filter with one choice that always applies. An unknown choice redirects, as with Django's own filters."""
 
     def __init__(self, request: HttpRequest, params: dict[str, Any], model: Any, model_admin: Any) -> None:
         super().__init__(request, params, model, model_admin)
@@ -91,7 +91,7 @@ class ChoiceFilter(admin.SimpleListFilter):
             raise IncorrectLookupParameters
 
     def default(self, request: HttpRequest) -> str:
-        """The choice that applies if the address names none."""
+        """Return the choice that applies if the address names none."""
         raise NotImplementedError
 
     def value(self) -> str:
@@ -130,7 +130,7 @@ class ModeFilter(admin.SimpleListFilter):
         return [("exclusive", _("Exclusive")), ("shared", _("Shared")), ("semaphore", _("Semaphore"))]
 
     def choices(self, changelist: ChangeList) -> Iterator[Any]:
-        """A name of its own for "All", which the other filter has too."""
+        """Yield the choices, with a distinct name for "All". The other filter has an "All" too."""
         every, *others = super().choices(changelist)
         yield from [{**every, "display": _("All modes")}, *others]
 
@@ -141,11 +141,10 @@ class ModeFilter(admin.SimpleListFilter):
 
 
 def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
-    """Locks whose keys start with *text*; if there are none, those with a holder that *text* names. For a pattern with
-    * or ?, locks whose keys match as a whole.
+    """Return the locks whose keys start with *text*, or else the locks with a holder that *text* names.
 
-    An index finds the start of a key, however many keys there are. One query for both would go through all keys.
-    Raises LockBackendFailed.
+    A pattern with * or ? must match whole keys. An index finds the start of a key, however many keys there are. One
+    query for keys and holders would go through all keys. Raises LockBackendFailed.
     """
     settings = get_settings()
     try:
@@ -158,7 +157,7 @@ def search(queryset: LockQuerySet, text: str) -> LockQuerySet:
 
 
 def match_of(text: str, prefix: str) -> KeyMatch:
-    """The keys that a search for *text* means, with or without their prefix. Raises ValueError."""
+    """Return the match of the keys that a search for *text* means, with or without their prefix. Raises ValueError."""
     if is_pattern(text):
         return glob(text, prefix)
     check_text("a key", text)
@@ -166,21 +165,23 @@ def match_of(text: str, prefix: str) -> KeyMatch:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether *text* describes a key as a whole."""
+    """Return whether *text* is a pattern for whole keys."""
     return "*" in text or "?" in text
 
 
 def _of_holders(*facts: dict[str, str]) -> Condition:
-    """The condition that a holder has one of these facts. All locks with a holder are in the index of leases: that
-    bounds the search."""
+    """Return the condition that a holder has one of these facts.
+
+    All locks with a holder are in the index of leases. The index bounds the search.
+    """
     wanted = [{name: {"$eq": value} for name, value in each.items()} for each in facts]
     return Condition({**LEASED, "holders": {"$elemMatch": {"$or": wanted}}})
 
 
 class BoundedChangeList(ChangeList):
-    """Reads a page with one command, and counts with a second one if there is more, no further than `CAP`."""
+    """A list that reads a page with one command. If there are more pages, a second command counts up to `CAP`."""
 
-    #: Whether there are more than the pages show.
+    #: Whether there are more results than the pages show.
     capped: bool
 
     def get_results(self, request: HttpRequest) -> None:
@@ -194,7 +195,7 @@ class BoundedChangeList(ChangeList):
         self.show_admin_actions = bool(found)
 
     def timeout(self) -> float:
-        """Seconds that a command may take."""
+        """Return the seconds that a command may take."""
         return get_settings().COMMAND_TIMEOUT
 
     def fetch(self, skip: int, limit: int, timeout: float) -> list[Any]:
@@ -202,7 +203,7 @@ class BoundedChangeList(ChangeList):
         raise NotImplementedError
 
     def _read(self, timeout: float) -> int:
-        """Read the page; return how many there are in all, at most one more than `CAP`."""
+        """Read the page. Return the number of all results, at most one more than `CAP`."""
         queryset: Any = self.queryset
         skip = (self.page_num - 1) * self.list_per_page
         size = min(self.list_per_page, CAP - skip)
@@ -216,7 +217,7 @@ class BoundedChangeList(ChangeList):
 
 
 class LockChangeList(BoundedChangeList):
-    """The list of locks, which are read as snapshots."""
+    """The list of locks, read as snapshots."""
 
     #: Whether no lock has ever been taken here.
     is_unused: bool
@@ -225,11 +226,13 @@ class LockChangeList(BoundedChangeList):
     #: The deadlocks, if the list shows locks with waiters.
     deadlocks: list[Cycle]
 
-    #: What the list is sorted by if no index has that order.
+    #: The order of the list, if no index has that order.
     by: tuple[str, int] | None = None
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Lock]) -> list[str | Combinable]:
-        """Without the second key that Django adds for a definite order: the index has a definite order."""
+        """Return the order without the second key that Django adds for a definite order. The index has a definite
+        order.
+        """
         order: str | Combinable | OrderBy
         order = next((each for each in super().get_ordering(request, queryset) if each != "-pk"), "key")
         if not (isinstance(order, OrderBy) and isinstance(order.expression, Computed)):
@@ -240,7 +243,7 @@ class LockChangeList(BoundedChangeList):
         return ["expires_at"]
 
     def get_ordering_field_columns(self) -> dict[int, Literal["desc", "asc"]]:
-        """The columns that show an arrow."""
+        """Return the columns that show an arrow."""
         if ORDER_VAR in self.params:
             return super().get_ordering_field_columns()
         order = self.by[0] if self.by else self.queryset.query.order_by[0]
@@ -250,7 +253,7 @@ class LockChangeList(BoundedChangeList):
     def get_results(self, request: HttpRequest) -> None:
         """See BoundedChangeList.get_results()."""
         store = mongo_store(self.queryset.db)
-        if is_pattern(self.query):  # the search may take long, but a server that is away shall be noticed at once
+        if is_pattern(self.query):  # a search may take long, but an unreachable server shall be noticed at once
             ping(store, get_settings().COMMAND_TIMEOUT)
         super().get_results(request)
         self.is_unused = not self.result_count and count(store, {}, 1, self.timeout()) == 0
@@ -273,12 +276,14 @@ class LockChangeList(BoundedChangeList):
 
 
 class Columns:
-    """Each is a column, and takes a `Lock` whose `row` is set; `LockAdmin.list_display` chooses. On a narrow screen, a
-    line is a card with labels."""
+    """The columns of the list. Each takes a `Lock` with a `row`. `LockAdmin.list_display` chooses among them.
+
+    On a narrow screen, a line is a card with labels.
+    """
 
     @admin.display(description=_("state"))
     def state(self, lock: Lock) -> SafeString:
-        """The verdict; in words too, unless all is well."""
+        """Return the verdict as a badge, and also in words unless all is well."""
         row = lock.row
         text = "" if row.lock.verdict is Verdict.WORKS else format_html("<br><small>{}</small>", row.text)
         return format_html('<span title="{}">{}</span>{}', row.text, display.state_badge(row.condition), text)

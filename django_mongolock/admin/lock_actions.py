@@ -1,5 +1,7 @@
-"""The actions on locks: to ask for a release, to force it, to clear stale locks. The first two show a page that says
-what will happen to whom, and are done when that is confirmed."""
+"""The actions on locks: ask for a release, force it, clear stale locks.
+
+The first two actions show a page with the consequences for each holder. They are carried out when the user confirms.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +45,18 @@ from .confirmation import (
 )
 from .pages import Pages, unless_away
 
-#: How many holders one page shows; the others are not touched.
+#: The number of holders that one page shows. The actions do not touch the others.
 SHOWN: Final = 100
 NAMED: Final = NamedLocks()
 
 
 def may_force(request: HttpRequest) -> bool:
-    """Whether this user may take a lock from its holder."""
+    """Return whether this user may take a lock from its holder."""
     return request.user.has_perm("django_mongolock.force_release_lock")
 
 
 def may_clear(request: HttpRequest) -> bool:
-    """Whether this user may release what is stale: also everyone who may force a release."""
+    """Return whether this user may release stale locks. Everyone who may force a release may do this too."""
     return request.user.has_perm("django_mongolock.clear_document_lock") or may_force(request)
 
 
@@ -64,17 +66,19 @@ class LockActions(Pages):
     actions = ("ask_to_release", "force_release", "clear_stale")
 
     def has_force_release_permission(self, request: HttpRequest) -> bool:
-        """Whether this user may take a lock from its holder."""
+        """Return whether this user may take a lock from its holder."""
         return may_force(request)
 
     def has_ask_release_permission(self, request: HttpRequest) -> bool:
-        """Whether this user may ask a holder for a release: also everyone who may force it."""
+        """Return whether this user may ask a holder for a release. Everyone who may force a release may do this too."""
         asks = request.user.has_perm("django_mongolock.ask_release_lock")
         return asks or self.has_force_release_permission(request)
 
     def may_view(self, request: HttpRequest, kinds: Iterable[LockKind]) -> bool:
-        """Whether this user may see who holds which lock of these kinds: of other kinds also who may clear the
-        stale."""
+        """Return whether this user may see the holders of locks of these kinds.
+
+        Users who may clear stale locks may also see the holders of kinds other than named locks.
+        """
         others = not any(isinstance(kind, NamedLocks) for kind in kinds)
         clears = request.user.has_perm("django_mongolock.clear_document_lock")
         return self.has_view_permission(request) or (others and clears)
@@ -93,7 +97,10 @@ class LockActions(Pages):
 
     @admin.action(description=gettext_lazy("Clear the selected stale locks"), permissions=["force_release"])
     def clear_stale(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse:
-        """Needs no confirmation: a stale lock has no holder, and the server looks again before it clears one."""
+        """Clear the selected stale locks without a confirmation.
+
+        A stale lock has no holder, and the server checks again before it clears one.
+        """
         store, timeout = mongo_store(), get_settings().COMMAND_TIMEOUT
 
         def clear(kind: LockKind, row: Row) -> str:
@@ -126,7 +133,10 @@ class LockActions(Pages):
         return self._answer(request, FORCE, self.has_force_release_permission(request))
 
     def way_back(self, request: HttpRequest, rows: Sequence[tuple[LockKind, Row]] = ()) -> str:
-        """The list, with its filters; or the page of the lock where the action began; or the list of other kinds."""
+        """Return the address of the page to go back to.
+
+        The page is the lock where the action began, else the list with its filters, else the list of other kinds.
+        """
         if back := request.POST.get("back") or request.GET.get("key"):
             return lock_address(back, self.admin_site.name)
         site = self.admin_site.name
@@ -145,7 +155,10 @@ class LockActions(Pages):
         changed: Sequence[str] = (),
         form: ReasonForm | None = None,
     ) -> HttpResponse | None:
-        """The page that asks for confirmation; None if none of these locks is held. changed: the keys of others."""
+        """Return the page that asks for confirmation, or None if none of these locks is held.
+
+        - changed: keys of the locks with other holders.
+        """
         held = [(kind, row) for kind, row in rows if action.meets(kind, row)]
         for level, text in report(action, 0, changed):
             self.message_user(request, text, level)
@@ -172,7 +185,7 @@ class LockActions(Pages):
         return self.page(request, "confirmation" if named else "others_confirmation", context)
 
     def _answer(self, request: HttpRequest, action: Action, may: bool) -> HttpResponse:
-        """Do what was confirmed, to the holders that were shown; ask again if a required reason is missing."""
+        """Carry out the confirmed action on the holders that were shown. If a required reason is missing, ask again."""
         if not may or not self.may_view(request, ()):
             raise PermissionDenied
         if request.method == "GET" and "key" in request.GET:
@@ -197,7 +210,7 @@ class LockActions(Pages):
         return way_back
 
     def _carry_out(self, request: HttpRequest, action: Action, rows: Rows, changed: list[str], reason: str) -> None:
-        """Do it, log it, and tell the user."""
+        """Carry out the action, log it, and tell the user."""
         by = tidy_fact(request.user.get_username())
         where = _("%s, in the admin") % by
         requested_by = tidy_fact(f"{where}: {reason}" if reason else where)
@@ -214,8 +227,11 @@ class LockActions(Pages):
             self.message_user(request, text, level)
 
     def _each(self, request: HttpRequest, rows: Rows, act: Callable[[LockKind, Row], str]) -> tuple[int, list[str]]:
-        """Act on one lock after the other, and write what *act* says into the log of the admin. Return on how many it
-        acted, and the keys of those on which it did not, since it said nothing."""
+        """Call *act* on each lock and write its text into the log of the admin.
+
+        Return the number of locks with a text, and the keys of the locks without one. An empty text means that nothing
+        was done.
+        """
         done, left = 0, list[str]()
         try:
             for kind, row in rows:
@@ -231,7 +247,7 @@ class LockActions(Pages):
                     left.append(str(row.key))
                     continue
                 done += 1
-                if kind.model is not None:  # what has no model has no such log
+                if kind.model is not None:  # a kind without a model has no such log
                     write_log(request, kind.model, row.key, said)
         except UNREADABLE as error:
             text = _("The remaining locks were not processed: %s") % sentence(getattr(error, "problem", error))
@@ -239,8 +255,8 @@ class LockActions(Pages):
         return done, left
 
     def _selected(self, request: HttpRequest, queryset: Any, holders: int) -> Sequence[LockSnapshot]:
-        """The first of the selected locks as they are now: no person reads, and so confirms, a longer page."""
-        if request.POST.get("select_across") != "1":  # they may have left the filter since the list was shown
+        """Return the first of the selected locks as they are now. Nobody reads a longer page before confirming it."""
+        if request.POST.get("select_across") != "1":  # locks may have left the filter since then
             queryset = self.get_queryset(request).filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
         locks = self._read(queryset, holders)
         if len(locks) > MAX_SELECTED:
@@ -254,8 +270,10 @@ class LockActions(Pages):
 
 
 def write_log(request: HttpRequest, model: type[Model], key: Any, text: str) -> None:
-    """Write into the log of the admin who did what to the instance with this key, which is not read: it may be large,
-    and deleted by now."""
+    """Record in the log of the admin that the user changed the instance with this key.
+
+    The instance is not read. It may be large, or deleted by now.
+    """
     LogEntry.objects.create(
         user_id=str(request.user.pk),
         content_type=get_content_type_for_model(model),

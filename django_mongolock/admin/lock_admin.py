@@ -1,4 +1,4 @@
-"""`LockAdmin`: which locks are held, by whom and since when, and who waits. Nothing is edited."""
+"""`LockAdmin`: the read-only admin of held locks, their holders and their waiters."""
 
 from __future__ import annotations
 
@@ -32,14 +32,17 @@ from .lock_actions import SHOWN
 from .other_locks import OtherLocks
 from .pages import in_own_encoding, unless_away
 
-#: How many waiters the page of a lock shows; the page of its waiters shows all.
+#: The number of waiters on the page of a lock. The page of its waiters shows all.
 WAITERS: Final = 20
 
 
 @admin.register(Lock)
 class LockAdmin(Columns, Dashboard, OtherLocks):
-    """Read only. To force a release and to clear needs the permission ``django_mongolock.force_release_lock``, to ask
-    for a release ``django_mongolock.ask_release_lock``."""
+    """The read-only admin of locks.
+
+    Forced releases and clearing need the permission ``django_mongolock.force_release_lock``. Asking for a release needs
+    ``django_mongolock.ask_release_lock``.
+    """
 
     list_display = ("key_link", "state", "who", "since", "left", "waiting", "waited")
     list_filter = (StateFilter, ModeFilter)
@@ -50,7 +53,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Lock]:
-        """The locks of this project: those with its prefix."""
+        """Return the locks with the key prefix of this project."""
         settings = get_settings()
         queryset: QuerySet[Lock] = Lock.objects.using(settings.DATABASE).matching(starting(settings.KEY_PREFIX))
         return queryset
@@ -59,14 +62,16 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         return LockChangeList
 
     def get_ordering(self, request: HttpRequest) -> tuple[str | OrderBy]:
-        """What has been held or waited for longest comes first; among all locks, what an index finds first."""
+        """Return the order with the longest held, or longest waited for, first. A list of all locks has the order of an
+        index.
+        """
         if not sorts_all(request):
             return ("key",)
         orders: dict[str, str | OrderBy] = {"stale": "expires_at", "waited": Computed("waited").asc()}
         return (orders.get(chosen_state(request), Computed("since").asc()),)
 
     def get_sortable_by(self, request: HttpRequest) -> tuple[str, ...]:
-        """Only by what an index finds, if free locks are listed too."""
+        """Return the sortable columns. If free locks are listed too, only columns with an index are sortable."""
         return ("key_link", "left", *(("since", "waiting", "waited") if sorts_all(request) else ()))
 
     def get_search_results(
@@ -77,7 +82,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         return (search(found, text) if text else queryset), False
 
     def get_urls(self) -> list[URLPattern]:
-        """No pages to add or to delete. The page of one lock has the name that Django expects."""
+        """Return the addresses. No page adds or deletes. The page of one lock has the name that Django expects."""
         pages: list[tuple[str, Callable[..., HttpResponse], str]] = [
             ("", self.changelist_view, "changelist"),
             ("force-release/", self.force_release_view, "force_release"),
@@ -92,12 +97,12 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
             path(route, self.admin_site.admin_view(in_own_encoding(view)), name=f"{name}_{page}")
             for route, view, page in pages
         ]
-        # A monitoring program has no session, and need not be of the staff: the view checks its permission.
+        # A monitoring program has no session, and need not be a member of staff. The view checks its permission.
         return [path("status/", lock_status, name=f"{name}_status"), *ours]
 
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """The list. With the filter "waited for" it also shows deadlocks."""
+        """Show the list. With the filter "waited for" the list also shows deadlocks."""
         context = {"title": _("Locks"), "shows_others": bool(other_kinds())}
         return super().changelist_view(request, {**context, **(extra_context or {})})
 
@@ -105,7 +110,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
     ) -> HttpResponse:
-        """The page of one lock: its holders, its waiters, its statistics."""
+        """Show the page of one lock, with its holders, its waiters and its statistics."""
         key = display.unquote_key(object_id)
         lock = self._read_one(request, key, holders=SHOWN, waiters=WAITERS)
         if lock is None:
@@ -123,7 +128,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         return self.page(request, "detail", context)
 
     def _read_one(self, request: HttpRequest, key: str, **bounds: Unpack[Bounds]) -> LockSnapshot | None:
-        """The lock for a page about it; None, with a message, if there is none."""
+        """Return the lock for a page about it, or None with a message if there is none."""
         if not self.has_view_permission(request) or request.method not in ("GET", "HEAD"):
             raise PermissionDenied
         queryset: Any = self.get_queryset(request).filter(pk=key)
@@ -135,7 +140,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
 
     @unless_away
     def waiters_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """All who wait for a lock, page by page."""
+        """Show all waiters of a lock, page by page."""
         key, text = display.unquote_key(object_id), request.GET.get("p", "")
         number = int(text) if text.isdecimal() and text.isascii() and len(text) < 5 else 1
         passed = max(0, number - 1) * SHOWN
@@ -151,7 +156,7 @@ class LockAdmin(Columns, Dashboard, OtherLocks):
         return super().history_view(request, quote(display.unquote_key(object_id)), extra_context)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Lock | None:
-        """Only the key: the actions on a lock are shown even if its document is deleted."""
+        """Return a lock with only its key. The actions on a lock are shown even if its document is deleted."""
         return Lock(key=object_id) if object_id and object_id.startswith(get_settings().KEY_PREFIX) else None
 
     @admin.display(description=gettext_lazy("key"), ordering="key")

@@ -1,4 +1,4 @@
-"""The page of the locks of other kinds, such as document locks: who holds what, and since when."""
+"""The page of the locks of other kinds, such as document locks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .confirmation import FORCE, MAX_SELECTED, Shown, read_shown
 from .lock_actions import LockActions, may_clear, may_force
 from .pages import unless_away
 
-#: How many rows of each kind the page shows; how many if it shows one kind.
+#: The number of rows of each kind on the page, and the number if the page shows one kind.
 SHOWN: Final = 20
 SHOWN_OF_ONE: Final = 100
 
@@ -37,7 +37,10 @@ STATES: Final = {
 
 @dataclass(frozen=True)
 class Section:
-    """The rows of one kind that the page shows. error: why they could not be read."""
+    """The rows of one kind that the page shows.
+
+    - error: reason why the rows could not be read.
+    """
 
     kind: LockKind
     rows: Sequence[Shown] = ()
@@ -49,21 +52,20 @@ class Section:
         return any(shown.row.state is ShownState.STALE for shown in self.rows)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the section as JSON for programs."""
         rows = [shown.row.as_json() for shown in self.rows]
         return {"kind": self.kind.name, "locks": rows, "more": self.more, "error": self.error and str(self.error)}
 
 
 class OtherLocks(LockActions):
-    """The page in the admin of locks."""
+    """The page of other locks in the admin of locks."""
 
     @unless_away
     def others_view(self, request: HttpRequest) -> HttpResponse:
-        """The locks of other kinds: GET shows them, POST releases the stale ones of a kind, or asks before a forced
-        release.
+        """Show the locks of other kinds (GET), release the stale ones of a kind, or ask before a forced release (POST).
 
-        JSON without HTML in Accept. A kind that fails does not hide the others; raises one of their errors if all
-        of them do.
+        A client without HTML in its Accept header gets JSON. A kind that fails does not hide the others. If all kinds
+        fail, the view raises one of their errors.
         """
         if not self.may_view(request, ()):
             raise PermissionDenied
@@ -104,7 +106,7 @@ class OtherLocks(LockActions):
         return Section(kind, rows, more=len(found) > most)
 
     def _address(self, request: HttpRequest, kind: LockKind, id_: Any) -> str:
-        """The address of the document in the admin of its model; "" if there is none that this user may see."""
+        """Return the address of the document in the admin of its model, "" if this user may see no such page."""
         registered = self.admin_site._registry.get(kind.model) if kind.model is not None else None
         if registered is None or not registered.has_view_permission(request):
             return ""
@@ -115,7 +117,7 @@ class OtherLocks(LockActions):
             return ""
 
     def _ask(self, request: HttpRequest) -> HttpResponse:
-        """Show what would be released, and ask for a reason: of the selected locks, or of all of an owner."""
+        """Show the locks to be released, and ask for a reason. These are the selected locks, or all of an owner."""
         if not may_force(request):
             raise PermissionDenied
         rows, changed = list[tuple[LockKind, Row]](), list[str]()
@@ -124,7 +126,7 @@ class OtherLocks(LockActions):
             for kind in other_kinds():
                 try:
                     rows += [(kind, row) for row in kind.rows(choice, MAX_SELECTED + 1)]
-                except UNREADABLE as error:  # it does not hide the others
+                except UNREADABLE as error:  # a failed kind does not hide the others
                     self.message_user(request, printable(f"{kind.name}: {error}"), messages.ERROR)
         else:
             rows, changed = read_shown(request.POST.getlist("lock"))

@@ -1,4 +1,4 @@
-"""What the admin pages of locks and of events have in common."""
+"""The common base of the admin pages of locks and of events."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ View = Callable[Concatenate[A, HttpRequest, P], HttpResponse]
 
 
 class Pages(ModelAdmin):
-    """The admin of a model that is only read: nothing is added, changed or deleted."""
+    """The admin of a read-only model. Nothing is added, changed or deleted."""
 
     list_display_links = None
     list_per_page = 100
@@ -46,11 +46,11 @@ class Pages(ModelAdmin):
     has_change_permission = has_delete_permission = has_add_permission
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
-        """Only the filters: a regular expression from the address bar could keep the server busy."""
+        """Return whether the lookup is one of the filters. Any other regular expression could keep the server busy."""
         return lookup in {getattr(each, "parameter_name", f"{each}__exact") for each in self.list_filter}
 
     def link(self, key: object) -> SafeString | str:
-        """The key of a lock, with a link to its page if it is a key."""
+        """Return the key of a lock, with a link to its page if it is a key."""
         if type(key) is not str:
             return format_html("<bdi>{}</bdi>", "?" if key is None else printable(key))
         address = lock_address(key, self.admin_site.name)
@@ -76,7 +76,7 @@ def in_own_encoding(view: Callable[..., HttpResponse]) -> Callable[..., HttpResp
 
 
 def unless_away(view: View[A, P]) -> View[A, P]:
-    """While MongoDB does not answer, or locks are `UNREADABLE`, show a page that says so, with status 503."""
+    """Show a page with status 503 while MongoDB does not answer, or locks are `UNREADABLE`."""
 
     @wraps(view)
     def guarded(self: A, request: HttpRequest, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponse:

@@ -1,4 +1,4 @@
-"""What other packages need: queues, Django REST framework, Prometheus, OpenTelemetry. Each is imported when needed."""
+"""Integrations with queues, Django REST framework, Prometheus and OpenTelemetry. Each is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..decorator.policies import Policy, Unlocked
 
 
 def register() -> None:
-    """Add what Celery and Django REST framework do about a busy lock to the policies of `mongo_locked`.
+    """Add the reactions of Celery and Django REST framework to a busy lock to the policies of `mongo_locked`.
 
-    Where Celery is imported already, as in a worker, also connect to its signals.
+    If Celery is already imported, as in a worker, connect to its signals as well.
     """
     policies.adapters[:], policies.responders[:] = [_in_queue], [_raise_api_exception]
     if "celery" in sys.modules:
@@ -28,9 +28,10 @@ def _in_queue(policy: Policy) -> Policy:
 
 
 def _raise_api_exception(error: Unlocked, arguments: list[object]) -> None:
-    """In a view that is given a request of Django REST framework, raise the exception that it makes a response of.
+    """Raise Django REST framework's exception in a view that gets a request of Django REST framework.
 
-    Around its view classes there is no such request: Django's handler calls them, and would not know the exception.
+    Around its view classes there is no such request. Django's handler calls these classes, and would not know the
+    exception.
     """
     module = sys.modules.get("rest_framework.request")
     if module is not None and any(issubclass(type(argument), module.Request) for argument in arguments):

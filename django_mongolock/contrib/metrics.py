@@ -1,6 +1,6 @@
 """The metrics of this process's locks, for any collector. They come from the signals alone.
 
-Labels are few and bounded: the template of a key, never the key itself. Keys without a template, such as
+Labels are few and bounded. The template of a key is a label, the key itself never is. Keys without a template, such as
 ``mongo_lock(f"order:{pk}")``, are counted as "other".
 """
 
@@ -16,7 +16,8 @@ from django.dispatch import Signal
 from .. import signals
 
 OTHER: Final = "other"
-#: Templates beyond this number are counted as "other", too: the project makes them from data.
+#: The number of templates that are counted by name. Further templates are counted as "other", since the project makes
+#: them from data.
 MOST_TEMPLATES: Final = 500
 #: Bounds of the histograms, in seconds: from a free lock to a job of an hour.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3_600)
@@ -54,8 +55,8 @@ INSTRUMENTS: Final[Mapping[str, Instrument]] = {
 }  # fmt: skip
 
 
-#: By how much each signal changes the instruments: a number, or the name of the fact that says it. Whoever found a free
-#: lock did not wait.
+#: The change of the instruments by each signal, as a number or as the name of the fact with the number. A caller that
+#: found a free lock did not wait.
 CHANGES: Final[Mapping[Signal, Mapping[str, float | str]]] = {
     signals.lock_contended: {"contended": 1, "waiting": 1},
     signals.lock_acquired: {"acquired": 1, "held": 1, "wait": "waited", "waiting": -1},
@@ -71,7 +72,7 @@ CHANGES: Final[Mapping[Signal, Mapping[str, float | str]]] = {
 
 
 class Metrics(ABC):
-    """Receives the signals and changes the instruments, which a subclass provides."""
+    """A receiver of the signals that changes the instruments. A subclass provides the instruments."""
 
     def __init__(self) -> None:
         self._templates: set[str] = set()
@@ -93,7 +94,9 @@ class Metrics(ABC):
                 self.change(name, facts[amount] if isinstance(amount, str) else amount, **labels)
 
     def _bounded(self, label: str, value: str) -> str:
-        """The value of a label: "other" for what has no name, such as a key without a template, and for too many."""
+        """Return the value of a label, or "other" for a value without a name, such as a key without a template, or
+        beyond the limit.
+        """
         if label not in ("template", "what"):
             return value
         if value not in self._templates and len(self._templates) < MOST_TEMPLATES:

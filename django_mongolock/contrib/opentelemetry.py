@@ -1,5 +1,6 @@
-"""OpenTelemetry metrics and spans of this process's locks: put
-``"django_mongolock.contrib.opentelemetry.OpenTelemetryConfig"`` into INSTALLED_APPS. Needs
+"""OpenTelemetry metrics and spans of this process's locks.
+
+Put ``"django_mongolock.contrib.opentelemetry.OpenTelemetryConfig"`` into INSTALLED_APPS. Needs
 ``django-mongolock[opentelemetry]``, and an SDK that is set up.
 """
 
@@ -50,10 +51,10 @@ class OpenTelemetryMetrics(Metrics):
 
 
 class LockSpans:
-    """A span for each wait, and one for each time that a lock is held, as children of the span that acquires the lock.
+    """A span for each wait and for each hold of a lock, as children of the span that acquires the lock.
 
-    The span of a wait is made when the wait is over; a lock that was free has none. The span of a lock that was lost
-    or not acquired has the status ERROR.
+    The span of a wait is made when the wait is over. A lock that was free has no span for a wait. The span of a lock
+    that was lost or not acquired has the status ERROR.
     """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:

@@ -1,5 +1,7 @@
-"""Prometheus metrics of this process's locks: put ``"django_mongolock.contrib.prometheus.PrometheusConfig"`` into
-INSTALLED_APPS, and expose them like your other metrics. Needs ``django-mongolock[prometheus]``.
+"""Prometheus metrics of this process's locks.
+
+Put ``"django_mongolock.contrib.prometheus.PrometheusConfig"`` into INSTALLED_APPS, and expose the metrics like your
+other ones. Needs ``django-mongolock[prometheus]``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from .metrics import BUCKETS, INSTRUMENTS, Instrument, Metrics
 
 __all__ = ["PrometheusConfig", "PrometheusMetrics"]
 
-#: With PROMETHEUS_MULTIPROC_DIR, a gauge is the sum of the processes that run: those that have ended hold nothing.
+#: With PROMETHEUS_MULTIPROC_DIR, a gauge is the sum over running processes. Processes that have ended hold nothing.
 _LIVE: Final = "livesum"
 
 

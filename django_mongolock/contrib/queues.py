@@ -1,6 +1,6 @@
-"""How a task of another queue than Celery comes back while its lock is held: functions for ``on_contention=``.
+"""Functions for ``on_contention=`` by which a task of another queue than Celery comes back while its lock is held.
 
-Each gets the error and the arguments of the call. That of RQ raises the error outside of a job.
+Each gets the error and the arguments of the call. The function for RQ raises the error outside a job.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SHORTEST, LONGEST = 0.5, 5.0
 
 
 def retry_in_dramatiq(error: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
-    """Have Dramatiq send the message again, by its middleware Retries, which is one of its defaults.
+    """Have Dramatiq send the message again, by its middleware Retries (one of its defaults).
 
-    This uses up one of its retries: give the actor ``max_retries=None``.
+    This uses up one of its retries. Give the actor ``max_retries=None``.
     """
     from dramatiq.errors import Retry
 
@@ -46,7 +46,7 @@ def retry_in_rq(error: LockNotAcquired, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def retry_in_django(error: LockNotAcquired, context: Any, /, *args: Any, **kwargs: Any) -> str:
-    """Enqueue a task of Django or django-tasks again, as a new one; return the id of that.
+    """Enqueue a task of Django or django-tasks again, as a new one. Return the id of the new task.
 
     For ``@task(takes_context=True)``. Raises InvalidTask if its backend cannot run a task later.
     """
@@ -59,12 +59,12 @@ async def aretry_in_django(error: LockNotAcquired, context: Any, /, *args: Any, 
 
 
 def _later(error: LockNotAcquired, context: Any) -> Any:
-    """The task of this context, to be run in a while."""
+    """Return the task of this context, to be run in a while."""
     if not hasattr(context, "task_result"):
         raise TypeError("retry_in_django() needs the context of the task: @task(takes_context=True)") from error
     return context.task_result.task.using(run_after=timezone.now() + timedelta(seconds=_delay(error)))
 
 
 def _delay(error: LockNotAcquired) -> float:
-    """In how many seconds to come back; a random part of it keeps tasks apart."""
+    """Return the seconds until the task comes back. A random part keeps tasks apart."""
     return random.uniform(0.5, 1.0) * min(LONGEST, max(SHORTEST, error.retry_after))  # noqa: S311 - spreads load

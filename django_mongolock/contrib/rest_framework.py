@@ -20,10 +20,12 @@ __all__ = ["LockAPIException", "exception_handler"]
 
 
 class LockAPIException(APIException):  # type: ignore[misc]  # it has no types
-    """The lock is busy (423, or MONGOLOCK["CONTENTION_STATUS"]), or MongoDB does not answer (503), or the
-    request makes no lock key (400).
+    """The error of a view whose lock is busy, whose request makes no lock key, or whose MongoDB does not answer.
 
-    wait: the seconds of Retry-After. error: the error of the lock.
+    The status is 423 (or MONGOLOCK["CONTENTION_STATUS"]), 400 or 503.
+
+    - wait: seconds of Retry-After.
+    - error: error of the lock.
     """
 
     def __init__(self, error: Unlocked) -> None:
@@ -35,9 +37,9 @@ class LockAPIException(APIException):  # type: ignore[misc]  # it has no types
 
 
 def exception_handler(error: Exception, context: dict[str, Any]) -> Response | None:
-    """Django REST framework's handler, extended to LockNotAcquired and LockBackendFailed.
+    """Extend Django REST framework's handler to LockNotAcquired and LockBackendFailed.
 
-    LockReentry, a lock that this thread holds already, is a mistake in the code and stays an error 500.
+    LockReentry is a mistake in the code and stays an error 500. The thread then holds the lock already.
     """
     if isinstance(error, (LockNotAcquired, LockBackendFailed)) and not isinstance(error, LockReentry):
         error = LockAPIException(error)

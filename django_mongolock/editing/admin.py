@@ -36,27 +36,29 @@ from .page_request import ACTION, TAB
 
 __all__ = ["EditLockMixin"]
 
-#: Where a request keeps its `Editing`.
+#: The attribute of a request for its `Editing`.
 _EDITING: Final = "_mongolock_editing"
-#: How long a list waits for MongoDB, in seconds: it is of use without the column of the editors.
+#: The seconds for which a list waits for MongoDB. The list is useful without the column of the editors.
 _LIST_TIMEOUT: Final = 2.0
-#: Where a request keeps what it has found out of objects, by their keys; and that MongoDB is away.
+#: The attribute of a request for the known states of objects, by their keys. `_AWAY` is the key for an outage of
+#: MongoDB.
 _KNOWN: Final = "_mongolock_editing_known"
 _AWAY: Final = ""
-#: Where an object of a list keeps the text of that column.
+#: The attribute of a listed object for its text in the column of editors.
 _EDITOR: Final = "_mongolock_editor"
 _TEMPLATE: Final = "django_mongolock/editing/change_form.html"
 
 
 class EditLockMixin(SealedPages):
-    """Put it before ModelAdmin: ``class OrderAdmin(EditLockMixin, admin.ModelAdmin)``.
+    """A mixin for one editor at a time: ``class OrderAdmin(EditLockMixin, admin.ModelAdmin)``. Put it before
+    ModelAdmin.
 
-    The tab that opens a change page takes the lock of the object; other pages of it are for reading until it is free.
-    The page is that of `VersionedAdmin`, for a model with or without a version. So no change is overwritten without a
-    word, even if the lock was lost: the page then says what was changed.
+    The tab that opens a change page takes the lock of the object. Other pages of the object are read-only until the
+    lock is free. The page is that of `VersionedAdmin`, for a model with or without a version. No change is therefore
+    overwritten silently, even if the lock was lost. The page then names the changed fields.
 
-    Locked are the change page, the page that deletes, `list_editable` and the action that deletes. What does not go
-    through this admin is not locked.
+    The lock covers the change page, the delete page, `list_editable` and the delete action. Writes outside this admin
+    are not locked.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -101,7 +103,7 @@ class EditLockMixin(SealedPages):
     def _guard_render_change_form(
         self, inner: Inner, request: HttpRequest, context: Any, add: bool = False, *args: Any, **kwargs: Any
     ) -> Any:
-        """Show who is editing above the form."""
+        """Show the editor above the form."""
         editing, saving = _editing(request), Saving.of(request)
         if editing is None:
             return super()._guard_render_change_form(inner, request, context, add, *args, **kwargs)
@@ -127,10 +129,10 @@ class EditLockMixin(SealedPages):
             show(hidden[TAB], editing.lock.tab)
         return hidden
 
-    # Who may what
+    # Permissions
 
     def _guard_has_change_permission(self, inner: Inner, request: HttpRequest, obj: Any = None) -> bool:
-        """Refuse on a page that is for reading, since someone else is editing."""
+        """Return False on a page that is read-only because someone else is editing."""
         return not _is_readonly(request) and inner(request, obj)
 
     def _guard_has_delete_permission(self, inner: Inner, request: HttpRequest, obj: Any = None) -> bool:
@@ -140,12 +142,12 @@ class EditLockMixin(SealedPages):
     # Deleting, and the list
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Add the column that says who is editing."""
+        """Add the column with the editor."""
         columns = super().get_list_display(request)
         return columns if "edited_by" in columns else [*columns, "edited_by"]
 
     def get_changelist_instance(self, request: HttpRequest) -> Any:
-        """Read who is editing the objects of this page of the list."""
+        """Read the editors of the objects on this page of the list."""
         changes = super().get_changelist_instance(request)
         if "edited_by" in changes.list_display:
             _note_editors(changes.result_list)
@@ -153,11 +155,11 @@ class EditLockMixin(SealedPages):
 
     @admin.display(description=gettext_lazy("being edited by"))
     def edited_by(self, obj: Model) -> str:
-        """Return who is editing the object of a row, and since when."""
+        """Return the editor of the object in a row, and the time since which they edit."""
         return getattr(obj, _EDITOR, "–")
 
     def _guard_delete_view(self, inner: Inner, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
-        """Delete under the lock: what someone else is editing is not deleted."""
+        """Delete under the lock. An object that someone else is editing is not deleted."""
         obj = self._get(request, object_id)
         asks = request.method != "POST" and FIELD not in request.GET  # the address gets its seal first
         if obj is None or asks or not self.has_delete_permission(request, obj):
@@ -183,7 +185,7 @@ class EditLockMixin(SealedPages):
         return type(obj)._base_manager.using(obj._state.db).filter(pk=obj.pk).exists()
 
     def _guard_get_deleted_objects(self, inner: Inner, objs: Any, request: HttpRequest) -> Any:
-        """Count what someone else is editing as protected."""
+        """Count objects that someone else is editing as protected."""
         to_delete, counts, perms, protected = inner(objs, request)
         for obj in objs:
             if text := self._problem_of(request, obj):
@@ -191,13 +193,13 @@ class EditLockMixin(SealedPages):
         return to_delete, counts, perms, protected
 
     def _guard_save_model(self, inner: Inner, request: HttpRequest, obj: Any, form: Any, change: bool) -> Any:
-        """Refuse to change what someone else is editing: a row of the list, or an old version that is restored."""
+        """Refuse to change an object that someone else is editing, in the list or by restoring an old version."""
         if change and not obj._state.adding and _editing(request) is None and (text := self._problem_of(request, obj)):
             raise Refused(f"{obj}: {text}")
         return super()._guard_save_model(inner, request, obj, form, change)
 
     def _guard_delete_model(self, inner: Inner, request: HttpRequest, obj: Model) -> Any:
-        """Refuse to delete what someone else is editing, whatever the page has asked before."""
+        """Refuse to delete an object that someone else is editing, whatever the page has asked before."""
         self._refuse_edited(request, [obj])
         return inner(request, obj)
 
@@ -212,7 +214,7 @@ class EditLockMixin(SealedPages):
             raise Refused(*said)
 
     def _problem_of(self, request: HttpRequest, obj: Model) -> str:
-        """Say who is editing it, if that keeps this user from changing it."""
+        """Return the text about the editor, if the editor keeps this user from changing the object."""
         known: dict[str, EditLockStatus] = getattr(request, _KNOWN, {})
         status = known.get(_AWAY) or known.get(edit_key(obj)) or Editing(request, obj).lock.read()
         _note(request, obj, status)
@@ -234,20 +236,20 @@ def _is_readonly(request: HttpRequest) -> bool:
 
 
 def _is_closed(status: EditLockStatus) -> bool:
-    """Return whether someone else is editing; with EDIT_FAIL_CLOSED, also if that is not known."""
+    """Return whether someone else is editing. With EDIT_FAIL_CLOSED, an unknown editor counts too."""
     if status.problem:
         return get_settings().EDIT_FAIL_CLOSED
     return status.editor is not None and status.editor.who == "other"
 
 
 def _note(request: HttpRequest, obj: Model, status: EditLockStatus) -> None:
-    """Let the rest of the request know. While MongoDB is away, one question waits for it."""
+    """Record the status for the rest of the request. While MongoDB is away, only one query waits for it."""
     known = {**getattr(request, _KNOWN, {}), _AWAY if status.problem else edit_key(obj): status}
     setattr(request, _KNOWN, known)
 
 
 def _note_editors(objects: Iterable[Model]) -> None:
-    """Give each object of a list the text that says who is editing it: one read for all."""
+    """Give each object of a list the text about its editor. One read serves all objects."""
     keys = [(check_key(edit_key(obj), get_settings().KEY_PREFIX), obj) for obj in objects]
     query = {"_id": {"$in": [key for key, _obj in keys]}, "expires_at": {"$ne": None}}
     try:

@@ -3,7 +3,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class EditingConfig(AppConfig):
-    """Has the templates, the script and the checks of edit locks."""
+    """The app with the templates, the script and the checks of edit locks."""
 
     name = "django_mongolock.editing"
     label = "mongolock_editing"

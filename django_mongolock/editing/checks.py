@@ -14,13 +14,13 @@ from django.utils.module_loading import import_string
 from ..conf import NAME, LockSettings, error, get_settings, warning
 from ..management.checks import has_wrong_settings
 
-#: Browsers let a tab in the background beat only once a minute. In seconds, with a reserve.
+#: The longest pause in seconds between two beats of a background tab, with a reserve. Browsers allow one beat a minute.
 _THROTTLED: Final = 75.0
 
 
 @register()
 def check_edit_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check what edit locks need, if the project has any."""
+    """Check the requirements of edit locks, if the project has any."""
     return [] if not _has_edit_locks() or has_wrong_settings() else list(_check_edit_locks(get_settings()))
 
 

@@ -1,8 +1,9 @@
 """`EditLock`: the lock of one browser tab on one object. Each method sends one command, or two.
 
-It is an ordinary lock document, so the lock admin, the commands and force release know it. But no process renews it:
-the tab does, by a beat every few seconds, and any process may serve a beat. So nothing here lives longer than a
-request; the holder is identified by the grant, which is made of the user, the key and the tab's random name.
+An edit lock is an ordinary lock document. The lock admin, the commands and forced releases therefore know it. No
+process renews the lock. The tab renews it by a beat every few seconds, and any process may serve a beat. Nothing here
+lives longer than a request. The grant identifies the holder. The grant is made of the user, the key and the tab's
+random name.
 """
 
 from __future__ import annotations
@@ -32,17 +33,22 @@ from ..exceptions import LockBackendFailed, LockDocumentDamaged, printable
 from ..keys import home_of, row_key
 from ..versions.seal import secret_name, secret_of
 
-#: Before the key of a row. It is not the row's own key: code that locks the row for a second does not wait for people.
+#: The prefix of the key of a row. The key differs from the row's own key, so short row locks never wait for people.
 PREFIX: Final = "edit:"
 SALT: Final = "django_mongolock.editing"
 
-#: mine: this tab has it. mine-elsewhere: another tab of the same login. me-elsewhere: the same user, another login.
+#: mine: this tab holds the lock. mine-elsewhere: another tab of the same login. me-elsewhere: the same user, another
+#: login.
 Who = Literal["mine", "mine-elsewhere", "me-elsewhere", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person who edits. id: identifies the user, whatever the name. owner: their login (`session_owner`)."""
+    """A person who edits.
+
+    - id: identity of the user, independent of the name.
+    - owner: login of the user (`session_owner`).
+    """
 
     id: str
     name: str = ""
@@ -53,9 +59,12 @@ class Person:
 class Editor:
     """The holder of an edit lock. Times are by the server's clock, for people.
 
-    since: when it was taken. seen: the last beat. until: when it ends without another. token: the fencing token, which
-    is larger for every later editor. beats: whether there has been a beat. release_requested_by: who asks the editor
-    to finish, and why.
+    - since: moment when the lock was taken.
+    - seen: moment of the last beat.
+    - until: end of the lock without another beat.
+    - token: fencing token, larger for every later editor.
+    - beats: whether there has been a beat.
+    - release_requested_by: name of the person who asks the editor to finish, and the reason.
     """
 
     who: Who
@@ -70,7 +79,7 @@ class Editor:
 
 @dataclass(frozen=True, slots=True)
 class EditLockStatus:
-    """The editor who holds an edit lock at the server's time *now*, if any; or why that is unknown (`problem`)."""
+    """The state of an edit lock at the server's time *now*: the editor, none, or the `problem` that hides it."""
 
     editor: Editor | None = None
     now: datetime | None = None
@@ -79,24 +88,24 @@ class EditLockStatus:
 
     @property
     def held(self) -> bool:
-        """Whether this tab holds the lock. It does not any more when its lease is over without another beat."""
+        """Whether this tab holds the lock. The tab no longer holds it when the lease is over without another beat."""
         return self.is_mine and bool(self.belief)
 
     @property
     def is_mine(self) -> bool:
-        """Whether the lock document says that this tab holds the lock; see `held`."""
+        """Whether the lock document says that this tab holds the lock. See `held`."""
         return self.editor is not None and self.editor.who == "mine"
 
     @property
     def free(self) -> bool:
-        """Whether it is known that there is no editor."""
+        """Whether the lock is known to have no editor."""
         return self.editor is None and not self.problem
 
 
 def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
     """Return the key of the edit lock of an object, of a row of a model, or of anything that has a name.
 
-    A primary key that is too long for a lock key, or has characters that it may not have, is replaced by its hash.
+    If a primary key is too long for a lock key, or has invalid characters, its hash replaces it.
     """
     if isinstance(target, str):
         return f"{PREFIX}{target}"
@@ -116,17 +125,16 @@ def edit_key(target: Model | type[Model] | str, pk: object = None) -> str:
 
 
 def new_tab() -> str:
-    """Return a name for a tab: random, known to the tab alone. It begins with the name of the SECRET_KEY."""
+    """Return a random name for a tab, known to the tab alone. The name begins with the name of the SECRET_KEY."""
     return f"{secret_name(settings.SECRET_KEY)}.{secrets.token_urlsafe(16)}"
 
 
 class EditLock(Detached):
-    """The edit lock *key*, as the tab *tab* of *person* sees it. Make one for each request; in a forked child, its
-    parent's sends nothing.
+    """The edit lock *key*, as the tab *tab* of *person* sees it.
 
-    Nothing here waits for another editor. If MongoDB does not answer, the status has the `problem`; nothing is raised,
-    and nothing more is sent.
-    An editor who has lost the lock is notified by the next beat: so check the version of what is saved as well.
+    Make one for each request. In a forked child, the parent's lock sends nothing. No method waits for another editor.
+    If MongoDB does not answer, the status has the `problem`. In this case nothing is raised, and nothing more is sent.
+    The next beat notifies an editor who has lost the lock. A save must therefore check the version as well.
     """
 
     def __init__(
@@ -147,28 +155,29 @@ class EditLock(Detached):
         self._problem: EditLockStatus | None = None
 
     def _take(self, former: str = "") -> Protocol[EditLockStatus]:
-        """Take the lock if it is free; keep it if it is this tab's. What a tab has released it does not take again.
+        """Take the lock if it is free. Keep it if this tab holds it. A tab does not take a lock again that it has
+        released.
 
-        former: an earlier page of this very tab, whose place this one takes.
+        - former: earlier page of this very tab that this page replaces.
         """
         return (yield from self._take_from(former and self._grant(former)))
 
     take, atake = twins(_take)
 
     def _beat(self) -> Protocol[EditLockStatus]:
-        """Keep the lock for another lease, if it is still there."""
+        """Keep the lock for another lease, if this tab still holds it."""
         return self._status((yield from self.keeping(self._grant(), self._terms())))
 
     beat, abeat = twins(_beat)
 
     def _read(self) -> Protocol[EditLockStatus]:
-        """Read who has it; change nothing."""
+        """Read the holder without changing anything."""
         return self._status((yield from self.looking(self._grant())))
 
     read, aread = twins(_read)
 
     def _release(self) -> Protocol[EditLockStatus]:
-        """Release it, if this tab has it: otherwise nothing is written.
+        """Release the lock if this tab holds it. Otherwise nothing is written.
 
         A command of this tab that is still on its way finds a tombstone.
         """
@@ -179,7 +188,7 @@ class EditLock(Detached):
     release, arelease = twins(_release)
 
     def _take_over(self, token: int) -> Protocol[EditLockStatus]:
-        """Take it from the editor with that fencing token, but not from one who came later."""
+        """Take the lock from the editor with that fencing token, but not from a later one."""
         reply = yield from self.looking()
         if reply.theirs is None or reply.theirs["token"] != token:
             return (yield from self._take_from())  # that editor is gone, and a later one stays
@@ -190,7 +199,7 @@ class EditLock(Detached):
 
     take_over, atake_over = twins(_take_over)
 
-    # What is sent
+    # Commands
 
     def _take_from(self, former: str = "") -> Protocol[EditLockStatus]:
         grant, before = self._grant(), self._belief
@@ -200,11 +209,11 @@ class EditLock(Detached):
         new = entry(grant, grant.partition(".")[0], self._terms(), own)
         status = self._status((yield from self.taking(new, former)))
         if status.is_mine and self._belief is before:
-            return (yield from self._beat())  # this tab had it already, for the rest of an earlier lease
+            return (yield from self._beat())  # this tab held it already, for the rest of an earlier lease
         return status
 
     def _grant(self, tab: str = "") -> str:
-        """Return the id that the lock is held under. Only the server can make it, and only for this user."""
+        """Return the id under which the lock is held. Only the server can make the id, and only for this user."""
         tab = tab or self.tab
         secret, text = secret_of(tab.partition(".")[0]), f"{self.person.id}\n{self._stored}\n{tab}"
         return salted_hmac(SALT, text, secret=secret, algorithm="sha256").hexdigest()[:32] + ".1"
@@ -215,7 +224,7 @@ class EditLock(Detached):
 
     def _status(self, reply: Reply) -> EditLockStatus:
         holder = reply.mine or reply.theirs
-        # For people, by the server's clock: whether it is free is decided by the server when a command comes.
+        # The server decides whether the lock is free when a command comes. These times are for people.
         if holder is None or reply.now is None or holder["until"] <= reply.now:
             return EditLockStatus(None, reply.now)
         renewed = holder["until"] - timedelta(milliseconds=holder["server_lease"])

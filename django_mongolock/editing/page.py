@@ -1,4 +1,4 @@
-"""`Editing`: one page that edits one object, during one request. For the admin and for other views."""
+"""`Editing`: one page that edits one object, during one request. The admin and other views use it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from . import texts
 from .edit_lock import EditLock, EditLockStatus, edit_key
 from .page_request import ACTION, FORMER, PageRequest
 
-#: How long a page may take to load and to beat for the first time, in seconds: one that the browser gave up, as after
-#: a double click, keeps the lock no longer.
+#: The seconds for a page to load and to beat for the first time. A page that the browser gave up, as after a double
+#: click, keeps the lock no longer.
 LOADING_TIME: Final = 20.0
 PERMISSION: Final = "django_mongolock.take_over_edit_lock"
 
@@ -31,8 +31,9 @@ PERMISSION: Final = "django_mongolock.take_over_edit_lock"
 class Editing(Saving):
     """A page that edits *target*, an object or anything else that has a name. Make it with `open()` or `aopen()`.
 
-    response: what the view returns at once, if the request is a message of the page's script. status: who has the
-    lock. refusals: why what was sent is not saved, beside what its form says.
+    - response: response that the view returns at once, if the request is a message of the page's script.
+    - status: state of the lock.
+    - refusals: reasons why the sent data is not saved, besides the errors of its form.
     """
 
     def __init__(self, request: HttpRequest, target: Model | str) -> None:
@@ -46,9 +47,9 @@ class Editing(Saving):
 
     @classmethod
     def open(cls, request: HttpRequest, target: Model | str, *, respond: bool = True) -> Editing:
-        """Take the lock for the requested page; keep it for what a page sends; answer the page's script.
+        """Take the lock for a requested page, keep it for a sent form, or answer the page's script.
 
-        respond: answer the script here. With False, call `respond()` with what the form shows.
+        - respond: whether to answer the script here. With False, call `respond()` with the object of the form.
         """
         editing = cls(request, target)
         editing.status = editing._ask()
@@ -62,10 +63,10 @@ class Editing(Saving):
 
     @classmethod
     async def aopen(cls, request: HttpRequest, target: Model | str) -> Editing:
-        """See open(). In a thread, since the session and the permissions are read as well."""
+        """See open(). This runs in a thread, since it also reads the session and the permissions."""
         return await sync_to_async(cls.open)(request, target)
 
-    # Who has it
+    # The holder
 
     @property
     def held(self) -> bool:
@@ -74,17 +75,19 @@ class Editing(Saving):
 
     @property
     def may_write(self) -> bool:
-        """Whether the lock lets it be saved. Without MongoDB, as MONGOLOCK["EDIT_FAIL_CLOSED"] says."""
+        """Whether the lock allows a save. Without MongoDB, MONGOLOCK["EDIT_FAIL_CLOSED"] decides."""
         return self.held or (bool(self.status.problem) and not get_settings().EDIT_FAIL_CLOSED)
 
     @property
     def readonly(self) -> bool:
-        """Whether the page is for reading only. A page that shows again what was typed is not."""
+        """Whether the page is read-only. A page that shows typed values again is not."""
         return not self.may_write and not self.page.is_post
 
     @property
     def may_take_over(self) -> bool:
-        """Whether this user may take the lock from the editor: with the permission, or from their own other tab."""
+        """Whether this user may take the lock from the editor, by the permission or because the editor is their own
+        other tab.
+        """
         editor = self.status.editor
         if editor is None or editor.who == "mine":
             return False
@@ -103,10 +106,10 @@ class Editing(Saving):
     # Saving
 
     def try_save(self, form: Any) -> bool:
-        """Save a `SealedModelForm` with what was sent, and release the lock; return whether that was done. If not, the
-        form says why.
+        """Save a `SealedModelForm` with the sent data, and release the lock. Return whether the form was saved.
 
-        Call it outside a transaction. It reads the object again, and locks its row.
+        If not, the form gives the reason. Call this outside a transaction. The method reads the object again, and locks
+        its row.
         """
         using = router.db_for_write(self.model, instance=form.instance)
 
@@ -132,7 +135,7 @@ class Editing(Saving):
             self.done()
 
     def done(self) -> None:
-        """Release the lock, since what was sent is saved. Without this call, it ends with its lease."""
+        """Release the lock, since the sent data is saved. Without this call, the lock ends with its lease."""
         self.page.note_saved()
         self.lock.release()
 
@@ -161,14 +164,14 @@ class Editing(Saving):
         return _json(answer)
 
     def gone(self) -> HttpResponse:
-        """Release the lock, since there is nothing to edit any more, or no right to; answer the page's script."""
+        """Release the lock and tell the page's script that nothing can be edited any more."""
         self.lock.tab = self.page.tab or self.lock.tab
         self.lock.release()
         return _json({"state": "gone", "text": texts.gone(), "detail": ""})
 
     @property
     def context(self) -> Mapping[str, Any]:
-        """What the template of the panel shows."""
+        """The context for the template of the panel."""
         settings = get_settings()
         return {
             "editing": self,
@@ -208,7 +211,7 @@ class Editing(Saving):
         return status
 
     def _keep(self) -> EditLockStatus:
-        """Beat or release, as the page's script says."""
+        """Beat or release, as the page's script asks."""
         self.lock.tab = self.page.tab
         if self.page.action == "leave" or self.page.is_idle:
             return self.lock.release()
@@ -218,7 +221,7 @@ class Editing(Saving):
         return status
 
     def _take_over(self, token: str) -> EditLockStatus:
-        self.status = self.lock.take(self.page.tab)  # it may be free by now, or this very page's
+        self.status = self.lock.take(self.page.tab)  # the lock may be free by now, or this page's own
         if self.may_take_over and self.status.editor is not None and token == self._token:
             return self.lock.take_over(self.status.editor.token)
         return self.status

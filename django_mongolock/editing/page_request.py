@@ -1,4 +1,4 @@
-"""What the request of a page that edits, or of its script, asks for."""
+"""The request of a page that edits, or of its script."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..owners import OWNER_KEY, session_owner
 from ..versions.forms import FIELD
 from .edit_lock import Person, new_tab
 
-#: The parameters of the page's own address: what its script asks for, and the tab that this page replaces.
+#: The parameters of the page's own address: the action of its script, and the tab that this page replaces.
 ACTION: Final = "edit-lock"
 FORMER: Final = "edit-tab"
-#: The hidden field with the tab's name. And the button that takes over and saves.
+#: The hidden field with the tab's name, and the button that takes over and saves.
 TAB: Final = "edit_lock_tab"
 TAKE_OVER: Final = "edit_lock_take_over"
-#: Where a session notes that its browser runs the page's script.
+#: The session key for the fact that the browser runs the page's script.
 SCRIPT: Final = "_mongolock_edit_script"
-#: Where it notes which tabs have saved, and how many of them.
+#: The session key for the tabs that have saved, and the largest number of them.
 SAVED: Final = "_mongolock_edit_saved"
 MOST_SAVED: Final = 10
 
@@ -29,8 +29,10 @@ MOST_SAVED: Final = 10
 class PageRequest:
     """A request for a page that edits one object.
 
-    action: what the page's script asks for, "" in any other request. tab: the name of the tab that sent it. seal: what
-    its page was made of. had: whether the tab had the lock before.
+    - action: action of the page's script, "" in any other request.
+    - tab: name of the tab that sent the request.
+    - seal: state from which the tab's page was made.
+    - had: whether the tab held the lock before.
     """
 
     def __init__(self, request: HttpRequest) -> None:
@@ -46,27 +48,26 @@ class PageRequest:
 
     @property
     def former(self) -> str:
-        """The tab that this page replaces: itself, or one that was left."""
+        """The tab that this page replaces, either itself or one that was left."""
         return self.tab or self.http.GET.get(FORMER, "")
 
     @property
     def token(self) -> str | None:
-        """The fencing token of the editor to take over from; None where nothing is to be taken over."""
+        """The fencing token of the editor to take over from. None if the request takes nothing over."""
         token = self.http.POST.get(TAKE_OVER)
         return "" if token is None and self.action == "take-over" else token
 
     @property
     def takes(self) -> bool:
-        """Whether the page's script asks for the lock again. The answer then says whether its page is up to date."""
+        """Whether the page's script asks for the lock again. The answer then reports whether its page is up to date."""
         return self.action in ("take", "take-over")
 
     @property
     def only_reads(self) -> bool:
-        """Whether only to read the lock: unless the page is opened, saved, or asks for the lock itself."""
+        """Whether to read the lock only. The lock is taken if the page is opened, saved, or asks for it."""
         if self.is_post:
             return self.action not in ("", "take", "take-over")
-        # The browser opens a page that it neither prefetches, nor loads as an image or in a frame, as another site may
-        # have it do.
+        # An opened page is neither prefetched nor loaded as an image or in a frame. Another site may cause such loads.
         headers = self.http.headers
         prefetch = "prefetch" in headers.get("Sec-Purpose", "") or headers.get("Purpose") == "prefetch"
         opened = not prefetch and headers.get("Sec-Fetch-Dest", "document") == "document"
@@ -84,27 +85,27 @@ class PageRequest:
         return self._session is not None and bool(self._session.get(SCRIPT))
 
     def note_script(self) -> None:
-        """Note that this browser runs the page's script."""
+        """Record that this browser runs the page's script."""
         if self._session is not None and not self.has_script:
             self._session[SCRIPT] = True
 
     @property
     def saved(self) -> str:
-        """The tabs whose forms this session has saved last: what was typed there is no draft any more."""
+        """The tabs whose forms this session has saved last. Their typed values are no drafts any more."""
         return " ".join(self._session.get(SAVED, ())) if self._session is not None else ""
 
     @property
     def is_sent_again(self) -> bool:
-        """Whether this form was saved before: its answer may be lost."""
+        """Whether this form was saved before. Its answer may have been lost."""
         return self.is_post and bool(self.tab) and self.tab in self.saved.split()
 
     def note_saved(self) -> None:
-        """Note that what this tab has sent is saved."""
+        """Record that the data sent by this tab is saved."""
         if self._session is not None and self.tab:
             self._session[SAVED] = [*self._session.get(SAVED, ()), self.tab][-MOST_SAVED:]
 
     def person(self) -> Person:
-        """Return who edits: a user; without one, a login that has a session of its own."""
+        """Return the editing person: the user, or else a login with a session of its own."""
         owner = session_owner(self.http) if self._session is not None else None
         user = getattr(self.http, "user", None)
         if user is not None and user.is_authenticated:
@@ -112,7 +113,7 @@ class PageRequest:
         return Person(owner or f"anonymous:{new_tab()}", "", owner)
 
     def forget_person(self) -> None:
-        """Leave no session behind for who holds nothing: neither for a visitor who only reads, nor for a robot."""
+        """Remove the session of a person who holds nothing, such as a visitor who only reads, or a robot."""
         if self._session is not None and not self._is_known:
             self._session.pop(OWNER_KEY, None)
 

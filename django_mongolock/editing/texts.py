@@ -1,4 +1,4 @@
-"""What people read about an edit lock."""
+"""The texts for people about an edit lock."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..conf import get_settings
 from ..inspection import display
 from .edit_lock import EditLockStatus, Editor
 
-#: A state is shown by a word and a shape; colour only adds to them.
+#: A state is shown by a word and a shape. Colour only adds to them.
 SHAPES: Final = {"mine": "●", "busy": "◆", "free": "○", "idle": "○", "gone": "▲", "away": "▲", "refused": "▲"}
 
 
 def who(editor: Editor | None) -> str:
-    """Return what the reader would call the editor."""
+    """Return the name of the editor from the reader's view."""
     if editor is not None and editor.who == "mine-elsewhere":
         return _("you, in another tab")
     if editor is not None and editor.who == "me-elsewhere":
@@ -24,7 +24,10 @@ def who(editor: Editor | None) -> str:
 
 
 def state(status: EditLockStatus, *, had: bool = False) -> str:
-    """Say in one sentence or two who is editing. had: this tab had the lock before."""
+    """Return one or two sentences about the editor.
+
+    - had: whether this tab had the lock before.
+    """
     if status.problem:
         return _away()
     if status.held:
@@ -40,7 +43,7 @@ def state(status: EditLockStatus, *, had: bool = False) -> str:
 
 
 def _away() -> str:
-    """Say that MongoDB does not answer."""
+    """Return the text for an outage of MongoDB."""
     if get_settings().EDIT_FAIL_CLOSED:
         return _("We cannot check at the moment whether someone else is editing this. Until we can, nothing is saved.")
     return _(
@@ -50,13 +53,13 @@ def _away() -> str:
 
 
 def idle() -> str:
-    """Say that the lock was released because nothing was typed."""
+    """Return the text for a lock that was released because nothing was typed."""
     time = display.duration(get_settings().EDIT_IDLE or 0)
     return _("Nothing was typed for %s, so others may edit this now. What you typed is still here.") % time
 
 
 def detail(status: EditLockStatus) -> str:
-    """Say since when another editor has the lock, relative and absolute; or who asks this one to finish."""
+    """Return since when another editor has the lock, relative and absolute, or who asks this editor to finish."""
     editor, now = status.editor, status.now
     if editor is None or now is None or editor.who == "mine":
         return _release_request(editor.release_requested_by) if editor is not None else ""
@@ -69,7 +72,7 @@ def detail(status: EditLockStatus) -> str:
 
 
 def _release_request(text: str | None) -> str:
-    """Say who asks for the lock, and why: "who: why", as the lock admin and the command `release_lock` store it."""
+    """Return who asks for the lock, and why. *text* is "who: why", as the lock admin and `release_lock` store it."""
     name, _colon, reason = (text or "").partition(": ")
     name = name.removesuffix(_("%s, in the admin") % "")
     if reason:
@@ -78,12 +81,12 @@ def _release_request(text: str | None) -> str:
 
 
 def gone() -> str:
-    """Say that there is nothing to edit any more, or no right to."""
+    """Return the text for an object that is gone, or that the user may not edit any more."""
     return _("This cannot be edited any more: it was deleted, or you may not change it. What you typed is still here.")
 
 
 def lost(status: EditLockStatus) -> str:
-    """Say that it was not saved because of the lock."""
+    """Return the text for a save that the lock refused."""
     if status.problem:
         return _("Not saved: we cannot check at the moment whether someone else is editing this. Try again shortly.")
     return _("Not saved: this is now being edited by %s. What you typed is still here.") % who(status.editor)

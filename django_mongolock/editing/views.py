@@ -21,10 +21,11 @@ else:
 
 
 class EditLockViewMixin(View):
-    """Put it before UpdateView. The template gets `editing`, for ``{% edit_lock editing %}`` and its fields.
+    """A mixin for one editor at a time. Put it before UpdateView.
 
-    While someone else is editing, the page has `editing.readonly`, and its form is disabled. What is saved must be what
-    was shown, as in `EditLockMixin`. The view itself decides who has access: put LoginRequiredMixin before it.
+    The template gets `editing`, for ``{% edit_lock editing %}`` and its fields. While someone else is editing, the page
+    has `editing.readonly`, and its form is disabled. As in `EditLockMixin`, a save requires that the page showed the
+    stored state. The view itself decides who has access. Put LoginRequiredMixin before this mixin.
     """
 
     editing: Editing
@@ -39,7 +40,7 @@ class EditLockViewMixin(View):
         return self.render_to_response(self.get_context_data(form=form))
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        """Save what was sent, if it may be; or answer the page's script."""
+        """Save the sent data if that is allowed, or answer the page's script."""
         try:
             self.object = self.get_object()
         except Http404 as error:
@@ -49,7 +50,7 @@ class EditLockViewMixin(View):
             return editing.respond(self.object if editing.page.takes else None)
         using = self.object._state.db or router.db_for_write(editing.model)
         response = editing.run([using], lambda: self._save(using))
-        if response is None:  # the view has saved what its form refuses
+        if response is None:  # the view has saved data that its form refuses
             form = self._form()
             form.is_valid()
             return self.form_invalid(form)
@@ -58,7 +59,7 @@ class EditLockViewMixin(View):
         return response
 
     def _form(self) -> Any:
-        """Return the form of the page, which carries a seal."""
+        """Return the form of the page with its seal."""
         self.editing.begin(self.request)
         return self.get_form(sealed(self.get_form_class(), self.request))
 
@@ -68,14 +69,16 @@ class EditLockViewMixin(View):
         if stored is None:
             return self._deleted(Http404())
         before, self.object = self.object, self.get_object()
-        if self.object is before:  # the request had it, such as `request.user`
+        if self.object is before:  # a shared object, such as `request.user`
             self.object.refresh_from_db(using)
         form = self._form()
         return self.form_valid(form) if form.is_valid() else self.form_invalid(form)
 
     def _deleted(self, error: Exception) -> HttpResponse:
-        """Show what was typed into the page of an object that was deleted, or answer the page's script. Raise *error*
-        for any other object."""
+        """Show the typed values for an object that was deleted, or answer the page's script.
+
+        Raise *error* for an object that the page did not show.
+        """
         model = self.get_form_class()._meta.model
         key = key_of(unseal(self.request.POST.get(FIELD)), model)
         if not key or model._base_manager.using(router.db_for_write(model)).filter(pk=key).exists():
@@ -92,7 +95,7 @@ class EditLockViewMixin(View):
         return self.form_invalid(form)
 
     def form_invalid(self, form: Any) -> HttpResponse:
-        """Note that nothing was saved, also if form_valid() calls it."""
+        """Record that nothing was saved, even if form_valid() calls this method."""
         self.editing.shown = True
         return super().form_invalid(form)
 

@@ -1,1 +1,1 @@
-"""What has happened to locks. An app of its own: "django_mongolock.history" in INSTALLED_APPS."""
+"""The history of the locks. This is an app of its own: add "django_mongolock.history" to INSTALLED_APPS."""

@@ -1,4 +1,4 @@
-"""`LockEventAdmin`: the history of the locks, to read."""
+"""`LockEventAdmin`: the read-only admin of the history of the locks."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .models import Happened, LockEvent
 
 __all__ = ["LockEventAdmin"]
 
-#: The events that somebody should look at.
+#: The events that need a look.
 TROUBLE = [Happened.LOST.value, Happened.DEADLOCK.value, Happened.FORCED.value]
 
 
 class LockEventChangeList(BoundedChangeList):
-    """The latest event comes first."""
+    """The list of events, the latest first."""
 
     def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> list[str | Combinable]:
-        """No other order has an index."""
+        """Return the only order that has an index."""
         return ["-at", "-id"]
 
     def fetch(self, skip: int, limit: int, timeout: float) -> list[LockEvent]:
@@ -47,12 +47,12 @@ class LockEventChangeList(BoundedChangeList):
         except LockBackendFailed as error:
             if error.passing or mongo_store(queryset.db).history is not None:
                 raise
-            return []  # none is kept, and this user has no right to look for one that was kept before
+            return []  # no history is kept, and this user may not look for an earlier one
         return found
 
 
 class EventFilter(ChoiceFilter):
-    """The kind of an event: at first what went wrong, in a search all."""
+    """The kind of an event. The default is all trouble, and all events for a search."""
 
     title = gettext_lazy("event")
     parameter_name = "event"
@@ -72,7 +72,7 @@ class EventFilter(ChoiceFilter):
 
 @admin.register(LockEvent)
 class LockEventAdmin(Pages):
-    """Read only, with the permission ``mongolock_history.view_lockevent``."""
+    """The read-only admin of events, with the permission ``mongolock_history.view_lockevent``."""
 
     list_display = ("when", "who", "key_link", "what", "how_long", "details")
     list_filter = (EventFilter,)
@@ -84,13 +84,13 @@ class LockEventAdmin(Pages):
     actions = None
 
     def get_urls(self) -> list[URLPattern]:
-        """The list, and no other page."""
+        """Return the address of the list. There is no other page."""
         view = self.admin_site.admin_view(in_own_encoding(self.changelist_view))
         return [path("", view, name="mongolock_history_lockevent_changelist")]
 
     @unless_away
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """The list."""
+        """Show the list."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         context = {"title": _("Lock history"), "keeps_history": mongo_store().history is not None}
@@ -100,7 +100,7 @@ class LockEventAdmin(Pages):
         return LockEventChangeList
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[LockEvent]:
-        """The events of this project: those of keys with its prefix."""
+        """Return the events of keys with the prefix of this project."""
         settings = get_settings()
         queryset: QuerySet[LockEvent] = LockEvent.objects.using(settings.DATABASE)
         return queryset.filter(Condition(starting(settings.KEY_PREFIX).query("key")))

@@ -3,7 +3,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class HistoryConfig(AppConfig):
-    """Has what happens to locks written, where MONGOLOCK["HISTORY"] says how much is kept."""
+    """The app that records what happens to locks, up to the size in MONGOLOCK["HISTORY"]."""
 
     name = "django_mongolock.history"
     label = "mongolock_history"

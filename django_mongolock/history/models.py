@@ -1,4 +1,4 @@
-"""`LockEvent`: the history of the locks as a Django model, to read."""
+"""`LockEvent`: the history of the locks as a read-only Django model."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ T = TypeVar("T")
 
 
 class Happened(models.TextChoices):
-    """What happened. The first three are noted by the process that holds the lock, `DEADLOCK` by the one that gave up,
-    the others by the one that did it."""
+    """The kinds of events.
+
+    The holder's process records the first three. The process that gave up records `DEADLOCK`. The process that acted
+    records the others.
+    """
 
     GRANTED = "granted", _("granted")
     RELEASED = "released", _("released")
@@ -49,7 +52,7 @@ class Happened(models.TextChoices):
     FORCED = "forced", _("release forced")
 
 
-#: An event is shown by word and by shape; colour only comes on top.
+#: An event is shown by a word and a shape. Colour adds nothing to these two.
 SHAPES: Final = {
     Happened.GRANTED: "●",
     Happened.RELEASED: "○",
@@ -61,14 +64,14 @@ SHAPES: Final = {
 
 
 def events_of(store: MongoStore) -> Collection[dict[str, Any]]:
-    """Return the collection of the history, beside that of the locks."""
+    """Return the collection of the history. It is beside the collection of the locks."""
     name = f"{store.config.collection}_history"
     return store.collection.database.get_collection(name, codec_options=store.collection.codec_options)
 
 
 @sent_apart
 def read_events(store: MongoStore, timeout: float, read: Callable[[Collection[dict[str, Any]]], T]) -> T:
-    """Read from the collection, in no longer than that. Raises LockBackendFailed."""
+    """Call *read* with the collection, within *timeout* seconds. Raises LockBackendFailed."""
     collection = events_of(store)
     with bounded(timeout, store.client, needs=f"find on the collection {collection.name}"):
         return read(collection)
@@ -78,7 +81,7 @@ class LockEventQuerySet(ReadOnlyQuerySet):
     """Events to read."""
 
     def recent(self, limit: int = 100, *, skip: int = 0, timeout: float = 5.0) -> list[LockEvent]:
-        """The latest of these events, or the first in their order; read by an index. Raises LockBackendFailed."""
+        """Return the latest of these events, or the first in their order, by an index. Raises LockBackendFailed."""
         if (query := self.as_query()) is None:
             return []
         stages: list[dict[str, Any]] = [
@@ -99,10 +102,11 @@ class LockEventQuerySet(ReadOnlyQuerySet):
 
 
 class LockEvent(ReadOnlyModel, PartyFields):
-    """An event in the life of a lock: one of `Happened`.
+    """An event in the life of a lock, one of `Happened`.
 
-    With MONGOLOCK["HISTORY"], the process that it happened to writes it a moment later. That is not certain: the events
-    of the last second of a process are lost with it, and new events push out the oldest. An event is no proof.
+    With MONGOLOCK["HISTORY"], the process involved writes the event a moment later. The write is not certain. The
+    events of the last second of a process are lost with the process, and new events push out the oldest. An event is no
+    proof.
     """
 
     not_deleted = "events are not deleted: new ones push out the oldest"
@@ -117,7 +121,7 @@ class LockEvent(ReadOnlyModel, PartyFields):
     by = Text(_("by"), max_length=256, null=True, help_text=_("who asked for the release, or forced it"))
     reason = Text(_("reason"), max_length=256, null=True)
 
-    #: The server's time when the event was read, for objects that come from `recent`.
+    #: The server's time when the event was read, for objects from `recent`.
     now: datetime | None
 
     objects = models.Manager.from_queryset(LockEventQuerySet)()
@@ -133,12 +137,12 @@ class LockEvent(ReadOnlyModel, PartyFields):
 
     @property
     def party(self) -> Party:
-        """The process that it happened to."""
+        """The process involved in the event."""
         return Party(**{name: getattr(self, name) for name in FACTS})
 
     @property
     def badge(self) -> SafeString:
-        """What happened, as HTML."""
+        """The kind of the event as HTML."""
         if self.event not in Happened.values:
             return format_html("{}", printable(self.event or "?"))
         what = Happened(self.event)
@@ -146,25 +150,25 @@ class LockEvent(ReadOnlyModel, PartyFields):
 
     @property
     def lengths(self) -> str:
-        """How long it waited and held, in words."""
+        """The times waited and held, in words."""
         facts = [gettext("waited %s") % milliseconds(self.waited_ms)] if self.waited_ms else []
         facts += [gettext("held %s") % milliseconds(self.held_ms)] if self.held_ms is not None else []
         return " · ".join(facts)
 
     @property
     def reasons(self) -> str:
-        """By whom and why, in words."""
+        """The person and the reason, in words."""
         facts = [gettext("by %s") % self.by] if self.by else []
         return printable(" · ".join([*facts, *([self.reason] if self.reason else [])]))
 
     @property
     def details(self) -> str:
-        """How long it waited and held, by whom and why, in words."""
+        """The times waited and held, the person and the reason, in words."""
         return " · ".join(filter(None, (self.lengths, self.reasons))) or "–"
 
     @classmethod
     def from_document(cls, document: dict[str, Any], using: str) -> LockEvent:
-        """The event of this document."""
+        """Return the event of this document."""
         fields = cls._meta.concrete_fields
         values = [
             field.from_db_value(value) if hasattr(field, "from_db_value") else value

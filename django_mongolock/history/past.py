@@ -1,4 +1,4 @@
-"""What the history tells the pages of the locks, and their verdicts."""
+"""The past of the locks from the history, for the pages and the verdicts."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from ..inspection.pictures import NOTHING, Picture, Stretch, Told, lane, stretch
 from ..inspection.snapshot import LockSnapshot
 from .models import Happened, LockEvent
 
-#: What the picture on the page of a lock covers, and of how many events at most.
+#: The span of the picture on the page of a lock.
 HOUR: Final = timedelta(hours=1)
-#: The picture covers the shortest of these, or an hour, that shows all that is known.
+#: The picture covers the shortest of these spans that shows everything known, or else an hour.
 SPANS: Final = (timedelta(minutes=5), timedelta(minutes=15), timedelta(minutes=30))
 MAX_EVENTS: Final = 200
-#: How many of the latest events the page of a lock shows.
+#: The number of latest events on the page of a lock.
 SHOWN: Final = 20
-#: Nothing is drawn longer than this, whatever an event says.
+#: The longest stretch drawn, whatever an event says.
 _LONGEST: Final = timedelta(days=1)
-#: The events that end a hold, and how that is drawn.
+#: The events that end a hold, with the kind of the drawn stretch.
 _ENDS: Final = {Happened.RELEASED.value: "hold", Happened.LOST.value: "lost"}
 
 
 def told(locks: Iterable[LockSnapshot]) -> Told:
-    """Return what the events tell of these locks. Return nothing if the history cannot be read."""
+    """Return the activities of these locks from their events. Return nothing if the history cannot be read."""
     found = {lock.key: lock for lock in locks}
     if mongo_store().history is None or not found:
         return NOTHING
@@ -66,7 +66,7 @@ def panel(request: HttpRequest, lock: LockSnapshot) -> str:
 
 
 def draw_hour(lock: LockSnapshot, events: Sequence[LockEvent], since: datetime | None) -> Picture | None:
-    """Draw the last hour of one lock from its events; None if nothing happened in it."""
+    """Draw the last hour of one lock from its events. Return None if nothing happened in that hour."""
     late = [event for event in events if (at := _at(event)) and at >= lock.now - HOUR]
     if not late:
         return None
@@ -78,7 +78,7 @@ def draw_hour(lock: LockSnapshot, events: Sequence[LockEvent], since: datetime |
 
 
 def _read(keys: Sequence[str]) -> tuple[list[LockEvent], datetime | None]:
-    """The latest events of these locks, and since when these are complete. Raises LockBackendFailed."""
+    """Return the latest events of these locks, and since when they are complete. Raises LockBackendFailed."""
     settings = get_settings()
     events = LockEvent.objects.using(settings.DATABASE)
     read = events.filter(key__in=keys).recent(MAX_EVENTS, timeout=settings.COMMAND_TIMEOUT)
@@ -89,7 +89,10 @@ def _read(keys: Sequence[str]) -> tuple[list[LockEvent], datetime | None]:
 
 
 def _holds(events: Iterable[LockEvent], lock: LockSnapshot) -> Iterator[Stretch]:
-    """What the history says: an event has the length of what it ends. Present holders are drawn by themselves."""
+    """Yield the stretches of the history. An event has the length of the stretch that it ends.
+
+    Present holders are drawn elsewhere.
+    """
     present = {holder.token for holder in lock.holders}
     for event in events:
         if (at := _at(event)) is None:
@@ -103,7 +106,7 @@ def _holds(events: Iterable[LockEvent], lock: LockSnapshot) -> Iterator[Stretch]
 
 
 def _at(event: LockEvent) -> datetime | None:
-    """When it happened, also in a project without time zones."""
+    """Return the moment of the event as an aware datetime, even in a project without time zones."""
     return timezone.make_aware(event.at) if event.at is not None and timezone.is_naive(event.at) else event.at
 
 
@@ -112,7 +115,7 @@ def _before(moment: datetime, milliseconds: float) -> datetime:
 
 
 def _sum(events: Sequence[LockEvent]) -> str:
-    """The last hour of a lock in words."""
+    """Return the last hour of a lock in words."""
     held = [event.held_ms or 0 for event in events if event.event in _ENDS]
     waits = [event.waited_ms for event in events if event.event == Happened.GRANTED and event.waited_ms]
     lost = sum(event.event == Happened.LOST for event in events)

@@ -1,8 +1,8 @@
-"""What has happened to locks: events, kept in a collection of a fixed size, in which new ones push out the oldest.
+"""Recorded events of locks, in a collection of a fixed size. New events push out the oldest.
 
-No lock waits for its history. The process that holds a lock notes in its memory what happens to it; a thread in the
-background writes the notes, a second's worth at a time. A note that cannot be written is lost: the history is for
-people, and no lock depends on it.
+No lock waits for its history. The process that holds a lock keeps its events in memory. A background thread writes one
+second's events at a time. An event that cannot be written is lost. The history is for people, and no lock depends on
+it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from .models import Happened, events_of
 
 Document = dict[str, Any]
 
-#: How many events wait in memory; further ones are lost.
+#: The number of events that wait in memory. Further events are lost.
 MAX_NOTES: Final = 10_000
-#: How many are written at once, and for how many seconds they are gathered.
+#: The number of events in one write, and the seconds for which they are gathered.
 WRITE_BATCH: Final = 1_000
 GATHER_SECONDS: Final = 1.0
-#: How many seconds one write may take; and the last one, of a process that ends.
+#: The seconds for one write, and for the last write of a process that ends.
 WRITE_TIMEOUT: Final = 5.0
 LAST_WRITE_TIMEOUT: Final = 1.0
 
@@ -61,7 +61,11 @@ _REPORTED: Final = {"acquired": Happened.GRANTED, "released": Happened.RELEASED,
 
 @dataclass(frozen=True, slots=True)
 class EventNote:
-    """An event before it is written. at: when, by the server's clock, if known; moment: by this machine's clock."""
+    """An event before it is written.
+
+    - at: moment by the server's clock, if known.
+    - moment: moment by this machine's clock.
+    """
 
     key: str
     what: str
@@ -71,7 +75,10 @@ class EventNote:
     facts: Mapping[str, Any]
 
     def document(self, id_: ObjectId, now: float, server_time: datetime) -> Document:
-        """The document of this event. now: the time here, when the server's clock shows *server_time*."""
+        """Return the document of this event.
+
+        - now: time of this machine's clock when the server's clock shows *server_time*.
+        """
         at = self.at or server_time - timedelta(seconds=now - self.moment)
         facts = {name: self.entry.get(name) for name in FACTS} | dict(self.facts)
         known = {name: value for name, value in facts.items() if value is not None and value != ""}
@@ -79,9 +86,10 @@ class EventNote:
 
 
 class History:
-    """Writes what happens to locks. One per store, and so per process; its thread starts with the first event.
+    """A writer of events. There is one for each store in a process. Its thread starts with the first event.
 
-    events: opens the collection. size: how many bytes that may take.
+    - events: function that opens the collection.
+    - size: size of the collection in bytes.
     """
 
     def __init__(self, events: Callable[[], Collection[Document]], size: int) -> None:
@@ -95,7 +103,7 @@ class History:
         self._lost = 0
 
     def observe(self, event: str, grant: Grant) -> None:
-        """Note what a session reports of one of its grants: see `notifications.Observer`."""
+        """Record an event that a session reports about one of its grants. See `notifications.Observer`."""
         what = _REPORTED.get(event)
         if what is None and (event, grant.reason) == ("not_acquired", "deadlock"):
             what = Happened.DEADLOCK
@@ -109,7 +117,7 @@ class History:
         if what in (Happened.RELEASED, Happened.LOST):
             held = grant.reporting.held_for
             facts["held_ms"] = _ms(held)
-            # A loss is reported when it is found out: that is later than the end of the lease, or the force release.
+            # A loss is reported when it is noticed. This is later than the end of the lease, or the forced release.
             at = at + timedelta(seconds=held) if at and what is Happened.RELEASED else None
         if what is Happened.LOST:
             facts["reason"] = grant.reason
@@ -118,9 +126,9 @@ class History:
         self.note(grant.key, what, grant.acquisition.entry, at=at, **facts)
 
     def note(self, key: str, what: str, entry: Mapping[str, Any], *, at: datetime | None = None, **facts: Any) -> None:
-        """Note what happened to *key*, and to the holder with that *entry*. Waits for nothing, raises nothing.
+        """Record an event of *key* and of the holder with that *entry*. This never blocks and never raises.
 
-        what: a value of `Happened`.
+        - what: value of `Happened`.
         """
         if self._closed or self._notes.qsize() >= MAX_NOTES:
             self._lost += 1
@@ -132,13 +140,13 @@ class History:
             self._started = self._writer.submit(self._run)
 
     def make(self, *, resize: bool = False) -> None:
-        """Make the collection, with its indexes. See make_capped()."""
+        """Create the collection with its indexes. See make_capped()."""
         layout.make_capped(self._events(), self._size, resize=resize)
-        with contextlib.suppress(OperationFailure):  # no right to make them: `migrate` makes them
+        with contextlib.suppress(OperationFailure):  # without the right to create them, `migrate` does it
             self._events().create_indexes(list(INDEXES))
 
     def close(self) -> None:
-        """Write what is left, within about `LAST_WRITE_TIMEOUT` seconds."""
+        """Write the remaining events within about `LAST_WRITE_TIMEOUT` seconds."""
         if self._closed:
             return
         self._closed = True
@@ -160,7 +168,7 @@ class History:
                         time.sleep(WRITE_TIMEOUT)
 
     def _gather(self) -> dict[ObjectId, EventNote]:
-        """Take out a batch of notes, each with its `_id`: what is sent twice is written once."""
+        """Take a batch of notes from the queue. Each note has its `_id`, so that a note sent twice is written once."""
         batch: dict[ObjectId, EventNote] = {}
         with contextlib.suppress(Empty):
             while len(batch) < WRITE_BATCH:
@@ -169,7 +177,7 @@ class History:
         return batch
 
     def _write(self, batch: Mapping[ObjectId, EventNote], timeout: float = WRITE_TIMEOUT) -> bool:
-        """Write these; return False if it may help to try again."""
+        """Write a batch. Return False if a retry may help."""
         try:
             with pymongo.timeout(timeout):
                 self._send(batch)
@@ -177,7 +185,7 @@ class History:
             if not self._failing:
                 log(WARNING, "the history of locks cannot be written", error=type(error).__name__)
             self._failing = True
-            return isinstance(error, OperationFailure) and not error.timeout  # refused: it would be so again
+            return isinstance(error, OperationFailure) and not error.timeout  # a refused write is refused again
         except Exception:  # noqa: BLE001 - it is logged
             log_exception("a part of the history of locks was not written")
         else:
@@ -202,7 +210,7 @@ class History:
 
 
 def observe(store: MongoStore, settings: LockSettings) -> Observer | None:
-    """Have the history of a store written, if one is wanted: return what observes its sessions."""
+    """Set up the history of a store, if the settings ask for one. Return the observer for its sessions."""
     if not settings.HISTORY:
         return None
     store.history = history = History(lambda: events_of(store), settings.HISTORY * 1_000_000)
@@ -237,7 +245,10 @@ def check_history(
 
 
 def _problem(store: MongoStore) -> str:
-    """Why the history cannot be kept; "" if it can. Another check reports a server that does not answer."""
+    """Return the reason why the history cannot be kept, "" if it can.
+
+    Another check reports a server that does not answer.
+    """
     collection = events_of(store)
     try:
         if not layout.exists(store.collection):

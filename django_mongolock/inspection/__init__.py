@@ -1,1 +1,1 @@
-"""Reading locks from outside, and acting on them: the basis of the admin, the commands and the monitoring."""
+"""Functions that read locks from outside and act on them. The admin, the commands and the monitoring use them."""

@@ -1,4 +1,4 @@
-"""What people read about a lock, in the admin and in the commands: who has it, where, for how long."""
+"""Texts about a lock for the admin and the commands: the holder, its place, the time held."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .snapshot import LockSnapshot, Party, ShownState, with_local_time
 if TYPE_CHECKING:
     from .kinds import Row
 
-#: A state or a verdict is shown by shape and by word; colour only comes on top.
+#: A state or a verdict is shown by a shape and a word. Colour adds nothing to these two.
 SHOWN: Final = {
     "held": ("●", gettext_lazy("held")),
     "kept": ("◇", gettext_lazy("kept")),
@@ -37,28 +37,30 @@ SHOWN: Final = {
     "dead": ("◐", gettext_lazy("dead")),
 }
 
-#: A browser takes a path of dots for another path, and no address matches without a key. Django's `quote` never makes
-#: these out of a key.
+#: Quoted forms of the keys that no address can carry. A browser resolves a path of dots to another path, and no address
+#: matches an empty key. Django's `quote` never returns these texts for another key.
 _DOTS: Final = {"": "_", ".": "_2E", "..": "_2E_2E"}
 
 
 def state_badge(state: str | None) -> SafeString | str:
-    """The state of a lock, or its verdict, as HTML."""
+    """Return the state or the verdict of a lock as HTML."""
     return badge(f"mongolock-state mongolock-{state}", *SHOWN[state]) if state else ""
 
 
 def badge(css: str, shape: str, word: object) -> SafeString:
-    """A word with its shape, as HTML."""
+    """Return a word with its shape as HTML."""
     return format_html('<span class="{}"><span aria-hidden="true">{}</span> {}</span>', css, shape, word)
 
 
 def who(party: Party) -> str:
-    """The label, or else the task or view, the user, the owner: one line."""
+    """Return one line that names the party: the label, else the task or view, else the user, else the owner."""
     return printable(next(_names(party), "")) or _("unknown")
 
 
 def where(party: Party) -> str:
-    """Host, process, thread or asyncio task; of a holder that has released the lock, the host and when."""
+    """Return host, process, and thread or asyncio task. For a holder that has released the lock, return its host and
+    the time.
+    """
     if party.released:
         return _("done %(time)s on %(host)s") % {"time": moment(party.released), "host": printable(party.host or "?")}
     if party.host == BROWSER:
@@ -68,12 +70,15 @@ def where(party: Party) -> str:
 
 
 def details(party: Party) -> str:
-    """Where, and what `who` leaves out."""
+    """Return the place of the party, and the names that `who` leaves out."""
     return " · ".join([where(party), *map(printable, islice(_names(party), 1, None))])
 
 
 def _names(party: Party) -> Iterator[str]:
-    """What names a holder or a waiter, nothing twice. Of an edit lock neither view nor owner, which is a hash."""
+    """Yield the names of a holder or a waiter, none twice.
+
+    An edit lock has neither a view nor a readable owner. Its owner is a hash.
+    """
     label, place, owner = party.label or "", party.place or "", party.owner or ""
     if party.host == BROWSER:
         yield " · ".join(filter(None, (label, party.user and _("user %s") % party.user)))
@@ -89,13 +94,15 @@ def _names(party: Party) -> Iterator[str]:
 
 
 def holder(row: Row) -> SafeString | str:
-    """Who has a lock, and where, as HTML; or the damage."""
+    """Return the holder of a lock and its place as HTML, or the damage."""
     html = '<span class="mongolock-who"><bdi>{}</bdi></span><small class="mongolock-who"><bdi>{}</bdi></small>'
     return printable(row.damage) or (format_html(html, printable(row.holder), row.where) if row.holder else "–")
 
 
 def held_for(row: Row) -> SafeString | str:
-    """For how long a lock has been held, as HTML with the moment of its grant as a hint; "–" if it is not held."""
+    """Return how long a lock has been held, as HTML with the moment of the grant as a hint. Return "–" if it is not
+    held.
+    """
     if row.since is None:
         return "–"
     return format_html(
@@ -104,7 +111,7 @@ def held_for(row: Row) -> SafeString | str:
 
 
 def others(lock: LockSnapshot) -> str:
-    """How many holders there are beside the first, and how many of the permits of a semaphore are in use."""
+    """Return the number of holders besides the first, and the permits in use of a semaphore."""
     more = lock.holding - 1
     text = f" {ngettext('and %d more', 'and %d more', more) % more}" if more > 0 else ""
     numbers = [each.capacity for each in lock.holders if each.mode == "semaphore" and each.capacity]
@@ -116,8 +123,10 @@ def _share(used: int, permits: int) -> str:
 
 
 def look_at_process(lock: LockSnapshot) -> tuple[str, str, str, str] | None:
-    """The host of the first holder, who it is, and two commands for there: one shows what it does, one ends it. None
-    without a process."""
+    """Return the host and the name of the first holder, and two commands to run on that host.
+
+    The first command shows the work of the process, the second ends the process. Return None without a process.
+    """
     for holder in lock.holders:
         if holder.pid is not None and not holder.released and holder.host not in (BROWSER, CLAIMED):
             return printable(holder.host or "?"), who(holder), f"py-spy dump --pid {holder.pid}", f"kill {holder.pid}"
@@ -125,7 +134,7 @@ def look_at_process(lock: LockSnapshot) -> tuple[str, str, str, str] | None:
 
 
 def mode(party: Party) -> str:
-    """Exclusive, shared, or how many of how many permits."""
+    """Return "exclusive", "shared", or the number of permits in use out of the total."""
     if party.mode == "semaphore" and party.capacity is not None and party.capacity < UNLIMITED:
         return _share(1 + party.more_permits, party.capacity)
     return (
@@ -138,13 +147,13 @@ def mode(party: Party) -> str:
 
 
 def sentence(text: object) -> str:
-    """A text with a mark at its end."""
+    """Return *text* with a punctuation mark at its end."""
     shown = printable(text)
     return shown if shown.endswith((".", "?", "!", "…")) else f"{shown}."
 
 
 def duration(seconds: float) -> str:
-    """A length of time in its two largest units."""
+    """Return a length of time in its two largest units."""
     seconds = abs(seconds)
     if seconds < 59.5:
         return _("%s s") % (f"{seconds:.1f}" if seconds < 9.95 else f"{seconds:.0f}")
@@ -158,23 +167,23 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(value: float) -> str:
-    """A length of time given in milliseconds, which are shown as such below a second."""
+    """Return a length of time given in milliseconds. Times below a second are shown in milliseconds."""
     return _("%d ms") % round(value) if value < 1_000 else duration(value / 1_000)
 
 
 def moment(value: datetime) -> str:
-    """Date and time to the second, in the current time zone, with its name."""
+    """Return date and time to the second in the current time zone, with the name of the zone."""
     value = with_local_time(value)
     return f"{timezone.localtime(value) if timezone.is_aware(value) else value:%Y-%m-%d %H:%M:%S %Z}".rstrip()
 
 
 def ago(value: datetime, now: datetime) -> str:
-    """How long before *now*, both according to the server's clock."""
+    """Return the time from *value* to *now*. Both are moments of the server's clock."""
     return _("%s ago") % duration((now - value).total_seconds())
 
 
 def time_ago(value: datetime | None, now: datetime | None) -> SafeString | str:
-    """A moment, relative and absolute, as HTML; "?" if it is unknown."""
+    """Return a moment, relative and absolute, as HTML. Return "?" if the moment is unknown."""
     if value is None or now is None:
         return "?"
     return format_html(
@@ -186,7 +195,7 @@ def time_ago(value: datetime | None, now: datetime | None) -> SafeString | str:
 
 
 def time_since(value: datetime | None, now: datetime) -> SafeString | str:
-    """How long ago a moment was, as HTML that shows the moment itself as a hint; "–" without one."""
+    """Return the time since a moment as HTML, with the moment as a hint. Return "–" without a moment."""
     if value is None:
         return "–"
     text = duration((now - value).total_seconds())
@@ -194,17 +203,17 @@ def time_since(value: datetime | None, now: datetime) -> SafeString | str:
 
 
 def time_left(end: datetime | None, now: datetime) -> str:
-    """How long until the end of a lease, or since; "?" if it is unknown."""
+    """Return the time until the end of a lease, or since its end. Return "?" if the end is unknown."""
     return "?" if end is None else seconds_left((end - now).total_seconds())
 
 
 def seconds_left(seconds: float) -> str:
-    """How long until something ends, or since."""
+    """Return the time until something ends, or since its end."""
     return duration(seconds) if seconds > 0 else _("ended %s ago") % duration(seconds)
 
 
 def counters(lock: LockSnapshot) -> list[tuple[str, str]]:
-    """Names and values of what the document of a lock counts."""
+    """Return names and values of the counters in the document of a lock."""
     ended = lock.acquisitions - lock.uncounted
     return [
         (_("acquisitions"), str(lock.acquisitions)),
@@ -220,19 +229,19 @@ def counters(lock: LockSnapshot) -> list[tuple[str, str]]:
 
 
 def lock_address(key: str, site: str | None = None) -> str:
-    """The address of the page of a lock, on the admin site of this name."""
+    """Return the address of the page of a lock on the admin site with this name."""
     return reverse("admin:django_mongolock_lock_change", args=(quote_key(key),), current_app=site)
 
 
 def quote_key(key: str) -> str:
-    """*key* as a part of an address of the admin."""
+    """Return *key* as a part of an address of the admin."""
     from django.contrib.admin.utils import quote  # a project without the admin imports this module too
 
     return _DOTS.get(key) or str(quote(key))
 
 
 def unquote_key(quoted: str) -> str:
-    """The key that `quote_key` was given."""
+    """Return the key that was given to `quote_key`."""
     from django.contrib.admin.utils import unquote
 
     return next((key for key, dots in _DOTS.items() if dots == quoted), unquote(quoted))

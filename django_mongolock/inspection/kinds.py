@@ -1,10 +1,10 @@
-"""Kinds of locks: what lists, pages, commands, counts and checks need of each; and how one says which locks are meant.
+"""Kinds of locks: the interface that lists, pages, commands, counts and checks use, and the selection of locks.
 
-Named locks are the first kind. An app that has another kind adds to `sources`, in its AppConfig.ready().
+Named locks are the first kind. An app with another kind adds to `sources` in its AppConfig.ready().
 
-In a key pattern, ``*`` is any text, ``?`` one character, everything else itself. It becomes a range of keys, which the
-index of ``_id`` finds, and a regular expression. Whatever the pattern, the expression takes time in proportion to the
-length of a key: it never goes back to a star that it has passed.
+In a key pattern, ``*`` is any text, ``?`` is one character, and everything else is itself. A pattern becomes a range of
+keys for the index of ``_id``, and a regular expression. The expression never backtracks to a star that it has passed.
+Its time is proportional to the length of a key, whatever the pattern.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from .snapshot import ShownState
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A lock as lists, pages, commands and JSON have it, of any kind.
+    """A lock of any kind, as lists, pages, commands and JSON show it.
 
-    key: what it is a lock on: a key, or the id of a document. holder, where: who has it and where, in words. since,
-    seconds: since when and for how long it has been held, by the server's clock. since: None if it is not held. left:
-    seconds until its lease ends, or until it is stale, negative after that; None without an end. damage: why it cannot
-    be judged, and is left as it is; empty otherwise.
+    - key: locked key, or the id of the locked document.
+    - holder: name of the holder.
+    - where: place of the holder, in words.
+    - since: moment since which the lock has been held, by the server's clock. None if it is not held.
+    - seconds: time held, by the server's clock.
+    - left: seconds until the lease ends or the lock is stale, negative after that. None without an end.
+    - damage: reason why the lock cannot be judged and is left as it is. Empty without damage.
     """
 
     key: Any
@@ -46,21 +49,21 @@ class Row:
 
     @property
     def seal(self) -> Any:
-        """What tells its holders from later ones, as a form carries it."""
+        """The value by which a form tells the present holders from later ones."""
         return self.holder
 
     @property
     def condition(self) -> str:
-        """The name of the word for its state, in `display.SHOWN`."""
+        """The name of the word for the state, in `display.SHOWN`."""
         return self.state
 
     @property
     def note(self) -> str:
-        """What is said of it below the table; empty if it needs no look."""
+        """The text below the table. Empty if the lock needs no look."""
         return ""
 
     def cells(self) -> dict[str, object]:
-        """Its line in the table of a command, by the titles of the columns. A list is joined by commas."""
+        """Return the line of a command's table, by column titles. The command joins a list with commas."""
         return {
             "KEY": self.key,
             "STATE": display.SHOWN[self.condition][1],
@@ -70,7 +73,7 @@ class Row:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """For programs, with moments in ISO 8601 and what only its kind has."""
+        """Return the row for programs, with moments in ISO 8601 and the facts of its kind."""
         return {
             "key": str(self.key),
             "state": self.state.value,
@@ -83,20 +86,22 @@ class Row:
         }
 
     def facts(self) -> dict[str, Any]:
-        """What only its kind has."""
+        """Return the facts that only this kind has."""
         return {"holder": self.holder}
 
 
 @dataclass(slots=True)
 class Swept:
-    """What a sweep found and did.
+    """The result of a sweep.
 
-    cleared: what was released; of named locks, and without a release, what was stale when it was looked for. count: how
-    many were released; one that is acquired in the same moment is counted, but not listed. found: how many were stale
-    when they were looked for. postponed: how many are left because another primary wrote them: after a failover every
-    lease gets its whole length once more, since its remaining time is unknown. dated: how many were held without a
-    time; they become stale from now on. damaged: what cannot be judged, or that MongoDB refuses to write, and was left
-    as it is.
+    - cleared: released locks. For named locks without a release, the locks that were stale when they were looked
+      for.
+    - count: number of released locks. A lock that is acquired in the same moment is counted, but not listed.
+    - found: number of locks that were stale when they were looked for.
+    - postponed: number of locks left because another primary wrote them. After a failover every lease gets its
+      whole length once more, since its remaining time is unknown.
+    - dated: number of locks that were held without a time. They become stale from now on.
+    - damaged: locks that cannot be judged, or that MongoDB refuses to write. They are left as they are.
     """
 
     cleared: list[Any] = field(default_factory=list)
@@ -107,7 +112,7 @@ class Swept:
     damaged: list[Any] = field(default_factory=list)
 
     def count_in(self, part: Swept) -> None:
-        """Add the numbers of *part*, and what is damaged."""
+        """Add the numbers and the damaged locks of *part*."""
         self.count += part.count
         self.found += part.found
         self.postponed += part.postponed
@@ -117,11 +122,13 @@ class Swept:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which locks are meant.
+    """A selection of locks.
 
-    state: "all", "held", "stale", "damaged", and of named locks "kept", "waited" or "free". owner: of one of the
-    holders. older_than: for how many seconds they have been stale already, at least. ids: with one of these keys or
-    ids. key: of named locks, whose keys match; None: those of this project.
+    - state: "all", "held", "stale", "damaged". Named locks have also "kept", "waited" and "free".
+    - owner: owner of one of the holders.
+    - older_than: least number of seconds for which the lock has been stale.
+    - ids: keys or ids to choose from.
+    - key: keys to choose from, for named locks. None: the keys of this project.
     """
 
     state: str = "all"
@@ -133,9 +140,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many of a kind are held, stale or damaged. longest_held_seconds: for how long one of them has been held.
+    """The numbers of held, stale and damaged locks of one kind.
 
-    more: there are more than were counted. error: why they could not be read; empty otherwise.
+    - longest_held_seconds: time for which the longest held lock has been held.
+    - more: whether there are more locks than were counted.
+    - error: reason why the locks could not be read. Empty without an error.
     """
 
     kind: str
@@ -147,15 +156,17 @@ class Counts:
     error: str = ""
 
 
-#: What a kind of locks raises that cannot be read or changed now.
+#: The errors of a kind whose locks cannot be read or changed now.
 UNREADABLE: Final = (LockError, ImproperlyConfigured)
 
 
 class LockKind(Protocol):
     """Locks of one kind. Each method may raise `UNREADABLE`.
 
-    name: for commands and addresses. title: what they are in a sentence, such as "locks". model, alias: where they are,
-    if Django knows. taken: the states in which `force` takes a lock from its holder.
+    - name: name in commands and addresses.
+    - title: name in a sentence, such as "locks".
+    - model, alias: model and the database, if Django knows them.
+    - taken: states in which `force` takes a lock from its holder.
     """
 
     @property
@@ -169,47 +180,52 @@ class LockKind(Protocol):
     @property
     def taken(self) -> tuple[ShownState, ...]: ...
     def rows(self, choice: Choice, limit: int = 0) -> Iterable[Row]:
-        """Read those that are meant, the one held for longest, or that ends first, at the top; limit 0: all."""
+        """Read up to *limit* chosen locks (0: all). The longest held, or the first to end, comes first."""
 
     def again(self, shown: Sequence[tuple[Any, Any]]) -> Sequence[Row]:
-        """Read again what a form shows, by keys and seals: with the holders that were shown, and no others.
+        """Read again the locks that a form shows, by keys and seals. Holders that the form did not show are left out.
 
-        Raises TypeError or ValueError for what no form has.
+        Raises TypeError or ValueError for values that no form contains.
         """
 
     def ids(self, text: str) -> list[Any]:
-        """Return what a key may be that is shown as *text*. Raises ValueError for a text that can be none."""
+        """Return the keys that may be shown as *text*. Raises ValueError for a text that is no key."""
 
     def counts(self) -> Counts:
-        """Count them."""
+        """Count the locks."""
 
     def clear(self, choice: Choice, *, dry_run: bool) -> Iterator[Swept]:
-        """Release those that are stale, part by part; or only find them. The server looks again in the same moment."""
+        """Release the stale locks in batches, or only find them. The update on the server checks again that they are
+        stale.
+        """
 
     def force(self, shown: Iterable[Any], *, by: str, reason: str) -> Sequence[Row]:
-        """Take these rows from their holders, if they still have them; return those that were released."""
+        """Take these rows from their holders if these still have them. Return the released rows."""
 
     def checks(self, databases: Sequence[str]) -> Iterator[CheckMessage]:
-        """Ask the server what would go wrong, if it is one of these databases."""
+        """Check the server for problems if it serves one of these databases."""
 
 
-#: Each returns the kinds that it knows now, in a database or in all. Named locks are the first.
+#: Functions that return the kinds in one database, or in all. The first source has the named locks.
 sources: Final[list[Callable[[str | None], Iterable[LockKind]]]] = []
 
 
 def kinds(using: str | None = None) -> list[LockKind]:
-    """Return the named locks, and then all other kinds by name. using: only what is in this database."""
+    """Return the named locks, followed by all other kinds by name.
+
+    - using: only database to look at.
+    """
     first, *others = (list(source(using)) for source in sources)
     return first + sorted((kind for found in others for kind in found), key=lambda kind: kind.name)
 
 
 def other_kinds() -> list[LockKind]:
-    """Return all kinds but the named locks, which have a list of their own in the admin."""
+    """Return all kinds but the named locks. The admin lists named locks on a page of their own."""
     return kinds()[1:]
 
 
 def find_kind(name: str, using: str | None = None) -> LockKind:
-    """Return the kind of that name. Raises LookupError, which names those that there are."""
+    """Return the kind of that name. Raises LookupError with the existing names."""
     found = {kind.name: kind for kind in (*other_kinds(), *kinds(using))}
     if name not in found:
         raise LookupError(f"no kind of locks is named {name!r}: there are {', '.join(found)}")
@@ -230,14 +246,14 @@ def _count(kind: LockKind) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class KeyMatch:
-    """Keys from *low* on and below *high* ("": no end) in which *regex* is found ("": any)."""
+    """Keys from *low* on and below *high* (empty: no end) in which *regex* is found (empty: any)."""
 
     low: str = ""
     high: str = ""
     regex: str = ""
 
     def query(self, field: str = "_id") -> dict[str, Any]:
-        """The condition on the field; {} for every key."""
+        """Return the condition on the field, {} for every key."""
         conditions = {"$gte": self.low, "$lt": self.high, "$regex": self.regex}
         return {field: found} if (found := {name: value for name, value in conditions.items() if value}) else {}
 
@@ -246,12 +262,12 @@ EVERY_KEY: Final = KeyMatch()
 
 
 def starting(prefix: str) -> KeyMatch:
-    """Keys that start with *prefix*."""
+    """Return the match of the keys that start with *prefix*."""
     return KeyMatch(prefix, _end(prefix))
 
 
 def glob(pattern: str, prefix: str = "") -> KeyMatch:
-    """Keys that match *pattern* as a whole.
+    """Return the match of the keys that match *pattern* as a whole.
 
     A pattern that does not start with the *prefix* of the project's keys gets it. Raises ValueError for a pattern that
     no key can match.
@@ -274,7 +290,7 @@ def _piece(piece: str) -> str:
 
 
 def _end(prefix: str) -> str:
-    """The first text after all those that start with *prefix*, in the order of their bytes."""
+    """Return the first text after all texts that start with *prefix*, in the order of their bytes."""
     for length in range(len(prefix), 0, -1):
         following = ord(prefix[length - 1]) + 1
         while following <= 0x10FFFF and unicodedata.category(chr(following)) == "Cs":

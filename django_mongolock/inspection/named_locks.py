@@ -25,22 +25,22 @@ from .server import inspect_server, server_rules
 from .snapshot import LockSnapshot, Party, ShownState
 from .verdict import verdict_as_json, verdict_text
 
-#: How many holders of a lock a row has; how many of those that are taken from their holders.
+#: The number of holders in a row, and the number of holders that one forced release can take.
 HOLDERS: Final = 10
 MOST_HOLDERS: Final = 1_000
-#: How many stale locks are cleared by one update.
+#: The number of stale locks that one update clears.
 BATCH: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRow(Row):
-    """A named lock as a row, with all that was read of it, and its verdict."""
+    """A named lock as a row, with its snapshot and its verdict."""
 
     lock: LockSnapshot
 
     @property
     def seal(self) -> list[int]:
-        """Fencing tokens tell holders apart as well as ids do, and are no secret."""
+        """The fencing tokens of the holders. They tell holders apart as well as ids do, and are no secret."""
         return self.lock.tokens
 
     def cells(self) -> dict[str, object]:
@@ -51,7 +51,7 @@ class LockRow(Row):
 
     @property
     def condition(self) -> str:
-        """See Row.condition. The verdict says more than the state."""
+        """The verdict, or the state without one. A verdict says more than a state."""
         return self.lock.verdict or self.state
 
     @property
@@ -95,7 +95,7 @@ def row_of(lock: LockSnapshot) -> LockRow:
 
 
 def party_as_json(party: Party, since: datetime | None) -> dict[str, Any]:
-    """Return a holder or a waiter for programs."""
+    """Return a holder or a waiter as a dictionary for programs."""
     facts = {name: value for name in (*operations.FACTS, "token") if (value := getattr(party, name)) is not None}
     if party.mode == "semaphore":
         facts |= {"capacity": party.capacity, "weight": 1 + party.more_permits}
@@ -104,9 +104,9 @@ def party_as_json(party: Party, since: datetime | None) -> dict[str, Any]:
 
 
 class NamedLocks:
-    """The locks of this project: those whose keys have its prefix. See `LockKind`.
+    """The locks with the key prefix of this project. See `LockKind`.
 
-    using: the DATABASES alias, if not MONGOLOCK["DATABASE"].
+    - using: DATABASES alias. Default: MONGOLOCK["DATABASE"].
     """
 
     name = title = "locks"
@@ -180,7 +180,7 @@ class NamedLocks:
         return taken
 
     def ask(self, row: Any, requested_by: str, *, by: str = "", reason: str = "") -> int:
-        """Ask the holders of this row to release the lock; return how many were asked.
+        """Ask the holders of this row to release the lock. Return the number of holders asked.
 
         See `operations.ask_to_release`.
         """

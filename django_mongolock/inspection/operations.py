@@ -1,6 +1,6 @@
-"""What people and jobs do to the locks of other processes: force release, ask to release, clear stale locks.
+"""Operations of people and jobs on the locks of other processes: force a release, ask for one, clear stale locks.
 
-Only the server compares times, in the update itself: a lock that is renewed in the same moment stays.
+Only the server compares times, in the update itself. A lock that is renewed in the same moment stays.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .queries import LEASED, bounded_entries, chosen, sent_bounded
 
 Document = dict[str, Any]
 
-#: What is noted of a holder.
+#: The recorded facts about a holder.
 FACTS: Final = ("mode", "owner", "label", "place", "user", "host", "pid", "thread")
-#: The fields of a holder that are read, for the log and the history.
+#: The fields of a holder that the log and the history report.
 _REPORTED = {f"holders.{name}": 1 for name in ("grant", "session", "token", "acquired_at", *FACTS)}
-#: The reasons of a release that no person forced.
+#: The reasons of releases that no person forced.
 OWNER_GONE = "the process that held it has ended"
 OWNER_DONE = "all locks of its owner were released"
 #: All stale locks.
@@ -43,10 +43,10 @@ STALE: Final = Choice("stale")
 def clear_stale(
     store: MongoStore, keys: Sequence[str], choice: Choice = STALE, timeout: float = 60.0
 ) -> tuple[int, int]:
-    """Clear those of *keys* that are still stale, and meant: remove their holders, and grant the locks to their next
-    waiters. Return how many were cleared, and how many postponed: see `Swept`.
+    """Clear those of *keys* that are chosen and still stale. Return the numbers of cleared and of postponed locks.
 
-    Damaged documents stay as they are. Raises LockBackendFailed.
+    The update removes the holders and grants the locks to their next waiters. `Swept` explains the numbers. Damaged
+    documents stay as they are. Raises LockBackendFailed.
     """
     cleared = _apply(store, keys, choice, "$eq", timeout)
     return cleared, _apply(store, keys, choice, "$ne", timeout) if cleared < len(keys) else 0
@@ -54,7 +54,7 @@ def clear_stale(
 
 @sent_apart
 def _apply(store: MongoStore, keys: Sequence[str], choice: Choice, clock: str, timeout: float) -> int:
-    """Apply the rule to the stale locks among *keys* that this primary wrote last ("$eq"), or another one ("$ne")."""
+    """Apply the rule to the stale locks among *keys* that this primary ("$eq") or another one ("$ne") wrote last."""
     mine = {"_id": {"$in": list(keys)}, "$expr": {clock: ["$clock", "$$c.clock"]}}
     step = Step()
     with store.bounded(timeout):
@@ -70,7 +70,10 @@ def _apply(store: MongoStore, keys: Sequence[str], choice: Choice, clock: str, t
 
 
 def _holders(document: Document, grants: Sequence[str] | None = None) -> list[Document]:
-    """Its readable holders: those with one of these grants, or all."""
+    """Return the readable holders of a document.
+
+    - grants: grants to look for. None: all.
+    """
     entries = document.get("holders")
     readable = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
     return [each for each in readable if type(each.get("grant")) is str and (grants is None or each["grant"] in grants)]
@@ -87,12 +90,13 @@ def force_release(
     reason: str = "",
     level: int = WARNING,
 ) -> list[str]:
-    """Take the lock from the holders that have one of *grants*, also during a minimum hold; return the ids of these.
+    """Take the lock from the holders that have one of *grants*, even during a minimum hold. Return their ids.
 
-    Later grants stay. A holder learns of the loss at its next renewal; what it does until then is only stopped where
-    its fencing token is compared. by, reason: who does it and why, for the log and the history.
-    level: of the line in the log.
-    Raises LockDocumentDamaged, LockBackendFailed.
+    Later grants stay. A holder learns of the loss at its next renewal. Until then, only a comparison of fencing tokens
+    stops its work. Raises LockDocumentDamaged, LockBackendFailed.
+
+    - by, reason: person and the reason, for the log and the history.
+    - level: level of the line in the log.
     """
     step = Step(remove=tuple(grants), force=True)
     with store.bounded(timeout):
@@ -133,12 +137,14 @@ def ask_to_release(
     by: str = "",
     reason: str = "",
 ) -> int:
-    """Ask the holders of *key*, or those with one of *grants*, to release it; return how many were asked.
+    """Ask the holders of *key*, or those with one of *grants*, to release it. Return the number of holders asked.
 
-    They decide by themselves. Those with `on_release_requested` learn of it at once, the others at their next renewal,
-    within a third of their lease; who renews no lease learns nothing. requested_by: who asks, for the holders; by,
-    reason: the same in two parts, for the history. Raises TypeError or ValueError for a *requested_by* that cannot be
-    stored, LockDocumentDamaged, LockBackendFailed.
+    The holders decide by themselves. A holder with `on_release_requested` learns of the request at once. Other holders
+    learn of it at their next renewal, within a third of their lease. A holder that renews no lease learns nothing.
+    Raises TypeError or ValueError for a *requested_by* that cannot be stored, LockDocumentDamaged, LockBackendFailed.
+
+    - requested_by: name shown to the holders.
+    - by, reason: same in two parts, for the history.
     """
     name = check_fact("requested_by", requested_by) or "?"
     with store.bounded(timeout):
@@ -168,12 +174,13 @@ def release_owner(
     reason: str = OWNER_DONE,
     timeout: float = 5.0,
 ) -> tuple[list[str], int]:
-    """Take every lock, or only *key*, from the holders with this *owner*; return the keys of the locks taken, and how
-    many holders with it are left.
+    """Take every lock from the holders with this *owner*. Return the keys taken, and the number of holders left.
 
-    field: where that stands, if it is another fact about the holder. gone: only from holders whose process has
-    certainly ended, and from tasks in a queue. Other holders, waiters and damaged documents stay
-    as they are. Raises LockBackendFailed.
+    Other holders, waiters and damaged documents stay as they are. Raises LockBackendFailed.
+
+    - field: field of the holder to compare with *owner*.
+    - key: only lock to take.
+    - gone: whether to take locks only from tasks in a queue, and from holders whose process has certainly ended.
     """
     meant = _is_gone if gone else bool
     fields = {f"holders.{name}": 1 for name in (field, "grant", "process")}

@@ -1,7 +1,7 @@
-"""All locks at one moment, for a page or a program to show: bounded, however many locks there are.
+"""A bounded view of all locks at one moment, for a page or a program.
 
-One command, each part of it on an index, returns the few locks to be shown and sums: so these fit together. Any
-document may be damaged: no expression here may raise, whatever it meets.
+One command returns the few locks to show and the sums. The numbers therefore fit together. Each part of the command
+uses an index. Any document may be damaged, so no expression here may raise.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from .snapshot import Document, LockSnapshot, ShownState, read_snapshot
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Counts and lists. Times are according to the server's clock, at the moment *now*.
+    """Counts and lists. All times are by the server's clock, at the moment *now*.
 
-    held, kept, waited, stale: how many locks are held, are only kept, have waiters, are stale. waiting: how many wait.
-    capped: even more are held or kept. unsound: the keys of damaged ones among the held locks looked at. longest_held,
-    waited_for, left_behind (stale), contended, recent: the first few locks of each list. looked_at: the number of held
-    locks that were examined for damage.
+    - held, kept, waited, stale: numbers of held locks, of kept locks, of locks with waiters, of stale locks.
+    - waiting: number of waiters.
+    - capped: whether more locks are held or kept than were counted.
+    - unsound: keys of the damaged documents among the held locks examined.
+    - longest_held, waited_for, left_behind (stale), contended, recent: the first few locks of each list.
+    - looked_at: number of held locks that were examined for damage.
     """
 
     now: datetime
@@ -47,7 +49,7 @@ class Overview:
 
     @property
     def unused(self) -> bool:
-        """Whether no lock has been used here."""
+        """Whether no lock has ever been used here."""
         return not (self.held or self.kept or self.stale or self.contended or self.recent)
 
     @property
@@ -57,7 +59,7 @@ class Overview:
 
     @property
     def present(self) -> tuple[LockSnapshot, ...]:
-        """What has waiters, then what is held longest, then what is stale: every lock once."""
+        """The locks with waiters, followed by the longest held and by the stale ones. No lock is listed twice."""
         lists = (self.waited_for, self.longest_held, self.left_behind)
         return tuple({lock.key: lock for locks in lists for lock in locks}.values())
 
@@ -68,13 +70,13 @@ class Overview:
 
     @property
     def longest_wait(self) -> float:
-        """Seconds that the longest of the present waits has lasted, 0 without waiters."""
+        """The seconds of the longest present wait, 0 without waiters."""
         return max((lock.longest_wait or 0.0 for lock in self.waited_for), default=0.0)
 
 
 @sent_apart
 def overview(store: MongoStore, match: KeyMatch = EVERY_KEY, timeout: float = 5.0) -> Overview:
-    """Look at the locks whose keys match. Raises LockBackendFailed."""
+    """Return the overview of the locks whose keys match. Raises LockBackendFailed."""
     with store.bounded(timeout):
         found = list(store.latest.aggregate(overview_pipeline(store.collection.name, match)))
     parts: dict[str, Document] = {part["part"]: part for part in found}
@@ -111,22 +113,22 @@ def _sum(found: Document, name: str) -> int:
     return int(sums.get(name, 0))
 
 
-#: Locks are counted up to this number.
+#: The number up to which locks are counted.
 MAX_COUNTED: Final = 10_000
-#: How many held locks are examined for damage.
+#: The number of held locks that are examined for damage.
 MAX_HELD_EXAMINED: Final = 1_000
-#: How many of the locks that were used last are examined.
+#: The number of recently used locks that are examined.
 MAX_RECENT_EXAMINED: Final = 500
 #: The length of each list.
 SHOWN: Final = 10
-#: How many holders and how many waiters of a lock are read.
+#: The numbers of holders and of waiters read for each lock.
 PARTIES: Final = 10
-#: How far back the recent activity goes.
+#: The length of the recent activity.
 RECENT: Final = timedelta(minutes=5)
 
 
 def overview_pipeline(collection: str, match: KeyMatch) -> list[Document]:
-    """Everything in one command, and so at one moment: a document for each part, which has its name in `part`."""
+    """Return the pipeline of one command, so that all parts show one moment. Each part has its name in `part`."""
     parts = {
         "held": _held(match),
         "waits": _waits(match),
@@ -139,10 +141,10 @@ def overview_pipeline(collection: str, match: KeyMatch) -> list[Document]:
 
 
 def _held(match: KeyMatch) -> list[Document]:
-    """The held and the kept locks; those whose leases end first come first."""
+    """Return the stages for held and kept locks, by the end of their leases, the earliest first."""
     at_work: Document = {"$match": {"kept": False}}
     since: Document = {"$addFields": {"since": {"$min": "$holders.acquired_at"}}}
-    few: Document = {"$addFields": {"waiters": first("waiters", PARTIES)}}  # a long queue takes long to check
+    few: Document = {"$addFields": {"waiters": first("waiters", PARTIES)}}  # checking a long queue takes long
     damaged: Document = {"_id": {"$type": "string"}, "$expr": {"$not": [IS_WHOLE]}}
     return [
         {"$match": {"expires_at": {"$gt": EARLIEST_END}, "$expr": {"$gt": ["$expires_at", "$$NOW"]}, **match.query()}},
@@ -160,7 +162,7 @@ def _held(match: KeyMatch) -> list[Document]:
 
 
 def _stale(match: KeyMatch) -> list[Document]:
-    """The stale locks; those whose leases ended last come first."""
+    """Return the stages for stale locks, by the end of their leases, the latest first."""
     over: Document = {"expires_at": {"$gt": EARLIEST_END}, "$expr": {"$lte": ["$expires_at", "$$NOW"]}, **match.query()}
     return [
         {"$match": over},
@@ -172,7 +174,7 @@ def _stale(match: KeyMatch) -> list[Document]:
 
 
 def _waits(match: KeyMatch) -> list[Document]:
-    """The locks with waiters: all of them, since each may matter."""
+    """Return the stages for locks with waiters. There is no limit, since each of these locks may matter."""
     return [
         {"$match": {"expires_at": {"$gt": EARLIEST_END}, "waiters.0": {"$exists": True}, **match.query()}},
         {"$addFields": {"live": QUEUE}},
@@ -187,7 +189,7 @@ def _waits(match: KeyMatch) -> list[Document]:
 
 
 def _recent(match: KeyMatch) -> list[Document]:
-    """The locks that were used last. Use moves `purge_at`, but only once an hour."""
+    """Return the stages for the locks that were used last. Use moves `purge_at`, but only once an hour."""
     granted: Document = {"$max": [{"$max": "$holders.acquired_at"}, "$last_holder.acquired_at"]}
     since: Document = {"$subtract": ["$$NOW", RECENT // timedelta(milliseconds=1)]}
     return [
@@ -202,13 +204,13 @@ def _recent(match: KeyMatch) -> list[Document]:
 
 
 def _contended(match: KeyMatch) -> list[Document]:
-    """The most contended of all locks, found by an index."""
+    """Return the stages for the most contended locks, by an index."""
     ours = {"_id": {"$type": "string", **match.query().get("_id", {})}}
     return [{"$match": {"contended": {"$gt": 0}, **ours}}, *_first({"contended": -1}), _GATHER]
 
 
 def _first(order: Document) -> list[Document]:
-    """The first in this order."""
+    """Return the stages for the first locks in this order."""
     return [{"$sort": {**order, "_id": 1}}, {"$limit": SHOWN}, *projection(PARTIES, PARTIES)]
 
 

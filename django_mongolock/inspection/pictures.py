@@ -1,4 +1,4 @@
-"""The pictures of the pages: who waits for whom, and a lane for each lock with its last minutes."""
+"""The pictures of the pages: the graph of waiters and holders, and a lane with the last minutes of each lock."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from .snapshot import LockSnapshot, Party, ShownState
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """An activity from one moment to another. kind: "hold", "stale", "lost", "wait", "unknown"; or "grant", without a
-    length."""
+    """An activity from one moment to another.
+
+    - kind: "hold", "stale", "lost", "wait", "unknown", or "grant" (without a length).
+    """
 
     kind: str
     start: datetime
@@ -29,8 +31,11 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Earlier activities by key, and since when they are complete: None where there are none. deadlocks: the latest
-    events of a waiter that gave up because of a deadlock."""
+    """Earlier activities by key.
+
+    - since: moment from which the activities are complete. None without activities.
+    - deadlocks: latest events of a waiter that gave up because of a deadlock.
+    """
 
     stretches: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
     since: datetime | None = None
@@ -38,25 +43,26 @@ class Told:
 
 
 NOTHING: Final = Told()
-#: An app that keeps a history adds two functions. The first returns the past of locks, without their present holders.
-#: The second returns HTML for the page of a lock.
+#: The functions of an app that keeps a history. `pasts` return the past of locks without their present holders.
+#: `panels` return HTML for the page of a lock.
 pasts: Final[list[Callable[[Iterable[LockSnapshot]], Told]]] = []
 panels: Final[list[Callable[[HttpRequest, LockSnapshot], str]]] = []
 
-# The lanes. They are drawn from the lock documents, which have the present holders and waiters, and the previous
-# holder; and from what an app knows of the past.
+# Lanes are drawn from the lock documents and from the past that an app knows. A document has the present holders, the
+# waiters and the previous holder.
 
-#: Nothing is drawn narrower than this, in percent.
+#: The smallest width of a mark, in percent.
 _NARROWEST: Final = 0.4
-#: How many lanes there are at most.
+#: The largest number of lanes.
 MAX_LANES: Final = 8
-#: The spans that the picture may cover: the shortest one that shows how long the present holds and waits have lasted.
+#: The spans that the picture may cover. The picture uses the shortest span that shows the present holds and waits
+#: whole.
 SPANS: Final = (timedelta(minutes=1), timedelta(minutes=2), RECENT)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A stretch as it is drawn: its start and its width, in percent of the picture."""
+    """A stretch as drawn. Start and width are in percent of the picture."""
 
     kind: str
     x: str
@@ -65,7 +71,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A lock in the picture. text: the same in words."""
+    """A lock in the picture.
+
+    - text: content of the lane in words.
+    """
 
     key: str
     marks: tuple[Mark, ...]
@@ -74,7 +83,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The lanes, the time that they cover, and the labels below them: position and text."""
+    """The lanes, the time that they cover, and the labels (position and text) below them."""
 
     lanes: list[Lane]
     span: timedelta
@@ -86,7 +95,7 @@ class Picture:
 
 
 def draw_lanes(candidates: Iterable[LockSnapshot], now: datetime, told: Told = NOTHING) -> Picture:
-    """Draw a lane for those of these locks that had the longest waits, and then the longest holds."""
+    """Draw a lane for each of the locks with the longest waits, followed by the locks with the longest holds."""
     known = [(lock, list(stretches(lock, told.stretches.get(lock.key)))) for lock in candidates]
     recent = [(lock, found) for lock, found in known if any(each.end >= now - RECENT for each in _told(found))]
     chosen = sorted(recent, key=lambda each: _weight(each[1], now), reverse=True)[:MAX_LANES]
@@ -102,7 +111,7 @@ def _told(found: Iterable[Stretch]) -> list[Stretch]:
 
 
 def _weight(found: list[Stretch], now: datetime) -> tuple[timedelta, timedelta, datetime]:
-    """How long it was waited for and held, of the time that can be drawn; and when it was granted."""
+    """Return the drawable time waited, the drawable time held, and the moment of the grant."""
     lengths = dict.fromkeys(("wait", "hold", "stale", "lost", "grant", "unknown"), timedelta())
     for stretch in found:
         lengths[stretch.kind] += max(stretch.end - max(stretch.start, now - RECENT), timedelta())
@@ -114,7 +123,9 @@ def _weight(found: list[Stretch], now: datetime) -> tuple[timedelta, timedelta, 
 
 
 def _span(found: list[Stretch], now: datetime) -> timedelta:
-    """The shortest span that shows what still lasts from its start, or else what has ended."""
+    """Return the shortest span that shows the start of everything that lasts. If nothing lasts, use the latest
+    activities.
+    """
     begins = [stretch.start for stretch in found if stretch.end >= now]
     begins = begins or [stretch.start for stretch in found if stretch.end >= now - RECENT]
     since = min(begins, default=now - RECENT)
@@ -127,13 +138,19 @@ def lane(key: str, text: str, found: Iterable[Stretch], now: datetime, span: tim
 
 
 def with_unknown(found: list[Stretch], since: datetime | None, begin: datetime) -> list[Stretch]:
-    """These, and the time of which nothing is known. since: from when on all is known."""
+    """Return the stretches, preceded by one for the unknown time.
+
+    - since: moment from which everything is known.
+    """
     known = min([stretch.start for stretch in found] + ([since] if since else []))
     return [Stretch("unknown", begin, known), *found] if known > begin else found
 
 
 def stretches(lock: LockSnapshot, earlier: Sequence[Stretch] | None = None) -> Iterator[Stretch]:
-    """What is known of a lock, in the order in which it is drawn. earlier: what an app knows of its past."""
+    """Yield the known stretches of a lock in drawing order.
+
+    - earlier: past that an app knows.
+    """
     if since := [waiter.since for waiter in lock.waiters if waiter.since]:
         yield Stretch("wait", min(since), lock.now)
     if earlier is not None:
@@ -148,7 +165,9 @@ def stretches(lock: LockSnapshot, earlier: Sequence[Stretch] | None = None) -> I
 
 
 def _past(last: Party, lock: LockSnapshot) -> Iterator[Stretch]:
-    """The previous holder. Its hold has a known end only if it was kept, or if the next holder had waited for it."""
+    """Yield the hold of the previous holder. Its end is known only if the lock was kept, or if the next holder had
+    waited.
+    """
     end = lock.since
     if last.acquired_at is None or last.acquired_at > (end or lock.now):
         return
@@ -175,7 +194,7 @@ def _mark(stretch: Stretch, now: datetime, span: timedelta) -> Mark | None:
 
 
 def ticks(span: timedelta) -> list[tuple[str, str]]:
-    """The positions and texts of three or four moments."""
+    """Return the positions and texts of three or four moments."""
     parts, seconds = 5 if span == RECENT else 4, span.total_seconds()
     return [
         (f"{100 * part / parts:.1f}%", f"−{display.duration(seconds * (parts - part) / parts).removesuffix(' 0 s')}")
@@ -199,9 +218,10 @@ def _text(lock: LockSnapshot) -> str:
     return ", ".join(said)
 
 
-# The graph. Columns from left to right: who waits, the lock, who holds it; and further, if that holder waits itself.
+# The graph has columns from left to right for the waiters, the lock and the holders. A holder that waits itself is
+# followed by its lock.
 
-#: How many holders and how many waiters of a lock are drawn.
+#: The numbers of holders and of waiters drawn for each lock.
 DRAWN: Final = 3
 #: Sizes in pixels.
 WIDTH, HEIGHT, GAP, SPACE, MARGIN = 148, 44, 30, 14, 6
@@ -209,7 +229,10 @@ WIDTH, HEIGHT, GAP, SPACE, MARGIN = 148, 44, 30, 14, 6
 
 @dataclass(frozen=True)
 class Node:
-    """A box. kind: "worker", "lock" or "more"."""
+    """A box.
+
+    - kind: "worker", "lock" or "more".
+    """
 
     kind: str
     text: str
@@ -223,13 +246,17 @@ class Node:
 
     @property
     def is_dotted(self) -> bool:
-        """The text is a dotted name: if it is cut, its end tells it from others."""
+        """Whether the text is a dotted name. The end of a dotted name tells it from others, so the start is cut."""
         return "." in self.text.strip(".") and " " not in self.text
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """An arrow. kind: "waits" or "holds". back: it runs from right to left, and so closes a circle."""
+    """An arrow.
+
+    - kind: "waits" or "holds".
+    - back: whether the arrow runs from right to left and closes a circle.
+    """
 
     kind: str
     back: bool
@@ -265,12 +292,12 @@ class _Draft:
         return name
 
     def _add_worker(self, party: Party) -> str:
-        """The box of a thread or task: the same one, wherever it holds or waits."""
+        """Return the box of a thread or task. Each thread or task has one box for all its holds and waits."""
         name = party.worker or f"{party.host}/{party.pid}/{party.thread}"
         return self._add(f"w:{name}", "worker", display.who(party), display.where(party))
 
     def _add_lock(self, lock: LockSnapshot) -> None:
-        """A lock, with its first waiters and its first holders."""
+        """Add a lock with its first waiters and its first holders."""
         name = self._add(f"k:{lock.key}", "lock", printable(lock.key))
         waiters, holders = lock.waiters[:DRAWN], lock.holders[:DRAWN]
         for waiter in waiters:
@@ -283,7 +310,7 @@ class _Draft:
             self.edges[name, self._add(f"{name}+", "more", _more(more))] = "holds"
 
     def _place(self, name: str, path: list[str]) -> int:
-        """The column of a box: right of all boxes that point to it, except those that close a circle."""
+        """Return the column of a box, right of all boxes that point to it, except those that close a circle."""
         if name not in self.columns:
             before = [a for a, b in self.edges if b == name]
             here = [*path, name]
@@ -294,7 +321,7 @@ class _Draft:
 
 
 def draw_graph(waited_for: Iterable[LockSnapshot]) -> Graph | None:
-    """Draw the locks that have waiters; None if no holder of these waits itself: a table says as much."""
+    """Draw the locks that have waiters. Return None if no holder of these waits itself. A table then says as much."""
     draft = _Draft(lock for lock in waited_for if lock.waiters)
     if not {a for a, b in draft.edges if a.startswith("w:")} & {b for a, b in draft.edges}:
         return None
@@ -306,7 +333,7 @@ def draw_graph(waited_for: Iterable[LockSnapshot]) -> Graph | None:
 
 
 def _nodes(draft: _Draft) -> dict[str, Node]:
-    """Each box in its column, if possible at the height of those that point to it."""
+    """Return the boxes in their columns, if possible at the height of the boxes that point to them."""
     nodes: dict[str, Node] = {}
     bottom: dict[int, int] = {}
     for name in sorted(draft.texts, key=lambda name: draft.columns[name]):
@@ -319,7 +346,7 @@ def _nodes(draft: _Draft) -> dict[str, Node]:
 
 
 def _path(a: Node, b: Node) -> str:
-    """From the right side of one box to the left side of the other, or back below them."""
+    """Return the path from the right side of one box to the left side of the other, or back below them."""
     if b.x > a.x:
         start, end = a.x + WIDTH, b.x - 6
         middle = (start + end) // 2

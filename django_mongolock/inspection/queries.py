@@ -1,4 +1,4 @@
-"""Reading locks without touching them: snapshots, counts, deadlocks; judged by the server's own clock."""
+"""Read-only queries for snapshots, counts and deadlocks. The server's own clock judges the times."""
 
 from __future__ import annotations
 
@@ -31,30 +31,31 @@ __all__ = ["alock_info", "lock_info"]
 Document = dict[str, Any]
 T = TypeVar("T")
 
-#: For how long servers that refuse every connection are asked again, in seconds.
+#: The seconds for which servers that refuse every connection are asked again.
 QUICK: Final = 0.5
-#: How many locks are read at a time.
+#: The number of locks in one batch.
 READ_BATCH: Final = 1_000
-#: How many locks with waiters are searched for deadlocks.
+#: The number of locks with waiters that are searched for deadlocks.
 MAX_LOCKS_FOR_DEADLOCKS: Final = 1_000
-#: How many bytes a holder, a waiter or the rest of a document has at most, with the longest names that are stored: what
-#: has more was not written by this package, and is not read.
+#: The largest size in bytes of a holder, of a waiter and of the rest of a document, with the longest names that are
+#: stored. A larger entry was not written by this package, and is not read.
 ENTRY_BYTES: Final = 12_000
-#: The same of the name of a thread or task.
+#: The same limit for the name of a thread or task.
 WORKER_BYTES: Final = 200
 
 
 def array(field: str) -> Document:
-    """An expression for the array *field*; [] if the field holds anything else."""
+    """Return an expression for the array *field*, [] if the field holds anything else."""
     return {"$cond": [{"$isArray": f"${field}"}, f"${field}", []]}
 
 
 #: The waiters whose place in the queue has not expired.
 QUEUE: Final[Document] = {"$filter": {"input": array("waiters"), "as": "e", "cond": {"$gt": ["$$e.until", "$$NOW"]}}}
-#: An expression for since when the first of the `$$queue` has waited.
+#: An expression for the moment since which the first of the `$$queue` has waited.
 FIRST: Final[Document] = {"$min": "$$queue.since"}
 _IS_RELEASED: Final[Document] = {"$eq": [{"$type": "$$this.released"}, "date"]}
-#: All holders have released the lock, which is only kept for a minimum hold: it is not held, nor stale when that ends.
+#: An expression that is true if all holders have released the lock. Such a lock is kept for a minimum hold. It is not
+#: held, and is not stale when the minimum hold ends.
 WAS_RELEASED: Final[Document] = {
     "$and": [
         {"$ne": [array("holders"), []]},
@@ -63,7 +64,7 @@ WAS_RELEASED: Final[Document] = {
 }
 
 
-#: When the first of the holders that have not released the lock acquired it. The holder whose lease ends last.
+#: The moment when the first of the holders that have not released the lock acquired it.
 _SINCE: Final[Document] = {
     "$min": {
         "$map": {
@@ -75,25 +76,27 @@ _SINCE: Final[Document] = {
 _LATEST: Final[Document] = {
     "$filter": {"input": array("holders"), "cond": {"$eq": ["$$this.until", "$expires_at"]}, "limit": 1}
 }
-#: Locks with a lease, which runs or has ended. The type keeps a search in the index away from the many documents with
-#: null there.
+#: Locks with a lease, running or ended. The type keeps a search in the index away from the many documents with null
+#: there.
 LEASED: Final[Document] = {"expires_at": {"$type": "date"}}
-#: Milliseconds for which no dead waiter keeps its place in a queue.
+#: Milliseconds after which no dead waiter keeps its place in a queue.
 _DEAD_WAITERS_GONE: Final = 3_600_000
 
 
 def in_state(state: str, over: float = 0.0) -> Document:
-    """The condition that a lock is "held", "kept", "stale", "waited" for, "leased" (one of these), "free", "damaged",
-    or any of "all", by the server's clock; "over" are those of the free that were kept. over: of the stale, for how
-    many seconds at least.
+    """Return the condition that a lock is in *state*, by the server's clock.
 
-    A waiter gets a lock soon after its lease ends: so a lock that has been stale for long is not waited for.
+    A waiter gets a lock soon after its lease ends. A lock that has been stale for long therefore has no waiters.
+
+    - state: "held", "kept", "stale", "waited", "leased" (one of these), "free", "damaged" or "all". "over" selects the
+      free locks that were kept.
+    - over: least number of seconds for which a lock has been stale.
     """
     runs: Document = {"$gt": ["$expires_at", "$$NOW"]}
     ended: Document = {"$lte": ["$expires_at", {"$subtract": ["$$NOW", round(over * 1000)]}]}
     recent: Document = {"$gt": ["$expires_at", {"$subtract": ["$$NOW", _DEAD_WAITERS_GONE]}]}
     at_work: Document = {"$not": [WAS_RELEASED]}
-    # Most queues are empty, which is decided at once.
+    # Most queues are empty. This condition decides about them at once.
     conditions: dict[str, list[Document]] = {
         "held": [runs, at_work],
         "kept": [runs, WAS_RELEASED],
@@ -110,7 +113,7 @@ def in_state(state: str, over: float = 0.0) -> Document:
 
 
 def chosen(choice: Choice) -> Document:
-    """The condition that a lock is meant."""
+    """Return the condition that a lock is chosen."""
     conditions = [in_state(choice.state, choice.older_than)]
     if choice.key is not None:
         conditions.append(choice.key.query())
@@ -122,12 +125,12 @@ def chosen(choice: Choice) -> Document:
 
 
 def waiting(waiters: Document | str) -> Document:
-    """An expression for how many wait: each waiter stands also for those of its process behind it."""
+    """Return an expression for the number of waiters. Each waiter stands also for those of its process behind it."""
     behind = {"$sum": "$$waiters.behind"}
     return {"$let": {"vars": {"waiters": waiters}, "in": {"$add": [{"$size": "$$waiters"}, behind]}}}
 
 
-#: What locks can be sorted by without an index: so many of them at most, the first in the order of the query.
+#: The number of locks that are sorted without an index. The query takes the first of them in its own order.
 MAX_SORTED: Final = 10_000
 _NEVER: Final = datetime(9999, 1, 1, tzinfo=UTC)
 ORDERS: Final[Document] = {
@@ -138,10 +141,14 @@ ORDERS: Final[Document] = {
 
 
 class Bounds(TypedDict, total=False):
-    """How much to read. limit: 0 for all. holders, waiters: of each lock. owner: of the holders, only theirs. passed:
-    waiters at the head of the queue that are left out. timeout: for each batch, in seconds.
+    """The limits of a read.
 
-    by: one of `ORDERS` and its direction, 1 or -1; without it, the locks have the order of the query.
+    - limit: number of locks, 0 for all.
+    - holders, waiters: numbers of holders and of waiters of each lock.
+    - owner: only owner whose holders are read.
+    - passed: number of waiters at the head of the queue that are left out.
+    - timeout: seconds for each batch.
+    - by: one of `ORDERS` and its direction, 1 or -1. Without it, the locks have the order of the query.
     """
 
     by: tuple[str, int]
@@ -171,7 +178,7 @@ def snapshots(
     stages += [{"$limit": limit}] if limit else []
     holders, waiters = bounds.get("holders", 3), bounds.get("waiters", 1)
     stages += projection(holders, waiters, bounds.get("passed", 0), bounds.get("owner"))
-    # One more than is wanted: the server then closes the cursor with the first batch.
+    # Ask for one more than is wanted. The server then closes the cursor with the first batch.
     size = min(limit or READ_BATCH, READ_BATCH) + 1
     cursor = sent_bounded(store, timeout, lambda: store.latest.aggregate(stages, batchSize=size))
     try:
@@ -186,14 +193,14 @@ def snapshots(
 
 @sent_apart
 def sent_bounded(store: MongoStore, timeout: float, call: Callable[[], T]) -> T:
-    """Make a *call* of the driver, which takes no longer than that. Raises LockBackendFailed."""
+    """Make a *call* of the driver within *timeout* seconds. Raises LockBackendFailed."""
     with store.bounded(timeout):
         return call()
 
 
 @sent_apart
 def count(store: MongoStore, query: Document, limit: int, timeout: float) -> int:
-    """Count the locks that match *query*, up to *limit*; for a query that matches all, the count is an estimate.
+    """Count the locks that match *query*, up to *limit*. The count is an estimate if the query matches every lock.
 
     Raises LockBackendFailed.
     """
@@ -205,9 +212,9 @@ def count(store: MongoStore, query: Document, limit: int, timeout: float) -> int
 
 @sent_apart
 def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float = 60.0) -> list[Cycle]:
-    """Find deadlocks among at most `MAX_LOCKS_FOR_DEADLOCKS` locks with waiters whose keys match.
+    """Find deadlocks among the locks with waiters whose keys match, at most `MAX_LOCKS_FOR_DEADLOCKS`.
 
-    A deadlock that is found may be over a moment later, when its youngest waiter gives up. Raises LockBackendFailed.
+    A deadlock may end a moment later, when its youngest waiter gives up. Raises LockBackendFailed.
     """
     query = {"expires_at": {"$gt": EARLIEST_END}, "waiters.0": {"$exists": True}, **key.query()}
     with store.bounded(timeout):
@@ -222,7 +229,7 @@ def find_deadlocks(store: MongoStore, key: KeyMatch = EVERY_KEY, timeout: float 
 
 
 def bounded_entries(size: int = ENTRY_BYTES) -> Document:
-    """A stage that leaves out documents whose entries are larger than *size*, on average."""
+    """Return a stage that leaves out documents whose entries are larger than *size* on average."""
     entries: Document = {"$add": [{"$size": array("holders")}, {"$size": array("waiters")}, 1]}
     return {"$match": {"$expr": {"$lte": [{"$bsonSize": "$$ROOT"}, {"$multiply": [entries, size]}]}}}
 
@@ -231,7 +238,7 @@ def _workers(field: str, waits_for: str | None) -> Document:
     return {"$map": {"input": array(field), "in": {"worker": "$$this.worker", "waits_for": waits_for}}}
 
 
-#: The keys of the locks for which a worker waits that holds another of them: the only ones in a deadlock. Thousands of
+#: The keys of the locks with a waiter that holds another of them. Only such locks can be in a deadlock. Thousands of
 #: waiters stay on the server. A holder waits for nothing (null).
 _ENTANGLED: Final[list[Document]] = [
     {"$project": {"holders.worker": 1, "waiters.worker": 1}},
@@ -249,7 +256,9 @@ _ENTANGLED: Final[list[Document]] = [
 
 @sent_apart
 def ping(store: MongoStore, timeout: float = 5.0) -> None:
-    """Raise LockBackendFailed if the server does not answer within *timeout*; at once if none can be reached."""
+    """Raise LockBackendFailed if the server does not answer within *timeout*. Raise it at once if no server can be
+    reached.
+    """
     began = clock.now()
     while True:
         try:
@@ -263,8 +272,11 @@ def ping(store: MongoStore, timeout: float = 5.0) -> None:
 
 
 def projection(holders: int, waiters: int, passed: int = 0, owner: str | None = None) -> list[Document]:
-    """The stages that leave what `read_snapshot` reads: with so many holders, and so many of the waiters whose places
-    have not expired. owner: no other holders."""
+    """Return the stages that leave the fields for `read_snapshot`.
+
+    - holders, waiters: numbers to read. Only waiters with a place that has not expired count.
+    - owner: only owner whose holders are read.
+    """
     live: Document = {"$slice": [QUEUE, passed, waiters]}
     read: Document = {
         **dict.fromkeys((*DOCUMENT_FIELDS, "expires_at", "last_holder"), 1),
@@ -284,7 +296,7 @@ def projection(holders: int, waiters: int, passed: int = 0, owner: str | None = 
 
 
 def _without_giants(most: int) -> Document:
-    """A stage that leaves nothing of a document that is larger than *most* but what can be said of it."""
+    """Return a stage that reduces a document larger than *most* to its size and its counts."""
     size: Document = {"$bsonSize": "$$ROOT"}
     giant: Document = {
         "_id": {"$cond": [{"$gt": [{"$bsonSize": {"_id": "$_id"}}, most]}, None, "$_id"]},
@@ -299,23 +311,26 @@ def _without_giants(most: int) -> Document:
 
 
 def first(field: str, count: int, owner: str | None = None) -> Document:
-    """An expression for the first of an array, or of its entries with this owner; whatever else is in the field, as it
-    is."""
+    """Return an expression for the first entries of an array. A field that holds no array keeps its value.
+
+    - owner: only owner whose entries are taken.
+    """
     theirs = {"$eq": ["$$this.owner", {"$literal": owner}]}
     entries = f"${field}" if owner is None else {"$filter": {"input": f"${field}", "as": "this", "cond": theirs}}
     return {"$cond": [{"$isArray": f"${field}"}, {"$slice": [entries, count]}, f"${field}"]}
 
 
-#: How many holders and waiters `lock_info` reads.
+#: The number of holders and of waiters that `lock_info` reads.
 MOST_SHOWN: Final = 100
 
 
 def lock_info(key: str | Model, *, using: str | None = None) -> LockSnapshot:
-    """Return what is known of the lock on *key* at this moment: its state, who holds it, and who waits.
+    """Return a snapshot of the lock on *key*, with its state, its holders and its waiters.
 
-    Nothing is locked, and the answer may be out of date when it arrives: to find out whether a lock can be had, try to
-    acquire it. A key that nothing has used is free. using: the DATABASES alias, if not MONGOLOCK["DATABASE"]. Raises
-    LockBackendFailed.
+    The call locks nothing, and the answer may be out of date when it arrives. To find out whether a lock can be
+    acquired, try to acquire it. A key that nothing has used is free. Raises LockBackendFailed.
+
+    - using: DATABASES alias. Default: MONGOLOCK["DATABASE"].
     """
     name: Any = as_key(key)
     settings = get_settings()
@@ -335,7 +350,7 @@ async def alock_info(key: str | Model, *, using: str | None = None) -> LockSnaps
 
 
 def _in_memory(key: str, document: Mapping[str, Any] | None, now: datetime) -> LockSnapshot:
-    """The snapshot of a document in memory, as `projection` has it of one in MongoDB."""
+    """Return the snapshot of a document in memory, as `projection` returns one from MongoDB."""
     document = document or {}
     holders = document.get("holders", [])
     queue = [waiter for waiter in document.get("waiters", []) if waiter["until"] > now]

@@ -1,4 +1,4 @@
-"""What a server can do, and may do for this user, as far as locks need it; and what is wrong with it."""
+"""The abilities of a server, the rights of this user, and the problems with them, as far as locks need them."""
 
 from __future__ import annotations
 
@@ -34,26 +34,34 @@ from .snapshot import Document
 
 T = TypeVar("T")
 
-#: The actions that locking needs on the collection.
+#: The actions that locking needs on the collection of locks.
 RIGHTS: Final = ("find", "insert", "update")
-#: What a process needs on the bells and the history, and on documents with a lock.
+#: The actions that a process needs on the bells and the history, and on documents with a lock.
 BELL_RIGHTS: Final = ("find", "insert")
 DOCUMENT_RIGHTS: Final = ("find", "update")
-#: Seconds that a failover takes beyond the election timeout, at most, until a write succeeds (measured: 10.3 to 16 s
-#: in all, with the default election timeout of 10 s).
+#: The largest number of seconds from the election timeout to the first successful write. A failover took 10.3 to 16 s
+#: in all, with the default election timeout of 10 s.
 _ELECTION_OVERHEAD: Final = 10.0
-#: Seconds for which the dashboard uses an answer again: it changes seldom.
+#: Seconds for which the dashboard uses an answer again. The answer seldom changes.
 CACHE_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """problem: why the server cannot be used, in words without credentials. address, version: of the primary. members:
-    how many the replica set has. ahead: for how many seconds at least its clock is ahead of this machine's, negative if
-    it is behind, as far as the time of the command allows to tell. failover: seconds that a failover may take;
-    None without another member. new: whether there is no collection of locks yet. bells: why no bell wakes a waiter.
-    journaled: whether the majority confirms only what is in its journals, as far as this user may ask. direct: whether
-    the address leads to one member only. refused: why the server refuses the update that locks are made of."""
+    """The answers of a server.
+
+    - problem: reason why the server cannot be used, in words without credentials.
+    - address, version: address and the version of the primary.
+    - members: number of members of the replica set.
+    - ahead: least number of seconds by which the server's clock is ahead of this machine's, negative if it is
+      behind. The duration of the command limits the precision.
+    - failover: seconds that a failover may take. None without another member.
+    - new: whether there is no collection of locks yet.
+    - bells: reason why no bell wakes a waiter.
+    - journaled: whether the majority confirms only journaled writes, as far as this user may ask.
+    - direct: whether the address leads to one member only.
+    - refused: reason why the server refuses the update of the locks.
+    """
 
     problem: str = ""
     address: str = ""
@@ -77,7 +85,7 @@ _known: WeakKeyDictionary[MongoStore, tuple[float, ServerFacts]] = WeakKeyDictio
 
 
 def known_server(store: MongoStore, timeout: float) -> ServerFacts:
-    """Return what `inspect_server` found, `CACHE_SECONDS` ago at most, unless that was a problem."""
+    """Return an answer of `inspect_server` that is at most `CACHE_SECONDS` old. A problem is never cached."""
     now = clock.now()
     at, found = _known.get(store, (0.0, None))
     if found is None or found.problem or now - at > CACHE_SECONDS:
@@ -88,7 +96,7 @@ def known_server(store: MongoStore, timeout: float) -> ServerFacts:
 
 @sent_apart
 def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
-    """Ask the server about itself. Changes nothing, and never raises."""
+    """Ask the server about itself. This changes nothing, and never raises."""
     try:
         ping(store, timeout)
         with pymongo.timeout(timeout):
@@ -101,11 +109,11 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
             status = _connection_status(store.client)
             sharded = hello.get("msg") == "isdbgrid"
             rights = _missing_rights(status, store.collection, RIGHTS)
-            # There may be no replica set, too. Then it is what is usual by default.
+            # Without a replica set, the default applies.
             config: Document = _if_allowed(lambda: admin.command("replSetGetConfig")["config"], {})
             election = config.get("settings", {}).get("electionTimeoutMillis", 10_000) / 1000
             if not status["authenticatedUsers"]:
-                store.collection.find_one({}, {"_id": 1})  # is there no access control, or is there no login?
+                store.collection.find_one({}, {"_id": 1})  # fails if there is access control without a login
             return ServerFacts(
                 address=":".join(map(str, store.client.address or ())),
                 version=store.client.server_info()["version"],
@@ -121,7 +129,7 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
                 missing_indexes=()
                 if "find" in rights
                 else tuple(_if_allowed(lambda: missing_indexes(store.collection), [])),
-                # Any collection that exists has at least the index of its ids.
+                # Any existing collection has at least the index of its ids.
                 new="find" not in rights and _if_allowed(lambda: not store.collection.index_information(), False),
                 bells=_bells(store, status),
                 journaled=bool(config.get("writeConcernMajorityJournalDefault", True)),
@@ -133,18 +141,18 @@ def inspect_server(store: MongoStore, timeout: float = 5.0) -> ServerFacts:
 
 
 def _ahead(there: float, asked: float, answered: float) -> float:
-    """By how much the clock *there* is outside of the time from *asked* to *answered*."""
+    """Return by how much the clock *there* is outside the time from *asked* to *answered*."""
     return min(there - asked, 0.0) or max(there - answered, 0.0)
 
 
 def _connection_status(client: pymongo.MongoClient[Any]) -> Mapping[str, Any]:
-    """What this user may do; as without access control if the server refuses to tell."""
+    """Return the rights of this user. If the server refuses to tell, return the rights without access control."""
     unknown = {"authenticatedUsers": (), "authenticatedUserPrivileges": ()}
     return _if_allowed(lambda: client.admin.command("connectionStatus", showPrivileges=True)["authInfo"], unknown)
 
 
 def _refused_update(store: MongoStore) -> str:
-    """Send the update that every operation on a lock is, for no document. Return why the server refuses it."""
+    """Send the update of every lock operation for no document. Return the reason of a refusal."""
     step = Step()
     try:
         store.collection.find_one_and_update(
@@ -156,7 +164,7 @@ def _refused_update(store: MongoStore) -> str:
 
 
 def _if_allowed(ask: Callable[[], T], otherwise: T) -> T:
-    """What the server says, or *otherwise* if it refuses to tell this user."""
+    """Return the answer of the server, or *otherwise* if the server refuses to tell this user."""
     try:
         return ask()
     except OperationFailure:
@@ -164,7 +172,7 @@ def _if_allowed(ask: Callable[[], T], otherwise: T) -> T:
 
 
 def _bells(store: MongoStore, status: Mapping[str, Any]) -> str:
-    """Why no bell wakes a waiter; "" if bells do."""
+    """Return the reason why no bell wakes a waiter, "" if bells work."""
     for collection in store.bells.collections:
         if missing := _missing_rights(status, collection, BELL_RIGHTS):
             return f"the user lacks {' and '.join(missing)} on the collection {collection.name}"
@@ -192,26 +200,26 @@ def _missing_rights(status: Mapping[str, Any], collection: Collection[Any], want
     return tuple(right for right in wanted if right not in granted)
 
 
-#: Clocks that are more than so many seconds apart are not synchronised.
+#: Clocks that differ by more seconds than this are not synchronised.
 FAR_APART: Final = 1.0
-#: The oldest version of MongoDB that has what the rule of the locks needs.
+#: The oldest version of MongoDB with everything that the rule of the locks needs.
 OLDEST: Final = (6, 0)
 
 
 def server_rules(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
-    """What each rule finds. Of a server that cannot be used, only the first has something to say."""
+    """Yield the findings of each rule. If the server cannot be used, only the first rule finds something."""
     yield from _check_access(facts, alias)
     yield from _check_cluster(facts, alias)
     if not facts.new:
         yield from _check_collections(facts, alias)
-    elif sys.argv[1:2] != ["migrate"]:  # which makes them, and runs the checks before that
+    elif sys.argv[1:2] != ["migrate"]:  # migrate makes them, and runs the checks before
         yield warning(
             "W103", "The collections of the locks are not made yet.", f"Run manage.py migrate --database {alias}."
         )
 
 
 def told(facts: ServerFacts, alias: str) -> Iterator[CheckMessage]:
-    """What the server said."""
+    """Yield a message with the answers of the server."""
     if not facts.problem:
         packages = ("Django", "django-mongodb-backend", "PyMongo")
         said = [

@@ -1,7 +1,7 @@
-"""A lock as it looked at one moment: the one shape from which model, admin, dashboard, JSON and commands are made.
+"""A lock as it looked at one moment. Model, admin, dashboard, JSON and commands are made from this one shape.
 
-A document may hold anything, written by any program. So every value is taken only where it has the right type: a
-damaged document is reported as damaged, and stops nothing else.
+A document may hold anything, written by any program. The readers therefore take a value only where it has the right
+type. A damaged document is reported as damaged, and stops nothing else.
 """
 
 from __future__ import annotations
@@ -18,19 +18,23 @@ from ..engine.rule.document import find_damage
 
 Document = dict[str, Any]
 
-#: From so many holds on, their mean says something.
+#: The number of holds from which their mean is significant.
 ENOUGH: Final = 10
-#: A holder renews when a third of its lease has passed. It is silent when this part has, and nothing was heard of it.
+#: The part of its lease after which a holder is silent. Holders renew when a third of the lease has passed.
 SILENT_AFTER: Final = 0.4
-#: A hold is slow, or hangs, if it exceeds so many times the mean hold, so many times the longest hold, and so many
-#: seconds.
+#: A hold is slow, or hangs, if it exceeds all three limits. These are a multiple of the mean hold, a multiple of the
+#: longest hold, and a number of seconds.
 SLOW: Final = (2.0, 1.0, 5.0)
 HANGS: Final = (10.0, 2.0, 60.0)
 
 
 class ShownState(StrEnum):
-    """held: a lease runs. kept: released, but not free before its minimum hold is over. stale: the lease has ended
-    without a release; the next process that asks gets the lock."""
+    """The state of a lock as shown.
+
+    - held: lease runs.
+    - kept: lock was released, but stays locked until its minimum hold is over.
+    - stale: lease has ended without a release. The next process that asks gets the lock.
+    """
 
     HELD = "held"
     KEPT = "kept"
@@ -40,9 +44,17 @@ class ShownState(StrEnum):
 
 
 class Verdict(StrEnum):
-    """works: renewed in time. slow: held for longer than ever before. asked: somebody asked for its release. hangs:
-    renewed in time, but held far longer than ever before, or still held a whole lease after it was asked. silent: not
-    renewed in time. dead: its lease is over. kept: released before its minimum hold was over."""
+    """The condition of a lock.
+
+    - works: holder renews in time.
+    - slow: lock has been held for longer than ever before.
+    - asked: somebody asked for the release of the lock.
+    - hangs: holder renews in time, but has held the lock far longer than ever before, or for a whole lease after it
+      was asked.
+    - silent: holder did not renew in time.
+    - dead: lease is over.
+    - kept: lock was released before its minimum hold was over.
+    """
 
     WORKS = "works"
     SLOW = "slow"
@@ -55,13 +67,16 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Party:
-    """A holder or a waiter, or the process that an event of the history is about; None for what is not known.
+    """A holder, a waiter, or the process of an event of the history. Unknown facts are None.
 
-    grant: its id, for `operations.force_release`. session, worker: names for its process, and for its thread or task,
-    the same wherever that holds or waits. These three are not shown. released: when, if the lock is only kept. lease,
-    server_lease: milliseconds. release_requested_by, release_requested_at: who asks for its release, since when.
-    behind: how many more of its process wait behind this waiter, which stands for them in the queue. more_permits: how
-    many it takes beyond one.
+    - grant: id of the grant, for `operations.force_release`. Not shown.
+    - session, worker: names of the process and of the thread or task, the same for all its holds and waits. Not
+      shown.
+    - released: moment of the release, if the lock is only kept.
+    - lease, server_lease: milliseconds.
+    - release_requested_by, release_requested_at: person who asks for the release, and the moment of the request.
+    - behind: number of waiters of the same process behind this one. This waiter stands for them in the queue.
+    - more_permits: number of permits beyond one.
     """
 
     grant: str | None = field(default=None, repr=False)
@@ -93,11 +108,16 @@ class Party:
 class LockSnapshot:
     """One lock as the server saw it at the moment *now*.
 
-    holders and waiters are the first few; holding and waiting count all of them: of the waiters those whose place in
-    the queue has not expired, with those of their processes behind them. permits: as how many the holders count.
-    since: when the first of the present holders acquired the lock. latest: the holder whose lease ends last.
-    waiting_since: since when the first of the waiters has waited. uncounted: how many acquisitions have no part in
-    held_ms yet. damage: why the document cannot be used, None if it can. last: the previous holder.
+    - holders, waiters: first few of them.
+    - holding: number of all holders.
+    - waiting: number of waiters with an unexpired place in the queue, and of those of their processes behind them.
+    - permits: number of permits that the holders take.
+    - since: moment when the first of the present holders acquired the lock.
+    - latest: holder whose lease ends last.
+    - waiting_since: moment since which the first of the waiters has waited.
+    - uncounted: number of acquisitions that have no part in held_ms yet.
+    - damage: reason why the document cannot be used. None for a sound document.
+    - last: previous holder.
     """
 
     key: Any
@@ -126,17 +146,17 @@ class LockSnapshot:
     last: Party | None = None
 
     def age(self, moment: datetime) -> float:
-        """Return how many seconds ago *moment* was."""
+        """Return the seconds since *moment*."""
         return (self.now - moment).total_seconds()
 
     @property
     def left(self) -> float | None:
-        """Seconds until the last lease ends, negative after its end; None without a lease."""
+        """Seconds until the last lease ends, negative after its end. None without a lease."""
         return None if self.expires_at is None else -self.age(self.expires_at)
 
     @property
     def held_seconds(self) -> float | None:
-        """For how many seconds the lock has been held, or was held until its last lease ended; None if it is not."""
+        """Seconds for which the lock has been held, or was held until its last lease ended. None if it is not held."""
         if self.since is None or self.state in (ShownState.FREE, ShownState.KEPT):
             return None
         end = self.expires_at if self.state is ShownState.STALE and self.expires_at else self.now
@@ -144,23 +164,23 @@ class LockSnapshot:
 
     @property
     def heard(self) -> datetime | None:
-        """When a holder last renewed the lock, or got it; None without a holder."""
+        """The moment when a holder last renewed the lock, or acquired it. None without a holder."""
         holders = (*self.holders, *([self.latest] if self.latest else []))
         return max((at for each in holders if (at := _heard(each, self.now))), default=None)
 
     @property
     def asked(self) -> Party | None:
-        """A holder that somebody asked to release the lock."""
+        """A holder that has a request to release the lock."""
         return next((holder for holder in self.holders if holder.release_requested_by), None)
 
     @property
     def is_claimed(self) -> bool:
-        """Whether no process renews it, and somebody keeps it by a token."""
+        """Whether somebody keeps the lock by a token, while no process renews it."""
         return any(holder.host == CLAIMED for holder in self.holders)
 
     @property
     def verdict(self) -> Verdict | None:
-        """How the lock is, as far as its document tells; None for a free or a damaged one."""
+        """The verdict that the document allows. None for a free or a damaged lock."""
         if self.state is not ShownState.HELD:
             return {ShownState.STALE: Verdict.DEAD, ShownState.KEPT: Verdict.KEPT}.get(self.state)
         lease = max((each.lease or 0 for each in self.holders), default=0) / 1_000
@@ -177,7 +197,7 @@ class LockSnapshot:
 
     @property
     def needs_a_look(self) -> bool:
-        """Whether somebody waits, or the hold is unusual. Pages then offer to force the release."""
+        """Whether somebody waits, or the hold is unusual. Pages offer a forced release for such a lock."""
         calm = (None, Verdict.WORKS, Verdict.KEPT, Verdict.DEAD)
         return self.verdict not in calm or (self.state is ShownState.HELD and self.waiting > 0)
 
@@ -188,23 +208,23 @@ class LockSnapshot:
 
     @property
     def mean_hold(self) -> float | None:
-        """Mean seconds of the holds that have ended; None for fewer than `ENOUGH` of them."""
+        """Mean seconds of the holds that have ended. None for fewer than `ENOUGH` of them."""
         ended = self.acquisitions - self.uncounted
         return self.held_ms / ended / 1_000 if ended >= ENOUGH else None
 
     @property
     def tokens(self) -> list[int]:
-        """The fencing tokens of the holders shown: they tell these grants from later ones."""
+        """The fencing tokens of the holders shown. They tell these grants from later ones."""
         return [holder.token for holder in self.holders if holder.token is not None]
 
     @property
     def longest_wait(self) -> float | None:
-        """Seconds that the first in the queue has waited; None without waiters."""
+        """Seconds that the first in the queue has waited. None without waiters."""
         return None if self.waiting_since is None else self.age(self.waiting_since)
 
 
 def read_snapshot(document: Document) -> LockSnapshot:
-    """Read a document of `queries.snapshots`. Never raises, whatever the document holds."""
+    """Read a document of `queries.snapshots`. This never raises, whatever the document holds."""
     damage, uncounted = _damage(document), document["holding"]
     now, expires_at = document["now"], read_date(document.get("expires_at"))
     if damage is not None:
@@ -214,7 +234,7 @@ def read_snapshot(document: Document) -> LockSnapshot:
     else:
         live, done = (ShownState.HELD, ShownState.STALE), (ShownState.KEPT, ShownState.FREE)
         state = (done if document["released"] else live)[expires_at <= now]
-        if state is ShownState.FREE:  # the next command removes these
+        if state is ShownState.FREE:  # the next command removes these holders
             last = next(iter(document["holders"]), None)
             gone: Document = {"holders": [], "latest": [], "since": None, "holding": 0, "more_permits": 0}
             document = {**document, **gone, "last_holder": last}
@@ -242,7 +262,7 @@ def read_snapshot(document: Document) -> LockSnapshot:
 
 
 def read_parties(value: object) -> tuple[Party, ...]:
-    """Read a list of holders or waiters; () for anything else."""
+    """Read a list of holders or waiters. Return () for anything else."""
     return tuple(read_party(each) for each in value if isinstance(each, dict)) if isinstance(value, list) else ()
 
 
@@ -252,22 +272,25 @@ def read_party(entry: Document) -> Party:
 
 
 def read_text(value: object) -> str | None:
-    """A text, cut to 256 characters."""
+    """Return a text, cut to 256 characters. Return None for anything else."""
     return value[:256] if isinstance(value, str) else None
 
 
 def read_number(value: object) -> int | None:
-    """A whole number."""
+    """Return a whole number. Return None for anything else."""
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def read_date(value: object) -> datetime | None:
-    """A moment."""
+    """Return a moment. Return None for anything else."""
     return value if isinstance(value, datetime) else None
 
 
 def with_local_time(moment: datetime) -> datetime:
-    """The moment; of the first year and the last one, which do not begin and end everywhere, that of another year."""
+    """Return the moment, or the same moment of a neighbouring year.
+
+    The first and the last year do not exist whole in every time zone.
+    """
     return moment.replace(year=min(max(moment.year, 2), 9998))
 
 
@@ -276,10 +299,10 @@ def _first_grant(document: Document) -> datetime | None:
 
 
 def _heard(holder: Party, now: datetime) -> datetime | None:
-    """Return when the server last heard of this holder.
+    """Return the moment when the server last heard of this holder.
 
     A renewal sets the end of the lease a whole lease later. A holder that came from the queue keeps the end of its
-    place there, but its grant was a renewal too.
+    place there. Its grant also counts as a renewal.
     """
     if holder.released:
         return None
@@ -301,9 +324,9 @@ _OF_TYPE: Final[dict[str, Callable[[object], Any]]] = {
     "datetime | None": read_date,
     "int": _count,
 }
-#: For each field of a `Party` what reads it, by the type that it is declared with.
+#: The reader of each field of a `Party`, by the declared type.
 _READERS: Final = {field.name: _OF_TYPE[str(field.type)] for field in fields(Party)}
-#: Those that are moments.
+#: The fields that are moments.
 MOMENTS: Final = [name for name, read in _READERS.items() if read is read_date]
 
 

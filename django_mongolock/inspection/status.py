@@ -1,6 +1,6 @@
-"""The locks and their server at one moment, and the problems that need a person; the same as JSON, for monitoring.
+"""The locks and their server at one moment, and the problems that need a person. Monitoring gets the same as JSON.
 
-Moments are in ISO 8601, according to the server's clock.
+Moments are in ISO 8601, by the server's clock.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from .snapshot import COUNTERS, LockSnapshot, Party, Verdict
 
 Json = dict[str, Any]
 
-#: A wait of more than so many seconds is a problem.
+#: A wait of more seconds than this is a problem.
 LONG_WAIT: Final = 60.0
 
 
 class Alarm(StrEnum):
-    """The kinds of problems, the most urgent first. OTHERS: the locks of other kinds, such as document locks."""
+    """The kinds of problems, the most urgent first.
+
+    - OTHERS: problems with locks of other kinds, such as document locks.
+    """
 
     SERVER = "server"
     DEADLOCK = "deadlock"
@@ -49,8 +52,12 @@ class Alarm(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem that needs a person. amount: how many, or how many seconds. about: a key, a name, or words. more: there
-    may be more."""
+    """A problem that needs a person.
+
+    - amount: count, or a number of seconds.
+    - about: key, a name, or words.
+    - more: whether there may be more.
+    """
 
     alarm: Alarm
     amount: float
@@ -58,13 +65,16 @@ class Problem:
     more: bool = False
 
     def as_json(self) -> Json:
-        """For programs."""
+        """Return the problem as JSON for programs."""
         return {"alarm": self.alarm, "amount": round(self.amount, 3), "about": self.about}
 
 
 @dataclass(frozen=True)
 class Status:
-    """The locks, their server, and how many locks of each other kind there are. rows: the present locks."""
+    """The locks, their server, and the number of locks of each other kind.
+
+    - rows: present locks.
+    """
 
     locks: Overview
     server: ServerFacts
@@ -78,7 +88,7 @@ class Status:
 
 
 def current_status() -> Status:
-    """Look at the locks of this project. Raises LockBackendFailed."""
+    """Return the status of the locks of this project. Raises LockBackendFailed."""
     settings = get_settings()
     store = mongo_store()
     locks = overview(store, starting(settings.KEY_PREFIX), settings.COMMAND_TIMEOUT)
@@ -124,7 +134,7 @@ def _of_server(facts: ServerFacts) -> Iterator[Problem]:
 
 
 def status_as_json(status: Status) -> Json:
-    """The locks, their server, and the problems."""
+    """Return the locks, their server, and the problems."""
     return {
         "problems": [problem.as_json() for problem in status.problems],
         **_overview(status.locks, status.rows),
@@ -192,9 +202,12 @@ PERMISSION: Final = "django_mongolock.view_lock_status"
 def lock_status(request: HttpRequest) -> HttpResponse:
     """Report the status of the locks to a user with the permission ``django_mongolock.view_lock_status``.
 
-    The user is `request.user`, and need not be of the staff. 403: without the permission. 503: MongoDB does not answer.
-    Otherwise 200; "problems" lists what needs a person. The admin has this view at
-    ``admin:django_mongolock_lock_status``; you can route it elsewhere as well.
+    The user is `request.user`, and need not be a member of staff. The admin has this view at
+    ``admin:django_mongolock_lock_status``. You can also route it elsewhere.
+
+    - 200: the status. "problems" lists everything that needs a person.
+    - 403: the user lacks the permission.
+    - 503: MongoDB does not answer.
     """
     user = getattr(request, "user", None)
     if user is None or not user.has_perm(PERMISSION):

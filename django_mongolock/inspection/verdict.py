@@ -1,4 +1,4 @@
-"""The verdict on a lock in words: how it is, and what happens if nobody does anything."""
+"""The verdict on a lock in words, with the consequence if nobody acts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TEXTS: Final = {
 
 
 def verdict_text(lock: LockSnapshot) -> str:
-    """Return the verdict in two or three sentences; "" without one."""
+    """Return the verdict in two or three sentences, "" without a verdict."""
     if lock.verdict is None:
         return ""
     asked = lock.asked
@@ -62,7 +62,7 @@ def verdict_text(lock: LockSnapshot) -> str:
 
 
 def verdict_as_json(lock: LockSnapshot) -> dict[str, Any]:
-    """Return the verdict for programs."""
+    """Return the verdict as JSON for programs."""
     return {
         "verdict": lock.verdict,
         "verdict_text": verdict_text(lock),

@@ -1,5 +1,7 @@
-"""What ``manage.py`` runs: commands and checks, and after ``migrate`` what Django's API cannot create: indexes, capped
-collections."""
+"""The commands and checks of ``manage.py``, and the steps after ``migrate`` that Django's API lacks.
+
+These steps create indexes and capped collections.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,10 @@ logger = logging.getLogger("django_mongolock")
 
 
 def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
-    """Create them when the lock database is migrated, or the default one: most projects migrate only that.
+    """Create the indexes and the collections when the lock database or the default database is migrated.
 
-    A missing right does not stop a deployment: it is logged as a warning, and reported by `check --database`.
+    Most projects migrate only the default database. A missing right does not stop a deployment. The right is logged as
+    a warning, and reported by `check --database`.
     """
     home = get_settings().DATABASE
     if using not in (home, DEFAULT_DB_ALIAS):
@@ -46,7 +49,7 @@ def make_indexes_after_migrate(*, using: str, **kwargs: Any) -> None:
 
 
 def _steps(store: MongoStore) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Return what is made, each with its name. No step depends on another one."""
+    """Yield each step with its name. No step depends on another one."""
     yield "indexes", partial(ensure_indexes, store.collection)
     for collection in store.bells.collections:
         yield "bells", partial(bells.make, collection)

@@ -45,11 +45,11 @@ from ..inspection.server import inspect_server, told
 from ..keys import KeyTemplate
 from ..router import ROUTER
 
-#: For what leads to errors of django_mongodb_backend, whose cure is another one.
+#: The hint for mistakes that also cause errors of django_mongodb_backend. Its own hint names another cure.
 _BELOW: Final = "Errors of mongodb below come from this."
-#: What the name of a database may not contain.
+#: The characters that the name of a database may not contain.
 REFUSED: Final = ' ."$/\\\0'
-#: How much alike (difflib) a name has to be to be a slip of the pen. BEAT and EDIT_BEAT are less.
+#: The similarity (difflib) from which a name counts as a typing error. BEAT and EDIT_BEAT are less similar.
 SIMILAR: Final = 0.75
 
 
@@ -104,7 +104,7 @@ def _check_times(raw: Mapping[str, Any]) -> Iterator[CheckMessage]:
 
 
 def _check_contrib() -> Iterator[CheckMessage]:
-    """Warn about a module of `contrib` that is listed without its Config: it would do nothing."""
+    """Warn about a module of `contrib` that is listed without its Config. Such a module would do nothing."""
     configs = {
         "django_mongolock.contrib.opentelemetry": "OpenTelemetryConfig",
         "django_mongolock.contrib.prometheus": "PrometheusConfig",
@@ -178,7 +178,7 @@ def _check_address(alias: str, entry: Mapping[str, Any]) -> Iterator[CheckMessag
 
 @register(deploy=True)
 def check_deployment(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check what is fine in development and does harm in production."""
+    """Check for settings that are fine in development and do harm in production."""
     try:
         return list(_check_deployment(raw_settings()))
     except ImproperlyConfigured:
@@ -210,7 +210,7 @@ def has_wrong_settings() -> bool:
 def check_kinds(
     *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Check what each kind of locks needs of its server: rights, indexes, a replica set."""
+    """Check the needs of each kind of locks on its server: rights, indexes, a replica set."""
     if not databases or has_wrong_settings():
         return []
     return [message for kind in kinds() for message in kind.checks(databases)]
@@ -220,7 +220,7 @@ def check_kinds(
 def check_server_facts(
     *, app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None, **kwargs: Any
 ) -> list[CheckMessage]:
-    """Tell what the server said, with ``--deploy``: the tests and ``migrate`` run the other checks of the database."""
+    """Report the facts of the server with ``--deploy``. Tests and ``migrate`` run the other checks of the database."""
     if not databases or has_wrong_settings():
         return []
     alias = get_settings().DATABASE
@@ -229,20 +229,20 @@ def check_server_facts(
     return list(told(inspect_server(mongo_store(alias), get_settings().COMMAND_TIMEOUT), alias))
 
 
-#: Converters that pass text on as it was typed. A regular expression does so, too.
+#: The converters that pass text on as it was typed. Regular expressions do the same.
 _AS_TYPED: Final = (StringConverter, PathConverter)
 
 
 @register()
 def check_apps(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check that the apps which are in use are installed."""
+    """Check that the apps in use are installed."""
     _import_views()
     return [message for app, user in sorted(used_apps.items()) for message in missing_app(app, user)]
 
 
 @register()
 def check_shared_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Check that a function with arguments says which of its calls exclude one another."""
+    """Check that a locked function with arguments has a key to tell its calls apart."""
     _import_views()
     return [
         warning(
@@ -257,7 +257,7 @@ def check_shared_locks(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any
 
 @register(Tags.urls)
 def check_views(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Warn of locked views whose key has a part of the address as it was typed, in any spelling."""
+    """Warn about locked views whose key contains a part of the address as it was typed, in any spelling."""
     found: list[CheckMessage] = []
     with contextlib.suppress(Exception):  # Django's own check reports addresses that cannot be loaded
         found += _check_patterns(_patterns(), "", frozenset())
@@ -265,7 +265,7 @@ def check_views(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 
 def _import_views() -> None:
-    """What views use is known from now on."""
+    """Import the views, so that their locks are known from now on."""
     with contextlib.suppress(Exception):
         _patterns()
 
@@ -286,14 +286,14 @@ def _check_patterns(patterns: Sequence[Any], start: str, typed: frozenset[str]) 
 
 
 def _as_typed(pattern: Any) -> frozenset[str]:
-    """The names of the arguments that *pattern* takes from the address as text."""
+    """Return the names of the arguments that *pattern* takes from the address as text."""
     if hasattr(pattern, "regex") and not pattern.converters:
         return frozenset(pattern.regex.groupindex)
     return frozenset(name for name, converter in pattern.converters.items() if type(converter) in _AS_TYPED)
 
 
 def _templates(view: Any) -> list[KeyTemplate]:
-    """The templates of a view: of its function, or of its class and the methods of that."""
+    """Return the templates of a view, from its function, or from its class and the methods of the class."""
     cls = getattr(view, "view_class", None) or getattr(view, "cls", None)
     places = [view] if cls is None else [getattr(cls, name, None) for name in dir(cls) if not name.startswith("__")]
     return list(dict.fromkeys(template for place in places for template in getattr(place, TEMPLATES, ())))

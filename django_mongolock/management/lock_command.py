@@ -1,4 +1,4 @@
-"""What the commands have in common: options that choose locks, output of locks, and reports of errors."""
+"""The common base of the commands: options that choose locks, output of locks, and reports of errors."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ _LONGEST: Final = 100 * 365 * 86_400
 
 
 class PlainOutput(OutputWrapper):
-    """A stream that shows control characters, direction marks and what its encoding lacks by their codes. Only a style
-    may add some."""
+    """A stream that shows control characters, direction marks and characters outside its encoding as codes.
+
+    Only a style may add control characters.
+    """
 
     def write(self, msg: str = "", style_func: Any = None, ending: str | None = None) -> None:  # type: ignore[override]
         encoding = getattr(self._out, "encoding", None) or "utf-8"
@@ -41,11 +43,11 @@ class PlainOutput(OutputWrapper):
 class PlainCommand(BaseCommand):
     """A command whose output and errors go through `PlainOutput`, and that exits with a code for the shell."""
 
-    #: The commands must work while something else in the project is broken; other commands report that.
+    #: The commands must work while something else in the project is broken. Other commands report such faults.
     requires_system_checks: list[str] = []  # noqa: RUF012 - as Django wants it
-    #: What the exit codes mean, for the help.
+    #: The meanings of the exit codes, for the help.
     codes = ""
-    #: The exit code of the shell; `call_command` returns.
+    #: The exit code of the shell. `call_command` returns normally.
     code = 0
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
@@ -59,8 +61,8 @@ class PlainCommand(BaseCommand):
         try:
             super().run_from_argv(argv)
             sys.stdout.flush()
-        except BrokenPipeError:  # who reads has enough, as `head` has
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports it once more at the end
+        except BrokenPipeError:  # the reader has enough, as `head` has
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python reports it again at exit
             self.code = 141  # 128 plus the number of SIGPIPE
         if self.code:
             sys.exit(self.code)
@@ -73,9 +75,9 @@ class PlainCommand(BaseCommand):
 
 
 class LockCommand(PlainCommand):
-    """A command on the locks of this project: those whose keys have MONGOLOCK["KEY_PREFIX"]."""
+    """A command on the locks with the prefix MONGOLOCK["KEY_PREFIX"]."""
 
-    #: Why kinds could not be read, by their names.
+    #: The reasons why kinds could not be read, by their names.
     failed: dict[str, str]
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -99,8 +101,11 @@ class LockCommand(PlainCommand):
         )
 
     def kinds(self, options: dict[str, Any]) -> list[LockKind]:
-        """The kinds that the options choose. Raises CommandError for an unknown name, and LockBackendFailed soon if the
-        server of the named locks does not answer, if they are among them."""
+        """Return the kinds that the options choose.
+
+        Raises CommandError for an unknown name. Raises LockBackendFailed soon if named locks are among the kinds and
+        their server does not answer.
+        """
         using = options["database"]
         try:
             found = [find_kind(name, using) for name in options["kind"]] or kinds(using)
@@ -115,7 +120,7 @@ class LockCommand(PlainCommand):
 
     @contextmanager
     def noting_errors(self, kind: LockKind) -> Iterator[None]:
-        """Note that a kind cannot be read: it hides no other."""
+        """Record that a kind cannot be read. The other kinds are still shown."""
         try:
             yield
         except UNREADABLE as error:
@@ -127,13 +132,13 @@ class LockCommand(PlainCommand):
             raise CommandError(f"some locks could not be read: {'; '.join(failed)}")
 
     def write_rows(self, kind: LockKind, rows: Iterable[Row], *, wide: bool = True) -> None:
-        """Write a table of rows, below what they are if they are no named locks."""
+        """Write a table of rows. Kinds other than named locks get a title."""
         if not isinstance(kind, NamedLocks):
             self.stdout.write(f"\n{kind.title[0].upper()}{kind.title[1:]}:")
         write_table(self.stdout, rows, wide=wide)
 
     def write_none(self, usual: str, options: Mapping[str, Any], *choices: str) -> None:
-        """Say that there is no lock: *usual*, unless one of the *choices* was made."""
+        """Say that there is no lock, with the text *usual* unless one of the *choices* was made."""
         self.stdout.write("There are no such locks." if any(options[name] for name in choices) else usual)
 
     def write_json(
@@ -143,9 +148,11 @@ class LockCommand(PlainCommand):
         read: Callable[[LockKind], tuple[Iterable[Row], Callable[[], dict[str, Any]]]],
         **facts: Any,
     ) -> None:
-        """Write one object: facts, and for each kind the list *name* and then what is known after it.
+        """Write one object with the facts, and for each kind the list *name* and the facts known after it.
 
-        read: returns both of a kind. Rows are written one by one, so that a million need no memory.
+        Rows are written one by one, so that a million rows need no memory.
+
+        - read: function that returns the rows and the later facts of a kind.
         """
         write = partial(self.stdout.write, ending="")
         write(json.dumps({**facts, "kinds": []})[:-2])
@@ -167,7 +174,7 @@ class LockCommand(PlainCommand):
             raise CommandError(str(error)) from error
 
     def keys(self, options: dict[str, Any]) -> KeyMatch:
-        """The chosen keys. Raises CommandError for a pattern that no key can match."""
+        """Return the chosen keys. Raises CommandError for a pattern that no key can match."""
         prefix = get_settings().KEY_PREFIX
         if options["key"] is None:
             return starting(prefix)
@@ -177,7 +184,7 @@ class LockCommand(PlainCommand):
             raise CommandError(f"--key: {error}", returncode=2) from error
 
     def fact(self, option: str, value: str | None) -> str | None:
-        """The value of an option. Raises CommandError for a text that can be no owner, name or reason."""
+        """Return the value of an option. Raises CommandError for a text that cannot be an owner, a name or a reason."""
         try:
             return check_fact(option, value)
         except ValueError as error:
@@ -199,19 +206,23 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
-#: The width of a table that is not wide. Only holders are cut for it, to no less than `LEAST`. A longer key moves the
+#: The width of a table that is not wide. Only holders are cut to fit, to no less than `LEAST`. A longer key moves the
 #: rest of its row.
 FITS: Final = 100
 LEAST: Final = 16
 MAX_WIDTH: Final = 120
-#: How many locks a table says more of, below it. A key is not broken at the end of a line.
+#: The number of locks with a note below the table. A key is not broken at the end of a line.
 NOTES: Final = 20
 FILLED: Final[dict[str, Any]] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
 
 
 def write_table(stdout: OutputWrapper, rows: Iterable[Row], *, wide: bool = True) -> None:
-    """Write rows of one kind in columns that are as wide as the first thousand rows need: the others are not read
-    before. Below them, what is said of the first that need a look. wide: with the token, and no holder is cut."""
+    """Write rows of one kind in columns, followed by notes on the first rows that need a look.
+
+    The first thousand rows set the column widths, because later rows are not read before.
+
+    - wide: whether to show the token and not to cut holders.
+    """
     rows = iter(rows)
     titles: list[str] = []
     widths: list[int] = []
@@ -240,7 +251,7 @@ def _write_line(stdout: OutputWrapper, texts: list[str], widths: list[int]) -> N
 
 
 def _text(cell: object, room: int | None = None) -> str:
-    """Return a cell as text. If it has no *room*, a label gives way in the middle, and then the rest at its end."""
+    """Return a cell as text. Without enough *room*, the label is cut in the middle first, and the rest at its end."""
     parts = list(map(printable, cell if isinstance(cell, list) else [cell]))
     text = ", ".join(parts) or "-"
     if room is not None and len(text) > room and len(parts) > 1:

@@ -1,4 +1,4 @@
-"""What the commands have in common that run a program: `run_locked` and `run_leader`; and that program."""
+"""The common base of `run_locked` and `run_leader`, and the program that they run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ProgramCommand(PlainCommand):
         parse = parser.parse_args
 
         def parse_args(args: Sequence[str], namespace: Namespace | None = None) -> Namespace:
-            """Leave the program's arguments alone: argparse would drop each `--` among them."""
+            """Leave the program's arguments alone. argparse would drop each `--` among them."""
             at = list(args).index("--") if "--" in args else None
             if at is None and not {"-h", "--help", "--version"}.intersection(args):
                 parser.error(f"put -- between the key and the program: {subcommand} KEY -- PROGRAM …")
@@ -61,12 +61,12 @@ class ProgramCommand(PlainCommand):
 
     @staticmethod
     def label(options: dict[str, Any]) -> str:
-        """Return the label of the lock: the option, or the name of the program."""
+        """Return the label of the lock, from the option or from the name of the program."""
         return options["label"] or tidy_fact(Path(options["program"][0]).name or "program")
 
     @contextmanager
     def reporting_mistakes(self) -> Iterator[None]:
-        """Report what is wrong with the command line or the settings without a traceback."""
+        """Report mistakes in the command line or the settings without a traceback."""
         try:
             yield
         except (ValueError, TypeError) as error:
@@ -77,8 +77,8 @@ class ProgramCommand(PlainCommand):
 
 _FORWARDED: Final = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 _ENDING: Final = (signal.SIGTERM, signal.SIGINT, getattr(signal, "SIGQUIT", None))
-#: Runs a program that is killed when its parent ends, however that was: Linux only. A child cannot ask for it itself
-#: between fork and exec, since this process has threads.
+#: A script that runs a program and has it killed when its parent ends in any way, on Linux only. A child cannot ask for
+#: this itself between fork and exec, since this process has threads.
 _TIED: Final = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -92,11 +92,12 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class Child:
-    """The program. It has its own process group, so that its child processes are stopped with it; except at a terminal,
-    which sends its signals to one group only.
+    """The program. It has its own process group, so that its child processes are stopped with it.
 
-    grace: gives the seconds between SIGTERM and SIGKILL. tied: whether the program is killed when this process ends,
-    where that is possible, and what it has started when the program ends.
+    A terminal sends its signals to one group only. Programs at a terminal therefore stay in the group of this process.
+
+    - grace: function that returns the seconds between SIGTERM and SIGKILL.
+    - tied: whether the program is killed when this process ends, where possible, and its child processes when it ends.
     """
 
     def __init__(self, command: list[str], grace: Callable[[], float], *, tied: bool = False) -> None:
@@ -114,7 +115,7 @@ class Child:
     def run(self, lock: MongoLock | Term, ended: threading.Event) -> int:
         """Run the program until it ends, and return its exit code as a shell would.
 
-        The program is stopped when *ended* is set. If the lock is not held any more, it does not begin.
+        The program is stopped when *ended* is set. If the lock is not held any more, the program does not start.
         """
         environment = {
             **os.environ,
@@ -130,7 +131,7 @@ class Child:
             while self._early:
                 self._send(self._early.pop(0))
             code = self._process.wait()
-            with self._changing:  # a stop that has begun has its end first
+            with self._changing:  # wait for a stop that has begun
                 if self.tied:
                     self._send(signal.SIGKILL)
                 self._process = None
@@ -149,7 +150,9 @@ class Child:
             raise CommandError(f"{command[0]!r} cannot be run: {error.strerror}", returncode=126) from error
 
     def _stop_when(self, ended: threading.Event) -> None:
-        """End the program and its child processes in time, when *ended* is set, unless it has ended by itself."""
+        """When *ended* is set, stop the program and its child processes in time, unless the program has ended by
+        itself.
+        """
         ended.wait()
         with self._changing:
             if self._process is None:
@@ -170,8 +173,11 @@ class Child:
 
     @contextmanager
     def _forwarding(self) -> Iterator[None]:
-        """Forward the signals that this process gets to the program. A terminal sends Ctrl-C to both. A signal that is
-        ignored here, because of nohup for example, is ignored by the program too."""
+        """Forward the signals of this process to the program.
+
+        A terminal sends Ctrl-C to both processes. If this process ignores a signal, because of nohup for example, the
+        program ignores the signal too.
+        """
 
         def forward(number: int, frame: FrameType | None) -> None:
             self.was_asked_to_end = self.was_asked_to_end or number in _ENDING

@@ -1,4 +1,4 @@
-"""The model of the locks, which is read and never written."""
+"""The model of the locks. The model is read and never written."""
 
 from ..inspection.snapshot import LockSnapshot, Party
 from .lock_model import Lock, LockQuerySet

@@ -1,4 +1,4 @@
-"""`Lock`: the engine's documents as a Django model, for reading and for force release; never for locking."""
+"""`Lock`: the engine's documents as a Django model, for reading and for forced releases, never for locking."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from .reading import Condition, Entry, Number, Parties, ReadOnlyModel, ReadOnlyQ
 
 
 class LockQuerySet(ReadOnlyQuerySet):
-    """Locks to read. The server's clock decides, in the query, which of them are held."""
+    """Locks to read. The server's clock decides in the query which of them are held."""
 
-    #: The owner whose grants `force_release` takes; None for all.
+    #: The owner whose grants `force_release` takes. None for all owners.
     _owner: str | None = None
 
     def held(self) -> LockQuerySet:
-        """Locks that are held now."""
+        """Return the locks that are held now."""
         return self._in_state("held")
 
     def kept(self) -> LockQuerySet:
-        """Locks that were released, but are not free before their minimum hold is over, as after `once_per`."""
+        """Return the released locks that stay locked until their minimum hold is over, as after `once_per`."""
         return self._in_state("kept")
 
     def stale(self) -> LockQuerySet:
-        """Locks whose lease has ended without a release. The next process that asks gets them."""
+        """Return the locks whose lease has ended without a release. The next process that asks gets them."""
         return self._in_state("stale")
 
     def free(self) -> LockQuerySet:
-        """Locks without a holder whose documents are still kept."""
+        """Return the locks without a holder whose documents are still kept."""
         return self._in_state("free")
 
     def waited_for(self) -> LockQuerySet:
-        """Locks with waiters."""
+        """Return the locks with waiters."""
         return self._in_state("waited")
 
     def _in_state(self, state: str) -> LockQuerySet:
         return self.filter(Condition(queries.in_state(state)))
 
     def owned_by(self, owner: str) -> LockQuerySet:
-        """Locks that *owner* holds (`owner=`). `force_release` then takes them from this owner only."""
+        """Return the locks that *owner* holds (`owner=`). `force_release` takes them from this owner only."""
         found = self._in_state("leased").filter(holders__owner=owner)
         found._owner = owner
         return found
@@ -60,11 +60,11 @@ class LockQuerySet(ReadOnlyQuerySet):
         return clone
 
     def matching(self, match: KeyMatch) -> LockQuerySet:
-        """Locks whose keys match: see `inspection.kinds.KeyMatch`."""
+        """Return the locks whose keys match. See `inspection.kinds.KeyMatch`."""
         return self.filter(Condition(match.query()))
 
     def snapshots(self, **bounds: Unpack[queries.Bounds]) -> Iterator[LockSnapshot]:
-        """These locks as the server sees them just now, bounded in size. Raises LockBackendFailed."""
+        """Yield a snapshot of each lock from the server, bounded in size. Raises LockBackendFailed."""
         if (query := self.as_query()) is not None:
             yield from queries.snapshots(mongo_store(self.db), *query, **bounds)
 
@@ -74,25 +74,28 @@ class LockQuerySet(ReadOnlyQuerySet):
         return 0 if query is None else queries.count(mongo_store(self.db), query[0], limit, timeout)
 
     def force_release(self, *, by: str = "", reason: str = "") -> int:
-        """Take each of these locks from its holders; return how many were taken.
+        """Take each of these locks from its holders. Return the number of locks taken.
 
-        Each holder learns of the loss at its next renewal. What it does until then is only stopped where its fencing
-        token is compared. A lock whose document is damaged stays as it is, and a warning is logged. by, reason: who
-        does it and why, for the log, the history and the signal `lock_forced`.
+        Each holder learns of the loss at its next renewal. Until then, only a comparison of fencing tokens stops its
+        work. A lock with a damaged document stays as it is, and a warning is logged.
+
+        - by, reason: person and reason for the log, the history and the signal `lock_forced`.
         """
         return sum(_each(self, lambda lock: lock.force_release(self._owner, by=by, reason=reason)))
 
     def ask_to_release(self, requested_by: str) -> int:
-        """Ask the holders of each of these locks to release it; return how many holders were asked.
+        """Ask the holders of each of these locks to release it. Return the number of holders asked.
 
-        They learn of it at their next renewal (`MongoLock.release_requested`), and decide by themselves. Of a lock
-        whose document is damaged nobody is asked, and a warning is logged. requested_by: who asks, for the holders.
+        The holders learn of the request at their next renewal (`MongoLock.release_requested`), and decide by
+        themselves. The holders of a lock with a damaged document are not asked, and a warning is logged.
+
+        - requested_by: name shown to the holders.
         """
         return sum(_each(self, lambda lock: lock.ask_to_release(requested_by) if lock.expires_at else 0))
 
 
 def _each(locks: LockQuerySet, act: Callable[[Lock], int]) -> Iterator[int]:
-    """Act on each of these locks but the damaged ones."""
+    """Call *act* on each of these locks except the damaged ones."""
     for lock in locks.iterator():
         try:
             yield act(lock)
@@ -101,7 +104,7 @@ def _each(locks: LockQuerySet, act: Callable[[Lock], int]) -> Iterator[int]:
 
 
 class Lock(ReadOnlyModel):
-    """One key and what is known of it. The counters run for as long as the document lives.
+    """One key and the facts known of it. The counters run for as long as the document lives.
 
     In a damaged document, a value of the wrong type is read as None, or as [] for a list.
     """
@@ -125,7 +128,7 @@ class Lock(ReadOnlyModel):
 
     objects = models.Manager.from_queryset(LockQuerySet)()
 
-    #: How the server saw the lock, for objects that come from `from_snapshot`.
+    #: The lock as the server saw it, for objects from `from_snapshot`.
     row: LockRow
 
     class Meta(ReadOnlyModel.Meta):
@@ -146,7 +149,7 @@ class Lock(ReadOnlyModel):
 
     @classmethod
     def from_snapshot(cls, snapshot: LockSnapshot, using: str) -> Lock:
-        """Return the lock with its key and no other field."""
+        """Return a lock with its key and its row, but no other field."""
         lock: Lock = cls.from_db(using, ["key"], [snapshot.key])
         lock.row = row_of(snapshot)
         return lock
@@ -154,10 +157,13 @@ class Lock(ReadOnlyModel):
     def force_release(
         self, owner: str | None = None, *, token: int | None = None, by: str = "", reason: str = ""
     ) -> bool:
-        """Take the lock from those who held it when this object was read; return whether it was taken.
+        """Take the lock from the holders at the time when this object was read. Return whether the lock was taken.
 
-        owner, token: only from the holders with this one. Later grants stay. by, reason: who does it and why, for the
-        log, the history and the signal `lock_forced`. Raises LockDocumentDamaged, LockBackendFailed.
+        Later grants stay. Raises LockDocumentDamaged, LockBackendFailed.
+
+        - owner: only owner whose grants are taken.
+        - token: only fencing token whose grant is taken.
+        - by, reason: person and reason for the log, the history and the signal `lock_forced`.
         """
         grants = self._grants(lambda holder: owner in (None, holder.owner) and token in (None, holder.token))
         using = self._state.db
@@ -167,10 +173,12 @@ class Lock(ReadOnlyModel):
         return taken
 
     def ask_to_release(self, requested_by: str, *, token: int | None = None) -> int:
-        """Ask its holders to release this lock; return how many were asked.
+        """Ask the holders to release this lock. Return the number of holders asked.
 
-        requested_by: who asks, for the holders. token: only the holder that had this fencing token when this object was
-        read. Raises LockDocumentDamaged, LockBackendFailed.
+        Raises LockDocumentDamaged, LockBackendFailed.
+
+        - requested_by: name shown to the holders.
+        - token: fencing token of the only holder to ask, as of the time when this object was read.
         """
         grants = None if token is None else self._grants(lambda holder: holder.token == token)
         return operations.ask_to_release(mongo_store(self._state.db), self.key, requested_by, grants=grants)
@@ -180,7 +188,7 @@ class Lock(ReadOnlyModel):
 
 
 class LockDashboard(Lock):
-    """The line of the dashboard in the admin's index: it leads there with one click, and has no objects of its own."""
+    """The line of the dashboard in the admin's index. The line links to the dashboard. The model has no objects."""
 
     class Meta:
         proxy = True

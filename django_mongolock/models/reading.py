@@ -1,7 +1,7 @@
-"""Reading, through Django's ORM, documents that only the engine writes.
+"""Reading documents of the engine through Django's ORM.
 
-The fields read any document and never raise: a value of the wrong type is read as None. A document of the locks
-collection may be damaged, or may not be ours. That must not hide the other results of a query.
+The fields read any document and never raise. A value of the wrong type is read as None. A document in the collection of
+locks may be damaged, or may belong to another program. Such a document must not hide the other results of a query.
 """
 
 from __future__ import annotations
@@ -51,17 +51,20 @@ class Condition(Lookup):
         return query
 
 
-#: The stages of a query that has nothing but a condition and an order.
+#: The stages of a query with only a condition and an order.
 _PLAIN: Final = {"$match", "$project", "$addFields", "$sort"}
 
 
 class ReadOnlyQuerySet(MongoQuerySet):
-    """Filters, orders and counts like any other; writes nothing."""
+    """A queryset that filters, orders and counts like any other, and writes nothing."""
 
     @property
     def db(self) -> str:
-        """The alias to read from. Raises ImproperlyConfigured where no router has sent it to MongoDB, and
-        LockBackendFailed where the locks are in memory."""
+        """The alias to read from.
+
+        Raises ImproperlyConfigured if no router sends the model to MongoDB. Raises LockBackendFailed if the locks are
+        in memory.
+        """
         alias: str = super().db
         try:
             mongo_store(alias)
@@ -73,10 +76,10 @@ class ReadOnlyQuerySet(MongoQuerySet):
         return alias
 
     def as_query(self) -> tuple[dict[str, Any], dict[str, int]] | None:
-        """The condition and the order in MongoDB's form; None if no document can match.
+        """Return the condition and the order in MongoDB's form, or None if no document can match.
 
-        The backend's own pipeline copies the field that it sorts by, and so sorts without an index. Raises
-        NotSupportedError for what has more than a condition and an order by fields.
+        The backend's own pipeline copies the sort field, and therefore sorts without an index. Raises NotSupportedError
+        for a query with more than a condition and an order by fields.
         """
         compiler = self.query.get_compiler(using=self.db)
         compiler.pre_sql_setup()
@@ -92,23 +95,23 @@ class ReadOnlyQuerySet(MongoQuerySet):
         return query.match_mql, query.ordering
 
     def delete(self, *args: Any) -> NoReturn:
-        """Not supported: locks that were renewed or granted in the meantime would be deleted too."""
+        """Raise NotSupportedError. A deletion would also remove locks that were renewed or granted in the meantime."""
         raise NotSupportedError(self.model.not_deleted)
 
     def update(self, *args: Any, **values: Any) -> NoReturn:
-        """Not supported: only the engine writes."""
+        """Raise NotSupportedError. Only the engine writes."""
         raise NotSupportedError(self.model.not_written)
 
     bulk_create = bulk_update = update
-    # What Model.save_base() and loaddata call.
+    # Model.save_base() and loaddata call these methods.
     _insert = _update = update
     _raw_delete = delete  # type: ignore[assignment]
 
 
 class ReadOnlyModel(models.Model):
-    """A model that is not written through the ORM, neither by an instance nor by any manager."""
+    """A model that neither an instance nor a manager writes through the ORM."""
 
-    #: The texts of the errors: why, and what to do instead.
+    #: The texts of the errors, with the reason and the alternative.
     not_deleted: ClassVar[str]
     not_written: ClassVar[str]
 
@@ -119,18 +122,18 @@ class ReadOnlyModel(models.Model):
         default_permissions = ("view",)
 
     def save(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: only the engine writes."""
+        """Raise NotSupportedError. Only the engine writes."""
         raise NotSupportedError(self.not_written)
 
     save_base = save
 
     def delete(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not supported: see ReadOnlyQuerySet.delete()."""
+        """Raise NotSupportedError. See ReadOnlyQuerySet.delete()."""
         raise NotSupportedError(self.not_deleted)
 
 
 def read_moment(value: object) -> datetime | None:
-    """A moment in the form that the project uses. The backend reads moments without a time zone."""
+    """Return a moment in the form of the project's settings. The backend reads moments without a time zone."""
     if not isinstance(value, datetime):
         return None
     moment = value if timezone.is_aware(value) else value.replace(tzinfo=UTC)
@@ -148,11 +151,11 @@ class Number(BigIntegerField):
     """A whole number, or None."""
 
     def get_internal_type(self) -> str:
-        return "LockNumber"  # for names it knows, the backend converts, and raises
+        return "LockNumber"  # the backend converts the types that it knows, and raises
 
     @cached_property
     def validators(self) -> list[Any]:
-        """No validators: Django would look for the range of that type in the default database."""
+        """No validators. Django would look for the range of that type in the default database."""
         return []
 
     def from_db_value(self, value: object, *args: object) -> int | None:
@@ -160,7 +163,9 @@ class Number(BigIntegerField):
 
 
 class ServerTime(DateTimeField):
-    """A moment according to the server's clock, or None. Aware; with USE_TZ = False in local time."""
+    """A moment by the server's clock, or None. With USE_TZ = False the moment is naive local time, otherwise it is
+    aware.
+    """
 
     def get_internal_type(self) -> str:
         return "LockMoment"
@@ -169,14 +174,14 @@ class ServerTime(DateTimeField):
         return read_moment(value)
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        """Moments are stored in UTC, also in projects that use local time."""
+        """Return the moment in UTC. Projects that use local time store UTC too."""
         if not isinstance(value, datetime):
             return value
         return (value if timezone.is_aware(value) else timezone.make_aware(value)).astimezone(UTC)
 
 
 class Parties(EmbeddedModelArrayField):  # type: ignore[misc]
-    """Holders or waiters, read as `Party`; [] for anything that is no list."""
+    """Holders or waiters, read as `Party`. Anything that is no list is read as []."""
 
     def get_internal_type(self) -> str:
         return "LockEntries"
@@ -192,7 +197,7 @@ class Parties(EmbeddedModelArrayField):  # type: ignore[misc]
 
 
 class PartyFields(models.Model):
-    """What holders and waiters have in common, and what an app may note of them."""
+    """The common fields of holders and waiters, including the facts that an app may record."""
 
     mode = Text(_("mode"), max_length=16, null=True)
     owner = Text(_("owner"), max_length=256, null=True)

@@ -1,5 +1,6 @@
 """Tags and filters for the templates of the app. Django imports this module in every project, with or without the
-admin."""
+admin.
+"""
 
 import json
 from typing import Any
@@ -33,7 +34,7 @@ for function in (
 
 @register.filter
 def as_shown(holder: Party, key: str) -> str:
-    """Return what a form carries of one holder of the lock *key*: see `admin.confirmation`."""
+    """Return the form's value for one holder of the lock *key*. See `admin.confirmation`."""
     return json.dumps(["locks", key, [holder.token]])
 
 
@@ -45,7 +46,10 @@ def lock_address(context: dict[str, Any], key: str) -> str:
 
 @register.inclusion_tag("django_mongolock/editing/panel.html", takes_context=True)
 def edit_lock(context: template.Context, editing: Any, form_id: str = "") -> dict[str, Any]:
-    """Show who edits the page, above its form. form_id: the id of the form."""
+    """Show the editor of the page, above its form.
+
+    - form_id: id of the form.
+    """
     return {
         **editing.context,
         "form_id": form_id,

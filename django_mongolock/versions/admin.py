@@ -1,4 +1,4 @@
-"""The admin for models with a version: a conflict leads to a page that says so, never to a lost update."""
+"""The admin for models with a version. A conflict leads to a page that explains it, never to a lost update."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 else:
     ModelAdmin, BaseModelAdmin = admin.ModelAdmin, admin.options.BaseModelAdmin
 
-#: What the name of a guard begins with.
+#: The prefix of the names of guards.
 GUARD: Final = "_guard_"
 Inner = Callable[..., Any]
 
 
 class GuardedAdmin(ModelAdmin):
-    """An admin with guards around its methods. The guard of a method is the method ``_guard_<name>``, which gets the
-    method as its first argument.
+    """An admin with guards around its methods.
 
-    A guard belongs to the instance, so it runs whatever the class, its subclasses and other mixins make of the method,
-    whether they call super() or not, and in any order of the bases.
+    The guard of a method is the method ``_guard_<name>``. It gets the method as its first argument. A guard belongs to
+    the instance. It therefore runs whatever the class, its subclasses and other mixins make of the method, whether they
+    call super() or not, and in any order of the bases.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,7 +64,7 @@ def _guarded(instance: Any, name: str) -> Inner:
 
 
 class SealedPages(GuardedAdmin):
-    """Pages that change only what their user has seen: the change page, the list, and the one that deletes."""
+    """Pages that change only objects as their user has seen them: the change page, the list, and the delete page."""
 
     # The change page
 
@@ -79,8 +79,11 @@ class SealedPages(GuardedAdmin):
     def _save(
         self, request: HttpRequest, saving: Saving, attempt: Callable[[], Any], again: Callable[..., Any] | None = None
     ) -> Any:
-        """Return what *attempt* returns. If something was refused that no form shows, nothing is written, and the page
-        is shown again, or what *again* returns, with the reason."""
+        """Return the result of *attempt*.
+
+        If something was refused that no form shows, nothing is written. The page, or the result of *again*, then shows
+        the reason.
+        """
         saving.begin(request)
         aliases = (router.db_for_write(LogEntry), self.get_queryset(request).db)
         said: Any = getattr(request, "_messages", None)
@@ -125,7 +128,7 @@ class SealedPages(GuardedAdmin):
         return {FIELD: SealField()}
 
     def _guard_get_fieldsets(self, inner: Inner, request: HttpRequest, obj: Any = None) -> Any:
-        """Add the hidden field, also if the fields are listed explicitly; not to a page that is for reading."""
+        """Add the hidden fields, even if the fields are listed explicitly. A page for reading gets none."""
         shown = obj is None or self.has_change_permission(request, obj)
         return with_hidden(inner(request, obj), list(self._hidden(request)), shown=shown)
 
@@ -136,7 +139,9 @@ class SealedPages(GuardedAdmin):
             yield formset, inline
 
     def _guard_get_formset_kwargs(self, inner: Inner, request: HttpRequest, *args: Any) -> dict[str, Any]:
-        """When saving, read the rows from the primary, and lock them. The rows of a deleted object are added anew."""
+        """When saving, read the rows from the primary, and lock them. The rows of a deleted object are added as new
+        rows.
+        """
         given: dict[str, Any] = inner(request, *args)
         rows, parent, inline = from_primary(request, given["queryset"]), given["instance"], args[1]
         if parent.pk is not None and not hasattr(inline, "ct_field"):
@@ -160,7 +165,7 @@ class SealedPages(GuardedAdmin):
         return inner(request, context, *args, **kw)
 
     def _guard_history_form_view(self, inner: Inner, request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
-        """Restore an old version, on the page of django-simple-history. What is restored is a new version."""
+        """Restore an old version on the page of django-simple-history. The restored object gets a new version."""
         if request.method != "POST":
             return inner(request, *args, **kwargs)
         saving = Saving()
@@ -193,12 +198,12 @@ class SealedPages(GuardedAdmin):
         if request.method == "POST" and "_save" in request.POST:
             return self._save(request, Saving(functools.partial(self._problem_of, request)), attempt)
         try:
-            return attempt()  # an action is not run twice
+            return attempt()  # an action does not run twice
         except Refused as refused:
             return self._say(request, refused.args)
 
     def _problem_of(self, request: HttpRequest, obj: Any) -> str:
-        """Return why an object may not be changed now; "" if it may."""
+        """Return the reason why an object may not be changed now, "" if it may."""
         return ""
 
     def _guard_get_changelist_formset(self, inner: Inner, request: HttpRequest, **kwargs: Any) -> Any:
@@ -213,17 +218,18 @@ class SealedPages(GuardedAdmin):
         lock_rows(rows, pk__in=[row.pk for row in rows])
         return rows.all()
 
-    # What was deleted meanwhile
+    # Objects that were deleted meanwhile
 
     def _get(self, request: HttpRequest, object_id: str) -> Any:
-        """Return the object of an address; None where the view has to say that there is none."""
+        """Return the object of an address, or None where the view has to report that there is none."""
         by = request.POST.get(TO_FIELD_VAR, request.GET.get(TO_FIELD_VAR))
         known = by is None or self.to_field_allowed(request, by)
         return self.get_object(request, unquote(object_id), by) if known else None
 
     def _guard__get_obj_does_not_exist_redirect(self, inner: Inner, request: HttpRequest, *args: Any) -> Any:
-        """Show what was typed if the object was deleted or hidden while it was edited, so that it can be created
-        again."""
+        """Show the typed values if the object was deleted or hidden while it was edited. The user can then create it
+        again.
+        """
         if request.method != "POST" or FIELD not in request.POST:
             return inner(request, *args)
         saving = Saving.of(request)
@@ -233,13 +239,13 @@ class SealedPages(GuardedAdmin):
         return self._changeform_view(request, None, "", None)  # type: ignore[attr-defined]
 
     def _guard_has_add_permission(self, inner: Inner, request: HttpRequest, *args: Any) -> bool:
-        """Let the form be shown that refuses to create an object again."""
+        """Allow the page to show the form that refuses to create an object again."""
         return Saving.of(request).deleted or inner(request, *args)
 
     # Deleting
 
     def _guard_delete_view(self, inner: Inner, request: HttpRequest, object_id: str, extra_context: Any = None) -> Any:
-        """Ask for confirmation about what is stored now: the address of the page carries its seal."""
+        """Ask for confirmation of the stored state. The address of the page carries the seal of that state."""
         obj = self._get(request, object_id)
         if obj is None or not self.has_delete_permission(request, obj):
             return inner(request, object_id, extra_context)
@@ -251,7 +257,7 @@ class SealedPages(GuardedAdmin):
         return self._save(request, Saving(), lambda: self._delete(inner, request, obj, object_id, extra_context), _ask)
 
     def _delete(self, inner: Inner, request: HttpRequest, obj: Any, *args: Any) -> HttpResponse:
-        """Delete it, if it is as the page showed it."""
+        """Delete the object if its stored state is the one that the page showed."""
         found = locked_row(self.model, obj._state.db, obj.pk)
         if found is None or not is_current(unseal(request.GET.get(FIELD)), found):
             counted(VersionConflict(obj._meta.label, obj.pk, None))
@@ -272,7 +278,9 @@ def with_hidden(fieldsets: Any, hidden: Collection[str], *, shown: bool = True) 
 
 
 def _seal_rows(formset: Any) -> None:
-    """Put the seals of rows into the management form: every template has that, and not each has hidden fields."""
+    """Put the seals of rows into the management form. Every template has a management form, but not every one has
+    hidden fields.
+    """
     for form in formset.initial_forms:
         if FIELD in form.fields:
             shown = form[FIELD].value()
@@ -282,7 +290,7 @@ def _seal_rows(formset: Any) -> None:
 
 
 class VersionedForms(BaseModelAdmin):
-    """Rows that carry the version, in an admin of any class: ``class Lines(VersionedForms, admin.TabularInline)``.
+    """An admin of any class for rows that carry the version: ``class Lines(VersionedForms, admin.TabularInline)``.
 
     Derive your own forms from VersionedModelForm.
     """
@@ -294,7 +302,7 @@ class VersionedForms(BaseModelAdmin):
         return from_primary(request, super().get_queryset(request))
 
     def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
-        """Add the hidden field, also if the fields are listed explicitly."""
+        """Add the hidden field, even if the fields are listed explicitly."""
         return with_hidden(super().get_fieldsets(request, obj), [FIELD])
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
@@ -308,7 +316,7 @@ class VersionedForms(BaseModelAdmin):
 
 
 class VersionedAdmin(SealedPages):
-    """A ModelAdmin that saves and deletes only what its user has seen."""
+    """A ModelAdmin that saves and deletes only objects as their user has seen them."""
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check also the model."""
@@ -323,7 +331,7 @@ def _check_version(edits: Any) -> Iterator[checks.CheckMessage]:
 
 
 def _ask(request: HttpRequest, shown: str | None = None) -> HttpResponse:
-    """Redirect to the same page, with the version that it shows in its address; without, to read it again."""
+    """Redirect to the same page, with the shown version in its address. Without a version, the page is read again."""
     query = request.GET.copy()
     query.pop(FIELD, None)
     if shown is not None:

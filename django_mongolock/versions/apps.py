@@ -3,7 +3,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class VersionsConfig(AppConfig):
-    """Has the field, the forms and the admin of models with a version."""
+    """The app with the field, the forms and the admin of models with a version."""
 
     name = "django_mongolock.versions"
     label = "mongolock_versions"

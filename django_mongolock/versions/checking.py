@@ -1,7 +1,7 @@
-"""Where a model checks its version: what was read, what is stored, and what is wrapped around methods of its model.
+"""Version checks of a model: the version read, the version stored, and the wrappers around methods of the model.
 
 A save puts the version that was read into the filter of its own update, so that the database decides. A delete raises
-the version first, where it is still the one that was read, and deletes in the same transaction.
+the version if it is still the one that was read. The deletion follows in the same transaction.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .retry import is_overtaken
 
 
 def version_field(model: type[Model]) -> Field[Any, Any] | None:
-    """Return the VersionField of *model*, its own or a parent's; None if there is none."""
+    """Return the VersionField of *model*, its own or a parent's, or None."""
     return find_version(model._meta.concrete_fields)
 
 
@@ -43,7 +43,9 @@ def find_version(fields: Iterable[Field[Any, Any]]) -> Field[Any, Any] | None:
 
 
 def version_read(instance: Model, field: Field[Any, Any]) -> int | None:
-    """Return the version that *instance* was read in; None where the row had none. ValueError where it was not read."""
+    """Return the version in which *instance* was read, None if the row had none. Raises ValueError if no version was
+    read.
+    """
     try:
         version = instance.__dict__[field.attname]
     except KeyError:
@@ -63,8 +65,8 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
     """Raise the versions of *instances*, each from the one that was read, and run the block in the same transaction.
 
     If the block fails, everything is as before. Raises VersionConflict before the block. On a MongoDB without
-    transactions (a standalone server) another writer may come in between; there, and inside of a transaction of
-    MongoDB, the versions stay raised.
+    transactions (a standalone server) another writer may come in between. There, and inside a transaction of MongoDB,
+    the versions stay raised.
     """
     read = [(instance, version_read(instance, field)) for instance in instances]
     _refuse_unread(instances, field, using)
@@ -89,8 +91,10 @@ def raising_versions(instances: Sequence[Model], field: Field[Any, Any], using: 
 
 
 def _refuse_unread(instances: Sequence[Model], field: Field[Any, Any], using: str) -> None:
-    """Raise VersionConflict for an instance that was not read. And ValueError if two are the same row: one would be
-    written over by the other, in any version."""
+    """Raise VersionConflict for an instance that was not read. Raise ValueError if two instances are the same row.
+
+    One of two such instances would overwrite the other, in any version.
+    """
     found: dict[Any, Model] = {}
     for instance in instances:
         if instance._state.adding:
@@ -103,12 +107,15 @@ def _refuse_unread(instances: Sequence[Model], field: Field[Any, Any], using: st
 
 
 class _VersionsDiffer(Exception):
-    """Not all rows are in the version in which they were read."""
+    """The error if a row is not in the version in which it was read."""
 
 
 def all_or_nothing(using: str) -> AbstractContextManager[Any]:
-    """Return a transaction, also on MongoDB, where Django's own atomic() does nothing. Nothing where it could not be
-    rolled back by itself: MongoDB has no savepoints, and a standalone server no transactions."""
+    """Return a transaction, also on MongoDB, where Django's own atomic() does nothing.
+
+    Return a null context where no separate rollback is possible. MongoDB has no savepoints, and a standalone server has
+    no transactions.
+    """
     connection: Any = connections[using]
     if connection.vendor != "mongodb":
         return transaction.atomic(using=using)
@@ -118,7 +125,9 @@ def all_or_nothing(using: str) -> AbstractContextManager[Any]:
 
 
 class UnlessOvertaken(AbstractContextManager[None, bool]):
-    """Run the block in a transaction. If another writer is faster, nothing is written, and the code below it runs."""
+    """A transaction around the block. If another writer is faster, nothing is written, and the code after the block
+    runs.
+    """
 
     def __init__(self, using: str) -> None:
         self._transaction = all_or_nothing(using)
@@ -134,7 +143,7 @@ class UnlessOvertaken(AbstractContextManager[None, bool]):
 
 
 def next_version(field: Field[Any, Any]) -> CombinedExpression:
-    """Return the expression that raises a version, whatever it is."""
+    """Return the expression that raises a version from any value."""
     return Coalesce(F(field.attname), 0) + 1
 
 
@@ -157,7 +166,7 @@ def _raise_versions(read: Sequence[tuple[Model, int | None]], field: Field[Any, 
 
 
 def _find_conflict(read: Sequence[tuple[Model, int | None]], field: Field[Any, Any], using: str) -> VersionConflict:
-    """Return the conflict of the first row that is not stored in the version in which it was read."""
+    """Return the conflict of the first row that is no longer stored in the version in which it was read."""
     keys = [instance._get_pk_val(field.model._meta) for instance, _ in read]
     rows = field.model._base_manager.using(using).filter(pk__in=keys)
     stored = dict(rows.values_list("pk", field.attname))
@@ -173,7 +182,7 @@ def lost_race(instance: Model, read: int | None) -> VersionConflict:
 
 
 def counted(conflict: VersionConflict) -> VersionConflict:
-    """Return the error, after its signal."""
+    """Return the error after sending its signal."""
     signals.send(signals.version_conflict, what=conflict.what)
     return conflict
 
@@ -185,7 +194,10 @@ def conflict(
     names: Collection[str] | None = None,
     problem: str = "it was changed meanwhile",
 ) -> VersionConflict:
-    """Return the error, with what is stored now. names: the fields that were to be written."""
+    """Return the error, with the stored values.
+
+    - names: names of the fields to be written.
+    """
     label, field = instance._meta.label, version_field(type(instance))
     row = type(instance)._base_manager.using(using).filter(pk=instance.pk).first()
     if row is None or field is None:
@@ -203,13 +215,13 @@ def conflict(
 
 
 def _plain(field: Field[Any, Any], instance: Model) -> Any:
-    """The value as it is stored: what errors carry must survive pickling."""
+    """Return the value as it is stored. The values in errors must survive pickling."""
     value = field.value_from_object(instance)
     return repr(value) if hasattr(value, "resolve_expression") else plain(field, value)
 
 
 def plain(field: Field[Any, Any], value: Any) -> Any:
-    """Return the value as it is stored, in a form that can be compared: an embedded document as a dict."""
+    """Return the value as it is stored, in a comparable form. An embedded document becomes a dict."""
     value = field.get_prep_value(value)
     if isinstance(value, Model):
         parts = {each.attname: plain(each, each.value_from_object(value)) for each in value._meta.concrete_fields}
@@ -222,7 +234,7 @@ def plain(field: Field[Any, Any], value: Any) -> Any:
 
 
 def notice_copy(save_base: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model.save_base(), which every save goes through: without a key an instance is a new row."""
+    """Wrap Model.save_base(). Every save goes through this method. An instance without a key is a new row."""
 
     @wraps(save_base)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,8 +246,13 @@ def notice_copy(save_base: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def know_what_is_stored(save_table: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model._save_table(): the writing of one table by one save. If that of a child fails, that of its parent is
-    rolled back. raw: by a fixture. A row that is not there yet is written as it is."""
+    """Wrap Model._save_table(), the writing of one table by one save.
+
+    If the save of a child's table fails, the save of its parent's table is rolled back. A row that does not exist yet
+    is written as it is.
+
+    - raw: whether a fixture writes the row.
+    """
 
     @wraps(save_table)
     def checked(self: Any, raw: bool = False, cls: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -254,7 +271,7 @@ def know_what_is_stored(save_table: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model._do_update(): the update of one table by one save."""
+    """Wrap Model._do_update(), the update of one table by one save."""
 
     @wraps(do_update)
     def checked(self: Any, base_qs: QuerySet[Any], using: str, pk: Any, values: Any, *rest: Any) -> Any:
@@ -279,7 +296,7 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
             raise lost_race(self, read) from error
         if not updated:
             raise conflict(self, read, using, rest[0])
-        if connections[using].vendor != "mongodb":  # which rolls nothing back
+        if connections[using].vendor != "mongodb":  # MongoDB rolls nothing back
             self._state.version_read = {field.attname: read}
         setattr(self, field.attname, raised)
         return updated
@@ -288,7 +305,7 @@ def check_on_update(do_update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _update_raw(instance: Any, field: Any, row: QuerySet[Any], values: Any, update: Callable[[Any], Any]) -> Any:
-    """Write over a row what a fixture has, in a version that is larger than both."""
+    """Overwrite a row with the values of a fixture, in a version that is larger than both."""
     given = Value(getattr(instance, field.attname) or 0)
     raised = Greatest(Coalesce(F(field.attname), 0), given) + 1
     updated = update([value for value in values if value[0] is not field] + [(field, None, raised)])
@@ -298,7 +315,7 @@ def _update_raw(instance: Any, field: Any, row: QuerySet[Any], values: Any, upda
 
 
 def check_on_delete(delete: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model.delete(), or what the class has instead of it."""
+    """Wrap Model.delete(), or the class's own replacement of it."""
 
     @wraps(delete)
     def checked(self: Model, using: str | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -313,7 +330,7 @@ def check_on_delete(delete: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def keep_on_refresh(refresh: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Model.refresh_from_db(): a part that is read again, also a deferred field, makes nothing else newer."""
+    """Wrap Model.refresh_from_db(). Reading a part again, such as a deferred field, makes nothing else newer."""
 
     @wraps(refresh)
     def checked(self: Model, using: str | None = None, fields: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -328,8 +345,8 @@ def keep_on_refresh(refresh: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-#: The methods of Model that a VersionField wraps. Two are Django's own: `_do_update` has one argument more in Django 6,
-#: which is passed on, and returns a list there.
+#: The methods of Model that a VersionField wraps. Two are private to Django. In Django 6, `_do_update` has one more
+#: argument (passed on) and returns a list.
 HOOKS = {
     "save_base": notice_copy,
     "refresh_from_db": keep_on_refresh,

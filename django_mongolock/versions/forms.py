@@ -1,4 +1,4 @@
-"""A form that knows what its page showed, and says what has changed since instead of overwriting it."""
+"""A form that knows the values its page showed. It reports later changes of the object instead of overwriting them."""
 
 from __future__ import annotations
 
@@ -57,21 +57,23 @@ class SealField(forms.CharField):
 
 
 class SealedModelForm(ModelForm):
-    """A ModelForm whose page carries what it showed, in the hidden field `version_read`: the version of a model that
-    has one, and a digest of each field.
+    """A ModelForm whose page carries a record of what it showed, in the hidden field `version_read`.
 
-    A field that the user left alone takes the stored value. If a field that the user changed has another value now than
-    the page showed, the form is not valid, and says which fields were changed meanwhile. If the model has a version,
-    any change of the object counts. The page then carries what is stored, so sending it again saves it. A page that
-    does not say, or with a forged text, is treated as one that has shown nothing.
+    The record has the version of a model with a version, and a digest of each field.
 
-    A change between is_valid() and the save raises VersionConflict; `try_save` shows the same page instead.
+    A field that the user left alone takes the stored value. If the user changed a field, and the stored value differs
+    from the one that the page showed, the form is not valid. The form then names the fields that were changed
+    meanwhile. If the model has a version, any change of the object counts. The page then carries the stored state, so
+    sending it again saves it. A page without a record, or with a forged one, is treated as a page that has shown
+    nothing.
+
+    A change between is_valid() and the save raises VersionConflict. `try_save` shows the same page instead.
     """
 
     version_read = SealField()
-    #: The request that the form is a part of, if that is a page of `versions.admin` or `editing`.
+    #: The request that the form is a part of, if the page is one of `versions.admin` or `editing`.
     saving: ClassVar[Saving | None] = None
-    #: What the form edits: the object of the page, a row below it, or a row of a list.
+    #: The edited part: the object of the page, a row below it, or a row of a list.
     part: ClassVar[Literal["object", "row", "list"]] = "object"
     #: The fields that the user has left alone.
     _alone: frozenset[str] = frozenset()
@@ -90,7 +92,7 @@ class SealedModelForm(ModelForm):
         return [name for name in super().changed_data if name not in self._alone]
 
     def _post_clean(self) -> None:
-        """Compare with what is stored, before Django puts the typed values into the instance."""
+        """Compare with the stored values, before Django puts the typed values into the instance."""
         page = unseal(self.data.get(self.add_prefix(FIELD)))
         if not self.instance._state.adding:
             self._compare(page)
@@ -107,7 +109,7 @@ class SealedModelForm(ModelForm):
         super()._post_clean()  # type: ignore[misc]
 
     def try_save(self) -> bool:
-        """Save, and return whether it was saved. If another writer was faster, the form shows the conflict."""
+        """Save, and return whether the object was saved. If another writer was faster, the form shows the conflict."""
         using = router.db_for_write(self._meta.model, instance=self.instance)
         with UnlessOvertaken(using):
             self.save()
@@ -122,8 +124,10 @@ class SealedModelForm(ModelForm):
         return False
 
     def _compare(self, page: Page | None) -> None:
-        """Keep what is stored of each field that was left alone, with its microseconds and line ends. Refuse to write
-        over what the page has not shown."""
+        """Keep the stored value of each field that was left alone, with its microseconds and line ends.
+
+        Refuse to overwrite values that the page has not shown.
+        """
         stored = self.instance
         page = page if page is not None and page["name"] == name_of(stored) else None
         typed = self._typed(page, stored)
@@ -145,14 +149,14 @@ class SealedModelForm(ModelForm):
         if last or not is_same:
             self._show_conflict(page, stored)
         elif self._meta.model._meta.pk.name in typed:
-            stored._state.adding = True  # under another key it is another object, which must not be there yet
+            stored._state.adding = True  # under another key this is another object, which must be new
 
     def _keep(self, field: Any, value: Any) -> None:
-        """Have the form write what is stored."""
+        """Make the form write the stored value."""
         try:
             is_link = field.is_relation and not field.many_to_many
             self.cleaned_data[field.name] = getattr(self.instance, field.name) if is_link else value
-        except ObjectDoesNotExist:  # the row has a key of nothing, and keeps it
+        except ObjectDoesNotExist:  # the row has a dangling key, and keeps it
             del self.cleaned_data[field.name]
 
     def _typed(self, page: Page | None, stored: models.Model) -> set[str]:
@@ -170,11 +174,11 @@ class SealedModelForm(ModelForm):
         return typed
 
     def _is_kept(self, page: Page) -> bool:
-        """Tell of an object, or of a row, that was deleted since the page was made. Return whether the form counts."""
+        """Report an object or a row that was deleted since the page was made. Return whether the form counts."""
         model, key = self._meta.model, key_of(page, self._meta.model)
         if self.saving is None or not (self.saving.deleted or self.part != "object"):
             if key and not model._base_manager.using(router.db_for_write(model)).filter(pk=key).exists():
-                self._show_deleted()  # where it is still there, this is "save as new"
+                self._show_deleted()  # if the object still exists, this is "save as new"
             return True
         if self.part == "object":
             self._show_deleted()
@@ -215,7 +219,10 @@ class SealedModelForm(ModelForm):
 
 
 class VersionedModelForm(SealedModelForm):
-    """The form of a model with a version: any change of the object counts, also of what the form does not show."""
+    """The form of a model with a version.
+
+    Any change of the object counts, even of fields that the form does not show.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -224,7 +231,10 @@ class VersionedModelForm(SealedModelForm):
 
 
 def sealed(form: Any, request: Any, part: str = "object", **fields: Any) -> Any:
-    """Return a form class that carries a seal, for a page of *request*, whatever class the form has. fields: others."""
+    """Return a form class that carries a seal, for a page of *request*, based on a form of any class.
+
+    - fields: further form fields.
+    """
     bases = (form,) if issubclass(form, SealedModelForm) else (SealedModelForm, form)
     own = {"__module__": form.__module__, "saving": Saving.of(request), "part": part, **fields}
     return type(form)(form.__name__, bases, own)

@@ -1,4 +1,7 @@
-"""Retries after a conflict: read again, decide again, write again. And how each database says that there was one."""
+"""Retries after a conflict: read again, decide again, write again.
+
+The error codes tell the conflicts of each database.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,12 @@ from ..exceptions import DocumentChanged, DocumentHeld, VersionConflict
 from ..keys import unexpected
 from ..transactions import open_transactions
 
-#: Another transaction changed what this one has read. PostgreSQL (serialization failure); MariaDB (record has changed
-#: since last read); MongoDB (WriteConflict); SQLite in WAL mode.
+#: The codes for a transaction that another one has overtaken. PostgreSQL (serialization failure), MariaDB (record has
+#: changed since last read), MongoDB (WriteConflict), SQLite in WAL mode.
 OVERTAKEN: Final = frozenset({"40001", 1020, 112, "SQLITE_BUSY_SNAPSHOT"})
-#: Besides, two transactions waited for each other, or one of them too long. PostgreSQL (deadlock); MySQL and MariaDB
-#: (lock wait timeout, deadlock); SQLite (another connection writes, or recovers the file after a crash).
+#: Further codes for two transactions that waited for each other, or one that waited too long. PostgreSQL (deadlock),
+#: MySQL and MariaDB (lock wait timeout, deadlock), SQLite (another connection writes, or recovers the file after a
+#: crash).
 PASSING: Final = OVERTAKEN | {"40P01", 1205, 1213, "SQLITE_BUSY", "SQLITE_BUSY_RECOVERY", "SQLITE_LOCKED_SHAREDCACHE"}
 
 P = ParamSpec("P")
@@ -37,7 +41,7 @@ logger = logging.getLogger("django_mongolock.versions")
 
 
 class RetryOptions(TypedDict, total=False):
-    """See `retry_on_conflict`; 10 attempts, 0.05 and 1 second are the defaults."""
+    """The options of `retry_on_conflict`. The defaults are 10 attempts, 0.05 and 1 second."""
 
     attempts: int
     backoff: Seconds
@@ -46,15 +50,18 @@ class RetryOptions(TypedDict, total=False):
 
 
 def is_conflict(error: BaseException) -> bool:
-    """Return whether another attempt may succeed: a row or document was changed meanwhile, a document is held, or the
-    database says so. An error of a function that runs after the commit is none: the work is done."""
+    """Return whether another attempt may succeed.
+
+    Another attempt may succeed if a row or document was changed meanwhile, if a document is held, or if the database
+    asks for it. An error of a function that runs after the commit is no conflict, because the work is done.
+    """
     if out_of_commit_hook(error):
         return False
     return isinstance(error, (VersionConflict, DocumentChanged, DocumentHeld)) or is_passing(error)
 
 
 class Retrying:
-    """How often a function is called, and the pauses in between; see `retry_on_conflict`."""
+    """The number of attempts and the pauses between them. See `retry_on_conflict`."""
 
     def __init__(
         self, attempts: int = 10, backoff: Seconds = 0.05, longest: Seconds = 1.0, using: str | None = None
@@ -64,8 +71,11 @@ class Retrying:
         self.backoff, self.longest = check_seconds("backoff", backoff), check_seconds("longest", longest)
 
     def pause(self, attempt: int, error: BaseException) -> float:
-        """Return how many seconds to wait after the *error* of an *attempt*: a random time, or as long as a document
-        that is held makes it sensible. Raises *error* if it leads to no other attempt."""
+        """Return the seconds to wait after the *error* of an *attempt*.
+
+        The wait is random. For a held document, the wait lasts as long as the document suggests. Raises *error* if it
+        leads to no other attempt.
+        """
         if out_of_commit_hook(error) or not all(map(is_conflict, errors := leaves(error))):
             raise error
         if attempt == self.attempts:
@@ -122,7 +132,7 @@ def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable
 
         @functools.wraps(function)
         async def acall(*args: Any, **kwargs: Any) -> Any:
-            await sync_to_async(refuse_open_transaction)(retrying.aliases)  # where Django's connections are
+            await sync_to_async(refuse_open_transaction)(retrying.aliases)  # in the thread of Django's connections
             attempt = 0
             while True:
                 attempt += 1
@@ -152,7 +162,7 @@ def retrying_calls(function: Callable[..., Any], retrying: Retrying) -> Callable
 
 
 def _finished(result: R, function: Callable[..., Any]) -> R:
-    """Return *result*; raise TypeError if it is a coroutine, whose conflicts would come after the attempt."""
+    """Return *result*. Raise TypeError for a coroutine, because its conflicts would come after the attempt."""
     if inspect.iscoroutine(result):
         result.close()
         name = getattr(function, "__qualname__", function)
@@ -161,7 +171,7 @@ def _finished(result: R, function: Callable[..., Any]) -> R:
 
 
 def refuse_open_transaction(aliases: Collection[str] | None) -> None:
-    """Raise TransactionManagementError if a second run could not see what the conflict was about."""
+    """Raise TransactionManagementError if a second run could not see the change behind the conflict."""
     known, opened = list(connections), {connection.alias for connection in open_transactions()}
     for alias in known if aliases is None else aliases:
         if alias not in known:
@@ -185,14 +195,17 @@ def is_overtaken(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether the database asks to try again: nothing of the command, or of its transaction, was kept."""
+    """Return whether the database asks to try again.
+
+    In this case nothing of the command or its transaction was kept.
+    """
     if any(isinstance(each, PyMongoError) and each.has_error_label(TRANSIENT) for each in _chain(error)):
         return True
     return not PASSING.isdisjoint(_codes(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error of Django or of the driver, and the driver's that Django raised its own from."""
+    """Yield the error of Django or of the driver, and the driver's error that caused Django's."""
     if isinstance(error, (DatabaseError, PyMongoError)):
         yield error
         if error.__cause__ is not None:
@@ -200,7 +213,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _codes(error: BaseException) -> Iterator[Any]:
-    """Yield what the drivers of PostgreSQL, SQLite, MongoDB and MySQL call the error."""
+    """Yield the codes that the drivers of PostgreSQL, SQLite, MongoDB and MySQL give to the error."""
     for each in _chain(error):
         yield from (getattr(each, name, None) for name in ("sqlstate", "pgcode", "sqlite_errorname", "code"))
         yield from (argument for argument in each.args[:1] if isinstance(argument, int))

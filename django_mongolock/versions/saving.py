@@ -1,4 +1,4 @@
-"""One request that saves a page: what is refused, whether a form shows the refusal, and the retries."""
+"""A request that saves a page: its refusals, whether a form shows them, and its retries."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ from .retry import is_conflict, open_transaction
 
 R = TypeVar("R")
 
-#: Where a request keeps its `Saving`.
+#: The attribute of a request for its `Saving`.
 _SAVING: Final = "_mongolock_saving"
-#: How often a page is saved: the last time only to show the form.
+#: The number of attempts to save a page. The last attempt only shows the form.
 ATTEMPTS: Final = 3
 
 
 class Refused(Exception):
-    """Something was refused, and nothing shows it. The transaction rolls back, and the view says why."""
+    """The error for a refusal that no form shows. The transaction rolls back, and the view gives the reason."""
 
 
 class Saving:
-    """What becomes of a page that was sent. The forms of the page note here what they refuse.
+    """The outcome of a sent page. The forms of the page record their refusals here.
 
-    refusals: why nothing of the page may be saved, beside what its forms find. refused: whether anything was refused.
-    shown: whether a form is shown, for the first time or again. last: whether the page is saved no more, but shown.
-    deleted: whether the object of the page was deleted. anew: whether rows are added, not changed. restores: whether
-    an old version is stored again. notices: what to tell
-    of rows that were left out. problem_of: returns why a row of a list may not be saved, "" if it may.
+    - refusals: reasons why nothing of the page may be saved, besides the errors of its forms.
+    - refused: whether anything was refused.
+    - shown: whether a form is shown, for the first time or again.
+    - last: whether the page is only shown, and no longer saved.
+    - deleted: whether the object of the page was deleted.
+    - anew: whether rows are added, not changed.
+    - restores: whether an old version is stored again.
+    - notices: messages about rows that were left out.
+    - problem_of: function that returns why a row of a list may not be saved, "" if it may.
     """
 
     def __init__(self, problem_of: Callable[[Any], str] = lambda _row: "") -> None:
@@ -41,10 +45,10 @@ class Saving:
         self.refused = self.shown = self.last = self.deleted = self.anew = self.restores = False
 
     def run(self, aliases: Iterable[str], attempt: Callable[[], R]) -> R | None:
-        """Return what *attempt* returns, which runs in a transaction on each of the *aliases*.
+        """Return the result of *attempt*, run in a transaction on each of the *aliases*.
 
-        It runs again if another writer was faster. None if something was refused and no form shows it: nothing is
-        written then.
+        If another writer was faster, *attempt* runs again. If something was refused and no form shows it, nothing is
+        written, and the result is None.
         """
         kept = list(self.refusals)
         for number in range(1, ATTEMPTS + 1):
@@ -62,7 +66,7 @@ class Saving:
                 return self._roll_back(aliases)
             except Exception as error:
                 if self.refused and not self.shown:
-                    return self._roll_back(aliases)  # what should not have been saved could not be saved
+                    return self._roll_back(aliases)  # the refused change could not have been saved
                 if self.last or not is_conflict(error):
                     raise
         return None
@@ -73,14 +77,14 @@ class Saving:
 
     @staticmethod
     def _roll_back(aliases: Iterable[str]) -> None:
-        """Roll back what a view around the page has written, such as one that restores an old version."""
+        """Roll back the writes of a view around the page, such as one that restores an old version."""
         for alias in aliases:
             if open_transaction(alias):
                 transaction.set_rollback(True, using=alias)
 
     @classmethod
     def of(cls, request: HttpRequest) -> Saving:
-        """Return that of the request. A page that is only shown has one, too."""
+        """Return the `Saving` of the request. A page that is only shown has one, too."""
         found: Saving | None = getattr(request, _SAVING, None)
         if found is None:
             found = Saving()
@@ -88,13 +92,15 @@ class Saving:
         return found
 
     def begin(self, request: HttpRequest) -> None:
-        """Have the forms of the request note here what they refuse."""
+        """Let the forms of the request record their refusals here."""
         setattr(request, _SAVING, self)
 
 
 def locked_row(model: type[models.Model], using: str, pk: object) -> Any:
-    """Return a row as it is stored, locked where the database can; None if there is none. Joins nothing: PostgreSQL
-    locks no row that a nullable relation may lack."""
+    """Return a row as it is stored, locked where the database can, or None.
+
+    The query joins no table. PostgreSQL locks no row that a nullable relation may lack.
+    """
     rows: models.QuerySet[Any] = models.QuerySet(model, using=using)
     return next(iter(rows.select_for_update().filter(pk=pk)), None)  # not first(): Oracle locks no row of a slice
 

@@ -1,4 +1,5 @@
-"""The seal of a form: what its page showed of one object, signed; and what has changed when the page comes back.
+"""The seal of a form: a signed record of what its page showed of one object, and the comparison when the page comes
+back.
 
 A seal has the version of a model that has one, and a digest of each value. It reveals no value, and cannot be forged.
 """
@@ -25,20 +26,24 @@ from django.utils.translation import gettext as _
 from .checking import version_field
 
 SALT = "django_mongolock.versions"
-#: Fields whose value is a key or a file, which come back as they are; to clean them, the database would be asked.
+#: Fields with a key or a file as value. Browsers send such values back as they are. Cleaning them would query the
+#: database.
 _UNCHANGED = (forms.FileField, forms.ModelChoiceField)
-#: The name that a field has in a form of its own.
+#: The name of a field in a form of its own.
 _NAME = "field"
 #: The fields of a form, by their names.
 Fields: TypeAlias = Mapping[str, forms.Field | None]
 
 
 class Page(TypedDict):
-    """What a page showed of one object.
+    """A record of what a page showed of one object.
 
-    name: the model and the key. secret: the name of the key of the digests. version: the object's version. fields: a
-    digest of each field. alone: the digest of what a browser sends back of a field that is left alone, if that is not
-    what is stored.
+    - name: model and key.
+    - secret: name of the secret key for the digests.
+    - version: version of the object.
+    - fields: digest of each field.
+    - alone: digest of the value that a browser sends back for an untouched field, if that differs from the stored
+      value.
     """
 
     name: str
@@ -54,7 +59,7 @@ def seal(instance: models.Model, fields: Fields) -> str:
 
 
 def unseal(sealed: str | None) -> Page | None:
-    """Return what was sealed; None for anything else."""
+    """Return the sealed page, or None for any other text."""
     with suppress(signing.BadSignature):
         page: Page = signing.loads(sealed or "", salt=SALT)
         return page
@@ -62,7 +67,7 @@ def unseal(sealed: str | None) -> Page | None:
 
 
 def page_of(instance: models.Model, fields: Fields) -> Page:
-    """Return what a form shows."""
+    """Return the record of what a form shows."""
     secret = secret_name(settings.SECRET_KEY)
     page = Page(name=name_of(instance), secret=secret, version=_version(instance), fields={}, alone={})
     for field in columns(instance, fields):
@@ -74,7 +79,7 @@ def page_of(instance: models.Model, fields: Fields) -> Page:
 
 
 def is_current(page: Page | None, instance: models.Model) -> bool:
-    """Return whether *instance* is as the page showed it. A page that does not say is outdated."""
+    """Return whether *instance* is as the page showed it. A page without a record is outdated."""
     return (
         page is not None
         and page["name"] == name_of(instance)
@@ -94,7 +99,9 @@ def changed(page: Page, instance: models.Model, names: Container[str]) -> list[m
 
 
 def show_again(form: Any, name: str, value: Any) -> None:
-    """Let a field of a bound form show *value*, also one of embedded documents, which asks the data of its form."""
+    """Let a field of a bound form show *value*. A field of embedded documents reads its form's data, and needs a form
+    of its own.
+    """
     field = form.fields[name]
     show(field, value)
     if type(field).get_bound_field is not forms.Field.get_bound_field:
@@ -103,7 +110,7 @@ def show_again(form: Any, name: str, value: Any) -> None:
 
 
 def say_changed(names: Iterable[str]) -> str:
-    """Say that something was changed since the page was made, and which fields."""
+    """Return the message that names the fields changed since the page was made."""
     said = [_("Not saved: this was changed while you were editing it.")]
     if listed := ", ".join(dict.fromkeys(names)):
         said.append(_("Changed meanwhile: %s.") % listed)
@@ -111,13 +118,15 @@ def say_changed(names: Iterable[str]) -> str:
 
 
 def say_deleted() -> str:
-    """Say that it was deleted since the page was made."""
+    """Return the message that the object was deleted since the page was made."""
     return _("Not saved: this was deleted while you were editing it. Save again to create it again.")
 
 
 def begin_apart(form: Any) -> None:
-    """Have a form begin with copies of embedded documents. django-mongodb-backend 6.1 puts what is typed into those
-    that it begins with, and they are what is stored."""
+    """Make a form begin with copies of embedded documents.
+
+    django-mongodb-backend 6.1 writes the typed values into the initial documents, and these are the stored ones.
+    """
     form.initial = {name: _copy(value) for name, value in form.initial.items()}
 
 
@@ -129,7 +138,10 @@ def _copy(value: Any) -> Any:
 
 
 def from_primary(request: HttpRequest, queryset: Any) -> Any:
-    """When saving, read from the primary, as a replica may be behind. A queryset that names its database keeps it."""
+    """When saving, read from the primary, because a replica may be behind.
+
+    A queryset that names its database keeps it.
+    """
     if request.method != "POST" or queryset._db is not None:
         return queryset
     return queryset.using(router.db_for_write(queryset.model))
@@ -141,19 +153,24 @@ def show(field: forms.Field, value: Any) -> None:
 
 
 def secret_name(secret: str | bytes) -> str:
-    """Return the name of a secret, by which `secret_of` finds it after the project has got a new one."""
+    """Return the name of a secret. `secret_of` finds the secret by this name after the project has got a new one."""
     return salted_hmac(f"{SALT}.key", "", secret=secret, algorithm="sha256").hexdigest()[:8]
 
 
 def secret_of(name: str) -> str | bytes:
-    """Return the SECRET_KEY with this name, or the one of SECRET_KEY_FALLBACKS; the present one if there is none."""
+    """Return the SECRET_KEY, or the one of SECRET_KEY_FALLBACKS, with this name. Without a match, return the present
+    one.
+    """
     known: tuple[str | bytes, ...] = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
     return next((secret for secret in known if secret_name(secret) == name), known[0])
 
 
 def digest(field: models.Field[Any, Any], value: Any, secret: str | bytes | None = None) -> str:
-    """Return a few characters that differ where the value differs. Without the secret they say nothing of the value: a
-    form need not show what it has, such as a password. Never raises: the value is that of the field in Python."""
+    """Return a few characters that differ if the value differs. This never raises for a Python value of the field.
+
+    Without the secret, the digest reveals nothing about the value. A form therefore does not reveal values such as a
+    password.
+    """
     if field.many_to_many:
         text = ",".join(sorted(str(getattr(one, "pk", one)) for one in value or ()))
     else:
@@ -168,7 +185,7 @@ def _text(value: Any) -> str:
     """Return a text that is the same for equal values."""
     text = "\0" if value is None else ""
     if isinstance(value, UploadedFile):
-        text = f"new file {value.name}"  # also under the name of the one that is stored
+        text = f"new file {value.name}"  # a new file may have the name of the stored one
     elif isinstance(value, models.Model):
         parts = {field.attname: field.value_from_object(value) for field in value._meta.concrete_fields}
         text = f"{value._meta.label} {_text(parts)}"
@@ -185,7 +202,7 @@ def _text(value: Any) -> str:
     elif isinstance(value, Decimal) and value.is_finite():
         text = str(value.normalize())
     elif not isinstance(value, str) and " object at 0x" in str(value):
-        text = f"{type(value).__qualname__} {_text(getattr(value, '__dict__', {}))}"  # it has no text of its own
+        text = f"{type(value).__qualname__} {_text(getattr(value, '__dict__', {}))}"  # the value has no text of its own
     return text or str(value)
 
 
@@ -201,7 +218,7 @@ def name_of(instance: models.Model) -> str:
 
 
 def key_of(page: Page | None, model: type[models.Model]) -> str | None:
-    """Return the key of the object that a page has shown; None if there is none, or it is of another model."""
+    """Return the key of the object that a page has shown, or None if there is none or it is of another model."""
     found = page is not None and page["name"].startswith(_prefix(model))
     return page["name"].removeprefix(_prefix(model)) if page is not None and found else None
 
@@ -216,17 +233,18 @@ def _version(instance: models.Model) -> int | None:
 
 
 def sent_back(field: forms.Field | None, value: Any) -> Any:
-    """Return what the form makes of *value* after a browser has shown it; *value* itself if that is not valid.
+    """Return the form's value after a browser has shown *value* and sent it back. Return *value* itself if that is not
+    valid.
 
-    The result may differ from what is stored. A text area gets other line ends, a text field loses them, a date loses
-    its microseconds. The form strips what it gets.
+    The result may differ from the stored value. A text area gets other line ends, a text field loses them, a date loses
+    its microseconds. The form also strips text.
     """
     if (
         field is None
         or isinstance(field, _UNCHANGED)
         or (isinstance(value, list) and any(isinstance(each, models.Model) for each in value))
     ):
-        return value  # embedded documents in a list are forms of their own, which the widget does not show
+        return value  # embedded documents in a list are forms of their own
     widget: Any = getattr(field.widget, "widget", field.widget)  # the admin wraps some
     try:
         shown = widget.get_context(_NAME, field.prepare_value(value), {})["widget"]
@@ -238,7 +256,7 @@ def sent_back(field: forms.Field | None, value: Any) -> Any:
 
 
 def _send(shown: Mapping[str, Any], data: QueryDict) -> None:
-    """Put into *data* what a browser sends of a widget, and of those that it consists of."""
+    """Put into *data* what a browser sends for a widget and its subwidgets."""
     for part in shown.get("subwidgets", ()):
         _send(part, data)
     value = shown.get("value")
@@ -251,5 +269,5 @@ def _send(shown: Mapping[str, Any], data: QueryDict) -> None:
 
 
 def _as_text(value: Any, *, in_line: bool) -> str:
-    """Return the text as browsers send it: an input has no line ends, a text area those of the network."""
+    """Return the text as browsers send it. An input has no line ends, and a text area has those of the network."""
     return re.sub(r"\r\n|\r|\n", "" if in_line else "\r\n", str(value))

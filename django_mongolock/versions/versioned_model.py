@@ -1,4 +1,4 @@
-"""The field, the queryset, the manager and the model that save and delete only what is still as it was read."""
+"""The field, queryset, manager and model that save and delete only rows that are still as they were read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
 
 
 class VersionAttribute(DeferredAttribute):
-    """The version of an instance. One that was left out of the query is looked up, but does not count as read."""
+    """The version of an instance. If the query left the version out, it is looked up, but does not count as read."""
 
     def __get__(self, instance: models.Model | None, cls: Any = None) -> Any:
         if instance is None:
@@ -35,11 +35,11 @@ class VersionAttribute(DeferredAttribute):
 
 
 class VersionField(BigIntegerField):
-    """How often a row was written. Its model saves and deletes only where this is what was read.
+    """The number of times that a row was written. The model saves and deletes only rows still in the version read.
 
-    The first save makes it 1, each one after that one more. Everything else raises VersionConflict, and writes nothing:
-    the row was changed, it is gone, or it was there before an instance that was never read. A stored version of 0
-    or null is one from before the field was added.
+    The first save sets the version to 1. Each later save adds one. If the row was changed or deleted, or existed before
+    an instance that was never read, the save raises VersionConflict and writes nothing. A stored version of 0 or null
+    is from before the field was added.
 
     Not checked: `QuerySet.update()` (raises the version where the manager is a VersionedManager), `QuerySet.delete()`,
     cascades, fixtures, an instance that your code gives the key of another, and writes that do not go through this
@@ -47,7 +47,7 @@ class VersionField(BigIntegerField):
     """
 
     descriptor_class = VersionAttribute
-    #: What `checking.find_version` looks for.
+    #: The mark that `checking.find_version` looks for.
     is_version = True
 
     def __init__(self, verbose_name: Any = None, **options: Any) -> None:
@@ -62,17 +62,17 @@ class VersionField(BigIntegerField):
         return name, "django_mongolock.versions.VersionField", args, kept
 
     def contribute_to_class(self, cls: type[models.Model], name: str, private_only: bool = False) -> None:
-        """Wrap the methods that have to check the version; classes derived from this one inherit them."""
+        """Wrap the methods that have to check the version. Derived classes inherit the wrappers."""
         super().contribute_to_class(cls, name, private_only)
         if hasattr(cls, "_history_excluded_fields"):
-            self.is_version = False  # of django-simple-history: a row keeps the version that the object had
+            self.is_version = False  # history rows keep the version of their object
         elif not hasattr(cls, "_checks_version"):
             cls._checks_version = True  # type: ignore[attr-defined]
             for method, hook in HOOKS.items():
                 setattr(cls, method, hook(getattr(cls, method)))
 
     def pre_save(self, model_instance: models.Model, add: bool) -> Any:
-        """Return the first version, which an update does not write."""
+        """Return the first version. An update does not write this value."""
         if not self.is_version:
             return super().pre_save(model_instance, add)
         if add:
@@ -109,7 +109,7 @@ class VersionField(BigIntegerField):
 
 
 class VersionedQuerySet(models.QuerySet[M, M]):
-    """What changes rows raises their version; what writes instances checks it."""
+    """A queryset that raises the versions of changed rows, and checks the versions of written instances."""
 
     @property
     def _version(self) -> models.Field[Any, Any]:
@@ -120,7 +120,7 @@ class VersionedQuerySet(models.QuerySet[M, M]):
         return field
 
     def only(self, *fields: str) -> Self:
-        """Load the version as well: without it nothing could be saved."""
+        """Load the version as well. Without the version, nothing could be saved."""
         return super().only(*fields, *([self._version.name] if fields else []))
 
     def defer(self, *fields: str | None) -> Self:
@@ -129,15 +129,18 @@ class VersionedQuerySet(models.QuerySet[M, M]):
         return super().defer(*kept)
 
     def update(self, **values: Any) -> int:
-        """Change all rows, whatever their version is. An instance that was read before cannot be saved any more."""
+        """Change all rows, whatever their version is. Instances that were read before can no longer be saved."""
         field = self._version
         if values and field.name not in values:
             values[field.name] = next_version(field)
         return super().update(**values)
 
     def bulk_update(self, objs: Iterable[M], fields: Iterable[str], batch_size: int | None = None) -> int:
-        """Write *fields* of all *objs*, or raise VersionConflict: each has to be in the version that it was read in."""
-        # Not what belongs to something else than those who save, such as a document lock.
+        """Write *fields* of all *objs*.
+
+        Raise VersionConflict unless each is still in the version in which it was read.
+        """
+        # Skip columns that belong to something else than the saving code, such as a document lock.
         columns = getattr(self.model, "never_saved", ())
         kept = {field.name for field in self.model._meta.concrete_fields if field.column in columns}
         objs, names = tuple(objs), [name for name in fields if name not in {self._version.name, *kept}]
@@ -157,7 +160,7 @@ class VersionedQuerySet(models.QuerySet[M, M]):
         *args: Any,
         **options: Any,
     ) -> list[M]:
-        """Insert all of them. ValueError for update_conflicts: an upsert does not know what was read."""
+        """Insert all of them. Raise ValueError for update_conflicts, because an upsert does not know what was read."""
         if update_conflicts:
             raise ValueError(
                 "bulk_create(update_conflicts=True) would write over versions that were not read: "
@@ -171,7 +174,7 @@ class VersionedQuerySet(models.QuerySet[M, M]):
         return made
 
     def update_or_create(self, *args: Any, **kwargs: Any) -> tuple[M, bool]:
-        """Try again after a conflict (where the database has no row locks), if no transaction is open."""
+        """Try again after a conflict if no transaction is open. Some databases have no row locks."""
         self._for_write = True
         if open_transaction(self.db):
             return super().update_or_create(*args, **kwargs)
@@ -186,16 +189,16 @@ class VersionedManager(_Manager[M]):
 
 
 class VersionedModel(models.Model):
-    """A model that is saved and deleted only in the version in which it was read; see `VersionField`.
+    """A model that is saved and deleted only in the version in which it was read. See `VersionField`.
 
-    For a version with another name or column: a VersionField in a model of any kind, a VersionedManager, and its name
-    as `base_manager_name`.
+    For a version with another name or column, put a VersionField and a VersionedManager into any model. Name the
+    manager as `base_manager_name`.
     """
 
     version = VersionField("version")
 
     objects = VersionedManager()
-    #: What Django itself uses, for instance to set foreign keys to null: it raises versions as well.
+    #: The manager that Django itself uses, for instance to set foreign keys to null. It raises versions as well.
     versioned = VersionedManager()
 
     class Meta:

@@ -1,4 +1,4 @@
-"""What the engine's tests stand on: stores, sessions and locks over a collection of their own."""
+"""The fixtures of the engine's tests: stores, sessions and locks over a collection of their own."""
 
 import asyncio
 import threading
@@ -25,13 +25,13 @@ from tests.support.waiting import eventually
 
 Document = dict[str, Any]
 
-#: Terms for tests: short, and with a small margin, for the server's clock is ours. Not shorter: on a loaded machine a
-#: command takes a second, and a renewal is to be in time there.
+#: Terms for tests, short and with a small margin, because the server's clock is ours. They are not shorter, since a
+#: command takes a second on a loaded machine, and a renewal has to be in time there.
 QUICK = Terms(lease=3.0, margin=0.1, waiter_lease=3.0)
 
 
 class Timer:
-    """The clock of sessions, which a test moves on instead of waiting. The server's goes on as it does."""
+    """A clock of sessions that a test moves on instead of waiting. The server's clock goes on as always."""
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
@@ -41,7 +41,7 @@ class Timer:
         return clock.now() + self._ahead
 
     def move(self, seconds: float) -> None:
-        """Whoever sleeps until some time looks at it again, as it does after a sleep of the machine."""
+        """Move the clock on. All sleepers look at it again, as after a sleep of the machine."""
         self._ahead += seconds
         for session in self.sessions:
             session.wake()
@@ -49,19 +49,19 @@ class Timer:
 
 @pytest.fixture
 def appname() -> str:
-    """The name that this test's clients give to the server: a failpoint can be aimed at it."""
+    """The name of this test's clients at the server, as an aim for failpoints."""
     return f"test-{uuid.uuid4().hex}"
 
 
 @pytest.fixture
 def test_name(request: pytest.FixtureRequest) -> str:
-    """The name of this test, as a collection can have it."""
+    """The name of this test in a form for collections."""
     return "".join(letter if letter.isalnum() else "_" for letter in request.node.name)[:60]
 
 
 @pytest.fixture
 def commands() -> Commands:
-    """What the stores of this test send."""
+    """The commands that the stores of this test send."""
     return Commands()
 
 
@@ -99,7 +99,7 @@ def new_session(config: StoreConfig) -> Iterator[Callable[..., Session]]:
 
 @pytest.fixture
 def session_at(test_name: str) -> Iterator[Callable[..., Session]]:
-    """Makes sessions at another server, over a collection of this test: session_at(uri, timeout=1.0)."""
+    """A function that makes sessions at another server, on a collection of this test: session_at(uri, timeout=1.0)."""
     made: list[Session] = []
 
     def session_at(uri: str, timeout: float = 5.0) -> Session:
@@ -127,7 +127,7 @@ def session(new_session: Callable[..., Session], timer: Timer) -> Session:
 
 @pytest.fixture(params=["mongodb", "memory"])
 def twin(request: pytest.FixtureRequest) -> Twin:
-    """The key "k" in each of the two that carry the rule out."""
+    """The key "k" in each of the two implementations of the rule."""
     return in_mongodb(request.getfixturevalue("store")) if request.param == "mongodb" else in_memory()
 
 
@@ -146,24 +146,24 @@ LockMaker = Callable[..., MongoLock]
 
 
 def store_of(session: Session) -> MongoStore:
-    """The store of a session on MongoDB."""
+    """Return the store of a session on MongoDB."""
     assert isinstance(session.store, MongoStore)
     return session.store
 
 
 def make_lock(session: Session, *keys: str, **options: Any) -> MongoLock:
-    """A lock with short terms, unless *options* say otherwise."""
+    """Return a lock with short terms, unless *options* say otherwise."""
     terms: Terms = options.pop("terms", QUICK)
     return MongoLock(lambda: session, keys or ("k",), terms, LockOptions(**{"wait": 5.0, **options}))
 
 
 def nothing_left(session: Session) -> bool:
-    """Wait until the session knows of nothing any more, neither held nor waited for nor to be removed."""
+    """Wait until the session has nothing held, waited for, or to be removed."""
     return eventually(lambda: not session.known)
 
 
 def renewed(lock: MongoLock) -> bool:
-    """Is a lock on terms that are CALM held, and was it renewed since the clock was moved?"""
+    """Return whether a lock on CALM terms is held, and was renewed since the clock was moved."""
     return lock.remaining > 0.9 * CALM.lease
 
 
@@ -182,7 +182,7 @@ def other(new_session: Callable[..., Session]) -> LockMaker:
 
 @dataclass(frozen=True)
 class Here:
-    """What most tests use: locks of this test's session, of another one, and what is stored."""
+    """The usual fixtures in one: locks of this test's session, of another one, and the stored documents."""
 
     lock: LockMaker
     other: LockMaker
@@ -197,7 +197,7 @@ class Here:
     take_away: Callable[..., None]
 
     def waiter(self, lock: MongoLock, first: MongoLock | None = None) -> Waiter:
-        """A thread that waits for *lock*, and holds *first* meanwhile."""
+        """Return a thread that waits for *lock*, and holds *first* meanwhile."""
         return Waiter(self.in_thread, lock, first)
 
 
@@ -209,7 +209,7 @@ def here(request: pytest.FixtureRequest) -> Here:
 
 @pytest.fixture(params=["apply", "take_free"])
 def door(request: pytest.FixtureRequest, session: Session, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Which method of the store the session asks with for a key that it does not know."""
+    """The method of the store that the session uses for an unknown key."""
     monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)  # however busy the machine is
     if request.param == "take_free":
         session.commands._free_keys.released("another")
@@ -248,7 +248,7 @@ def stored(collection: Collection[Document]) -> Callable[..., Document]:
 
 @pytest.fixture
 def entries(collection: Collection[Document]) -> Callable[..., list[Any]]:
-    """Reads who holds a key or waits for it; tombstones do not count."""
+    """A function that reads the holders and waiters of a key. Tombstones do not count."""
 
     def entries(key: str = "k") -> list[Any]:
         document = collection.find_one({"_id": key}) or {"holders": [], "waiters": []}
@@ -268,9 +268,10 @@ def take_away(collection: Collection[Document]) -> Callable[..., None]:
 
 
 class Gate:
-    """Holds up the first call of a method: before it, or (*late*) its answer.
+    """A gate that holds up the first call of a method, or (*late*) its answer.
 
-    only: what its arguments have to be like. error: what it raises in the place of its answer.
+    - only: condition on its arguments.
+    - error: error raised in place of its answer.
     """
 
     def __init__(

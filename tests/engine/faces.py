@@ -11,7 +11,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 
 @dataclass(frozen=True)
 class Face:
-    """How to use a lock: by its blocking methods, or by its coroutines, each in an event loop that lasts."""
+    """A way to use a lock, by its blocking methods or by its coroutines in a lasting event loop."""
 
     name: str
     call: Callable[..., Any]
@@ -31,7 +31,7 @@ class Face:
 
     @contextlib.contextmanager
     def block(self, lock: MongoLock) -> Iterator[MongoLock]:
-        """The block of a `with` or an `async with` statement."""
+        """Enter the block of a `with` or an `async with` statement."""
         self.call(lock, "__enter__")
         try:
             yield lock

@@ -10,12 +10,15 @@ from tests.engine.conftest import make_lock
 from tests.engine.waiters import InThread, Waiter
 
 TIMEOUT = 5.0
-#: Longer than any test lets time go by.
+#: Longer terms than any test lets time pass.
 LONG = Terms(lease=6_000, margin=1, waiter_lease=6_000)
 
 
 class Memory:
-    """A server, and the processes at it. events: what was reported of the grants of `session`, with their keys."""
+    """A server, and the processes at it.
+
+    - events: reports about the grants of `session`, with their keys.
+    """
 
     def __init__(self, in_thread: InThread) -> None:
         self.server, self.in_thread = MemoryServer(), in_thread
@@ -27,20 +30,20 @@ class Memory:
         self.events.append((event, grant.key))
 
     def new_session(self, store: type[MemoryStore] = MemoryStore, **arguments: Any) -> MemorySession:
-        """A session, as another process would have it."""
+        """Return a session, as another process would have it."""
         self._made.append(MemorySession(store(self.server, Limits()), **arguments))
         return self._made[-1]
 
     def lock(self, *keys: str, **options: Any) -> MongoLock:
-        """A lock of `session`, for LONG unless *options* say otherwise."""
+        """Return a lock of `session`, with LONG terms unless *options* say otherwise."""
         return make_lock(self.session, *keys, **{"terms": LONG, **options})
 
     def other(self, *keys: str, **options: Any) -> MongoLock:
-        """A lock of another process."""
+        """Return a lock of another process."""
         return make_lock(self.new_session(), *keys, **{"terms": LONG, **options})
 
     def waiter(self, **options: Any) -> Waiter:
-        """A thread of this process that waits, without end, for a lock."""
+        """Return a thread of this process that waits for a lock without a limit."""
         return Waiter(self.in_thread, self.lock(**{"wait": None, **options}))
 
     def apply(self, **step: Any) -> None:
@@ -48,11 +51,11 @@ class Memory:
         self.session.store.apply("k", Step(**step), TIMEOUT)
 
     def entries(self, key: str = "k") -> list[dict[str, Any]]:
-        """Who holds a key, as it is stored."""
+        """Return the stored holders of a key."""
         return list(self.server.documents[key]["holders"])
 
     def holders(self, key: str = "k") -> list[str]:
-        """Their grants."""
+        """Return the grants of the holders."""
         return [entry["grant"] for entry in self.entries(key)]
 
     def close(self) -> None:

@@ -23,14 +23,14 @@ class Process:
         )
 
     def hear(self) -> Any:
-        """The next thing that it says."""
+        """Return the next line of the worker."""
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         assert line, f"the worker ended with {self.popen.wait()}"
         return json.loads(line)
 
     def say(self, text: str = "") -> Self:
-        """Tell it to go on."""
+        """Tell the worker to go on."""
         assert self.popen.stdin is not None
         self.popen.stdin.write(f"{text}\n")
         self.popen.stdin.flush()
@@ -40,7 +40,7 @@ class Process:
         self.popen.send_signal(number)
 
     def end(self) -> int:
-        """Wait until it has ended by itself."""
+        """Wait until the worker has ended by itself."""
         return self.popen.wait(20)
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class Process:
 
 @contextlib.contextmanager
 def processes(count: int, name: str, collection: str, *arguments: object) -> Iterator[list[Process]]:
-    """So many workers; killed at the end, if they still run."""
+    """Start so many workers. Those that still run at the end are killed."""
     started = [Process(name, collection, *arguments) for _ in range(count)]
     try:
         yield started

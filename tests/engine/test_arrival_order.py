@@ -1,7 +1,7 @@
-"""First come, first served: over all threads, tasks and processes, whoever else of a process waits too (F69, P5).
+"""First come, first served, over all threads, tasks and processes, whoever else of a process waits too (F69, P5).
 
-Those who arrive one after the other do so with `GAP` seconds between them, since two processes have no clock in common:
-who came first is known as well as a command's way to the server is short.
+Attempts arrive `GAP` seconds apart, since two processes have no clock in common. The order of arrival is therefore
+known if a command's way to the server is short.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from tests.support.waiting import eventually
 
 #: Seconds between two who arrive.
 GAP = 0.15
-#: Up to three times: on a busy machine a command may need longer than that to arrive.
+#: Run up to three times. On a busy machine a command may need longer than the gap to arrive.
 pytestmark = [pytest.mark.long, pytest.mark.flaky(reruns=2)]
 
 
 @pytest.fixture(params=["mongodb", "memory"])
 def new_process(request: pytest.FixtureRequest, new_session: Callable[[], Session], memory: Any) -> Any:
-    """Makes what stands in for a process: a session at a MongoDB, or in the memory of this process."""
+    """A function that makes the substitute of a process: a session at a MongoDB, or in the memory of this process."""
     return new_session if request.param == "mongodb" else memory.new_session
 
 
@@ -37,8 +37,9 @@ def new_process(request: pytest.FixtureRequest, new_session: Callable[[], Sessio
 def test_threads_and_tasks_of_three_processes_in_turns(
     new_process: Callable[[], Session], in_thread: InThread, seed: int, waits_too: bool
 ) -> None:
-    """F69: in whatever order they come, they are served in that order; also where they wait for a hand-over within
-    their process, since it holds the lock."""
+    """F69: attempts are served in the order of their arrival, even if they wait for a hand-over within a holding
+    process.
+    """
     chance = random.Random(seed)
     processes = [new_process() for _ in range(3)]
     tokens: list[tuple[int, str]] = []

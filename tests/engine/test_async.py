@@ -1,4 +1,4 @@
-"""Coroutines: cancelled at any moment, in one event loop after another, many at a time."""
+"""Coroutines that are cancelled at any moment, in one event loop after another, many at a time."""
 
 import asyncio
 import threading
@@ -23,7 +23,7 @@ async def cancelled(task: asyncio.Task[Any]) -> bool:
 
 
 async def test_cancelled_in_flight(here: Here, hold_up: HoldUp, door: str) -> None:
-    """F36: the command is applied after the cancellation; the lock is taken back, and the next one gets it."""
+    """F36: if a command is applied after the cancellation, the lock is taken back, and the next one gets it."""
     gate = hold_up(here.session.store, door)
     task = asyncio.create_task(make_lock(here.session).aacquire())
     assert await asyncio.to_thread(gate.there.wait, 10)
@@ -50,7 +50,7 @@ async def test_cancelled_on_release(session: Session, entries: Entries, hold_up:
 
 
 async def test_a_cancelled_acquisition_of_several_keys_leaves_none(here: Here) -> None:
-    """F36: also while what was had already is given back."""
+    """F36: this is so even while earlier keys are being released."""
     async with here.other("c"):
         for delay in (0, 0.002, 0.004, 0.006, 0.03, 0.05, 0.051, 0.052, 0.053):
             task = asyncio.create_task(make_lock(here.session, "a", "b", "c", wait=0.05).aacquire())
@@ -81,7 +81,7 @@ def test_two_event_loops_at_once(session: Session, in_thread: Callable[..., thre
 
 
 def test_a_loop_that_ends_while_a_task_waits(session: Session, other: LockMaker, entries: Entries) -> None:
-    """F37: asyncio.run cancels what is left; the place in the queue is given up."""
+    """F37: asyncio.run cancels the remaining task, and its place in the queue is given up."""
 
     async def leave() -> asyncio.Task[Any]:
         task = asyncio.create_task(make_lock(session).aacquire())

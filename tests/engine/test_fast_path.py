@@ -1,6 +1,6 @@
-"""The rule in short for the two cases that most commands are, and when it is tried.
+"""The short forms of the rule for the two most frequent commands, and the conditions for their use.
 
-That each form does what the whole rule does, on documents of all kinds, is a part of `test_rule`.
+`test_rule` compares each form with the whole rule, on documents of all kinds.
 """
 
 import pytest
@@ -15,7 +15,7 @@ NAMES = ("TAKE_FREE", "RELEASE_UNCONTENDED")
 
 
 def sent(commands: Commands) -> list[str]:
-    """The forms of the commands that were sent since this was asked last: short ones by their names."""
+    """Return the forms of the commands sent since the last call. Short forms have their names."""
     forms = []
     for document in commands.sent:
         update = document.get("update") if "findAndModify" in document else document.get("updates", [{}])[0].get("u")
@@ -25,17 +25,17 @@ def sent(commands: Commands) -> list[str]:
     return forms
 
 
-# When they are tried
+# The use of the short forms
 
 
 @pytest.fixture(autouse=True)
 def comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has waited before is asked for in the whole form; here this is not so, however busy the machine is."""
+    """Let every caller count as one that did not wait before, however busy the machine is."""
     monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)
 
 
 def test_a_key_that_was_left_free_is_taken_in_the_short_form(lock: LockMaker, commands: Commands) -> None:
-    """P8: one command each; the first one makes the document."""
+    """P8: each takes one command, and the first one makes the document."""
     tokens = []
     for _ in range(3):
         with lock() as mine:
@@ -67,7 +67,7 @@ def test_a_wrong_guess_costs_one_command_and_is_not_made_again_soon(here: Here) 
 
 
 def test_a_key_with_waiters_is_not_guessed(here: Here) -> None:
-    """Whose release lets somebody in has not left a free key."""
+    """A release that lets somebody in has not left a free key."""
     mine, theirs = here.lock().acquire(), here.other()
     thread = here.in_thread(lambda: theirs.acquire(10).release())
     assert eventually(lambda: len(here.entries()) == 2)

@@ -38,7 +38,7 @@ FROM_TASK: dict[str, Hop] = {
 
 @pytest.mark.parametrize("hop", FROM_TASK.values(), ids=FROM_TASK)
 def test_from_a_coroutine(key: str, hop: Hop) -> None:
-    """A helper of a coroutine gets LockReentry at once, and enters if that is meant."""
+    """A helper of a coroutine gets LockReentry at once, and enters the lock if it is reentrant."""
 
     async def run() -> None:
         async with mongo_lock(key):
@@ -51,7 +51,7 @@ def test_from_a_coroutine(key: str, hop: Hop) -> None:
 
 @pytest.mark.parametrize("helper", [atake, sync_to_async(take), sync_to_async(async_to_sync(atake))])
 def test_from_a_thread(key: str, helper: Any) -> None:
-    """So does a helper of a thread."""
+    """A helper of a thread gets LockReentry in the same way."""
     with mongo_lock(key):
         with pytest.raises(LockReentry):
             async_to_sync(helper)(key)
@@ -59,8 +59,10 @@ def test_from_a_thread(key: str, helper: Any) -> None:
 
 
 def test_a_task_that_nobody_waits_for(key: str) -> None:
-    """A task that inherits the context is another flow, also in a thread of its own, also while its parent waits for a
-    thread. It never enters the lock of its parent."""
+    """A task that inherits the context is another flow, and never enters the lock of its parent.
+
+    The same holds in a thread of its own, and while its parent waits for a thread.
+    """
 
     async def run() -> None:
         ended = threading.Event()

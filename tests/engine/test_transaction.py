@@ -1,4 +1,4 @@
-"""Transactions that commit only if the lock is held, and work in them that is done again: without a server."""
+"""Transactions that commit only if the lock is held, and retries of the work in them, without a server."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ from django_mongolock.engine.store.mongo import MongoStore
 from django_mongolock.exceptions import LockMisused
 from tests.engine.test_by_themselves import OVER, Held, client, in_transaction, labelled, play, server
 
-# What is sent
+# The commands
 
 
 def kept_at(*kinds: str) -> Any:
-    """A lock that is held on two keys, at servers of these *kinds*; none: not in MongoDB."""
+    """Return a lock that is held on two keys, at servers of these *kinds*, or not in MongoDB without kinds."""
     lock: Any = Held()
     store: Any = object.__new__(MongoStore)
     store.client = client(*(server(kind=kind) for kind in kinds))
@@ -48,7 +48,7 @@ def kept_at(*kinds: str) -> Any:
     ],
 )
 def test_where_there_are_transactions(kinds: tuple[str, ...], told: str | None) -> None:
-    """An error names the cure before anything is done where there are none."""
+    """Where there are no transactions, an error names the cure before anything is done."""
     lock = kept_at(*kinds)
     with pytest.raises(LockMisused, match=told) if told else contextlib.nullcontext():
         assert transaction._transactional_store(lock) is lock._session().store
@@ -58,7 +58,10 @@ def test_where_there_are_transactions(kinds: tuple[str, ...], told: str | None) 
     ("struck", "calls"), [("", ["defer"] * 2), ("at first", ["resume"] * 2), ("then", ["defer", "resume", "resume"])]
 )
 def test_how_a_transaction_begins(struck: str, calls: list[str]) -> None:
-    """P9: for the majority, from one snapshot; the renewals of the lock are put off then, unless a signal strikes."""
+    """P9: a transaction uses the majority and one snapshot.
+
+    The lock's renewals are deferred unless a signal strikes.
+    """
     lock = kept_at("RSPrimary")
     if struck == "then":
         lock.grants[1].defer_renewals = Mock(side_effect=KeyboardInterrupt)
@@ -83,7 +86,7 @@ def test_how_a_transaction_begins(struck: str, calls: list[str]) -> None:
 
 @pytest.mark.parametrize(("matched", "whole"), [((1, 1), True), ((1, 0), False), ((0,), False)])
 def test_what_a_transaction_writes_to_its_lock(matched: tuple[int, ...], whole: bool) -> None:
-    """P9: it matches each key where this very grant holds it, with this token, and until it is released."""
+    """P9: a fence matches each key only while this very grant holds it, with this token."""
     lock = kept_at("RSPrimary")
     atomic: Any = Atomic(lock, MongoClient(connect=False))
     atomic._store, atomic._grants, atomic._client_session = lock._session().store, lock.grants, "session"
@@ -104,7 +107,7 @@ def test_what_a_transaction_writes_to_its_lock(matched: tuple[int, ...], whole: 
 
 
 def test_how_a_transaction_is_aborted() -> None:
-    """If it is open; its session ends in any case."""
+    """An open transaction is aborted. Its session ends in any case."""
     atomic = in_transaction(Held())
     assert play(atomic._abort()) == OVER
     assert play(atomic._abort(), **dict.fromkeys(OVER, labelled())) == OVER
@@ -114,7 +117,7 @@ def test_how_a_transaction_is_aborted() -> None:
 
 @pytest.mark.parametrize("kind", [MongoClient, AsyncMongoClient])
 async def test_where_a_step_is_made(kind: Any) -> None:
-    """What blocks, in a thread; what a client for coroutines does, and the extension of the lock, in the event loop."""
+    """Blocking calls run in a thread. Calls of an async client and the lock's extension run in the event loop."""
 
     async def extend() -> str:
         return threading.current_thread().name
@@ -129,22 +132,22 @@ async def test_where_a_step_is_made(kind: Any) -> None:
 
 
 def test_the_pauses_before_work_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short, since it may be a matter of milliseconds, and none once the time is over."""
+    """Pauses are short, since a conflict may last milliseconds, and there is none once the time is over."""
     monkeypatch.setattr(clock, "backoff", lambda *arguments: arguments)
     monkeypatch.setattr(clock, "now", iter([100.0, 104.0, 104.9, 105.0]).__next__)
     found: list[Any] = list(transaction.pauses(5))
     assert found == [(2, 0.005, 0.2), (3, 0.005, 0.2)]
 
 
-# Work that is not over
+# Unfinished work
 
 
 async def unfinished() -> None:
-    """Work that only begins when it is awaited."""
+    """Return work that only begins when it is awaited."""
 
 
 async def items() -> Any:
-    """Work that only begins when it is gone through."""
+    """Yield work that only begins when it is iterated."""
     yield 1
 
 
@@ -153,7 +156,7 @@ async def items() -> Any:
     *(contextmanager(lambda: iter(())), contextlib.asynccontextmanager(items)),
 ])  # fmt: skip
 async def test_work_that_would_begin_after_the_release(result: Any) -> None:
-    """An error says so, instead of a lock that guards nothing; a coroutine is closed, and not warned of."""
+    """An error is raised, instead of a lock that guards nothing. A coroutine is closed without a warning."""
     assert [transaction.finished(done, "it", "") for done in (5, None, [1])] == [5, None, [1]]
     made = result()
     with pytest.raises(TypeError, match=r"the work returned a .* without the lock: await it"):

@@ -1,4 +1,4 @@
-"""The two that carry the rule out, MongoDB and Python, behind one shape: a key, its steps, and its document."""
+"""The two implementations of the rule, MongoDB and Python, behind one interface: a key, its steps, and its document."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from django_mongolock.testing.memory_server import MemoryServer, MemoryStore
 
 Document = dict[str, Any]
 
-#: Terms under which nothing is renewed, and nothing ends by itself, while a test lasts: for counting commands.
+#: Terms under which nothing is renewed or ends by itself during a test, so that commands can be counted.
 CALM = Terms(lease=60, margin=1, waiter_lease=60)
 TIMEOUT = 20.0
 
@@ -21,7 +21,8 @@ TIMEOUT = 20.0
 class Twin:
     """The key "k" in one of the two.
 
-    read: gives its document. write: puts a document in its place, None: removes it.
+    - read: function that returns its document.
+    - write: function that replaces its document. None removes it.
     """
 
     def __init__(self, store: Store, read: Callable[[], Document], write: Callable[[Document | None], object]) -> None:
@@ -31,11 +32,14 @@ class Twin:
         return self.store.apply("k", Step(**step), TIMEOUT)
 
     def add(self, grant: str, terms: Terms = CALM, *, new: Document | None = None, **step: Any) -> Reply:
-        """Ask for a grant. new: what its entry has besides."""
+        """Ask for a grant.
+
+        - new: further fields of its entry.
+        """
         return self.apply(ask=grant, add={**entry(grant, "s", terms, {}), **(new or {})}, **step)
 
     def take_free(self, grant: str, *, new: Document | None = None) -> Reply | None:
-        """The same in the short form."""
+        """Ask for a grant in the short form."""
         add = {**entry(grant, "s", CALM, {}), **(new or {})}
         return self.store.take_free("k", Step(ask=grant, add=add), TIMEOUT)
 
@@ -43,12 +47,12 @@ class Twin:
         return self.apply(remove=grants, given=grants[0]).found
 
     def renew(self, *grants: str, **step: Any) -> Any:
-        """Renew in bulk; return what was found of the key."""
+        """Renew in bulk. Return the result for the key."""
         return self.store.renew(["k"], Step(renew=grants, **step), TIMEOUT).get("k")
 
 
 def in_mongodb(store: MongoStore) -> Twin:
-    # A release is not confirmed by the majority, and looked at all the same.
+    # Releases are not confirmed by the majority, but the tests read them.
     locks = store.collection.with_options(read_concern=ReadConcern("local"))
 
     def write(document: Document | None) -> None:

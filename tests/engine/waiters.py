@@ -1,4 +1,4 @@
-"""Somebody who waits for a lock in a thread of its own."""
+"""A waiter for a lock in a thread of its own."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ InThread = Callable[..., threading.Thread]
 
 
 class Waiter:
-    """A thread that takes *lock* (after it has taken *first*, if given), and keeps it until it is told to let go."""
+    """A thread that takes *lock* (after *first*, if given), and keeps it until it is told to release it."""
 
     def __init__(self, in_thread: InThread, lock: MongoLock, first: MongoLock | None = None) -> None:
         self.lock = lock
@@ -46,12 +46,12 @@ class Waiter:
             self._done.set()
 
     def ready(self) -> Self:
-        """Wait until it has its first lock."""
+        """Wait until the thread has its first lock."""
         assert self._ready.wait(10)
         return self
 
     def go(self) -> Self:
-        """Have it wait for its second lock."""
+        """Let the thread wait for its second lock."""
         self._goes.set()
         return self
 
@@ -64,11 +64,11 @@ class Waiter:
         return self.done and self.error is None
 
     def end(self, seconds: float = 10) -> Self:
-        """Wait until it has the lock, or has failed."""
+        """Wait until the thread has the lock, or has failed."""
         assert self._done.wait(seconds)
         return self
 
     def let_go(self) -> Self:
-        """Have it give the lock back, once it has it."""
+        """Let the thread release the lock, once it has it."""
         self._lets_go.set()
         return self

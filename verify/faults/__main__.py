@@ -53,7 +53,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _run(seed: int, names: list[str], options: argparse.Namespace) -> Outcome | None:
-    """One run, once more if the servers themselves did not get up or recover: that says nothing about the lock."""
+    """Make one run, and a second one if the servers did not start or recover. Such a failure says nothing about the
+    lock.
+    """
     for attempt in (1, 2):
         with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
             folder = Path(options.keep or temporary) / f"{seed}-{'all' if len(names) > 1 else names[0]}-{attempt}"

@@ -1,4 +1,4 @@
-"""Where a fault would hurt: who holds a lock that another process waits for, as the documents say."""
+"""Targets of faults: holders of locks that another process waits for, according to the documents."""
 
 import contextlib
 import os
@@ -15,14 +15,16 @@ from testproject.servers import ServerError
 from verify.faults.cluster import Cluster
 from verify.faults.peers import COLLECTION, DATABASE
 
-#: What comes before the document in a message of the server: its header, its flags, and the kind of its only section.
+#: The bytes before the document in a server's message: header, flags, and kind of the only section.
 _BEFORE = 21
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A process group that holds *key* with this *token*, which a process of another group waits for. lease: for how
-    many seconds the server lets it live."""
+    """A process group that holds *key* with this *token*, while a process of another group waits.
+
+    - lease: seconds for which the server lets the lock live.
+    """
 
     group: int
     key: str
@@ -31,7 +33,7 @@ class Target:
 
 
 def contested(cluster: Cluster) -> list[Target]:
-    """Every lock that is waited for, with each of its holders. None while there is no primary."""
+    """Return every lock with waiters, with each of its holders. Return nothing while there is no primary."""
     found: list[Target] = []
     with contextlib.suppress(PyMongoError, ServerError), _locks(cluster) as locks:
         for document in locks.find({"holders.0": {"$exists": True}, "waiters.0": {"$exists": True}}):
@@ -44,7 +46,7 @@ def contested(cluster: Cluster) -> list[Target]:
 
 
 def holder_tokens(cluster: Cluster, key: str) -> set[int] | None:
-    """The tokens of those who hold *key*; None while there is no primary."""
+    """Return the tokens of the holders of *key*, or None while there is no primary."""
     with contextlib.suppress(PyMongoError, ServerError), _locks(cluster) as locks:
         document = locks.find_one({"_id": key}) or {"holders": []}
         return {holder["token"] for holder in document["holders"]}
@@ -58,15 +60,17 @@ def _locks(cluster: Cluster) -> Iterator[Collection[dict[str, Any]]]:
 
 
 def _group(pid: int) -> int:
-    """The group of a process, or 0 if it has ended."""
+    """Return the group of a process, or 0 if it has ended."""
     with contextlib.suppress(ProcessLookupError):
         return os.getpgid(pid)
     return 0
 
 
 def held_at(cluster: Cluster, member: int, **where: Any) -> set[str]:
-    """The attempts that hold a lock according to one member, whether or not the others know of it. where: which
-    documents to look at."""
+    """Return the attempts that hold a lock according to one member, whether or not the others know of it.
+
+    - where: condition for the documents to look at.
+    """
     with contextlib.suppress(PyMongoError), cluster.members[member].client(1.0) as client:
         documents = client[DATABASE][COLLECTION].find(where, {"holders": 1})
         return {h["label"] for document in documents for h in document["holders"] if not h.get("released")}
@@ -74,7 +78,7 @@ def held_at(cluster: Cluster, member: int, **where: Any) -> set[str]:
 
 
 def granted_by(reply: bytes) -> str | None:
-    """The attempt that learns from this message of a server that it holds a lock; None if none does."""
+    """Return the attempt that learns from this message of a server that it holds a lock, or None."""
     if b"mine" not in reply:
         return None
     with contextlib.suppress(BSONError, KeyError, TypeError):

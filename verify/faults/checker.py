@@ -1,11 +1,12 @@
-"""Read what the processes of a run wrote down, and find what cannot be if the locks keep their promises.
+"""The checker of a run. It finds records that are impossible if the locks keep their promises.
 
-It asks no lock and no server: it knows only what each process believed, and when. Every rule is sound: it accuses
-only where the records leave no other explanation, so a pause of a process or a late message makes no accusation.
+The checker asks no lock and no server. It knows only the beliefs of each process and their times. Every rule is sound.
+A rule accuses only if the records leave no other explanation. A pause of a process or a late message therefore makes no
+accusation.
 
-A lock is *believed* to be held from the end of the first look that said so, for as long as it said it would be
-(`remaining`, counted from the beginning of the look), through looks that renew this, until the program gives it up
-or is told otherwise. That a process was stopped meanwhile changes nothing: nobody else may have been let in before.
+A lock is *believed* to be held from the end of the first look that said so, for the promised time (`remaining`, counted
+from the beginning of the look). Further looks renew this, until the program gives the lock up or is told otherwise. A
+stop of the process changes nothing, because nobody else may have been let in before.
 """
 
 import bisect
@@ -16,15 +17,15 @@ from typing import Final
 
 from verify.faults.history import FOREVER, Attempt, Belief, History, Window
 
-#: What the simulation, which looks at the documents all the time, notes of a waiter of whom none tells.
+#: The name in the simulation's records of a waiter that no document names.
 OUTSIDE: Final = "nothing of a process that waits"
-#: How long a waiter may not know of its grant, where nothing interferes, in seconds.
+#: The most seconds for which a waiter may not know of its grant, without interference.
 UNHEARD: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that was not kept: which rule found it, when, and in words."""
+    """A broken promise, with the rule that found it, the time, and a description."""
 
     rule: str
     at: float
@@ -32,7 +33,7 @@ class Violation:
 
 
 def no_overlap(history: History) -> Iterator[Violation]:
-    """No two beliefs that exclude each other, at one time; no more in a semaphore than it has permits."""
+    """Check that no two exclusive beliefs overlap, and that a semaphore has no more holders than permits."""
     for key, attempts in history.by_key().items():
         beliefs = filter(None, (history.belief(attempt, key) for attempt in attempts))
         holding: list[Belief] = []
@@ -55,7 +56,7 @@ def _conflicts(belief: Belief, holding: list[Belief]) -> Iterator[Violation]:
 
 
 def tokens_grow(history: History) -> Iterator[Violation]:
-    """Whoever asks after somebody has got a token gets a larger one; no token is given twice."""
+    """Check that a later request gets a larger token, and that no token is given twice."""
     for key, attempts in history.by_key().items():
         granted = [(a.got, a, token) for a in attempts if a.got and (token := a.tokens.get(key)) is not None]
         yield from _reused(key, [(attempt, token) for _, attempt, token in granted])
@@ -78,7 +79,7 @@ def _reused(key: str, granted: list[tuple[Attempt, int]]) -> Iterator[Violation]
 
 
 def tokens_follow_beliefs(history: History) -> Iterator[Violation]:
-    """Exclusive holders' tokens grow in the order in which they held the key."""
+    """Check that exclusive holders' tokens grow in the order in which they held the key."""
     for key, attempts in history.by_key().items():
         beliefs = [b for a in attempts if a.mode == "exclusive" and (b := history.belief(a, key)) is not None]
         beliefs = [belief for belief in beliefs if belief.attempt.tokens.get(key) is not None]
@@ -89,10 +90,10 @@ def tokens_follow_beliefs(history: History) -> Iterator[Violation]:
 
 
 def promises_hold(history: History) -> Iterator[Violation]:
-    """A lock that said how long it is held at any rate is held so long, unless it was taken away on purpose.
+    """Check that a lock is held for the time that it promised, unless it was taken away on purpose.
 
-    So a grant that was acknowledged is never lost by the servers, and what was lost never comes back; and a child that
-    leaves the block of its parent takes nothing from it.
+    The servers therefore never lose an acknowledged grant, and a lost grant never comes back. A child that leaves the
+    block of its parent takes nothing from it.
     """
     for attempt in history.attempts.values():
         promised, ended = 0.0, False
@@ -114,7 +115,7 @@ def promises_hold(history: History) -> Iterator[Violation]:
 
 
 def _early(history: History, attempt: Attempt, lost: float, promised: float) -> Iterator[Violation]:
-    """It was found lost before the time that it had promised."""
+    """Yield a violation if the lock was lost before the time that it had promised."""
     if lost < min(promised, *(history.excused(attempt, key) for key in attempt.keys)):
         text = f"{attempt} was lost {promised - lost:.3f} s before the time that it promised"
         if attempt.forked is not None and attempt.forked < lost:
@@ -124,9 +125,9 @@ def _early(history: History, attempt: Attempt, lost: float, promised: float) -> 
 
 
 def losses_are_told(history: History) -> Iterator[Violation]:
-    """Who did not hold the lock any more is told on leaving, and by on_lost."""
+    """Check that a program learns of a loss when it leaves the block, and by on_lost."""
     for attempt in history.attempts.values():
-        if attempt.kind == "document":  # nothing is told of it but by who writes; until then it may be finished late
+        if attempt.kind == "document":  # only the writer learns of the loss, and may finish late until then
             continue
         lost = next((sample for sample in attempt.samples if not sample.held and sample.pid == attempt.pid), None)
         if attempt.left is not None and attempt.was == "released" and lost is not None:
@@ -142,9 +143,9 @@ def losses_are_told(history: History) -> Iterator[Violation]:
 
 
 def _releases_after_others(history: History) -> Iterator[Violation]:
-    """Where somebody else certainly held the key in between, a release must not say that it was ours until then.
+    """Check that a release does not report success if somebody else certainly held the key in between.
 
-    One whose session is closed meanwhile may: it does not know what that has released.
+    If the session is closed meanwhile, the release may do so. It does not know what the close has released.
     """
     closed = {record["pid"]: record["t"] for record in history.more["closed"]}
     for key, attempts in history.by_key().items():
@@ -155,18 +156,18 @@ def _releases_after_others(history: History) -> Iterator[Violation]:
                 if mine.leave < closed.get(mine.pid, 0.0) <= (mine.left or FOREVER):
                     continue
                 if history.excused(mine, key) < mine.leave and _is_disturbed(history, mine.leave, mine.left):
-                    continue  # a release that gets no answer is finished in the background, and says nothing
+                    continue  # a release without an answer is finished in the background
                 text = f"{mine} released {key!r} as if it were its own: {other} had it before"
                 yield Violation("told", mine.leave, text)
 
 
 def _is_disturbed(history: History, since: float, until: float | None) -> bool:
-    """Did a fault that may change who comes first last until shortly before that time, or into it?"""
+    """Return whether a fault that may change the order lasted until shortly before that time, or into it."""
     return any(window.meets(since - history.allow.recovery, until or FOREVER) for window in history.windows)
 
 
 def writes_stay(history: History) -> Iterator[Violation]:
-    """What a holder has written into a document, and was told so, is there for all who get it later."""
+    """Check that a holder's confirmed write to a document is there for all later holders."""
     for key, attempts in history.by_key().items():
         granted = [a for a in attempts if a.kind == "document" and a.tokens.get(key) is not None]
         last: Attempt | None = None
@@ -184,8 +185,11 @@ def writes_stay(history: History) -> Iterator[Violation]:
 
 
 def nothing_else_is_written(history: History) -> Iterator[Violation]:
-    """A document never counts further than its holders have: each writes one more than it has found. What MongoDB has
-    refused, and a write that reverts or repeats another, would show."""
+    """Check that a document never counts further than its holders have.
+
+    Each holder adds one to the count that it has found. A write that MongoDB has refused, or that reverts or repeats
+    another, would show.
+    """
     for key, attempts in history.by_key().items():
         granted = [a for a in attempts if a.kind == "document" and a.tokens.get(key) is not None]
         most = 0
@@ -197,11 +201,11 @@ def nothing_else_is_written(history: History) -> Iterator[Violation]:
 
 
 def first_come_first_served(history: History) -> Iterator[Violation]:
-    """Nobody is overtaken by who came certainly later: over all threads, tasks and processes, whoever else waits there.
+    """Check that nobody is overtaken by a certainly later arrival, across all threads, tasks and processes.
 
-    Whoever has lost its place, or whose command does not get through, stands where its arrival belongs when it is back.
-    So all that counts is whether it was in the queue when the other one was granted the key: whether nothing had
-    interfered for some time before that.
+    A waiter that has lost its place, or whose command does not get through, returns to the place of its arrival. Only
+    its presence in the queue at the time of the other grant counts. The rule therefore requires that nothing had
+    interfered for some time before.
     """
     outside = [record for record in history.more["stood"] if record["why"] == OUTSIDE]
     unsent = {each["id"] for each in outside if each["t"] < history.attempts[each["id"]].asked + 0.3}
@@ -226,8 +230,11 @@ def first_come_first_served(history: History) -> Iterator[Violation]:
 
 
 def _waited_until(history: History, attempt: Attempt, key: str) -> float:
-    """Until when it certainly waited for this key. Of several it waits for one after the other, nobody knows how long
-    for which: the first is waited for from the beginning, if it ever got them."""
+    """Return until when the attempt certainly waited for this key.
+
+    An attempt for several keys waits for one after the other, for unknown times. Only its first key has a known wait,
+    from the beginning, if the attempt got all keys.
+    """
     if attempt.wait == 0 or attempt.keys[0] != key:
         return 0.0
     if attempt.got is not None:
@@ -240,8 +247,11 @@ def _waited_until(history: History, attempt: Attempt, key: str) -> float:
 
 
 def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: float) -> bool:
-    """Was *other*, which came later, granted the key before *waiter*? Of two who got it the tokens tell, whenever they
-    learned of it. Those who share a key as readers do not take it from one another."""
+    """Return whether *other*, which came later, was granted the key before *waiter*.
+
+    If both got the key, the tokens decide, whenever the attempts learned of it. Readers that share a key do not take it
+    from one another.
+    """
     mine, its = waiter.tokens.get(key), other.tokens.get(key)
     if other.got is None or its is None or (waiter.mode == other.mode == "shared"):
         return False
@@ -251,23 +261,23 @@ def _overtook(history: History, key: str, waiter: Attempt, other: Attempt, end: 
         and other.asked - waiter.asked > _grace(history, waiter.asked, other.got)
         and history.is_calm(waiter, other.got - history.allow.grace, other.got, history.allow.lapse)
         and not _is_headless(history, key, waiter, other)
-        # It was granted the key before the other, and that was taken from it before it knew: it came again.
+        # Its earlier grant was taken away before it knew. It came again.
         and not any(token < its for token in history.unheard[key, waiter.id])
     )
 
 
 def _grace(history: History, since: float, until: float) -> float:
-    """How much later one must have come to be certainly behind. A clock that was set back stands still for a moment."""
+    """Return how much later an arrival must be to be certainly behind. A clock set back stands still for a moment."""
     allow = history.allow
     was_set = any(window.meets(since - allow.clock_grace, until) for window in history.clocks)
     return (max(allow.grace, allow.clock_grace) if was_set else allow.grace) + allow.drift * (until - since)
 
 
 def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) -> bool:
-    """Had the line of its process perhaps nobody in the document when *other* got the key?
+    """Return whether the line of its process perhaps had no entry in the document when *other* got the key.
 
-    One stands there for all, and hands the key on to the next. One that gives up, dies, or loses it names no next
-    waiter; nor does one that shares it with others. Until the next knows, the line has no entry.
+    One entry stands for all, and hands the key on to the next. A waiter that gives up, dies, loses the key or shares it
+    names no next waiter. Until the next one knows, the line has no entry.
     """
     got, allow = other.got or 0.0, history.allow
     for mate in history.mates(waiter, key):
@@ -275,7 +285,7 @@ def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) ->
             refused = None if mate.error in allow.names_next else mate.refused
             times = [refused, mate.dropped, mate.told, mate.left if mate.was != "released" else None]
             times += [mate.got if mate.mode != "exclusive" else None, history.excused(mate, key)]
-            # It may have learned later that it was granted the key: without a bell, when its place is renewed.
+            # Without a bell, it may have learned of its grant when its place was renewed.
             learned = history.idle(other, other.asked, got) + UNHEARD
             since = other.asked if allow.headless >= 1.0 else got - learned
             if any(t is not None and since - allow.headless < t < got + allow.unnoticed for t in times):
@@ -284,9 +294,10 @@ def _is_headless(history: History, key: str, waiter: Attempt, other: Attempt) ->
 
 
 def nobody_else_suffers(history: History) -> Iterator[Violation]:
-    """Where nothing interferes, no lock is lost, and none is refused by an error. What another key suffers is nothing.
+    """Check that without interference no lock is lost, and none is refused by an error.
 
-    A lock ends when it could not be renewed for all of its lease on the server, so all of that must have been calm.
+    A fault of another key is no interference. A lock ends when it could not be renewed for all of its lease on the
+    server, so all of that time must have been calm.
     """
     for attempt in history.attempts.values():
         if attempt.kind == "lock" and attempt.inner is None:
@@ -314,8 +325,9 @@ def _suffering(history: History, attempt: Attempt) -> Iterator[Violation]:
 
 
 def waits_end_in_time(history: History) -> Iterator[Violation]:
-    """acquire(wait=W) is back within W and the time that its commands may take, whatever happens to the servers: one
-    for each key, which it gives back when it does not get the next; up to twelve for a document.
+    """Check that acquire(wait=W) returns within W plus the time of its commands, whatever happens to the servers.
+
+    There is one command for each key, to be given back if the next is not acquired. A document needs up to twelve.
     """
     timeout = history.meta.get("timeout")
     for attempt in history.attempts.values():
@@ -331,7 +343,7 @@ def waits_end_in_time(history: History) -> Iterator[Violation]:
 
 
 def every_wait_ends(history: History) -> Iterator[Violation]:
-    """Each process ends when it must, and nobody waits for ever for a key that stands still."""
+    """Check that each process ends when it must, and that nobody waits for ever for a key that stands still."""
     yield from (
         Violation("hung", record["t"], f"the process group {record['group']} did not end: {record['text']}")
         for record in history.hung
@@ -341,7 +353,7 @@ def every_wait_ends(history: History) -> Iterator[Violation]:
 
 
 def _standing_still(history: History, key: str, attempts: list[Attempt]) -> Iterator[Violation]:
-    """A key that is waited for and does not move for longer than its holders' leases and work can explain."""
+    """Yield a violation if a key with waiters stands still longer than its holders' leases and work explain."""
     moves = sorted(t for a in attempts for t in (a.got, a.left, a.dropped) if t is not None)
     limit = 2 * max(a.server_lease for a in attempts) + history.allow.work + history.allow.slack
     for waiter in attempts:
@@ -357,7 +369,7 @@ def _standing_still(history: History, key: str, attempts: list[Attempt]) -> Iter
 
 
 def longest_calm(history: History, attempt: Attempt, since: float, until: float) -> float:
-    """The longest part of this time in which nothing interfered with the attempt."""
+    """Return the longest part of this time in which nothing interfered with the attempt."""
     if until - since < history.allow.slack:
         return 0.0
     disturbed = [
@@ -372,7 +384,7 @@ def longest_calm(history: History, attempt: Attempt, since: float, until: float)
 
 
 def work_goes_on(history: History) -> Iterator[Violation]:
-    """After a fault of the servers that no other followed at once, somebody gets a lock again soon.
+    """Check that somebody gets a lock soon after a fault of the servers that no other followed at once.
 
     The time in which the machine itself stood still does not count.
     """
@@ -387,7 +399,7 @@ def work_goes_on(history: History) -> Iterator[Violation]:
 
 
 def keys_come_free(history: History) -> Iterator[Violation]:
-    """When all are gone, every key can be had within one lease, and every document once it is stale."""
+    """Check that in the end every key can be had within one lease, and every document once it is stale."""
     if not history.free:
         return
     for key, attempts in history.by_key().items():
@@ -419,6 +431,6 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
 
 
 def check(history: History) -> list[Violation]:
-    """Everything that cannot be, in the order of time."""
+    """Return all violations, in the order of time."""
     found = [violation for rule in RULES for violation in rule(history)]
     return sorted(set(found), key=lambda violation: violation.at)

@@ -1,4 +1,4 @@
-"""Servers with wall clocks of their own, which can be set while they run."""
+"""Servers with wall clocks of their own that can be set while they run."""
 
 import functools
 import shutil
@@ -11,7 +11,7 @@ from typing import Self
 
 
 def missing() -> str | None:
-    """Why there can be no such clocks here, or None when there can."""
+    """Return why there can be no such clocks here, or None."""
     return None if sys.platform == "linux" and shutil.which("cc") else "no C compiler (cc) on PATH"
 
 
@@ -24,7 +24,7 @@ def _library() -> tempfile.TemporaryDirectory[str]:
 
 
 class Dial:
-    """Sets the wall clock of the processes that are started with its `environment`; their other clocks are true."""
+    """A dial for the wall clock of the processes started with its `environment`. Their other clocks are true."""
 
     def __init__(self) -> None:
         self._file = tempfile.NamedTemporaryFile(prefix="dial-", buffering=0)  # noqa: SIM115 - lives as long as we
@@ -32,7 +32,7 @@ class Dial:
         self.set(0.0)
 
     def set(self, seconds: float) -> None:
-        """Have its clock differ from the machine's by so much, from now on."""
+        """Let the clock differ from the machine's by so many seconds from now on."""
         self._file.seek(0)
         self._file.write(struct.pack("=q", round(seconds * 1e9)))
         self.offset = seconds

@@ -1,4 +1,4 @@
-"""What the faults happen to: three mongods behind a network that can misbehave."""
+"""The target of the faults: three mongods behind a network that can misbehave."""
 
 import contextlib
 import shutil
@@ -16,19 +16,21 @@ from testproject.servers.process import HOST, Runnable, patience
 from verify.faults.clocks import Dial
 from verify.faults.proxy import CLIENT, Network
 
-#: Seconds after which a primary that nobody hears is replaced. The default is 10; a run is short.
+#: Seconds after which an unreachable primary is replaced. The default is 10, but a run is short.
 ELECTION: Final = 3.0
 #: Seconds in which a cluster must be whole again after a fault was healed.
 RECOVERY: Final = 45.0
-#: How small the oplog is, so that it can be rolled over, in MB.
+#: The size of the oplog in MB, small enough to be rolled over.
 OPLOG: Final = 16
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - with a name of its own in it
 _ROOM: Final = 4 << 30
 
 
 class Member(Mongod):
-    """A mongod that writes a checkpoint every second: its oplog is cut off no earlier. It lives in memory where there
-    is room, because a run is about faults, and a busy disk is one that nobody has chosen."""
+    """A mongod that writes a checkpoint every second, because its oplog is cut off no earlier.
+
+    It lives in memory where there is room. A run is about chosen faults, and nobody has chosen a busy disk.
+    """
 
     @property
     def directory(self) -> Path:
@@ -41,7 +43,7 @@ class Member(Mongod):
 
 
 class ProxiedSet(ReplicaSet):
-    """A replica set whose members know each other, and are known, by the addresses of their proxies only."""
+    """A replica set whose members are known, also to each other, by the addresses of their proxies only."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(3, election_timeout=ELECTION)
@@ -67,10 +69,10 @@ class ProxiedSet(ReplicaSet):
 
 
 class Cluster(Runnable):
-    """The servers of a run, seen from the faults: who is primary, what cuts it off, when all is well again.
+    """The servers of a run from the view of the faults: the primary, its network ways, its recovery.
 
-    *clocks*: its members have clocks that can be set (`dials`). purged: no clock may be set back to before this time,
-    in seconds: tokens from until then may have been forgotten.
+    - clocks: whether its members have clocks that can be set (`dials`).
+    - purged: time in seconds before which no clock may be set back, because tokens until then may have been forgotten.
     """
 
     uri: str
@@ -96,24 +98,24 @@ class Cluster(Runnable):
             dial.close()
 
     def primary(self) -> int:
-        """The number of the member that everything goes to now. Raises ServerError if there is none in time."""
+        """Return the number of the present primary. Raises ServerError if there is none in time."""
         return self.members.index(self.replica_set.primary(RECOVERY))
 
     def others(self) -> list[int]:
-        """All members but the primary."""
+        """Return all members but the primary."""
         primary = self.primary()
         return [number for number in range(len(self.members)) if number != primary]
 
     def client(self, timeout: float = 5.0) -> MongoClient[dict[str, Any]]:
-        """A client of the primary, past the proxies."""
+        """Return a client of the primary, past the proxies."""
         return self.members[self.primary()].client(timeout)
 
     def to_primary(self) -> list[tuple[int, int]]:
-        """The way of the clients to the primary."""
+        """Return the way of the clients to the primary."""
         return [(CLIENT, self.primary())]
 
     def around(self, member: int) -> list[tuple[int, int]]:
-        """The ways between a member and all others."""
+        """Return the ways between a member and all others."""
         others = [number for number in range(len(self.members)) if number != member]
         return [way for other in others for way in ((other, member), (member, other))]
 
@@ -127,10 +129,10 @@ class Cluster(Runnable):
                 member.restart()
 
     def recover(self) -> None:
-        """Wait until the cluster is whole. Raises ServerError if it does not get so in time."""
+        """Wait until the cluster is whole. Raises ServerError if that takes too long."""
         with patience(RECOVERY, "the replica set does not recover") as still_time:
             while not self._is_whole():
-                time.sleep(0.2)  # to ask is not free
+                time.sleep(0.2)  # asking is not free
                 still_time()
 
     def _is_whole(self) -> bool:
@@ -139,7 +141,7 @@ class Cluster(Runnable):
         return len(primaries) == 1 and sum(bool(answer.get("secondary")) for answer in answers) == 2
 
     def write(self) -> None:
-        """Write something, past the proxies, and wait until it is there to stay."""
+        """Write something, past the proxies, and wait until the majority has it."""
         try:
             if self._written is None:
                 self._written = self.replica_set.primary(1.0).client(3.0)
@@ -153,20 +155,20 @@ class Cluster(Runnable):
             self._written = None
 
     def replicates(self) -> bool:
-        """Is a write there to stay within a few seconds?"""
+        """Return whether the majority has a write within a few seconds."""
         with contextlib.suppress(ServerError, PyMongoError), self.client() as client:
             client["filler"]["beats"].update_one({"_id": 2}, {"$inc": {"beats": 1}}, upsert=True)
             return True
         return False
 
     def command(self, member: int, *command: Any, timeout: float = 5.0, **options: Any) -> Any:
-        """Send one member a command of `admin`, past the proxies; None if it does not answer or refuses."""
+        """Send one member a command of `admin`, past the proxies. Return None if it does not answer or refuses."""
         with contextlib.suppress(PyMongoError), self.members[member].client(timeout) as client:
             return client.admin.command(*command, **options)
         return None
 
     def step_up(self, member: int, timeout: float = 20.0) -> bool:
-        """Make *member* the primary; return whether it is within *timeout* seconds."""
+        """Make *member* the primary. Return whether it is the primary within *timeout* seconds."""
         end = time.monotonic() + timeout
         while not self.members[member].hello().get("isWritablePrimary"):
             if time.monotonic() > end:

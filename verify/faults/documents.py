@@ -1,4 +1,4 @@
-"""Locks of documents, in the harness' words: `DocumentLock` on a collection, where each holder counts one up."""
+"""Locks of documents in the form of the harness: a `DocumentLock` on a collection. Each holder adds one to a count."""
 
 import asyncio
 import contextlib
@@ -23,16 +23,16 @@ Document = dict[str, Any]
 COLLECTION: Final = "documents"
 #: The documents, each with a lock in it.
 DOCUMENTS: Final = ("d0", "d1", "d2")
-#: After how many seconds one is stale: some work here takes longer.
+#: Seconds after which a document is stale. Some work here takes longer.
 STALE: Final = 3.0
-#: The field that every holder counts up.
+#: The field with the count.
 FIELD: Final = "count"
-#: From here on the server refuses the count.
+#: The count from which the server refuses writes.
 REFUSED: Final = 1_000_000
 
 
 def make_documents(database: Database[Document]) -> None:
-    """Have the documents there, before the first one locks them."""
+    """Create the documents before the first worker locks them."""
     collection = database.get_collection(COLLECTION, write_concern=WriteConcern("majority"))
     for name in DOCUMENTS:
         new = {"state": "done", "documentVersion": 0, FIELD: 0}
@@ -42,7 +42,7 @@ def make_documents(database: Database[Document]) -> None:
 
 
 class Documents:
-    """The documents as one process, and each that is forked from it, reaches them."""
+    """The documents from the view of one process, and of each process forked from it."""
 
     def __init__(self, database: str, options: Mapping[str, Any], timeout: float) -> None:
         self._database = database
@@ -60,19 +60,19 @@ class Documents:
         )
 
     def collection(self) -> Collection[Document]:
-        """The collection, by a client of this process."""
+        """Return the collection, by a client of this process."""
         if self._pid != os.getpid():
             self._client, self._pid = MongoClient(**self._options), os.getpid()
         return self._client[self._database][COLLECTION]
 
     def read(self, name: str) -> Document:
-        """A document as whoever wants to lock it has read it. Raises LockBackendFailed."""
+        """Read a document in order to lock it. Raises LockBackendFailed."""
         with _our_errors(), pymongo.timeout(self._timeout):
             collection = self.collection().with_options(read_preference=ReadPreference.PRIMARY)
             return collection.find_one({"_id": name}) or {"_id": name, "documentVersion": 0}
 
     def sweep(self) -> Swept:
-        """Free what is stale."""
+        """Clear the stale locks."""
         return self.lock.clear_stale()
 
 
@@ -94,8 +94,11 @@ def _our_errors() -> Iterator[None]:
 
 
 class OurDocument:
-    """One acquisition of one document, by itself or as one of a batch. It is given back with a count that is one higher
-    than it was found; sometimes after a count that the server refuses, or after another change."""
+    """One acquisition of one document, by itself or as one of a batch.
+
+    The release adds one to the count that was found. Sometimes it comes after a count that the server refuses, or after
+    another change.
+    """
 
     def __init__(self, documents: Documents, name: str, owner: str | None) -> None:
         self._documents = documents
@@ -105,12 +108,12 @@ class OurDocument:
         self._held: HeldDocument[Document]
         self._version = 0
         self._in_batch, self._tries, self._touches = (random.random() < chance for chance in (0.3, 0.3, 0.3))
-        #: The count as it was found, and as it is given back.
+        #: The count as found, and as written.
         self.seen = 0
         self.wrote: int | None = None
 
     async def acquire(self, awaits: bool) -> None:
-        """Raises why it was refused."""
+        """Acquire the lock. Raises the error of a refusal."""
         read = partial(self._documents.read, self._name)
         document = await asyncio.to_thread(read) if awaits else read()
         if self._in_batch:
@@ -135,7 +138,7 @@ class OurDocument:
         await _call(self._held, "renew", awaits)
 
     async def release(self, awaits: bool) -> bool:
-        """Write the count and let go. Raises DocumentLockLost, and what says that nobody knows."""
+        """Write the count and release the lock. Raises DocumentLockLost, or the error for an unknown outcome."""
         if self._tries:
             with contextlib.suppress(DocumentRefused, LockBackendFailed):
                 await _call(self._held, "finish", awaits, changes={FIELD: REFUSED})

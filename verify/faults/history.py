@@ -1,4 +1,4 @@
-"""The records of a run as attempts: who asked for what when, what it got, and when it certainly believed to hold it."""
+"""The records of a run as attempts: their requests, their results, and the times of their certain beliefs."""
 
 import bisect
 from collections import defaultdict
@@ -10,13 +10,13 @@ from verify.faults.records import Record
 from verify.faults.tolerances import REAL_TIME, Tolerances
 
 FOREVER = float("inf")
-#: Within how many seconds after a fault was healed there may still be another primary than before.
+#: The most seconds after a fault was healed in which another primary may appear.
 AFTERMATH = 5.0
-#: Of how many keys an attempt is described.
+#: The number of keys in the description of an attempt.
 SHOWN = 3
-#: What only the rules of a simulation read.
+#: The records that only the rules of a simulation read.
 _MORE = {"taken", "request", "requested", "extended", "downgraded", "closed", "shut", "stood"}
-#: What happens to an attempt, and the facts that are kept of it beside its time.
+#: The events of an attempt, with the facts that are kept besides the time.
 _EVENTS: dict[str, tuple[str, ...]] = {
     "got": ("tokens", "seen"), "refused": ("error",), "left": ("was", "wrote"),
     "forked": (), "leave": (), "dropped": (), "told": (), "see": (),
@@ -25,7 +25,9 @@ _EVENTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(slots=True)
 class Sample:
-    """Between *since* and *until* the lock said whether it is held, and that it would be for *left* seconds more."""
+    """A look between *since* and *until*. The lock said whether it is held, and that it would be for *left* seconds
+    more.
+    """
 
     since: float
     until: float
@@ -36,12 +38,14 @@ class Sample:
 
 @dataclass(slots=True)
 class Attempt:
-    """One call of acquire(), and what came of it. Times that never came are None.
+    """One call of acquire() and its outcome. Times that never came are None.
 
-    kind: "lock" or "document". renew: is it renewed in the background? inner: the attempt of the same thread that holds
-    the key already (a reentrant lock). within: the attempt of the same thread that is in its block meanwhile.
-    seen, wrote: the number that a document had in it, and the one put into it. forked: when a child was forked inside
-    the block.
+    - kind: "lock" or "document".
+    - renew: whether it is renewed in the background.
+    - inner: attempt of the same thread that already holds the key (a reentrant lock).
+    - within: attempt of the same thread that is in its block meanwhile.
+    - seen, wrote: count found in a document, and count written to it.
+    - forked: time when a child was forked inside the block.
     """
 
     id: str
@@ -75,7 +79,9 @@ class Attempt:
     told: float | None = None
 
     def take(self, what: str, record: Record) -> None:
-        """Something happened to it. Of several looks each counts, of other things the last, but for the first loss."""
+        """Record an event of the attempt. All looks count. Of other events the last one counts, except that the first
+        loss does.
+        """
         if what == "see":
             self.samples.append(Sample(record["t"], record["u"], record["held"], record["left"], record["pid"]))
         elif what != "told" or self.told is None:
@@ -90,18 +96,18 @@ class Attempt:
 
     @property
     def answered(self) -> float | None:
-        """When acquire() came to an end."""
+        """The end of acquire()."""
         return self.got if self.got is not None else self.refused
 
     @property
     def given_up(self) -> float:
-        """From when on it believes nothing any more by its own doing."""
+        """The time from which it believes nothing any more, by its own doing."""
         return min(t if t is not None else FOREVER for t in (self.leave, self.dropped))
 
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """From *since* to *until* the attempt certainly believed to hold *key*, or was promised that it does."""
+    """A certain belief, or promise, that the attempt held *key* from *since* to *until*."""
 
     attempt: Attempt
     key: str
@@ -111,8 +117,10 @@ class Belief:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A time in which something was wrong: with one *key* only, if it has one. linger: for how much longer than usual
-    it may be felt when it is over."""
+    """A time with a fault, of one *key* only if it has one.
+
+    - linger: additional seconds for which it may be felt when it is over.
+    """
 
     name: str
     since: float
@@ -124,12 +132,12 @@ class Window:
         return self.since < until and since < self.until
 
     def part(self, since: float, until: float) -> float:
-        """How many seconds between these times are in it."""
+        """Return how many seconds between these times are in the window."""
         return max(0.0, min(until, self.until) - max(since, self.since))
 
 
 class History:
-    """What happened in a run."""
+    """The events of a run."""
 
     def __init__(self, records: Iterable[Record], allow: Tolerances = REAL_TIME) -> None:
         self.allow = allow
@@ -138,14 +146,14 @@ class History:
         self.ended: dict[int, float] = {}
         self.killed: dict[int, float] = {}
         self.forced: dict[tuple[str, int], float] = {}
-        #: The tokens of what was taken from an attempt, by key and attempt, as far as that is known.
+        #: The tokens of locks taken from an attempt before it knew of them, by key and attempt, as far as known.
         self.unheard: dict[tuple[str, str], list[int]] = defaultdict(list)
         self.faults: list[Record] = []
         self.windows: list[Window] = []
         self.stopped: dict[int, list[Window]] = defaultdict(list)
         self.starved: dict[int, list[Window]] = defaultdict(list)
         self.harness = 0
-        #: When a clock of the servers was set.
+        #: The times at which a clock of the servers was set.
         self.clocks: list[Window] = []
         self.hung: list[Record] = []
         self.free: dict[str, Record] = {}
@@ -165,7 +173,7 @@ class History:
         for attempt in self.attempts.values():
             for key in attempt.keys:
                 self._mates[attempt.pid, key].append(attempt)
-        #: When somebody got something, anything.
+        #: The times of all grants.
         self.grants = sorted(a.got for a in self.attempts.values() if a.got is not None)
 
     def _take(self, record: Record) -> None:
@@ -233,24 +241,27 @@ class History:
         return self.groups.get(attempt.pid, attempt.pid)
 
     def alive_until(self, attempt: Attempt) -> float:
-        """Until when the process of an attempt may have run."""
+        """Return until when the process of an attempt may have run."""
         return min(self.killed.get(self.group(attempt), FOREVER), self.ended.get(attempt.pid, FOREVER), self.over)
 
     def paused(self, attempt: Attempt, since: float, until: float) -> float:
-        """For how long its process was stopped between these times, or the whole machine was."""
+        """Return for how long its process, or the whole machine, was stopped between these times."""
         stopped = self.stopped[self.group(attempt)]
         return sum(window.part(since, until) for window in stopped) + self.stalled(since, until)
 
     def stalled(self, since: float, until: float) -> float:
-        """For how long the servers did not do even a plain write as they should."""
+        """Return for how long the servers were too slow even for a plain write."""
         return sum(window.part(since, until) for window in self.windows if window.name == "stall")
 
     def own(self, attempt: Attempt) -> list[Window]:
-        """When its process did not get to run: it was stopped, or it or the whole machine was too busy."""
+        """Return when its process did not get to run, because it was stopped, or it or the machine was too busy."""
         return [*self.stopped[self.group(attempt)], *self.starved[attempt.pid], *self.starved[self.harness]]
 
     def idle(self, attempt: Attempt, since: float, until: float) -> float:
-        """For how long its process did not get to run between these times. What the servers do is no part of that."""
+        """Return for how long its process did not get to run between these times.
+
+        Delays of the servers do not count.
+        """
         total, end = 0.0, since
         for window in sorted(self.own(attempt), key=lambda window: window.since):
             total += window.part(max(end, since), until)
@@ -258,10 +269,11 @@ class History:
         return total
 
     def is_calm(self, attempt: Attempt, since: float, until: float, idle: float) -> bool:
-        """Did nothing interfere between these times with who asks for these keys, be it that it is felt still?
+        """Return whether nothing interfered with the attempt between these times, including the effects of earlier
+        faults.
 
-        What the servers suffered is felt until some seconds (`Tolerances.recovery`) after the first grant since then;
-        so is a long pause of its own process, which may have been *idle* for so many seconds.
+        A fault of the servers is felt until some seconds (`Tolerances.recovery`) after the first grant since then. A
+        long pause of its own process is felt as long. The process may have been *idle* for so many seconds.
         """
         grace = self.allow.recovery
         pauses = (window for window in self.own(attempt) if window.until - window.since >= self.allow.lapse)
@@ -276,11 +288,11 @@ class History:
         )
 
     def belief(self, attempt: Attempt, key: str) -> Belief | None:
-        """When *attempt* certainly believed to hold *key*: None if never.
+        """Return when *attempt* certainly believed to hold *key*, or None if never.
 
-        From the end of the first look that said "held" until the lock said "not held", or until the end of the
-        promise that it made at the last look. Not after the program gave it up, after somebody took the lock away,
-        or after the same owner asked again.
+        The belief starts at the end of the first look that said "held". It lasts until the lock said "not held", or
+        until the end of the promise of the last look. It ends earlier if the program gave the lock up, if somebody took
+        it away, or if the same owner asked again.
         """
         seen = [sample for sample in attempt.samples if sample.pid == attempt.pid]
         held = [sample for sample in seen if sample.held]
@@ -294,12 +306,15 @@ class History:
         return Belief(attempt, key, since, until) if since < until else None
 
     def excused(self, attempt: Attempt, key: str) -> float:
-        """From when on the lock may be somebody else's although it was promised: it was taken away on purpose. Or it
-        is that of a document, and may be judged by the clock of another primary."""
+        """Return from when on the lock may be somebody else's despite the promise.
+
+        The lock may have been taken away on purpose. The lock of a document may be judged by the clock of another
+        primary.
+        """
         token = attempt.tokens.get(key)
         forced = self.forced.get((key, token), FOREVER) if token is not None else FOREVER
         if f"{attempt.id}-reader" in self.attempts and token is not None:
-            # A downgrade: where the reader was taken away before it knew its token, nothing says whose that was.
+            # If the reader of a downgrade was taken away before it knew its token, nothing says whose token that was.
             later = (at for (forced_key, its), at in self.forced.items() if forced_key == key and its > token)
             forced = min(forced, *(at for at in later if at > (attempt.leave or FOREVER)), FOREVER)
         if attempt.kind == "document":
@@ -314,7 +329,10 @@ class History:
         return min(forced, resumed)
 
     def _other_clock(self, attempt: Attempt) -> float:
-        """From when on another clock may judge what *attempt* got. Once one is wrong, any fault may lead to that."""
+        """Return from when on another clock may judge *attempt*.
+
+        Once one clock is wrong, any fault may lead to that.
+        """
         earliest = max(attempt.asked, min((window.since for window in self.clocks), default=FOREVER))
         windows = [*self.windows, *self.clocks]
         return min(
@@ -322,11 +340,11 @@ class History:
         )
 
     def mates(self, attempt: Attempt, key: str) -> list[Attempt]:
-        """The attempts of its process on this key, itself among them."""
+        """Return the attempts of its process on this key, including itself."""
         return self._mates[attempt.pid, key]
 
     def by_key(self) -> dict[str, list[Attempt]]:
-        """The attempts on each key, in the order in which they asked; without the inner ones."""
+        """Return the attempts on each key, in the order in which they asked, without the inner ones."""
         found: dict[str, list[Attempt]] = defaultdict(list)
         for attempt in sorted(self.attempts.values(), key=lambda attempt: attempt.asked):
             if attempt.inner is None:
@@ -335,15 +353,15 @@ class History:
         return found
 
     def recovered(self, window: Window, grace: float) -> float:
-        """When work went on after a fault: *grace* seconds after the first grant since it was healed, or more."""
+        """Return when work went on after a fault, some *grace* seconds after the first grant since it was healed."""
         place = bisect.bisect_left(self.grants, window.until)
         return (self.grants[place] if place < len(self.grants) else self.over) + grace + window.linger
 
 
 def _resumes(other: Attempt, attempt: Attempt) -> float:
-    """From when on *other*, of the same owner, may take the place of *attempt*."""
+    """Return from when on *other*, of the same owner, may take the place of *attempt*."""
     if other.asked > attempt.asked:
         return other.asked
-    # Its command may be on the way still, and arrive after ours.
+    # Its command may still be on the way, and arrive after ours.
     settled = other.got or (other.refused if other.error == "LockNotAcquired" else None)
     return FOREVER if settled is not None and settled < attempt.asked else attempt.asked

@@ -1,4 +1,7 @@
-"""The faults of servers and networks: each function makes one, lets it last, and heals it. No lock is known here."""
+"""The faults of servers and networks.
+
+Each function injects one, lets it last, and heals it. No function knows locks.
+"""
 
 import contextlib
 import itertools
@@ -21,35 +24,38 @@ from verify.faults.records import now
 
 T = TypeVar("T")
 
-#: How often a fault that has an aim takes it. The others come at any moment.
+#: The probability that a fault with an aim takes it. Other faults come at any moment.
 AIMED: Final = 0.8
-#: How far the clocks of two members may be apart, in seconds.
+#: The largest difference between the clocks of two members in seconds.
 SKEW: Final = 8.0
-#: How far the clock of a running primary may be set back, in seconds.
+#: The most seconds by which the clock of a running primary may be set back.
 FAR_BACK: Final = 600.0
-#: A document that is made again after its removal starts with a larger token, as long as no clock is behind its last
-#: one: so a document must be so old by all clocks to be removed, and from then on no clock is set back as far.
+#: The age in seconds by all clocks from which an unused document may be removed. A document that is made again starts
+#: with a larger token, as long as no clock is behind its last one. After the removal, no clock is set back that far.
 PURGED_AFTER: Final = 20.0
 
 
 class Skipped(Exception):
-    """The fault cannot be injected as things are now."""
+    """The exception for a fault that cannot be injected now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a fault may use. sleep: waits, but ends early when the run does, and says whether it did."""
+    """The tools of a fault.
+
+    - sleep: function that waits, ends early when the run does, and returns whether it did.
+    """
 
     cluster: Cluster
     chance: random.Random
     sleep: Callable[[float], bool]
 
     def last(self, shortest: float, longest: float) -> None:
-        """Let the fault last for so long."""
+        """Let the fault last for a random time between these."""
         self.sleep(self.chance.uniform(shortest, longest))
 
     def poll(self, look: Callable[[], T]) -> T:
-        """Look until there is something, though not for as long as an election takes; return what there is."""
+        """Look until there is a result, for less than an election takes. Return the result."""
         end = now() + ELECTION - 1
         while not (found := look()) and now() < end and not self.sleep(0.05):
             pass
@@ -77,7 +83,7 @@ def stop_secondary(scene: Scene) -> None:
 
 
 def _away(scene: Scene, numbers: Iterable[int], longest: float, *, killed: bool) -> None:
-    """Members are killed or stopped, for so many seconds at most."""
+    """Kill or stop members for a limited number of seconds."""
     for member in [scene.cluster.members[number] for number in numbers]:
         if killed:
             member.kill()
@@ -122,7 +128,7 @@ def cut_primary(scene: Scene) -> dict[str, Any]:
     aimed = scene.chance.random() < AIMED
     if aimed:
         scene.poll(lambda: held_at(cluster, primary, waiters=[]))
-    # Who releases a lock that nobody waits for does not wait for the other members.
+    # The release of a lock without waiters does not wait for the other members.
     held = held_at(cluster, primary, waiters=[])
     cluster.network.set(ways, HELD)
     if aimed:
@@ -191,7 +197,7 @@ def lost_grants(scene: Scene) -> dict[str, Any]:
     return {"lost": lost}
 
 
-# What the server answers
+# Answers of the server
 
 _COMMANDS: Final = ["findAndModify", "update", "find", "aggregate", "getMore"]
 
@@ -240,7 +246,7 @@ def wrong_clocks(scene: Scene) -> None:
     """A secondary's clock is set wrong, either way, and it becomes the primary."""
     cluster = scene.cluster
     member = scene.chance.choice(cluster.others())
-    # A clock that is set forward under a running primary is a limit that the documentation names: so not that.
+    # Setting a running primary's clock forward is a limit that the documentation names.
     if cluster.command(member, "replSetFreeze", 30) is None:
         raise Skipped
     cluster.dials[member].set(scene.chance.uniform(-SKEW, SKEW))
@@ -266,7 +272,8 @@ def _set_back(scene: Scene, least: float, most: float, lowest: float) -> dict[st
     """Set the primary's clock back by *least* to *most* seconds, though no further than *lowest*.
 
     A primary that no longer replicates is started again. MongoDB waits for a millisecond, until a time of this clock,
-    before it shows its oplog to the others (`OplogVisibilityThread`); set back meanwhile, that is minutes away.
+    before it shows its oplog to the others (`OplogVisibilityThread`). After a set back meanwhile, that time is minutes
+    away.
     """
     cluster = scene.cluster
     primary = cluster.primary()
@@ -311,7 +318,7 @@ def stuck_transaction(scene: Scene) -> dict[str, Any]:
 
 
 def _write(locks: Any, key: str, session: Any) -> None:
-    """Write to a lock as a fence does. Raises PyMongoError if somebody else has just done so, again and again."""
+    """Write to a lock as a fence does. Raises PyMongoError if others write again and again."""
     for _ in range(20):
         try:
             if not locks.update_one({"_id": key}, {"$inc": {"changes": Int64(1)}}, session=session).matched_count:
@@ -324,14 +331,14 @@ def _write(locks: Any, key: str, session: Any) -> None:
     raise Skipped
 
 
-# What the server does by itself
+# Actions of the server itself
 
 
 def ttl(scene: Scene) -> None:
     """The TTL monitor, which runs every second, finds unused documents."""
     cluster = scene.cluster
     behind = min((dial.offset for dial in cluster.dials), default=0.0)
-    # The clocks run on meanwhile, and none is set: that comes after this, if at all.
+    # The clocks run on meanwhile. A fault that sets one can only come later.
     cluster.purged = max(cluster.purged, time.time() + min(0.0, behind) - PURGED_AFTER)
     free: dict[str, Any] = {"holders": [], "waiters": []}
     old = {"token": {"$lt": Int64(cluster.purged * 1000)}}
@@ -373,13 +380,13 @@ def oplog_rolled_over(scene: Scene) -> None:
     cluster.network.set(ways, Rule(hold_replies=True))
     try:
         with cluster.client(20) as client:
-            # Nobody may fall so far behind that it never catches up.
+            # No member may fall so far behind that it never catches up.
             everybody = WriteConcern(w=len(cluster.members), wtimeout=2_000)
             filler = client["filler"].get_collection("filler", write_concern=everybody)
             before = _oldest(client)
             for number in range(60):
                 filler.insert_one({"filler": b"x" * 1_000_000})
-                if number >= 30:  # by and by: what is not in a checkpoint is not cut off
+                if number >= 30:  # slowly, since only checkpointed entries are cut off
                     scene.sleep(0.1)
                     if _oldest(client) != before:
                         break
@@ -397,10 +404,12 @@ def _oldest(client: Any) -> Any:
 class Fault:
     """A fault of the servers or of the network.
 
-    inject: makes it, lets it last, heals it; may return facts for the record. lane: faults of one lane come one after
-    the other, those of two at the same time. order: may a waiter lose its place by it? servers: may it stop everybody?
-    clocks: does it set one, which is not possible on every machine? linger: for how many seconds longer than others it
-    may be felt.
+    - inject: function that injects it, lets it last and heals it. It may return facts for the record.
+    - lane: faults of one lane come one after the other, those of two lanes at the same time.
+    - order: whether a waiter may lose its place.
+    - servers: whether it may stop everybody.
+    - clocks: whether it sets a clock. Not every machine supports that.
+    - linger: additional seconds for which it may be felt.
     """
 
     name: str
@@ -436,13 +445,13 @@ FAULTS: Final[dict[str, Fault]] = {
         Fault("lost-replies", lost_replies, "network"),
         Fault("lost-grants", lost_grants, "replies"),
         Fault("fail-closed", fail_closed, "network"),
-        # A driver that believes in a change of primary asks for it, but a server that has not changed answers its
-        # monitor only every ten seconds (the driver's heartbeat). Until then the client knows no primary.
+        # A driver that believes in a change of primary asks for it. A server without a change answers its monitor only
+        # every ten seconds (the driver's heartbeat). Until then the client knows no primary.
         Fault("fail-write-concern", fail_write_concern, "network", linger=10.0),
         Fault("fail-not-primary", fail_not_primary, "network", linger=10.0),
         Fault("fail-exceeded", fail_exceeded, "network"),
         Fault("wrong-clocks", wrong_clocks, clocks=True),
-        # Nobody loses its place by that, nor its lock: everything goes on as before.
+        # No place and no lock is lost. Everything goes on as before.
         Fault("clock-set-back", clock_set_back, clocks=True),
         Fault("clock-set-far-back", clock_set_far_back, clocks=True),
         Fault("held-up-commands", held_up_commands),

@@ -1,28 +1,30 @@
-"""How often a run came to where a promise could have been broken: one that never did proves nothing."""
+"""The number of situations in a run in which a promise could have been broken. A run without any proves nothing."""
 
 from collections import Counter
 from typing import Final
 
 from verify.faults.history import FOREVER, Attempt, History, Window
 
-#: What each of the faults that choose where they strike is after.
+#: The aim of each fault that chooses its target.
 AIMS: Final = {
     "stop-worker": "stops that let a rival in",
     "kill-worker": "kills of a holder with a rival",
     "lost-grants": "replies lost after a grant",
     "cut-primary": "releases undone by an election",
 }
-#: After which faults an election may undo what the majority did not have.
+#: The faults after which an election may undo writes that the majority did not have.
 UNDOING: Final = {"kill-primary", "stop-primary", "step-down", "all-down", "no-majority", "partition", "elect"}
-#: How shortly before such a fault a release must have been made that it may undo, in seconds.
+#: The most seconds from a release to such a fault that may undo it.
 JUST_BEFORE: Final = 0.05
 
 
 def opportunities(history: History) -> Counter[str]:
-    """Count the stops of processes, those that struck a holder, and those that let a rival in, which waited beyond the
-    holder's lease; kills of a holder that a rival waited for; answers lost by which an attempt would have learned that
-    it holds its lock; releases that an election may undo, and those that one has undone; and errors after which a grant
-    was not known."""
+    """Count the opportunities of a run.
+
+    These are stops of processes, stops that struck a holder, and stops that let a rival in. A rival waited beyond the
+    holder's lease. Further opportunities are kills of a holder with a waiting rival, lost answers with a grant,
+    releases that an election may undo or has undone, and errors with an unknown grant.
+    """
     found: Counter[str] = Counter()
     attempts = [attempt for attempt in history.attempts.values() if attempt.kind == "lock"]
     for group, windows in history.stopped.items():
@@ -47,7 +49,7 @@ def opportunities(history: History) -> Counter[str]:
 
 
 def _held(history: History, attempts: list[Attempt], group: int, at: float) -> list[Attempt]:
-    """The attempts of a process group that believed at that time that they held their locks."""
+    """Return the attempts of a process group that believed to hold their locks at that time."""
     mine = (a for a in attempts if a.got is not None and a.got < at <= a.given_up and history.group(a) == group)
     return [
         attempt
@@ -57,7 +59,7 @@ def _held(history: History, attempts: list[Attempt], group: int, at: float) -> l
 
 
 def _lets_in(attempts: list[Attempt], holder: Attempt, window: Window) -> bool:
-    """Whether another attempt got one of its keys while it was stopped."""
+    """Return whether another attempt got one of its keys while it was stopped."""
     return any(
         other.got is not None and window.since < other.got < window.until and set(other.keys) & set(holder.keys)
         for other in attempts
@@ -66,7 +68,7 @@ def _lets_in(attempts: list[Attempt], holder: Attempt, window: Window) -> bool:
 
 
 def _is_waited_for(history: History, attempts: list[Attempt], holder: Attempt, at: float) -> bool:
-    """Whether an attempt of another process group waited at that time for one of its keys."""
+    """Return whether an attempt of another process group waited for one of its keys at that time."""
     return any(
         other.asked < at < (other.answered or FOREVER) and set(other.keys) & set(holder.keys)
         for other in attempts

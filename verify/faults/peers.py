@@ -1,4 +1,4 @@
-"""The locks that a run is about, in the harness' words."""
+"""The locks of a run in the form of the harness."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -15,22 +15,23 @@ from verify.faults.documents import STALE, Documents, OurDocument
 
 DATABASE: Final = "faults"
 COLLECTION: Final = "mongolock_locks"
-#: What the clients of the workers call themselves: failpoints aim at it.
+#: The application name of the workers' clients. Failpoints aim at it.
 APPNAME: Final = "faults-worker"
-#: How much longer the server lets a lease live than its holder believes, in seconds.
+#: The seconds for which a lease lives longer on the server than its holder believes.
 MARGIN: Final = 0.3
-#: The bound on one command, in seconds. Longer than most leases here: only so can an answer come after the lease that
-#: it grants.
+#: The seconds of one command at most. Most leases are shorter, so that an answer can come after the lease that it
+#: grants.
 TIMEOUT: Final = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One attempt: what to ask for, and what to do with it. Times are in seconds.
+    """One attempt: its request and its work. Times are in seconds.
 
-    document: is it a document that is asked for? work: how long to hold it. manner: how the program ends it: "release",
-    "extend" in the middle, "die" (its thread ends), "forget" (its object is collected), "cancel", "fail" (its block
-    ends in an error), "fork" in the middle.
+    - document: whether it asks for a document.
+    - work: time for which to hold it.
+    - manner: end by the program: "release", "extend" in the middle, "die" (its thread ends), "forget" (its object is
+      collected), "cancel", "fail" (its block ends in an error), "fork" in the middle.
     """
 
     keys: tuple[str, ...]
@@ -55,7 +56,7 @@ class Plan:
         return replace(terms, weight=self.weight)
 
     def facts(self) -> dict[str, Any]:
-        """What the checker needs to know of it."""
+        """Return the facts for the checker."""
         server_lease = STALE if self.document else max(self.terms.server_lease, self.min_hold)
         names = ("keys", "mode", "capacity", "weight", "wait", "owner", "renew")
         kind = "document" if self.document else "lock"
@@ -72,7 +73,7 @@ class Ours:
         self.documents = Documents(DATABASE, client, TIMEOUT)
 
     def lock(self, plan: Plan, on_lost: Callable[[], None], label: str) -> "OurLock | OurDocument":
-        """A lock for one attempt. Its entry in the document shows the *label*, and whose process it is."""
+        """Return a lock for one attempt. Its entry in the document shows the *label* and its process."""
         if plan.document:
             return OurDocument(self.documents, plan.keys[0], plan.owner)
         options = LockOptions(
@@ -87,7 +88,7 @@ class Ours:
 
 
 class OurLock(MongoLock):
-    """A MongoLock that can be looked at in the harness' words."""
+    """A MongoLock with the interface of the harness."""
 
     def look(self) -> tuple[bool, float]:
         return self.held, self.remaining
@@ -101,5 +102,5 @@ class OurLock(MongoLock):
         self.__exit__(type(error) if error else None, error, None)
 
 
-#: What a worker may meet that is no fault of its own.
+#: The errors that a worker may meet without a fault of its own.
 ERRORS: Final = (LockError,)

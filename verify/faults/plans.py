@@ -1,4 +1,4 @@
-"""What the workers ask for: every mode and manner, at random from a seed, over few keys."""
+"""The requests of the workers: every mode and manner, at random from a seed, over few keys."""
 
 import random
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Final
 from verify.faults.documents import DOCUMENTS, STALE
 from verify.faults.peers import Plan
 
-#: The longest lease of a run, in seconds: what a killed holder of it leaves behind lasts as long.
+#: The longest lease of a run in seconds. The lock of a killed holder lasts as long.
 LONGEST: Final = 8.0
-#: What a worker may do to itself, each a fault that can be chosen; in what manner an attempt then ends.
+#: The faults that a worker may inflict on itself, and the resulting ends of an attempt.
 HABITS: Final = ("fork", "cancel", "die", "forget", "client-clocks")
 
 
@@ -22,7 +22,7 @@ def _exclusive(chance: random.Random) -> Plan:
 
 
 def line(chance: random.Random) -> Plan:
-    """Where everybody queues, and the order can be seen."""
+    """Return a plan for the key where everybody queues and the order is visible."""
     return Plan(("line",), wait=chance.choice([None, 20.0]), work=chance.uniform(0.2, 0.5))
 
 
@@ -47,22 +47,22 @@ def _reentrant(chance: random.Random) -> Plan:
 
 
 def _owned(chance: random.Random) -> Plan:
-    """Whoever comes with the owner of a holder takes its place."""
+    """Return a plan with an owner. A later holder with the same owner takes the place of an earlier one."""
     return Plan(("own",), owner=f"o{chance.randrange(3)}", wait=2.0, work=chance.uniform(0.05, 0.4))
 
 
 def _long(chance: random.Random) -> Plan:
-    """A lease that lives through a failover, worked under for longer than others' leases."""
+    """Return a plan with a lease that lives through a failover, and work longer than others' leases."""
     return Plan(("long",), lease=LONGEST, wait=_wait(chance), work=chance.uniform(0.5, 2.5))
 
 
 def _renewed(chance: random.Random) -> Plan:
-    """A short lease, worked under until it has been renewed several times."""
+    """Return a plan with a short lease, and work until it has been renewed several times."""
     return Plan((f"w{chance.randrange(3)}",), wait=chance.choice([0.0, 0.5]), work=chance.uniform(2.0, 3.0))
 
 
 def _unrenewed(chance: random.Random) -> Plan:
-    """A lease that nobody renews, and that may end under the work."""
+    """Return a plan with a lease that nobody renews, and that may end under the work."""
     return Plan(("bare",), lease=1.0, renew=False, wait=_wait(chance), work=chance.choice([0.1, 0.5, 1.3]))
 
 
@@ -71,7 +71,7 @@ def _kept(chance: random.Random) -> Plan:
 
 
 def _document(chance: random.Random) -> Plan:
-    """A document, which nobody waits for; sometimes the work takes longer than it may."""
+    """Return a plan for a document that nobody waits for. Sometimes the work takes longer than it may."""
     owner = chance.choice([None, None, None, f"o{chance.randrange(2)}"])
     work = chance.choice([0.0, 0.05, 0.3, 0.6, STALE + 0.5])
     key = chance.choice(DOCUMENTS)
@@ -92,7 +92,7 @@ _PLANS: Final[list[tuple[int, Callable[[random.Random], Plan]]]] = [
     (1, _kept),
     (5, _document),
 ]
-#: All keys of named locks that are asked for.
+#: All requested keys of named locks.
 KEYS: Final = (
     "e0", "e1", "line", "rw", "sem", "m0", "m1", "m2", "own", "long", "w0", "w1", "w2", "bare", "kept", "again",
 )  # fmt: skip

@@ -1,8 +1,8 @@
-"""A network in between: every member of a cluster is only known by the address of a proxy, which can misbehave.
+"""A network in between. Every member of a cluster is known only by the address of a proxy that can misbehave.
 
-The proxy tells who is at the other end of a connection, another member or a client, so that they can be cut off
-separately: a mongod with test commands enabled says in its first message who it is (`hostInfo`), for the sake of
-MongoDB's own such proxy, mongobridge.
+The proxy identifies the other end of a connection, a member or a client, so that they can be cut off separately. A
+mongod with test commands enabled identifies itself in its first message (`hostInfo`), for MongoDB's own such proxy,
+mongobridge.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from typing import Final
 
 from testproject.servers.process import HOST
 
-#: Stands for everybody who is not a member.
+#: The number for everybody who is not a member.
 CLIENT: Final = -1
-#: How long the way to the member stays open after the last request was delivered for a client that has gone:
-#: a member drops what it has not begun.
+#: Seconds for which the way to the member stays open after the last request of a gone client was delivered. A member
+#: drops requests that it has not begun.
 _LINGER: Final = 0.5
 _PIECE: Final = 1 << 16
 #: A field of BSON: its name, the length of its text, the text.
@@ -29,11 +29,12 @@ _HOST_INFO: Final = re.compile(rb"\x02hostInfo\x00.{4}[^\x00]*:(\d+)\x00", re.DO
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What happens on the way from one to the other.
+    """The behaviour of the way from one end to the other.
 
-    delay: seconds that everything takes, each way. hold_requests, hold_replies: nothing gets through, and all of it is
-    delivered when this is over, also what was sent by somebody who has gone since. lose_replies: how probable it is
-    that a reply is lost, and its connection with it.
+    - delay: seconds of everything, each way.
+    - hold_requests, hold_replies: whether everything is held up, and delivered when this is over, even if its sender
+      has gone.
+    - lose_replies: probability that a reply is lost, with its connection.
     """
 
     delay: float = 0.0
@@ -47,7 +48,7 @@ HELD: Final = Rule(hold_requests=True, hold_replies=True)
 
 
 class _Connection:
-    """One connection through a proxy. A dead one is half open: nothing gets through, and nobody is told."""
+    """One connection through a proxy. A dead one is half open. Nothing gets through, and nobody is told."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source = source
@@ -66,14 +67,14 @@ class Network:
         self._connections: set[_Connection] = set()
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Says which messages to a client are lost, and their connections with them.
+        #: The function that chooses the messages to clients that are lost, with their connections.
         self.loses: Callable[[bytes], bool] = lambda reply: False
         self._loop = asyncio.new_event_loop()
         self._changed = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
 
     def start(self) -> None:
-        """Open the proxies; `ports` are theirs then, in the order of the members."""
+        """Open the proxies. Afterwards, `ports` has their ports, in the order of the members."""
         self._thread.start()
         asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(10)
 
@@ -85,19 +86,19 @@ class Network:
             self._thread.join(10)
 
     def rule(self, source: int, target: int) -> Rule:
-        """What holds from *source* to *target*. The way of a member to itself is always open."""
+        """Return the rule from *source* to *target*. The way of a member to itself is always open."""
         return OPEN if source == target else self._rules.get((source, target), OPEN)
 
     def set(self, ways: Iterable[tuple[int, int]], rule: Rule) -> None:
-        """Have *rule* hold on these ways, each from a source to a target."""
+        """Apply *rule* to these ways, each from a source to a target."""
         self._call(lambda: self._rules.update(dict.fromkeys(ways, rule)))
 
     def clear(self, ways: Iterable[tuple[int, int]]) -> None:
-        """Open these ways; what was held up is delivered."""
+        """Open these ways. Held-up messages are delivered."""
         self.set(ways, OPEN)
 
     def forget(self, source: int, target: int) -> None:
-        """Leave the connections that are open on this way half open for ever; new ones get through."""
+        """Leave the present connections of this way half open for ever. New ones get through."""
 
         def kill() -> None:
             for connection in self._connections:
@@ -192,7 +193,7 @@ class Network:
             await self._changed.wait()
 
     def _source(self, first: bytes) -> int:
-        """Which member begins a connection like this; CLIENT if none does."""
+        """Return the member that begins a connection like this, or CLIENT."""
         said = _HOST_INFO.search(first)
         port = int(said[1]) if said else 0
         return self._targets.index(port) if port in self._targets else CLIENT

@@ -43,20 +43,20 @@ from typing import Any, Final
 
 Record = dict[str, Any]
 
-#: How often a thread that does nothing else wakes, and how much later it must wake to be starved, in seconds.
+#: The seconds between two wake-ups of an idle thread, and the delay from which the thread is starved.
 _BEAT: Final = 0.1
-#: More than there are pids.
+#: A number larger than any pid.
 _PIDS: Final = 2**23
 _CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now() -> float:
-    """Seconds on the machine's clock: the same for all its processes, and set by nobody."""
+    """Return the seconds of the machine's clock. All its processes share this clock, and nobody sets it."""
     return time.clock_gettime(_CLOCK)
 
 
 class Journal:
-    """The file of one process. Threads may share it; a forked child needs its own."""
+    """The file of one process. Threads may share it. A forked child needs its own."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.folder = folder
@@ -64,24 +64,24 @@ class Journal:
         self.pid = os.getpid()
         path = folder / f"{kind}-{self.pid}-{time.time_ns()}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        # A pid that is used again makes other names.
+        # A reused pid makes other names.
         self._began, self._count = int(now()), 0
         self._mutex = threading.Lock()
         self.write("start", pid=self.pid, group=os.getpgrp(), kind=kind)
 
     def new_id(self) -> str:
-        """A name for an attempt that no other has."""
+        """Return a unique name for an attempt."""
         with self._mutex:
             self._count += 1
             return f"{self.kind}-{self.pid}-{self._began}-{self._count}"
 
     def write(self, what: str, t: float | None = None, **facts: Any) -> None:
-        """Write down that this happens now, or happened at *t*."""
+        """Record an event of now, or of *t*."""
         record = {"what": what, "t": now() if t is None else t, **facts}
         os.write(self._file, (json.dumps(record, separators=(",", ":")) + "\n").encode())
 
     def watch(self) -> None:
-        """From now on, write down when this process did not get to run: it was stopped, or the machine was busy."""
+        """Record from now on when this process did not get to run, because it was stopped or the machine was busy."""
 
         def watch() -> None:
             waited = _waits_for_a_processor()
@@ -99,7 +99,7 @@ class Journal:
 
 
 def _waits_for_a_processor() -> dict[str, float]:
-    """For how many seconds each thread of this process has been ready to run, and did not; nothing but on Linux."""
+    """Return the seconds for which each thread of this process was ready and did not run. Only Linux tells."""
     found = {}
     for task in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError):  # it has ended
@@ -108,10 +108,10 @@ def _waits_for_a_processor() -> dict[str, float]:
 
 
 def read(folder: Path) -> list[Record]:
-    """All records of a run, in the order of their times; each knows the `pid` that wrote it.
+    """Return all records of a run in the order of their times, each with the `pid` of its writer.
 
-    Where a pid is used again, that of the later process, and of its group, is made another one. The last line of a file
-    may be torn, if its process was killed in it; any other damage raises ValueError.
+    A reused pid, and its group, get another number for the later process. The last line of a file may be torn by a
+    kill. Any other damage raises ValueError.
     """
     files: list[list[Record]] = []
     for path in sorted(folder.glob("*.jsonl")):

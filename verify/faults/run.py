@@ -1,4 +1,4 @@
-"""One run: a cluster, workers, faults at random from a seed, and what the checker makes of it."""
+"""One run: a cluster, workers, random faults from a seed, and the checker's verdict."""
 
 import contextlib
 import multiprocessing
@@ -32,10 +32,10 @@ from verify.faults.plans import HABITS, LONGEST
 from verify.faults.records import Journal, now, read
 from verify.faults.workers import work
 
-#: Where workers are forked from: a process of one thread that has imported what they need.
+#: The process from which workers are forked. It has one thread and has imported their modules.
 _NURSERY: Final = multiprocessing.get_context("forkserver")
 _NURSERY.set_forkserver_preload(["verify.faults.workers"])
-#: What the harness does to processes, and what a process does to others' locks.
+#: The faults of processes, and of locks that another process takes.
 WORKER_FAULTS: Final = {
     "kill-worker": "SIGKILL of a process with all its threads and children; another one replaces it.",
     "stop-worker": "SIGSTOP of a process, often past its leases.",
@@ -48,18 +48,18 @@ WORKER_FAULTS: Final = {
     "clear-stale": "A process clears stale locks all the time.",
 }
 NAMES: Final = (*FAULTS, *WORKER_FAULTS)
-#: How many processes of each kind.
+#: The number of processes of each kind.
 CREW: Final = (("sync", 2), ("async", 1), ("threads", 1), ("prefork", 1), ("janitor", 1))
-#: Seconds within which all that is waited for must be served, when the run is over.
+#: Seconds within which all waits must be served when the run is over.
 FINISH: Final = 45.0
-#: Every so many seconds there are so many without a new fault, but those of single processes: only then can it be seen
-#: who came first, and what was lost for no reason.
+#: The period in seconds of the calms, and the length of a calm. A calm has no new faults except those of single
+#: processes. Only a calm shows the order of arrivals, and locks lost for no reason.
 STORM: Final = 30.0
 CALM: Final = 12.0
 #: The faults that set clocks.
 SET_CLOCKS: Final = frozenset(name for name, fault in FAULTS.items() if fault.clocks)
-#: For how many seconds there is no fault of a lane after one has ended: where servers never work, or the key that most
-#: want is stuck, nobody holds a lock.
+#: The seconds without a fault of a lane after one has ended. If the servers never worked, or the most wanted key were
+#: always stuck, nobody would hold a lock.
 RESTS: Final = {
     "servers": (1.0, 5.0),
     "network": (1.0, 5.0),
@@ -68,17 +68,17 @@ RESTS: Final = {
     "stop-worker": (0.2, 1.0),
     "kill-worker": (2.0, 6.0),
 }
-#: How much likelier than another fault one is that has an aim.
+#: The factor by which a fault with an aim is likelier.
 FAVOURED: Final = 3
-#: How many seconds after the lease of a stopped process another one is given to be let in.
+#: The seconds after the lease of a stopped process in which another one should be let in.
 RIVAL: Final = 5.0
-#: Who needs longer for a plain write, in seconds, stands still: the first renewal of a short lease has no more.
+#: The seconds of a plain write from which the servers stand still. The first renewal of a short lease has no more.
 STALL: Final = 0.25
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a run."""
+    """The outcome of a run."""
 
     seed: int
     seconds: float
@@ -93,12 +93,12 @@ class Outcome:
 
     @property
     def missed(self) -> list[str]:
-        """The opportunities that its faults aim at, and that it never had."""
+        """The opportunities at which its faults aim, and that it never had."""
         return [aim for name, aim in AIMS.items() if name in self.faults and not self.opportunities.get(aim)]
 
     @property
     def proves_nothing(self) -> bool:
-        """Whether it never came to where a promise could have been broken."""
+        """Whether the run never came to a situation in which a promise could have been broken."""
         aimed = AIMS.keys() & set(self.faults)
         return len(self.missed) == len(aimed) if aimed else not self.injected
 
@@ -128,7 +128,7 @@ class Crew:
         self.running[process] = kind
 
     def _aim(self, scene: Scene) -> tuple[BaseProcess, Target | None]:
-        """Choose one that holds what another one waits for; sometimes, or if there is none, any."""
+        """Choose a process that holds a lock with another waiter. Sometimes, or if there is none, choose any."""
         targets = scene.poll(lambda: contested(scene.cluster)) if scene.chance.random() < AIMED else []
         workers = {process.pid: process for process, kind in list(self.running.items()) if kind != "janitor"}
         if targets := [target for target in targets if target.group in workers]:
@@ -137,7 +137,7 @@ class Crew:
         return scene.chance.choice(list(workers.values())), None
 
     def kill(self, scene: Scene) -> None:
-        """Kill one with all its children, and replace it."""
+        """Kill one process with all its children, and replace it."""
         (victim, _), since = self._aim(scene), now()
         with self._mutex:
             if victim in self.running:
@@ -151,7 +151,10 @@ class Crew:
         process.join()
 
     def stop(self, scene: Scene) -> None:
-        """Stop one for a while. If it holds what another one waits for, until that one has been let in."""
+        """Stop one process for a while.
+
+        If it holds a lock with another waiter, wait until the waiter has been let in.
+        """
         (victim, target), since = self._aim(scene), now()
         _signal(victim, signal.SIGSTOP)
         if target is None:
@@ -164,8 +167,9 @@ class Crew:
 
     @staticmethod
     def _wait_for_rival(scene: Scene, target: Target) -> None:
-        """Wait until another one holds what the target held; not at all, if it gave that back just before it was
-        stopped."""
+        """Wait until another process holds the target's lock. If the target released it just before its stop, return at
+        once.
+        """
         tokens = holder_tokens(scene.cluster, target.key)
         if tokens is not None and target.token not in tokens:
             return
@@ -176,7 +180,7 @@ class Crew:
                 return
 
     def bury(self) -> None:
-        """Write down who ended although nobody asked it to, and replace it."""
+        """Record processes that ended although nobody asked them to, and replace them."""
         with self._mutex:
             for process, kind in list(self.running.items()):
                 if (code := process.exitcode) is not None:
@@ -186,7 +190,7 @@ class Crew:
                     self._add(kind)
 
     def finish(self) -> None:
-        """Kill a third of them, and have the others end in order."""
+        """Kill a third of the processes, and let the others end in order."""
         with self._mutex:
             processes = list(self.running)
             for process in processes[::3]:
@@ -212,7 +216,7 @@ class Crew:
 
 
 def _signal(process: BaseProcess, number: signal.Signals) -> None:
-    """Send it to a worker with all its children. One that is only just starting has no group yet."""
+    """Send a signal to a worker with all its children. A worker that is just starting has no group yet."""
     assert process.pid is not None
     for send in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
@@ -238,7 +242,7 @@ class Run:
         self._read: Counter[Path] = Counter()
 
     def __call__(self) -> Outcome:
-        """Do it, and have it checked. Raises ServerError if the servers, not the lock, did not do their part."""
+        """Make the run and check it. Raises ServerError if the servers, and not the lock, failed."""
         with Cluster(self.seed, clocks=bool(SET_CLOCKS & set(self.names))) as cluster:
             crew = Crew(self.folder, cluster.uri, self._habits(), random.Random(self.seed))
             crew.journal.write("run", seed=self.seed, names=self.names, timeout=TIMEOUT)
@@ -282,7 +286,7 @@ class Run:
             raise self._failure
 
     def _watch(self, cluster: Cluster, crew: Crew) -> None:
-        """Write down when the machine or its servers stood still, be it that nobody had done anything to them."""
+        """Record when the machine or its servers stood still, even without a fault."""
         while not self._over.wait(0.1):
             before = now()
             cluster.write()
@@ -290,7 +294,7 @@ class Run:
                 crew.journal.write("stall", before, u=now())
 
     def _lanes(self, cluster: Cluster, crew: Crew) -> Iterator[threading.Thread]:
-        """A thread for each kind of fault: what they do happens at the same time."""
+        """Return a thread for each lane of faults. The lanes act at the same time."""
         actions = {"kill-worker": crew.kill, "stop-worker": crew.stop}
         lanes: dict[str, list[str]] = {}
         for name in self.names:
@@ -315,7 +319,7 @@ class Run:
             yield threading.Thread(target=trouble)
 
     def _rest(self, chance: random.Random, lane: str) -> bool:
-        """Wait for the time of the next fault, not in the calm that comes every now and then. False: the run ends."""
+        """Wait for the time of the next fault, outside the calms. Return False if the run ends."""
         self._stop.wait(chance.uniform(*RESTS[lane]))
         if lane not in WORKER_FAULTS:
             while (now() - self._began) % STORM > STORM - CALM and not self._stop.wait(0.1):
@@ -323,8 +327,10 @@ class Run:
         return not self._stop.is_set()
 
     def _sleep_until_calm(self, seconds: float) -> bool:
-        """Sleep so long, though not far into the calm: what lasts then is nobody's excuse but those of its own key.
-        Return whether the run has ended."""
+        """Sleep so long, though not far into the calm. A fault that lasts into it excuses only its own key.
+
+        Return whether the run has ended.
+        """
         left = STORM - CALM - (now() - self._began) % STORM
         return self._stop.wait(min(seconds, max(0.3, left)))
 
@@ -339,7 +345,7 @@ class Run:
         return True
 
     def _wait_for_grant(self, seconds: float) -> bool:
-        """Wait until a worker gets a lock from now on; return whether one did in time."""
+        """Wait until a worker gets a lock from now on. Return whether one did in time."""
         self._count_grants()
         before, end = self._grants, now() + seconds
         while now() < end:
@@ -359,11 +365,11 @@ class Run:
             self._grants += whole.count(b'{"what":"got"')
 
     def _take_all(self, cluster: Cluster, crew: Crew) -> None:
-        """Take every key that was asked for, by a new process, as soon as it is to be had."""
+        """Take every requested key by a new process, as soon as it is available."""
         asked = {key for record in read(self.folder) if record["what"] == "ask" for key in record["keys"]}
         site = Ours(cluster.uri)
         self._take(asked - set(DOCUMENTS), LONGEST + 7, site, crew)
-        # A document is stale by the clock of the primary of the day, which has to be nearly right for that.
+        # A document is stale by the clock of the present primary. The clock has to be nearly right for that.
         for dial in cluster.dials:
             dial.set(0.0)
         self._take(asked & set(DOCUMENTS), STALE + SKEW + 7, site, crew)
@@ -402,7 +408,7 @@ class Run:
 
 
 def _make_collections(cluster: Cluster) -> None:
-    """What `migrate` would do, and a program that has documents. The first election may still be under way."""
+    """Create the collections of `migrate` and the documents. The first election may still be under way."""
     with patience(RECOVERY, "the replica set takes no index") as still_time:
         while True:
             with contextlib.suppress(PyMongoError), cluster.client(20) as client:
@@ -413,6 +419,6 @@ def _make_collections(cluster: Cluster) -> None:
 
 
 def describe(history: History, violation: Violation) -> dict[str, Any]:
-    """A violation, with the faults of the ten seconds before it."""
+    """Return a violation, with the faults of the ten seconds before it."""
     names = [fault["name"] for fault in history.faults if fault["t"] <= violation.at <= fault["u"] + 10]
     return {"rule": violation.rule, "at": violation.at, "text": violation.text, "faults": sorted(set(names))}

@@ -1,7 +1,7 @@
-"""What the processes of a run do.
+"""The processes of a run.
 
-Each locks and gives back in all manners, writes down what it believes (`records`), and ends on SIGTERM when what it
-waits for has been served. SIGUSR1 makes it write down where its threads are.
+Each locks and releases in all manners, and records its beliefs (`records`). On SIGTERM it ends when its waits have been
+served. On SIGUSR1 it writes down the stacks of its threads.
 """
 
 import asyncio
@@ -33,24 +33,24 @@ from verify.faults.records import Journal, now
 
 Lock = OurLock | OurDocument
 
-#: Threads or tasks of a process that has several.
+#: The number of threads or tasks of a process with several.
 MANY: Final = 4
-#: How long a thread works before it dies, and a child before it ends, in attempts.
+#: The number of attempts until a thread dies or a child ends.
 LIFE: Final = 15
-#: How often everybody queues at the one key where the order can be seen, beside what is chosen.
+#: The probability that all queue at the one key with a visible order, besides the chosen plans.
 QUEUEING: Final = 0.15
-#: How often an attempt ends in a manner that a habit allows.
+#: The probability that an attempt ends in a manner that a habit allows.
 OFTEN: Final = 0.08
-#: How often who holds a document forks: few do anything with documents, and a block takes long.
+#: The probability of a fork while a document is held. Few processes use documents, and a block takes long.
 OFTEN_FORKED: Final = 0.3
-#: How often work on a document fails.
+#: The probability that work on a document fails.
 OFTEN_FAILED: Final = 0.15
 #: Seconds in which a child must have left the block of its parent.
 LEAVING: Final = 30
 
 
 class Death(BaseException):
-    """Ends a thread."""
+    """The end of a thread."""
 
 
 class Worker:
@@ -62,13 +62,13 @@ class Worker:
         self.chance = random.Random(seed)
         self.habits = habits
         self.stopping = False
-        #: Whether it uses coroutines.
+        #: Whether the process uses coroutines.
         self.awaits = False
-        #: Lock objects whose loss may still be to be told, or whose thread has died.
+        #: Lock objects with an outstanding report of a loss, or with a dead thread.
         self.kept: deque[Any] = deque(maxlen=500)
         self.children: set[int] = set()
 
-    # One attempt: the same records, whoever waits and how
+    # One attempt, with the same records for each kind of caller
 
     def plan(self, *manners: str) -> Plan:
         plan = choose(self.chance)
@@ -87,28 +87,28 @@ class Worker:
         return dataclasses.replace(plan, manner=manner)
 
     def ask(self, plan: Plan, inner: str | None = None) -> tuple[str, Lock]:
-        """Write down that an attempt begins; return its name and its lock."""
+        """Record the beginning of an attempt. Return its name and its lock."""
         name = self.journal.new_id()
         lock = self.site.lock(plan, lambda: self.journal.write("told", id=name), name)
         self.journal.write("ask", id=name, inner=inner, **plan.facts())
         return name, lock
 
     def look(self, name: str, lock: Lock) -> bool:
-        """Write down what the lock says of itself."""
+        """Record the state that the lock reports."""
         since = now()
         held, left = lock.look()
         self.journal.write("see", since, u=now(), id=name, held=held, left=left)
         return held
 
     def happened(self, fault: str, since: float) -> None:
-        """Write down what this process did to itself."""
+        """Record a fault that this process inflicted on itself."""
         self.journal.write("fault", since, u=now(), name=fault, order=False)
 
     def pause(self) -> float:
         return self.chance.uniform(0.003, 0.025)
 
     async def cycle(self, plan: Plan, inner: str | None = None) -> None:
-        """One attempt. A thread runs it by `at_once`, since nothing in it really waits then."""
+        """Make one attempt. A thread runs this by `at_once`, since nothing in it really waits then."""
         name, lock = self.ask(plan, inner)
         canceller = self._cancel_soon(lock) if plan.manner == "cancel" else None
         try:
@@ -198,7 +198,7 @@ class Worker:
         was = "unknown"
         try:
             if fail and isinstance(lock, OurDocument) and not self.awaits:
-                lock.leave(ArithmeticError())  # it does not tell whether it was ours still
+                lock.leave(ArithmeticError())  # this does not tell whether the lock was still held
             elif isinstance(lock, OurLock) and not self.awaits and self.chance.random() < 0.5:
                 lock.leave()
                 was = "released"
@@ -217,7 +217,7 @@ class Worker:
     # A child in the middle of everything
 
     def _fork(self, name: str, lock: Lock) -> None:
-        """Fork while the lock is held: the child holds nothing, gives nothing back, and can lock by itself."""
+        """Fork while the lock is held. The child holds nothing, releases nothing, and can lock by itself."""
         since, seed = now(), self.chance.randrange(2**32)
         self.journal.write("forked", id=name)
         pid = os.fork()
@@ -227,7 +227,7 @@ class Worker:
         self.happened("fork", since)
 
     def _leave_inherited(self, name: str, lock: Lock) -> None:
-        """What a child does in the block of its parent."""
+        """Leave the block of the parent in a child."""
         self.look(name, lock)
         signal.alarm(LEAVING)  # ends a child that hangs here, which its parent then tells
         with contextlib.suppress(*ERRORS):
@@ -244,14 +244,14 @@ class Worker:
         self.look(name, lock)
 
     def _live_as_child(self, seed: int, first: Callable[[], None] = lambda: None) -> None:
-        """What a forked child does until it ends, like Celery's, by os._exit."""
+        """Run as a forked child until its end by os._exit, as in Celery."""
         code = 1
         try:
             self.journal = Journal(self.journal.folder, "child")
             self.journal.watch()
             self.chance, self.children = random.Random(seed), set()
             first()
-            # Some end at once, while their parent still holds what they have inherited.
+            # Some end at once, while their parent still holds the inherited locks.
             for _ in range(self.chance.choice([0, 1, LIFE])):
                 if not self.stopping:
                     at_once(self.cycle(self.plan("forget")))
@@ -266,7 +266,7 @@ class Worker:
             os._exit(code)
 
     def reap(self) -> None:
-        """Take note of the children that have ended."""
+        """Record the children that have ended."""
         for pid in list(self.children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -277,7 +277,7 @@ class Worker:
     # The kinds
 
     def sync(self) -> None:
-        """One thread, the main one."""
+        """Run one thread, the main one."""
         while not self.stopping:
             plan = self.plan("fork", "cancel", "forget")
             if self.chance.random() < 0.5:
@@ -287,7 +287,7 @@ class Worker:
             time.sleep(self.pause())
 
     def threads(self) -> None:
-        """Several threads; one that dies is replaced."""
+        """Run several threads. A dead one is replaced."""
 
         def live() -> None:
             with contextlib.suppress(Death):
@@ -306,7 +306,7 @@ class Worker:
             time.sleep(0.1)
 
     def prefork(self) -> None:
-        """A parent that locks a little, and children that do the rest, each for a while."""
+        """Run a parent that locks a little, and children that do the rest, each for a while."""
         while not self.stopping:
             if len(self.children) < 2:
                 seed = self.chance.randrange(2**32)
@@ -318,7 +318,7 @@ class Worker:
             time.sleep(0.2)
 
     def run_async(self) -> None:
-        """Coroutines; some are cancelled, wherever they are."""
+        """Run coroutines. Some are cancelled, wherever they are."""
         asyncio.run(self._tasks())
 
     async def _tasks(self) -> None:
@@ -335,7 +335,7 @@ class Worker:
         await asyncio.gather(*(live() for _ in range(MANY)))
 
     def janitor(self) -> None:
-        """Frees stale documents, all the while; takes locks from their holders, and clears what is stale of those."""
+        """Clear stale documents all the while, take locks from their holders, and clear stale locks."""
         store = MongoStore(self.site.config)
         while not self.stopping:
             with contextlib.suppress(Exception):
@@ -360,7 +360,7 @@ class Worker:
 
 
 def _jump(worker: Worker) -> None:
-    """Set the wall clock that this process sees, again and again."""
+    """Set the wall clock of this process again and again."""
     real, chance = time.time, random.Random(worker.chance.random())
     while True:
         time.sleep(chance.uniform(0.3, 1.5))
@@ -390,7 +390,7 @@ def work(  # noqa: PLR0917 - passed on by multiprocessing
         os.dup2(log.fileno(), 2)
     logging.basicConfig(level=logging.ERROR)
     faulthandler.register(signal.SIGUSR1, file=2)
-    django.setup()  # else the first lock of a document does it, and an event loop stands still meanwhile
+    django.setup()  # otherwise the first document lock does it, and blocks an event loop
     journal = Journal(folder, kind)
     journal.watch()
     worker = Worker(Ours(uri), journal, seed, habits)

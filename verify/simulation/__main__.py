@@ -25,7 +25,7 @@ from verify.simulation.story import story
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Simulate; return the exit code."""
+    """Simulate, and return the exit code."""
     options = _parser().parse_args(arguments)
     if options.list:
         for name, defect in ROWS.items():
@@ -48,8 +48,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _search(options: argparse.Namespace) -> bool:
-    """Run seed after seed; return whether one broke a promise."""
-    gc.freeze()  # modules are no garbage: looking at them took a twentieth of the time
+    """Run seed after seed. Return whether a seed broke a promise."""
+    gc.freeze()  # collecting modules took a twentieth of the time
     started, runs, grants, counts = time.monotonic(), 0, 0, Counter[str]()
     first = 1 if options.defect or options.seconds <= 60 else random.randrange(10**6)
     seeds = [options.seed] if options.seed is not None else itertools.count(first)

@@ -1,11 +1,11 @@
-"""What can be changed in the source of a module, one expression or statement at a time."""
+"""The possible changes to the source of a module, one expression or statement at a time."""
 
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-#: What each comparison is turned into: its edge moves, or it says the opposite.
+#: The replacements of each comparison, with a moved edge or the opposite meaning.
 TURNED: Final[dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]]] = {
     ast.Lt: (ast.LtE, ast.GtE),
     ast.LtE: (ast.Lt, ast.Gt),
@@ -21,13 +21,17 @@ TURNED: Final[dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]]] = {
 OPPOSITE: Final = {"max": "min", "min": "max", "any": "all", "all": "any"}
 #: Names of moments, any of which may be taken for another.
 MOMENTS: Final = {"now", "sent", "started", "began", "since", "until", "deadline"}
-#: Calls that only tell people something.
+#: Calls that only inform people.
 TALK: Final = {"log", "log_exception", "warn"}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a node stands in the tree. statement: that which it is in. known: names of moments in its function."""
+    """The place of a node in the tree.
+
+    - statement: statement that contains the node.
+    - known: names of moments in its function.
+    """
 
     node: ast.AST
     parent: ast.AST
@@ -37,18 +41,18 @@ class Place:
     known: frozenset[str]
 
     def put(self, new: ast.AST) -> None:
-        """Put another node there."""
+        """Put another node in this place."""
         if self.index is None:
             setattr(self.parent, self.field, new)
         else:
             getattr(self.parent, self.field)[self.index] = new
 
 
-# Where something can be changed
+# The places of changes
 
 
 def changes(tree: ast.Module, only: str | None) -> Iterator[tuple[Place, ast.AST]]:
-    """Every place in the functions of a module, with each thing that may stand there instead."""
+    """Yield every place in the functions of a module, with each possible replacement."""
     for place in _places(tree, tree, frozenset(), inside=False, only=only):
         for new in _instead(place):
             yield place, new
@@ -72,7 +76,7 @@ def _places(
 
 
 def _is_left_out(node: ast.AST, parent: ast.AST, only: str | None) -> bool:
-    """What is of no interest: other classes, texts for people, and what no object could do without."""
+    """Return whether to skip a node: other classes, texts for people, and code that no object can do without."""
     name = getattr(node, "name", "")
     if isinstance(parent, ast.Module) and only is not None:
         return bool(name != only)
@@ -93,11 +97,11 @@ def _moments(function: ast.AST) -> frozenset[str]:
     return frozenset(names & MOMENTS)
 
 
-# What else may stand there
+# The replacements
 
 
 def _instead(place: Place) -> Iterator[ast.AST]:
-    """What may stand in a place instead of what stands there."""
+    """Yield the possible replacements of the node in a place."""
     match place.node:
         case ast.stmt():
             yield from _statements(place.node)
@@ -129,7 +133,7 @@ def _conditions(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _sums(sum_: ast.BinOp) -> Iterator[ast.AST]:
-    """One of the two, where that has a meaning."""
+    """Yield each operand alone, where that has a meaning."""
     if isinstance(sum_.op, ast.Add | ast.Sub | ast.Mult | ast.Div):
         yield sum_.left
     is_list = isinstance(sum_.right, ast.Constant | ast.List | ast.Tuple | ast.JoinedStr)
@@ -138,7 +142,7 @@ def _sums(sum_: ast.BinOp) -> Iterator[ast.AST]:
 
 
 def _statements(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The statement left out; a condition that is never true."""
+    """Yield the statement's omission, or a condition that is never true."""
     match statement:
         case ast.If(_, body, orelse) | ast.While(_, body, orelse) if not _is_forever(statement):
             yield ast.If(ast.Constant(False), body, orelse)
@@ -157,7 +161,7 @@ def _joined(op: ast.boolop, values: Sequence[ast.expr]) -> ast.expr:
 
 
 def _calls(call: ast.Call) -> Iterator[ast.AST]:
-    """The opposite function; one keyword argument fewer; of the largest and the smallest, one thing fewer."""
+    """Yield the opposite function, calls without one keyword argument, and largest and smallest of fewer values."""
     name = getattr(call.func, "id", "")
     if name in OPPOSITE:
         yield ast.Call(ast.Name(OPPOSITE[name], ast.Load()), call.args, call.keywords)

@@ -1,4 +1,4 @@
-"""One process's connection to the simulated servers: a store whose commands travel, wait, are lost, or come late."""
+"""A process's connection to the simulated servers. Its commands travel, wait, get lost, or arrive late."""
 
 from __future__ import annotations
 
@@ -19,24 +19,27 @@ from verify.simulation.kernel import JITTER, Kernel, Process
 from verify.simulation.link import Exchange, Link
 from verify.simulation.server import ORIGIN, Parsed, Servers, Write
 
-#: How long the document of a free lock is kept, in seconds: a held one is renewed within that.
+#: The seconds for which the document of a free lock is kept. A held lock is renewed within that time.
 RETENTION: Final = 10.0
 
 
-#: How likely a bell comes again, and by how many seconds later at most.
+#: The probability that a bell comes again, and the most seconds until it does.
 RUNG_AGAIN: Final = 0.4
 RUNG_AGAIN_BY: Final = (1.0, 5.0, 20.0)
 
 
-#: What the server does for a command: it may wait, and yields for how long, or for which write to be with the majority;
-#: then it returns the answer.
+#: The work of the server for a command. It yields the seconds to wait, or the write that has to reach the majority. The
+#: return value is the answer.
 Work = Generator[float | Write, None, Any]
-#: How often a command that finds its document stuck tries again, in seconds.
+#: The seconds between two attempts of a command that finds its document stuck.
 STUCK: Final = 0.05
 
 
 class SimStore:
-    """See `store.Store`, also for the methods. link: the network of its process, with all that is wrong there now."""
+    """A store in virtual time. See `store.Store` for the methods.
+
+    - link: network of its process, with all present faults.
+    """
 
     def __init__(self, kernel: Kernel, servers: Servers, process: Process) -> None:
         self.limits = Limits(retention=round(RETENTION * 1_000))
@@ -52,12 +55,12 @@ class SimStore:
     # The network
 
     def begin(self, trouble: Link) -> None:
-        """From now on this is wrong with its network, too."""
+        """Begin a further fault of this network."""
         self._troubles.append(trouble)
         self._make_link()
 
     def end(self, trouble: Link) -> None:
-        """That is over; what else is wrong stays."""
+        """End a fault. The other faults stay."""
         self._troubles.remove(trouble)
         self._make_link()
 
@@ -74,7 +77,8 @@ class SimStore:
     def apply(self, key: str, step: Step, timeout: float) -> Reply:
         given = partial(is_held, grants=(step.given,)) if step.given else None
         work = partial(self._write, key, step, given, reply=True)
-        # What hands a lock over is sent once: of a copy that came first, the answer would say that it was lost.
+        # A command that hands a lock over is sent once. After the first copy, the answer to the second would report a
+        # loss.
         reply: Reply = self._send(work, timeout, key, once=bool(step.given))
         self.ring(reply.bells)
         return reply
@@ -94,7 +98,7 @@ class SimStore:
                 how: dict[str, Any] = {"majority": False, "short": RELEASE_UNCONTENDED}
                 if not (yield from self._write(key, step, given, parsed, **how)):
                     left.add(key)
-            documents = self._servers.documents  # of several, those that an earlier copy has released are not left
+            documents = self._servers.documents  # of several keys, those that an earlier copy has released are not left
             return left if len(keys) == 1 else {key for key in left if is_held(documents.get(key, NOTHING), grants)}
 
         left: set[str] = self._send(work, timeout, once=True)
@@ -157,7 +161,7 @@ class SimStore:
         self._ring_for_committed(keys)
 
     def ring_for(self, documents: Mapping[str, Document]) -> None:
-        """Ring for those whom the last write of their document has granted."""
+        """Ring for the waiters that the last write of their document has granted."""
         for key, document in documents.items():
             if any(e["acquired_at"] >= document["written_at"] for e in document["holders"]):
                 self.ring(reply_of(key, document, "", ORIGIN).bells)
@@ -173,7 +177,7 @@ class SimStore:
                 self._have_rung(bell)
 
     def _have_rung(self, bell: Bell) -> None:
-        """It may get lost, come late, and come twice."""
+        """Let a bell arrive once, twice, late or never."""
         kernel, chance = self._kernel, self._kernel.chance
         if chance.random() >= self.link.lost:
             kernel.at(self._delay(), partial(self._ring, bell))

@@ -14,7 +14,7 @@ from verify.simulation.shell import ENGINE, Constant
 
 #: Those that stand in the pipelines, which are made once: there, they are replaced when a server runs one.
 IN_PIPELINES: Final = {"PURGE_STEP", "MAX_HOLDERS", "LEAP"}
-#: How often a run has lower constants, and how often each of them is lower then.
+#: The probability that a run has lower constants, and that each of them is lower in such a run.
 OFTEN: Final = 0.5
 EACH: Final = 0.3
 
@@ -98,8 +98,10 @@ EXEMPT: Final[dict[str, str]] = {
 
 
 def constants() -> Iterator[str]:
-    """The numbers that the engine's modules define by a name in capitals, each with its module. Not those of the store:
-    no simulated process has a real one."""
+    """Yield the numbers that the engine's modules define in capitals, each with its module.
+
+    The constants of the store are left out, because no simulated process has a real store.
+    """
     for path in sorted(set(SOURCE.rglob("*.py")) - set(SOURCE.glob("store/*.py"))):
         module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
         values = vars(importlib.import_module(f"{ENGINE}.{module}"))
@@ -115,7 +117,7 @@ def _is_number(value: object) -> bool:
 
 
 def lowered(seed: int) -> list[Constant]:
-    """The constants that are lower in the run of a seed."""
+    """Return the constants that are lower in the run of a seed."""
     chance = random.Random(f"constants {seed}")
     if chance.random() >= OFTEN:
         chosen = ["rule.expressions.PURGE_STEP"]
@@ -130,7 +132,7 @@ def _value(name: str) -> float:
     return value
 
 
-#: What stands in the engine as it is, whatever a defect puts there.
+#: The original values in the engine, whatever a defect changes.
 VALUES: Final = {name: _value(name) for name in LOW}
 
 

@@ -1,8 +1,8 @@
-"""Defects that a simulation must find: old bugs, put back one at a time into the code that it runs.
+"""Defects that a simulation must find: old bugs, put back one at a time into the simulated code.
 
-docs/evidence/mutants.md says what each of them is. A new defence comes with the patch that takes it out, and a row
-there. A patch that finds nothing to patch raises NothingToBreak. What would patch the pipeline or the driver patches
-its twin: the rule in Python, or the simulated connection.
+docs/evidence/mutants.md describes each of them. A new defence needs the patch that removes it, and a row in that file.
+A patch that finds nothing to patch raises NothingToBreak. A patch for the pipeline or the driver patches its twin
+instead, the rule in Python or the simulated connection.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ Whole = Callable[..., Any]
 
 
 class NothingToBreak(AssertionError):
-    """What a variant patches is not there any more."""
+    """The error for a patch whose target no longer exists."""
 
 
 class Patches:
@@ -57,7 +57,7 @@ class Patches:
         setattr(owner, name, value)
 
     def undo(self) -> None:
-        """Make the engine whole again."""
+        """Restore the engine."""
         self._undo.close()
 
 
@@ -70,7 +70,7 @@ def _defect(patch: Callable[[Patches], None]) -> Callable[[Patches], None]:
 
 
 def _instead_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[[Patches], None]]:
-    """A defect that stands in for a function, of which it gets the *Whole* one first."""
+    """Return a decorator for a defect that replaces a function. The defect gets the original function first."""
 
     def named(made: Callable[..., Any]) -> Callable[[Patches], None]:
         def patch(patches: Patches) -> None:
@@ -85,12 +85,12 @@ def _instead_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callabl
 
 @contextlib.contextmanager
 def broken(name: str | None) -> Iterator[None]:
-    """Break what a simulation runs, for a block; leave it whole without a *name*. Raises KeyError."""
+    """Break the simulated code for a block. Without a *name*, nothing is broken. Raises KeyError."""
     patches = Patches()
     try:
         if name is not None:
             DEFECTS[name](patches)
-            patches.set(server, "CHECKED", 0.0)  # a rule that is not the pipeline any more must break a promise
+            patches.set(server, "CHECKED", 0.0)  # a rule that differs from the pipeline must break a promise by itself
         yield
     finally:
         patches.undo()
@@ -98,7 +98,10 @@ def broken(name: str | None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table in docs/evidence/mutants.md. breaks: promises, and rows of the failure table."""
+    """A row of the table in docs/evidence/mutants.md.
+
+    - breaks: promises, and rows of the failure table.
+    """
 
     name: str
     text: str
@@ -113,13 +116,15 @@ def _rows() -> Iterator[Row]:
         yield Row(*row)
 
 
-#: Every defect that the page names.
+#: Every defect in docs/evidence/mutants.md.
 ROWS: Final = {row.name: row for row in _rows()}
 
 
 def named(name: str) -> str:
-    """The defect of that name, or one that breaks the row of that number in the failure table: the first that the
-    simulation finds."""
+    """Return the defect of that name, or the first one that breaks the row of that number in the failure table.
+
+    Defects that the simulation finds come first.
+    """
     rows = [row for row in ROWS.values() if name in re.findall(r"F\d+", row.breaks)]
     return min(rows, key=lambda row: row.finder != "simulation").name if rows else name
 
@@ -446,7 +451,7 @@ def look_as_renewal(answer: Whole, self: Commands, grant_id: str, reply: Reply, 
 @_defect
 def no_deadline(patches: Patches) -> None:
     patches.set(Grant, "held", property(lambda self: self.state is State.HELD))
-    patches.set(Grant, "ends_at", property(lambda self: FOREVER))  # else the heartbeat looks for it all the time
+    patches.set(Grant, "ends_at", property(lambda self: FOREVER))  # otherwise the heartbeat looks for it all the time
 
 
 @_defect

@@ -1,7 +1,8 @@
-"""A small interpreter of the aggregation operators that the engine's pipelines use: what is sent is what it runs.
+"""A small interpreter of the aggregation operators in the engine's pipelines. It runs exactly the pipelines that are
+sent.
 
-It knows no rule. A test compares it with MongoDB, on documents and steps at random, damaged ones too; and it checks the
-rule in Python and carries out the short forms while simulations run.
+The interpreter knows no rule. A test compares it with MongoDB, on random documents and steps, damaged ones too. During
+simulations it checks the rule in Python and carries out the short forms.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,21 +20,21 @@ Variables = dict[str, Any]
 Pipeline = Sequence[RawBSONDocument]
 Expression = Callable[[Variables], Any]
 
-#: What there is where there is no field. It is not stored.
+#: The value of a field that does not exist. This value is not stored.
 MISSING: Final = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 _MILLISECOND: Final = timedelta(milliseconds=1)
-#: The names of types, in the order in which MongoDB sorts them, and the place of each type among them.
+#: The names of types in MongoDB's sort order, and the place of each type among them.
 _NAMES: Final = ("missing", "null", "number", "string", "object", "array", "bool", "date", "timestamp")
 _KINDS: Final[dict[type, int]] = {
     type(MISSING): 0, type(None): 1, int: 2, float: 2, Int64: 2, str: 3, dict: 4, list: 5, bool: 6, datetime: 7,
     Timestamp: 8,
 }  # fmt: skip
-#: The kinds whose values compare as those of Python do.
+#: The kinds whose values compare as in Python.
 _SIMPLE: Final = frozenset({2, 3, 6, 7, 8})
 
 
 def run(pipeline: Pipeline, document: Document, variables: Variables, now: datetime) -> Document:
-    """The document as the stages leave it, which are `$set` and `$replaceWith`."""
+    """Return the document after the stages (`$set` and `$replaceWith`)."""
     for stage in pipeline:
         known = {"NOW": now, "ROOT": document, **variables}
         ((name, made),) = _stages(stage.raw)
@@ -43,7 +44,7 @@ def run(pipeline: Pipeline, document: Document, variables: Variables, now: datet
 
 
 def project(fields: RawBSONDocument, document: Document, variables: Variables, now: datetime) -> Document:
-    """What a projection shows of a document, in which 1 stands for a field as it is."""
+    """Return the projection of a document. The value 1 stands for an unchanged field."""
     known = {"NOW": now, "ROOT": document, **variables}
     shown = {name: f"${name}" if field == 1 else field for name, field in bson.decode(fields.raw).items() if field != 0}
     shown_fields: Document = _stored(_compiled(shown)(known))
@@ -51,13 +52,13 @@ def project(fields: RawBSONDocument, document: Document, variables: Variables, n
 
 
 def bound(arguments: Mapping[str, Any]) -> Variables:
-    """The variables of a command's `let`."""
+    """Return the variables of a command's `let`."""
     return {name: _compiled(value)({}) for name, value in arguments.items()}
 
 
 @lru_cache
 def with_constants(stages: tuple[bytes, ...], constants: tuple[tuple[int, int], ...]) -> Pipeline:
-    """The pipeline with other numbers in place of some."""
+    """Return the pipeline with some numbers replaced."""
     others = dict(constants)
 
     def changed(value: Any) -> Any:
@@ -77,7 +78,7 @@ def _stages(raw: bytes) -> list[tuple[str, Expression]]:
 
 
 def _changes(fields: Document) -> Expression:
-    """The fields of a `$set`: one that comes out as missing is removed."""
+    """Return the fields of a `$set`. Fields that come out as missing are removed."""
     parts = {name: _compiled(field) for name, field in fields.items()}
     return lambda known: {name: part(known) for name, part in parts.items()}
 
@@ -86,7 +87,7 @@ _DATES: Final[Any] = bson.CodecOptions(tz_aware=True)
 
 
 def _stored(value: Any) -> Any:
-    """What is stored of a value: no field that is missing, and null in its place in an array."""
+    """Return the stored form of a value, without missing fields and with null for missing array items."""
     if isinstance(value, dict):
         return {name: _stored(item) for name, item in value.items() if item is not MISSING}
     if isinstance(value, list):
@@ -112,7 +113,7 @@ def _compiled(expression: Any) -> Expression:
 
 
 def _called(operator: Callable[..., Any], given: Any) -> Expression:
-    """An operator with its arguments: what is no list is the only one."""
+    """Return an operator with its arguments. A value that is no list is the only argument."""
     match [_compiled(item) for item in (given if isinstance(given, list) else [given])]:
         case [one]:
             return lambda known: operator(one(known))
@@ -123,7 +124,7 @@ def _called(operator: Callable[..., Any], given: Any) -> Expression:
 
 
 def _at(value: Any, path: Sequence[str]) -> Any:
-    """What is at a path: in an array, of each of its objects that has something there."""
+    """Return the value at a path. For an array, return the values of its objects at the path."""
     for place, name in enumerate(path):
         if type(value) is dict:
             value = value.get(name, MISSING)
@@ -139,7 +140,7 @@ def _at(value: Any, path: Sequence[str]) -> Any:
 
 
 def order(value: Any) -> Any:
-    """A key by which values are compared as MongoDB does it, of all types."""
+    """Return a key that compares values of all types as MongoDB does."""
     kind = _KINDS[type(value)]
     if kind in _SIMPLE:
         return kind, value
@@ -152,7 +153,7 @@ def order(value: Any) -> Any:
 
 
 def is_true(value: Any) -> bool:
-    """Whether a condition that comes to that is met."""
+    """Return whether a condition with this value is met."""
     return value is not MISSING and value is not None and value != 0
 
 
@@ -161,7 +162,7 @@ def _is_null(value: Any) -> bool:
 
 
 def type_of(value: Any) -> str:
-    """The name of its type."""
+    """Return the name of the value's type."""
     if isinstance(value, Int64):
         return "long"
     if isinstance(value, float):
@@ -192,7 +193,7 @@ def _subtract(one: Any, other: Any) -> Any:
 
 
 def _items(values: Sequence[Any]) -> Sequence[Any]:
-    """What is to be counted: the items of an array that stands alone."""
+    """Return the values to count. An array that stands alone stands for its items."""
     return values[0] if len(values) == 1 and isinstance(values[0], list) else values
 
 
@@ -280,7 +281,7 @@ _OPERATORS: Final[dict[str, Callable[..., Any]]] = {
 }
 
 
-# What is evaluated only where it is needed, or once for each item
+# Operators that evaluate their arguments only if needed, or once for each item
 
 
 def _joined(join: Callable[[Iterable[bool]], bool], given: Any) -> Expression:

@@ -1,4 +1,4 @@
-"""What can go wrong in a simulation."""
+"""The faults of a simulation."""
 
 import random
 from collections.abc import Callable, Generator
@@ -15,17 +15,23 @@ from verify.simulation.server import REPLICATION
 from verify.simulation.worker import Worker, start
 from verify.simulation.world import World
 
-#: How far the clocks of two members may be apart, in seconds, and how far that of a running primary may be set back.
+#: The largest difference between the clocks of two members in seconds, and the most by which a running primary's clock
+#: is set back.
 SKEW: Final = 8.0
 FAR_BACK: Final = 600.0
-#: A fault does something, yields for how many seconds it lasts, and heals what it did.
+#: A fault acts, yields the seconds that it lasts, and heals what it did.
 Steps = Generator[float, None, None]
 
 
 @dataclass(frozen=True)
 class Fault:
-    """inject: what it does; it may return facts for its record. weight: how often it is chosen. order: may a waiter
-    lose its place by it? clocks: does it set one?"""
+    """A kind of fault.
+
+    - inject: function that acts. It may return facts for its record.
+    - weight: relative frequency.
+    - order: whether a waiter may lose its place.
+    - clocks: whether the fault sets a clock.
+    """
 
     inject: Callable[[World, random.Random], Generator[float, None, dict[str, Any] | None]]
     weight: int = 2
@@ -35,13 +41,13 @@ class Fault:
 
 
 def _alive(world: World) -> list[Worker]:
-    """The processes that may be struck: those of the grant at which a fault aims, if it does."""
+    """Return the living processes that may be struck. If a fault aims at a grant, only its process may be struck."""
     alive = [worker for worker in world.workers if worker.process.alive and not worker.stopping]
     return [worker for worker in alive if world.aim is None or worker.process.pid == world.aim[0]]
 
 
 def _some(world: World, chance: random.Random) -> list[Worker]:
-    """All processes, or one of them."""
+    """Return all processes, or one of them."""
     alive = _alive(world)
     return alive if chance.random() < 0.5 or not alive else [chance.choice(alive)]
 
@@ -59,19 +65,19 @@ def _keys(world: World, chance: random.Random, most: int) -> list[str]:
 
 
 def elect(world: World, chance: random.Random) -> Steps:
-    """Another member becomes the primary, or the same one again; what the majority has not yet may be undone."""
+    """Make another member, or the same one, the primary. Writes that the majority does not have may be undone."""
     servers = world.servers
     member = chance.choice(servers.members)
     if member is not servers.primary and chance.random() < 0.5:
         member.set(world.kernel, chance.uniform(-SKEW, SKEW))
-    if member is not servers.primary:  # a clock that is set forward under a running primary is a named limit
+    if member is not servers.primary:  # setting a running primary's clock forward is a named limit
         member.set(world.kernel, max(member.ahead(world.kernel), _lowest(world)))
     servers.elect(member, chance.randint(0, 3), chance.uniform(0.0, 3.0))
     yield max(0.0, servers.away_until - world.kernel.time)
 
 
 def no_majority(world: World, chance: random.Random) -> Steps:
-    """The primary writes alone for a while; then the others follow it, or elect another one."""
+    """Let the primary write alone for a while. After that, the others follow it, or elect another one."""
     servers, term = world.servers, world.servers.term
     servers.lose_majority()
     yield chance.uniform(0.2, 5.0)
@@ -83,20 +89,23 @@ def no_majority(world: World, chance: random.Random) -> Steps:
 
 
 def all_down(world: World, chance: random.Random) -> Steps:
-    """No member answers for a while; it is the same primary afterwards."""
+    """Let no member answer for a while. The primary stays the same."""
     seconds = chance.uniform(0.5, 6.0)
     world.servers.away_until = max(world.servers.away_until, world.kernel.time + seconds)
     yield seconds
 
 
 def _lowest(world: World) -> float:
-    """By how much a clock must be ahead at least, in seconds. A document that is made again after its removal starts
-    with a larger token unless a clock is behind its last: so no clock is set to before the time of a removal."""
+    """Return the least number of seconds by which a clock must be ahead.
+
+    If a document is made again after its removal, its first token is larger unless a clock is behind its last time. No
+    clock is therefore set to before the time of a removal.
+    """
     return world.purged - world.kernel.time
 
 
 def clock_set_back(world: World, chance: random.Random) -> Steps:
-    """The clock of the running primary is set back: by so little that it only stands still, by some seconds, or far."""
+    """Set the clock of the running primary back. It stands still, goes back some seconds, or goes back far."""
     far = chance.choice([0.9, 0.9, 2 * SKEW, FAR_BACK])
     member, kernel = world.servers.primary, world.kernel
     ahead = member.ahead(kernel)
@@ -105,13 +114,13 @@ def clock_set_back(world: World, chance: random.Random) -> Steps:
 
 
 def drop_bells(world: World, chance: random.Random) -> Steps:
-    """The collections of the bells are dropped."""
+    """Drop the collections of the bells."""
     world.servers.drop_bells()
     yield 0.0
 
 
 def stuck(world: World, chance: random.Random) -> Generator[float, None, dict[str, Any]]:
-    """A transaction has written to a document, and stands still."""
+    """Let a transaction that has written to a document stand still."""
     (key,) = _keys(world, chance, 1)
     world.servers.stuck.append(key)
     yield chance.uniform(1.0, 20.0)
@@ -120,9 +129,11 @@ def stuck(world: World, chance: random.Random) -> Generator[float, None, dict[st
 
 
 def purge(world: World, chance: random.Random) -> Steps:
-    """The documents of locks that have been free for long are removed. How far clocks are apart is nothing beside the
-    seven days that they are kept: so here one stays for as long in virtual time, too, and until no clock is before the
-    time of its removal."""
+    """Remove the documents of locks that have been free for long.
+
+    Documents are really kept for seven days, far longer than clocks are apart. In virtual time, a document therefore
+    stays until no clock is before the time of its removal.
+    """
     servers = world.servers
     earliest = min(member.time(world.kernel) for member in servers.members)
     for key, document in list(servers.documents.items()):
@@ -135,7 +146,7 @@ def purge(world: World, chance: random.Random) -> Steps:
 
 
 def slow_storage(world: World, chance: random.Random) -> Steps:
-    """The disks take long: so the majority has a write late."""
+    """Let the disks take long. The majority then gets a write late."""
     world.servers.replication = (0.02, chance.uniform(0.1, 1.5))
     yield chance.uniform(0.5, 5.0)
     world.servers.replication = REPLICATION
@@ -145,7 +156,7 @@ def slow_storage(world: World, chance: random.Random) -> Steps:
 
 
 def _linked(make: Callable[[random.Random], Link], longest: float) -> Callable[[World, random.Random], Steps]:
-    """A fault of the links of all processes, or of one."""
+    """Return a fault of the links of all processes, or of one."""
 
     def inject(world: World, chance: random.Random) -> Steps:
         stores, trouble = [worker.store for worker in _some(world, chance)], make(chance)
@@ -170,7 +181,7 @@ def _held_up(chance: random.Random) -> Link:
 
 
 def kill(world: World, chance: random.Random) -> Steps:
-    """SIGKILL; another process takes its place."""
+    """Send SIGKILL to a process. Another process takes its place."""
     if (worker := _one(world, chance)) is not None:
         world.kill(worker)
         start(world, worker.process.kind)
@@ -178,7 +189,7 @@ def kill(world: World, chance: random.Random) -> Steps:
 
 
 def close(world: World, chance: random.Random) -> Steps:
-    """A process closes its session, whatever goes on in it, and another takes its place."""
+    """Close the session of a process, whatever goes on in it. Another process takes its place."""
     if (worker := _one(world, chance)) is not None:
         worker.close()
         start(world, worker.process.kind)
@@ -186,7 +197,7 @@ def close(world: World, chance: random.Random) -> Steps:
 
 
 def stop(world: World, chance: random.Random) -> Steps:
-    """SIGSTOP for a while."""
+    """Send SIGSTOP to a process for a while."""
     seconds = chance.choice([0.3, 1.0, 2.5, 5.0])
     if (worker := _one(world, chance)) is not None:
         world.stop(worker, seconds)
@@ -194,25 +205,28 @@ def stop(world: World, chance: random.Random) -> Steps:
 
 
 def exit_with_many(world: World, chance: random.Random) -> Steps:
-    """A process that holds hundreds of locks ends. Some of their documents may be stuck then, the first one too: not so
-    many that they keep all its threads, two each."""
+    """End a process that holds hundreds of locks, with some of their documents stuck.
+
+    The first document may be stuck too. The stuck documents are too few to keep all threads of the process, at two
+    threads each.
+    """
     worker, servers = start(world, "many"), world.servers
     yield chance.uniform(1.0, 8.0)
     stuck = [key for key in worker.bulk if chance.random() < 0.05] if chance.random() < 0.6 else []
     del stuck[core.COMMAND_THREADS // 2 - 1 :]
     since = world.kernel.time
     servers.stuck += stuck
-    if chance.random() < 0.6:  # it goes on for a while with them
+    if chance.random() < 0.6:  # the process goes on for a while
         yield chance.uniform(1.0, 8.0)
     worker.close()
     yield chance.uniform(3.0, 6.0)
     for key in stuck:
-        servers.stuck.remove(key)  # once: another fault may keep it stuck
+        servers.stuck.remove(key)  # only once, because another fault may keep it stuck
         world.fault("stuck", since, world.kernel.time, order=True, servers=False, key=key)
 
 
 def pair(world: World, chance: random.Random) -> Steps:
-    """Two faults strike the same grant, at once or one shortly after the other."""
+    """Strike the same grant with two faults, at once or one shortly after the other."""
     documents = world.servers.documents.items()
     there = [(e["pid"], key) for key, each in documents for e in (*each["holders"], *each["waiters"])]
     if not there:
@@ -226,7 +240,7 @@ def pair(world: World, chance: random.Random) -> Steps:
 
 
 def force(world: World, chance: random.Random) -> Steps:
-    """An operator takes some keys from one of their holders each."""
+    """Take some keys from one of their holders each, as an operator."""
     for key in _keys(world, chance, 8):
         world.by_janitor(partial(_take, world, key))
     yield 0.0
@@ -242,7 +256,7 @@ def _take(world: World, key: str) -> None:
 
 
 def request(world: World, chance: random.Random) -> Steps:
-    """An operator asks some holders to release their keys."""
+    """Ask some holders to release their keys, as an operator."""
     for key in _keys(world, chance, 8):
         world.by_janitor(partial(_ask_for, world, key))
     yield 0.0
@@ -255,7 +269,7 @@ def _ask_for(world: World, key: str) -> None:
 
 
 def clear(world: World, chance: random.Random) -> Steps:
-    """An operator clears stale locks."""
+    """Clear stale locks, as an operator."""
     world.by_janitor(partial(world.janitor.clear, KEYS, TIMEOUT))
     yield 0.0
 
@@ -284,13 +298,16 @@ FAULTS: Final[dict[str, Fault]] = {
     "exit": Fault(exit_with_many, 1, order=False, servers=False),
     "pair": Fault(pair, 5, order=False, servers=False),
 }
-#: What may be one of a pair.
+#: The faults that may be one of a pair.
 AIMED: Final = tuple(name for name in FAULTS if name not in ("purge", "clear", "exit", "pair"))
 
 
 @dataclass(frozen=True)
 class Event:
-    """A fault that begins then. seed: what the choices in it come from."""
+    """A fault that begins at a moment.
+
+    - seed: seed of the choices in the fault.
+    """
 
     name: str
     at: float
@@ -301,7 +318,7 @@ class Event:
 
 
 def begin(world: World, event: Event) -> None:
-    """Inject the fault of an event, which is now, and heal it in time."""
+    """Inject the fault of a present event, and heal it in time."""
     fault, since = FAULTS[event.name], world.kernel.time
     steps = fault.inject(world, random.Random(event.seed))
 

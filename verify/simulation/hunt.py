@@ -21,23 +21,23 @@ from typing import Any, Final
 
 from verify.simulation import mutation
 
-#: How many virtual seconds a run has, and after how many real ones it hangs; a run takes half a second.
+#: The virtual seconds of a run, and the real seconds after which it hangs. A run takes half a second.
 VIRTUAL: Final = 60.0
 HANGS_AFTER: Final = 20
-#: Endless loops must not take the memory of the machine, in bytes.
+#: A limit in bytes, since an endless loop must not take the memory of the machine.
 MEMORY: Final = 4 * 2**30
 
 
 def tell(found: str | None, seed: int, what: str = "") -> None:
-    """Print what was found, or that nothing was."""
+    """Print the finding, or that there is none."""
     found_at = {"found": found, "what": what, "seed": seed, "seconds": round(time.process_time(), 1)}
     sys.stdout.write(json.dumps(found_at) + "\n")
     sys.stdout.flush()
 
 
 def hunt(defect: str | None, seconds: float, first: int = 1) -> None:
-    """Run the seeds from the *first* on for so many real seconds; end with the first that finds something."""
-    # Here, after the mutant's import is in place; and what may fail then is the mutant.
+    """Run the seeds from the *first* on for so many real seconds. Stop at the first seed that finds something."""
+    # Import here, after the mutant's import is in place. An error of these imports is the mutant's.
     from verify.simulation.defects import broken
     from verify.simulation.run import simulate
 
@@ -62,7 +62,7 @@ def hunt(defect: str | None, seconds: float, first: int = 1) -> None:
 
 @contextlib.contextmanager
 def _alarm() -> Iterator[Callable[[int], None]]:
-    """A function that gives a seed its time from now on; when that is over, the process ends."""
+    """Yield a function that gives a seed its time. The process ends when the time is over."""
 
     def set_alarm(seed: int) -> None:
         def give_up(*_: Any) -> None:

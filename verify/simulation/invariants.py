@@ -1,4 +1,4 @@
-"""What must be true of every write of a lock's document, besides what its users can see."""
+"""The invariants of every write to a lock's document, besides the promises that users can see."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -10,8 +10,11 @@ from verify.simulation.expressions import Document
 
 
 def broken_by(before: Document, after: Document, step: Step, now: float) -> Iterator[Violation]:
-    """What is wrong with a write. One in the short form is none of these: what that gives back has no minimum hold, or
-    is one of several of which not all were acquired."""
+    """Yield the violations of a write.
+
+    A write in the short form cannot violate any of these. It releases a lock without a minimum hold, or one of several
+    of which not all were acquired.
+    """
     yield from (Violation("minimum-hold", now, text) for text in minimum_holds(before, after, step))
     yield from (Violation("place", now, text) for text in places(before, after, step))
     yield from (Violation("tombstone", now, text) for text in tombstones(before, after))
@@ -19,7 +22,7 @@ def broken_by(before: Document, after: Document, step: Step, now: float) -> Iter
 
 
 def minimum_holds(before: Document, after: Document, step: Step) -> Iterator[str]:
-    """A release leaves a holder until its minimum hold is over, and nothing moves that end away."""
+    """Check that a released holder stays until its minimum hold is over, and that nothing extends that end."""
     now = {e["grant"]: e for e in after["holders"]}
     for e in before["holders"]:
         still: dict[str, Any] = now.get(e["grant"], {})
@@ -32,7 +35,9 @@ def minimum_holds(before: Document, after: Document, step: Step) -> Iterator[str
 
 
 def places(before: Document, after: Document, step: Step) -> Iterator[str]:
-    """Who is granted the key by the command of another has the rest of its place, or a whole one: it may be dead."""
+    """Check that a holder granted by another's command has the rest of its place, or a whole one. The holder may be
+    dead.
+    """
     known = {e["grant"]: e["until"] for e in before["waiters"]}
     for e in after["holders"]:
         if e["grant"] in known and e["grant"] != step.ask:
@@ -42,7 +47,7 @@ def places(before: Document, after: Document, step: Step) -> Iterator[str]:
 
 
 def tombstones(before: Document, after: Document) -> Iterator[str]:
-    """An id that was removed for good does not come back."""
+    """Check that a finally removed id does not come back."""
     there = {e["grant"] for e in (*before["holders"], *before["waiters"])}
     gone = {e["grant"] for e in before["tombstones"]} - there
     for e in (*after["holders"], *after["waiters"]):
@@ -51,8 +56,10 @@ def tombstones(before: Document, after: Document) -> Iterator[str]:
 
 
 def elections(before: Document, after: Document, step: Step) -> Iterator[str]:
-    """The first write by the clock of another primary ends nobody's place, but for that of its own last trial: the
-    clock may be ahead."""
+    """Check that the first write by another primary's clock ends no place, except that of its own last trial.
+
+    The clock may be ahead.
+    """
     stay = {e["grant"] for e in (*after["holders"], *after["waiters"])} | {*step.remove}
     if before["clock"] != after["clock"]:
         for e in before["waiters"]:

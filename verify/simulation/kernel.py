@@ -1,4 +1,4 @@
-"""Virtual time: strands that run one at a time, in an order that a seed decides."""
+"""Virtual time. Strands run one at a time, in an order that a seed decides."""
 
 from __future__ import annotations
 
@@ -13,20 +13,24 @@ from greenlet import getcurrent, greenlet
 T = TypeVar("T")
 
 FOREVER: Final = float("inf")
-#: How much later a strand may run than it is due, in seconds: so the order of what is due at once differs by seed.
+#: The most seconds by which a strand runs late. The order of simultaneous strands therefore differs by seed.
 JITTER: Final = 0.000_2
-#: By which part of the time the clock of a process or server runs faster or slower than time goes, at most. Two of them
-#: are then just less apart than the least margin of a lease, which is a tenth.
+#: The largest relative error of a clock's rate. Two such clocks are just less apart than the least margin of a lease, a
+#: tenth.
 DRIFT: Final = 0.045
 
 
 class Killed(BaseException):
-    """Ends a strand of a process that is gone: it runs no clean-up that sends anything."""
+    """The end of a strand whose process is gone. The strand runs no clean-up that sends anything."""
 
 
 class Process:
-    """What is stopped, and dies, as one. pid: as `os.getpid` gives it to its strands. rate: how many seconds its clock
-    counts in one. main: the strand that is its main thread."""
+    """A unit that is stopped, and dies, as one.
+
+    - pid: result of `os.getpid` in its strands.
+    - rate: seconds that its clock counts in one second.
+    - main: strand that is its main thread.
+    """
 
     def __init__(self, pid: int, kind: str, rate: float = 1.0) -> None:
         self.pid = pid
@@ -41,19 +45,19 @@ class Process:
 
 
 def _nothing() -> None:
-    """What a strand that has begun still has to run."""
+    """Do nothing, as the remaining work of a strand that has begun."""
 
 
 class Strand:
-    """One line of execution: what a thread or a coroutine is elsewhere."""
+    """One line of execution. Outside a simulation, this is a thread or a coroutine."""
 
     def __init__(self, kernel: Kernel, process: Process, run: Callable[[], object], name: str = "") -> None:
         self.process = process
         self.name = name
         self.ended = False
-        self.due = 0  # number of the event that resumes it; others are out of date
+        self.due = 0  # number of the event that resumes it (others are outdated)
         self.strike: BaseException | None = None
-        self.doom: tuple[int, BaseException] | None = None  # what strikes it when it is woken for that time
+        self.doom: tuple[int, BaseException] | None = None  # the strike when it is woken for that time
         self._kernel = kernel
         self._run = run
         self.greenlet = greenlet(self._main, kernel.hub)
@@ -65,7 +69,7 @@ class Strand:
         return not self.ended and self.process.alive
 
     def _main(self) -> None:
-        run, self._run = self._run, _nothing  # what has run is kept by no strand: it may lead to a lock object
+        run, self._run = self._run, _nothing  # keep no reference, because the function may lead to a lock object
         try:
             run()
         except Killed:
@@ -77,8 +81,12 @@ class Strand:
 
 
 class Kernel:
-    """The virtual clock and what is due. time: seconds since the beginning. chance: all that is left to chance. drift:
-    see `DRIFT`."""
+    """The virtual clock and its events.
+
+    - time: seconds since the beginning.
+    - chance: source of all randomness.
+    - drift: see `DRIFT`.
+    """
 
     def __init__(self, seed: int, drift: float = 0.0) -> None:
         self.hub = getcurrent()
@@ -99,11 +107,11 @@ class Kernel:
     # Processes and strands
 
     def process(self, kind: str, parent: Process | None = None) -> Process:
-        """A new process, on the machine of its *parent*."""
+        """Return a new process, on the machine of its *parent*."""
         return Process(next(self._pids), kind, self.rate() if parent is None else parent.rate)
 
     def rate(self) -> float:
-        """How fast some clock runs."""
+        """Return a random rate of a clock."""
         return 1.0 + self.chance.uniform(-self.drift, self.drift)
 
     def spawn(self, process: Process, run: Callable[[], object], name: str = "", after: float = 0.0) -> Strand:
@@ -116,28 +124,29 @@ class Kernel:
         return strand
 
     def at(self, seconds: float, call: Callable[[], None]) -> None:
-        """Make a *call* after so many seconds. It must not wait."""
+        """Make a *call* after so many seconds. The call must not wait."""
         self._push(self.time + seconds, call)
 
     @property
     def pid(self) -> int:
-        """The process of the strand that runs."""
+        """The process of the running strand."""
         return (self.outside if self.current is None else self.current.process).pid
 
     # Waiting
 
     def now(self) -> float:
-        """What the clock of the process shows whose strand runs, in seconds."""
+        """Return the seconds that the clock of the running strand's process shows."""
         strand = self.current
         return self.time if strand is None else self.time * strand.process.rate
 
     def sleep(self, seconds: float) -> None:
-        """Wait in this strand, by its clock."""
+        """Wait in this strand, by the clock of its process."""
         self.park(seconds)
 
     def park(self, seconds: float = FOREVER) -> None:
-        """Wait until `wake` is called, at most so long by the clock of the process. Raises what strikes the strand
-        meanwhile."""
+        """Wait until `wake` is called, for at most so many seconds of the process's clock. Raises a strike of the
+        strand.
+        """
         strand = self.current
         if strand is None:
             raise RuntimeError("only a strand can wait")
@@ -168,14 +177,14 @@ class Kernel:
         self._resume(strand, self.time)
 
     def strike(self, strand: Strand, error: BaseException) -> None:
-        """Raise *error* in a strand, where it waits: what a signal handler or a cancellation does."""
+        """Raise *error* in a strand where it waits, as a signal handler or a cancellation does."""
         strand.strike = error
         self.wake(strand)
 
     # Running
 
     def run(self, until: float) -> None:
-        """Let time pass *until* then."""
+        """Let time pass until *until*."""
         while self._events and self._events[0][0] <= until:
             due, number, what = heapq.heappop(self._events)
             self.time = max(self.time, due)
@@ -191,7 +200,7 @@ class Kernel:
         self.time = max(self.time, until)
 
     def close(self) -> None:
-        """End all strands. Nothing that they clean up reaches a server."""
+        """End all strands. No clean-up of theirs reaches a server."""
         self.over = True
         for strand in self._strands:
             while not strand.ended and strand.greenlet:

@@ -1,4 +1,4 @@
-"""The network between one process and the simulated servers, and what travels on it."""
+"""The network between one process and the simulated servers, and the commands on it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from verify.simulation.kernel import Kernel, Strand
 class Link:
     """The network between one process and the servers. Probabilities are for each command.
 
-    slow: how many seconds longer a command takes at most, in each direction. cut: nothing passes. lost: the probability
-    that the answer is lost. late: that the command itself is held up, for up to *late_by* seconds. held_up: that the
-    server holds it up between parsing and writing, for up to *held_up_by* seconds. twice: that it arrives twice.
+    - slow: most additional seconds of a command in each direction.
+    - cut: whether nothing passes.
+    - lost: probability that the answer is lost.
+    - late: probability that the command is held up, for up to *late_by* seconds.
+    - held_up: probability that the server holds it up between parsing and writing, for up to *held_up_by* seconds.
+    - twice: probability that it arrives twice.
     """
 
     cut: bool = False
@@ -28,9 +31,9 @@ class Link:
 
 
 class Exchange:
-    """One command on its way, and its answer, which may come when its sender waits no more.
+    """One command on its way, and its answer. The answer may come when the sender waits no more.
 
-    original: the one that this is a copy of. What has been answered is not sent again.
+    - original: exchange of which this is a copy. An answered command is not sent again.
     """
 
     def __init__(self, sender: Strand | None, original: Exchange | None = None) -> None:
@@ -41,16 +44,16 @@ class Exchange:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it arrives beside its original."""
+        """Whether the command arrives beside its original."""
         return self._original is not None
 
     @property
     def is_void(self) -> bool:
-        """Whether it is the copy of a command that has been answered."""
+        """Whether this is the copy of an answered command."""
         return self._original is not None and bool(self._original.answers)
 
     def answer(self, kernel: Kernel, answer: Any) -> None:
-        """The answer has arrived."""
+        """Record the answer, and wake the sender."""
         self.answers.append(answer)
         if self.sender is not None:
             kernel.wake(self.sender)

@@ -31,14 +31,15 @@ from verify.simulation.put_back import VARIABLE as DEFECT
 
 ROOT: Final = Path(__file__).parents[2]
 RESULTS: Final = Path(__file__).with_name("mutants.json")
-#: How long the simulation looks, and then the tests, in seconds.
+#: The seconds of the search by the simulation, and by the tests.
 SIMULATION: Final = 60.0
 TESTS: Final = 300.0
-#: How many tests may fail that do not fail alone: the machine may be busy.
+#: The number of tests that may fail only together with others, because the machine may be busy.
 TRIES: Final = 6
-#: How much longer than it was given the simulation may take, in seconds: those count what the processor does for it.
+#: The additional seconds allowed for the simulation. Its own limit counts only processor time.
 OVERTIME: Final = 600.0
-#: Which tests touch a module, the quick and likely ones first. Those in memory touch all, and come before them.
+#: The tests that touch a module, the quick and likely ones first. Tests in memory touch all modules, and come before
+#: them.
 TOUCHED_BY: Final = {
     "protocol.procedures": ("protocol", "session", "waiting", "deadlock", "living"),
     "rule.in_python": ("retention", "living", "rule"),
@@ -54,26 +55,29 @@ TOUCHED_BY: Final = {
     "session.session": ("session", "living", "fast_path", "locks", "waiting"),
     "session.waits": ("waiting", "bells", "session"),
 }
-#: For a named defect, all of these.
+#: The test files for a named defect.
 ANYWHERE: Final = ("protocol", "session", "locks", "retention", "waiting", "arrival_order", "rule")
-#: How they are run. Those that take long are left out.
+#: The options of pytest. Long tests are left out.
 PYTEST: Final = (
     *("-x", "-q", "--assert=plain", "--timeout", "60", "-m", "not long and not program"),
     *("-p", "no:cacheprovider", "-p", "verify.simulation.put_back"),
 )
-#: What pytest says of a test that does not exist any more.
+#: The message of pytest about a test that no longer exists.
 MISSING: Final = re.compile(r"^ERROR: .*not found: ", re.MULTILINE)
-#: Run by every Python that starts while it is on the path: so the processes that tests start are mutants too.
+#: The code that every Python on the path runs at its start. The processes that tests start are therefore mutants too.
 STARTUP: Final = "from verify.simulation.mutation import from_environment\nfrom_environment()\n"
 
 
 @dataclass
 class Result:
-    """What found a mutant. found: "violation", "crash" or "hang", by the simulation at *seed*; None if it did not find
-    it. seconds: how long it looked, in seconds of the processor, the start of the process included. test: the test that
-    found it instead. note: what people make of one that nothing finds; it begins with "equivalent" if that breaks no
-    promise. A named defect has no line, and is its own description. sample: the seed by which the mutant was drawn; 0
-    if it was named.
+    """The finder of a mutant.
+
+    - found: "violation", "crash" or "hang", by the simulation at *seed*. None if the simulation did not find it.
+    - seconds: processor seconds of the simulation, including the start of the process.
+    - test: test that found it instead.
+    - note: people's note about a mutant that nothing finds. The note begins with "equivalent" if the mutant breaks no
+      promise. A named defect has no line, and is its own description.
+    - sample: seed by which the mutant was drawn, 0 if it was named.
     """
 
     name: str
@@ -91,7 +95,7 @@ class Result:
 
 
 class Book:
-    """What is known, kept in a file."""
+    """The known results, kept in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -99,12 +103,12 @@ class Book:
         self.results = {result["name"]: Result(**result) for result in stored}
 
     def keep(self, result: Result) -> None:
-        """Write a result down."""
+        """Write a result to the file."""
         self.results[result.name] = result
         self._write()
 
     def replace(self, results: Sequence[Result]) -> None:
-        """Know these, and nothing else."""
+        """Replace all results by these."""
         self.results = {result.name: result for result in results}
         self._write()
 
@@ -114,7 +118,7 @@ class Book:
 
 
 def totals(results: Sequence[Result]) -> str:
-    """What was found of a sample of mutants, in one line."""
+    """Return one line about the finders of a sample of mutants."""
     simulated = sum(bool(result.found) for result in results)
     tested = sum(bool(result.test) and not result.found for result in results)
     equivalent = sum(result.note.startswith("equivalent") for result in results if not (result.found or result.test))
@@ -124,7 +128,7 @@ def totals(results: Sequence[Result]) -> str:
 
 
 def simulated(environment: dict[str, str], arguments: Sequence[str], seconds: float) -> dict[str, Any]:
-    """What the simulation finds in a process of its own."""
+    """Return the finding of the simulation in a process of its own."""
     command = [sys.executable, "-m", "verify.simulation.hunt", "--seconds", str(seconds), *arguments]
     try:
         run = _run(command, environment, seconds + OVERTIME)
@@ -138,10 +142,10 @@ def simulated(environment: dict[str, str], arguments: Sequence[str], seconds: fl
 
 
 def tested(name: str) -> str | None:
-    """Return the short test that finds a mutant or a named defect; None if none does.
+    """Return the short test that finds a mutant or a named defect, or None.
 
-    First the test files that are named after its module, or that `TOUCHED_BY` names; then all of tests/engine and
-    tests/contract. A test counts if it fails again alone, and passes alone without the mutant.
+    The test files named after the mutant's module, or named by `TOUCHED_BY`, run first. All of tests/engine and
+    tests/contract run afterwards. A test counts if it fails again alone, and passes alone without the mutant.
     """
     module = name.partition(":")[0]
     stem = module.rpartition(".")[2]
@@ -161,7 +165,7 @@ def tested(name: str) -> str | None:
 
 
 def fresh(count: int, seed: int) -> None:
-    """Draw a sample of the whole engine, and say how many of it the short tests alone find."""
+    """Draw a sample of the whole engine, and report how many mutants the short tests alone find."""
     every = [mutant for module in mutation.engine() for mutant in mutation.mutants(module)]
     drawn = random.Random(seed).sample(every, count)
     survivors = []
@@ -176,7 +180,7 @@ def fresh(count: int, seed: int) -> None:
 
 
 def _failing(name: str, what: list[str]) -> str | None:
-    """The first test that fails; the first file if the tests do not even end, as where all threads are blocked."""
+    """Return the first failing test. If the tests do not even end, as with blocked threads, return the first file."""
     with tempfile.TemporaryDirectory() as startup:
         Path(startup, "sitecustomize.py").write_text(STARTUP)
         path = os.pathsep.join((str(ROOT), startup))
@@ -206,14 +210,14 @@ def _run(command: Sequence[str], environment: dict[str, str], seconds: float) ->
 
 
 def sample(count: int, seed: int) -> list[Mutant]:
-    """So many mutants of all modules, in an order that the seed decides: a larger sample begins with a smaller one."""
+    """Return a sample of all modules. The seed decides the order, so that a larger sample begins with a smaller one."""
     every = [mutant for module in MODULES for mutant in mutation.mutants(module)]
     random.Random(seed).shuffle(every)
     return every[:count]
 
 
 def find_again(book: Book) -> None:
-    """Give the known mutants their numbers of today, by their text and the nearest line; drop those that are gone."""
+    """Renumber the known mutants by their text and the nearest line. Drop those that are gone."""
     known = [result for name, result in book.results.items() if name not in ROWS]
     kept = [result for name, result in book.results.items() if name in ROWS]
     every = [mutant for module in MODULES for mutant in mutation.mutants(module)]
@@ -229,7 +233,11 @@ def find_again(book: Book) -> None:
 
 
 class Search:
-    """Finds what finds mutants, and keeps it. seconds: how long the simulation looks. seed: that of the sample."""
+    """A search for the finders of mutants that keeps the results.
+
+    - seconds: seconds of the simulation.
+    - seed: seed of the sample.
+    """
 
     def __init__(self, book: Book, seconds: float, seed: int = 0) -> None:
         self.book = book
@@ -237,7 +245,7 @@ class Search:
         self.seed = seed
 
     def simulate(self, name: str) -> None:
-        """Have the simulation look, from where it stopped."""
+        """Let the simulation search, from where it stopped."""
         mutant = mutation.find(name)
         result = self.book.results.get(name) or Result(name, mutant.line, mutant.before, mutant.after, sample=self.seed)
         if not result.found and result.seconds < self.seconds:
@@ -248,12 +256,12 @@ class Search:
         self._keep(result)
 
     def put_back(self, name: str) -> None:
-        """Have the simulation look for a named defect."""
+        """Let the simulation search for a named defect."""
         result = Result(name, 0, ROWS[name].text, "")
         self._keep(replace(result, **simulated({}, ["--defect", name], self.seconds)))
 
     def test(self, name: str) -> None:
-        """Have the tests look, if the simulation has found nothing."""
+        """Let the tests search, if the simulation has found nothing."""
         result = self.book.results[name]
         if not (result.found or result.test_seconds):
             started = time.monotonic()

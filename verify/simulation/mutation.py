@@ -1,9 +1,9 @@
 """One change of one expression or statement of the engine's source, made when the module is imported.
 
-Why not mutmut or cosmic-ray? Both are kept well. cosmic-ray 8.7 writes each mutant into the source file, which other
-processes here import at the same time; it knows no change of an argument, a statement or a name, where most of the
-holes were, and it needs a database and an HTTP library. mutmut 3.8 replaces whole functions, leaves every property
-alone, and has pytest as its only judge. What is needed here is `ast` and an import hook.
+mutmut and cosmic-ray are well maintained, but do not fit. cosmic-ray 8.7 writes each mutant into the source file, while
+other processes here import that file. It changes no arguments, statements or names, where most of the holes were. It
+also needs a database and an HTTP library. mutmut 3.8 replaces whole functions, leaves every property alone, and has
+pytest as its only judge. An import hook with `ast` has none of these limits.
 """
 
 import ast
@@ -20,9 +20,9 @@ from verify.simulation.changes import Place, changes
 
 PACKAGE: Final = "django_mongolock.engine"
 SOURCE: Final = Path(__file__).parents[2] / "django_mongolock" / "engine"
-#: The variable that says which mutant a process is.
+#: The variable that names the mutant of a process.
 VARIABLE: Final = "MONGOLOCK_MUTANT"
-#: The modules that are changed, all that decide something and that a simulation runs; and of one, only this class.
+#: The changed modules. These decide something and run in a simulation. `ONLY` restricts one of them to a class.
 MODULES: Final = (
     "protocol.procedures",
     "protocol.actions",
@@ -49,7 +49,11 @@ ONLY: Final = {"rule.document": "Terms"}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change. number: which one of its module. lines: those of its statement, the first and the last."""
+    """One change.
+
+    - number: number of the change in its module.
+    - lines: first and last line of its statement.
+    """
 
     module: str
     number: int
@@ -70,20 +74,20 @@ class Mutant:
 
 
 def engine() -> list[str]:
-    """Return the modules of the whole engine, without the servers in memory, which are for tests."""
+    """Return the modules of the whole engine, without the in-memory servers for tests."""
     found = sorted(SOURCE.rglob("*.py"))
     names = [".".join(path.relative_to(SOURCE).with_suffix("").parts) for path in found if path.stem != "__init__"]
     return [name for name in names if not name.startswith("memory_")]
 
 
 def mutants(module: str) -> list[Mutant]:
-    """All mutants of a module."""
+    """Return all mutants of a module."""
     found = enumerate(changes(_parse(module), ONLY.get(module)))
     return [Mutant(module, number, _lines(place.statement), *_told(place, new)) for number, (place, new) in found]
 
 
 def find(name: str) -> Mutant:
-    """The mutant of that name. Raises KeyError."""
+    """Return the mutant of that name. Raises KeyError."""
     module, _, number = name.partition(":")
     if module not in engine() or not number.isdecimal() or int(number) >= len(made := mutants(module)):
         raise KeyError(f"no mutant {name!r}")
@@ -91,7 +95,7 @@ def find(name: str) -> Mutant:
 
 
 def mutated(mutant: Mutant) -> ast.Module:
-    """The source of its module with the change."""
+    """Return the changed source of the mutant's module."""
     tree = _parse(mutant.module)
     place, new = list(changes(tree, ONLY.get(mutant.module)))[mutant.number]
     place.put(ast.copy_location(new, place.node))
@@ -103,12 +107,12 @@ def _parse(module: str) -> ast.Module:
 
 
 def file(module: str) -> Path:
-    """Where its source is."""
+    """Return the path of the module's source."""
     return SOURCE / f"{module.replace('.', '/')}.py"
 
 
 def _lines(statement: ast.AST) -> tuple[int, int]:
-    """Those that run whenever it does."""
+    """Return the lines that run whenever the statement does."""
     first: int = statement.lineno  # type: ignore[attr-defined]
     body: list[ast.stmt] = getattr(statement, "body", [])
     return first, max(first, body[0].lineno - 1) if body else statement.end_lineno  # type: ignore[attr-defined]
@@ -127,7 +131,7 @@ def _short(node: ast.AST) -> str:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles the changed source; neither reads nor writes bytecode."""
+    """A loader that compiles the changed source. It neither reads nor writes bytecode."""
 
     def __init__(self, name: str, path: str, mutant: Mutant) -> None:
         super().__init__(name, path)
@@ -138,7 +142,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 class Import:
-    """The import of one mutant's module, from now on."""
+    """The import hook for one mutant's module."""
 
     def __init__(self, mutant: Mutant) -> None:
         self.mutant = mutant
@@ -155,7 +159,9 @@ class Import:
 
 
 def install(name: str) -> Import:
-    """Have this process import the mutant of that name. Raises KeyError, or RuntimeError if it is too late."""
+    """Make this process import the mutant of that name. Raises KeyError, or RuntimeError if the module is already
+    imported.
+    """
     hook = Import(find(name))
     if hook.module in sys.modules:
         raise RuntimeError(f"{hook.module} is imported already")
@@ -164,6 +170,6 @@ def install(name: str) -> Import:
 
 
 def from_environment() -> None:
-    """Have this process import the mutant that MONGOLOCK_MUTANT names, if it names one."""
+    """Make this process import the mutant that MONGOLOCK_MUTANT names, if any."""
     if name := os.environ.get(VARIABLE):
         install(name)

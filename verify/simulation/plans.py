@@ -1,4 +1,4 @@
-"""What the processes of a simulation ask for: what those of the fault runs do, and what takes virtual time to see."""
+"""The plans of the processes in a simulation: those of the fault runs, and those that need virtual time."""
 
 import random
 from collections.abc import Callable
@@ -10,34 +10,38 @@ from verify.faults.peers import MARGIN, Plan
 from verify.faults.plans import KEYS as REAL_KEYS
 from verify.faults.plans import choose, line
 
-#: How often everybody queues at the one key where the order can be seen, and how often one of the plans below is
-#: chosen.
+#: The probability that all queue at the one key with a visible order, and that one of the plans below is chosen.
 QUEUEING: Final = 0.15
 OWN: Final = 0.3
-#: How often an attempt ends in another manner than by a release.
+#: The probability that an attempt ends otherwise than by a release.
 OFTEN: Final = 0.1
-#: How often the times of a lock are drawn anew.
+#: The probability that the times of a lock are drawn anew.
 REDRAWN: Final = 0.3
-#: How many locks a thread of a process takes that ends with many.
+#: The number of locks that each thread takes in a process that ends with many.
 MANY: Final = 60
-#: How long a minimum hold is, and how long work under it takes, in seconds: sometimes longer than a renewal.
+#: The seconds of a minimum hold and of the work under it. Some are longer than a renewal.
 HOLDS: Final = (0.02, 0.3, 0.8, 2.5)
-#: Leases that no fault outlasts, in seconds: what is left behind by mistake stands there until it is seen.
+#: Leases in seconds that no fault outlasts. An entry left behind by mistake stays until it is seen.
 LONG: Final = 20.0
 LONG_WAIT: Final = 10.0
-#: How long a nested wait may take, in seconds: longer than a deadlock.
+#: The most seconds of a nested wait, longer than a deadlock.
 NESTED_WAIT: Final = 4.0
 NESTED: Final = ("d0", "d1", "d2")
 
-#: All keys that are asked for.
+#: All requested keys.
 KEYS: Final = (*REAL_KEYS, "far0", "far1", "limited", "longer", "heir", "deferred", "lapsing", "crowd", "down", *NESTED)
 
 
 @dataclass(frozen=True, slots=True)
 class SimPlan(Plan):
-    """max_hold: an option. extension: the lease that it is extended to, if not its own. inner: what is asked for
-    while it is held. manner may also be "strike": something strikes its strand; "defer": its renewals are; or
-    "downgrade": in the middle it goes on as a reader."""
+    """The plan of an attempt.
+
+    - max_hold: option of the lock.
+    - extension: lease to which it is extended, if not its own.
+    - inner: keys requested while it is held.
+    - manner: also "strike" (its strand is struck), "defer" (its renewals are deferred) or "downgrade" (it goes on as a
+      reader).
+    """
 
     max_hold: float | None = None
     extension: float | None = None
@@ -50,55 +54,60 @@ class SimPlan(Plan):
 
 
 def _far(chance: random.Random) -> SimPlan:
-    """A lease that is not waited for: whatever is left of an attempt is in the way of others."""
+    """Return a plan with a lease that nobody waits for. Any rest of the attempt is in the way of others."""
     wait, work = chance.choice([0.5, 5.0, 5.0, None]), chance.choice([0.02, 0.1, 0.4])
     manner = chance.choice(["release", "release", "cancel", "cancel", "strike", "forget", "fork"])
     return SimPlan((f"far{chance.randrange(2)}",), "exclusive", 1, wait, LONG, LONG_WAIT, work=work, manner=manner)
 
 
 def _limited(chance: random.Random) -> SimPlan:
-    """Held for so long at most, renewed or extended or not."""
+    """Return a plan with a limited hold, renewed or extended or not."""
     manner = chance.choice(["release", "extend"])
     return SimPlan(("limited",), max_hold=chance.choice([0.7, 1.2, 2.0]), work=chance.uniform(0.5, 2.5), manner=manner)
 
 
 def _longer(chance: random.Random) -> SimPlan:
-    """A short lease that is made longer, and worked under until it has been renewed."""
+    """Return a plan whose short lease is made longer, and that works until the lease has been renewed."""
     extension, work = chance.choice([None, 2.5, 4.0]), chance.uniform(2.0, 7.0)
     return SimPlan(("longer",), wait=chance.choice([0.0, 5.0]), extension=extension, work=work, manner="extend")
 
 
 def _heir(chance: random.Random) -> SimPlan:
-    """A long lease of an owner: another process resumes the run of one that has died."""
+    """Return a plan with a long lease of an owner. Another process resumes the run of a dead one."""
     owner, work = f"o{chance.randrange(2)}", chance.uniform(0.2, 1.5)
     return SimPlan(("heir",), "exclusive", 1, 5.0, LONG, LONG_WAIT, owner=owner, work=work)
 
 
 def _nested(chance: random.Random) -> SimPlan:
-    """One key, and then another: in the opposite order elsewhere, and for long enough that the two meet."""
+    """Return a plan for two nested keys.
+
+    The opposite order elsewhere, and the length of the work, make them collide.
+    """
     outer, inner = chance.sample(NESTED, 2)
     return SimPlan((outer,), wait=NESTED_WAIT, inner=(inner,), work=chance.choice([0.1, 0.5]))
 
 
 def _deferred(chance: random.Random) -> SimPlan:
-    """Its document is left alone for as long as that is safe."""
+    """Return a plan that leaves its document alone for as long as that is safe."""
     return SimPlan(("deferred",), wait=0.5, work=chance.uniform(0.5, 3.0), manner="defer")
 
 
 def _lapsing(chance: random.Random) -> SimPlan:
-    """A lease that is worked under until it ends by itself, while others wait for it: whose clock says so first?"""
+    """Return a plan that works until its lease ends by itself, while others wait for it. All clocks must agree on the
+    end.
+    """
     return SimPlan(("lapsing",), wait=20.0, lease=6.0, renew=False, work=chance.choice([1.0, 6.5]))
 
 
 def _crowd(chance: random.Random) -> SimPlan:
-    """Readers that stay, writers, and places that a short pause costs."""
+    """Return a plan for readers that stay, or for writers, with places that a short pause costs."""
     if chance.random() < 0.3:
         return SimPlan(("crowd",), "exclusive", 1, 20.0, 8.0, 0.4, work=0.1)
     return SimPlan(("crowd",), "shared", 2**31 - 1, 20.0, 8.0, chance.choice([0.4, 8.0]), work=chance.uniform(0.5, 4.0))
 
 
 def _down(chance: random.Random) -> SimPlan:
-    """An exclusive lock that goes on as a reader, and others that want one of the two."""
+    """Return a plan for an exclusive lock that goes on as a reader, or for others that want one of the two modes."""
     manner = chance.choice(["downgrade", "downgrade", "release"])
     mode: Mode = "exclusive" if manner == "downgrade" else chance.choice(["exclusive", "shared"])
     lease, waiter_lease = chance.choice([(1.5, 1.5), (LONG, LONG_WAIT)])
@@ -107,13 +116,16 @@ def _down(chance: random.Random) -> SimPlan:
 
 
 def many(chance: random.Random, pid: int, begun: int) -> SimPlan:
-    """Many locks, which its process has when it ends. begun: how many it has asked for before."""
+    """Return a plan for many locks, to be held when the process ends.
+
+    - begun: number of locks requested before.
+    """
     keys = tuple(f"many{pid}.{number:03}" for number in range(begun, begun + MANY))
     return SimPlan(keys, "exclusive", 1, 5.0, chance.choice([1.5, 6.0, LONG]), work=60.0)
 
 
 def _redrawn(chance: random.Random, plan: SimPlan) -> SimPlan:
-    """The same, with a lease, a place in the queue and a minimum hold that have nothing to do with each other."""
+    """Return the plan with unrelated lengths of lease, place in the queue and minimum hold."""
     lease, place = chance.choice([1.0, 1.5, 3.0, 8.0]), chance.choice([0.5, 1.0, 1.5, 3.0, 8.0])
     return replace(plan, lease=lease, waiter_lease=place, min_hold=chance.choice([0.0, 0.0, 0.0, *HOLDS[:2]]))
 
@@ -132,8 +144,10 @@ _PLANS: Final[list[tuple[int, Callable[[random.Random], SimPlan]]]] = [
 
 
 def usual(chance: random.Random, queues: bool) -> SimPlan:
-    """The next attempt, of any mode and manner: most end in a release. queues: prefer the key where the order can be
-    seen."""
+    """Return the next attempt, of any mode and manner. Most end in a release.
+
+    - queues: whether to prefer the key with a visible order.
+    """
     if chance.random() < OWN:
         (make,) = chance.choices([make for _, make in _PLANS], [weight for weight, _ in _PLANS])
         made = make(chance)

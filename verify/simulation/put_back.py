@@ -1,4 +1,4 @@
-"""A plugin of pytest (`-p verify.simulation.put_back`): the tests meet the defect that MONGOLOCK_DEFECT names."""
+"""A plugin of pytest (`-p verify.simulation.put_back`) that puts the defect in MONGOLOCK_DEFECT into the engine."""
 
 import os
 from typing import Final
@@ -7,7 +7,7 @@ import pytest
 
 from verify.simulation.defects import DEFECTS, Patches
 
-#: The variable that says which defect the tests meet.
+#: The variable that names the defect for the tests.
 VARIABLE: Final = "MONGOLOCK_DEFECT"
 
 

@@ -1,4 +1,4 @@
-"""What only virtual time can judge: rules for the checker that allow next to no delay."""
+"""Rules for the checker that need virtual time, because they allow next to no delay."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -11,9 +11,9 @@ from verify.faults.history import FOREVER, Attempt, History
 from verify.faults.tolerances import Tolerances
 from verify.simulation.standing import nothing_stands
 
-#: As much as commands take where nothing interferes, and what the engine needs by its own times. That a clock was set
-#: back by less than no member has written for, which is up to six seconds, nobody can know: as much may be wrong then
-#: with the arrival of who says how long it has waited.
+#: The delay of commands without interference, and the engine's own times. Nobody can know that a clock was set back by
+#: less than the time without writes, which lasts up to six seconds. The arrival of a waiter that reports its own
+#: waiting time may be wrong by as much.
 VIRTUAL: Final = Tolerances(
     clock_grace=7.0,
     grace=0.1, calm_arrivals=True, headless=0.2, names_next=frozenset({"LockNotAcquired"}), giving_up=0.1, slack=1.0,
@@ -21,21 +21,25 @@ VIRTUAL: Final = Tolerances(
 )  # fmt: skip
 #: The longest lease on a server, in seconds.
 LONGEST: Final = 25.0
-#: How long a round of commands takes at most, in seconds.
+#: The most seconds of a round of commands.
 ROUND: Final = 0.2
-#: How long a deadlock may last: a waiter looks for one after a second.
+#: The most seconds of a deadlock. A waiter looks for a deadlock after a second.
 DEADLOCK: Final = 1.5
 
 
 def tolerances(drift: float) -> Tolerances:
-    """Those for clocks that run faster or slower by that part of the time: who waits for the end of a lease learns of
-    it so much later."""
+    """Return the tolerances for clocks whose rates differ by *drift*. Waiters learn of the end of a lease so much
+    later.
+    """
     late = 2 * drift * LONGEST
     return replace(VIRTUAL, drift=2 * drift, slack=VIRTUAL.slack + late, stands=late)
 
 
 def taken_is_lost(history: History) -> Iterator[Violation]:
-    """What an operator has taken is not believed for longer than a lease: no renewal is good any more."""
+    """Check that nobody believes to hold a taken lock for longer than a lease.
+
+    Renewals after the taking are not valid.
+    """
     taken = {(record["key"], token): record["t"] for record in history.more["taken"] for token in record["tokens"]}
     for attempt in history.attempts.values():
         at = min((taken.get(item, FOREVER) for item in attempt.tokens.items()), default=FOREVER)
@@ -46,7 +50,7 @@ def taken_is_lost(history: History) -> Iterator[Violation]:
 
 
 def holds_have_an_end(history: History) -> Iterator[Violation]:
-    """Nothing is held for longer than its max_hold."""
+    """Check that nothing is held for longer than its max_hold."""
     for attempt in history.attempts.values():
         if attempt.max_hold is not None and attempt.got is not None:
             end = max((s.since + s.left for s in attempt.samples if s.held), default=0.0)
@@ -55,10 +59,11 @@ def holds_have_an_end(history: History) -> Iterator[Violation]:
 
 
 def extensions_last(history: History) -> Iterator[Violation]:
-    """What was extended has its whole length from then on, and is renewed for that length afterwards.
+    """Check that an extended lease has its whole length from then on, and is renewed for that length afterwards.
 
-    A renewal that a document of its batch holds up, after a third of the lease, takes a sixth of it. It is made again
-    alone. That may wait for a thread which another document holds up, for a sixth, and take one more."""
+    If a document of its batch holds up a renewal after a third of the lease, that takes a sixth of the lease. The
+    renewal is made again alone. It may wait a sixth for a thread which another document holds up, and take one more.
+    """
     for record in history.more["extended"]:
         attempt, length, since = history.attempts[record["id"]], record["lease"], record["since"]
         excused = min(history.excused(attempt, key) for key in attempt.keys)
@@ -74,7 +79,7 @@ def extensions_last(history: History) -> Iterator[Violation]:
 
 
 def downgrades_let_nobody_in(history: History) -> Iterator[Violation]:
-    """What goes on as a reader is held all the time: nobody had the key exclusively between its two tokens."""
+    """Check that a downgraded lock is held all the time. Nobody had the key exclusively between its two tokens."""
     for record in history.more["downgraded"]:
         before, reader = history.attempts[record["before"]], history.attempts[record["id"]]
         for key, token in reader.tokens.items():
@@ -86,7 +91,9 @@ def downgrades_let_nobody_in(history: History) -> Iterator[Violation]:
 
 
 def requests_arrive(history: History) -> Iterator[Violation]:
-    """Who is asked to release a lock knows it by the next renewal, or the one after that (see `extensions_last`)."""
+    """Check that an asked holder learns of the request at its next renewal, or the one after that (see
+    `extensions_last`).
+    """
     told = defaultdict[str, list[float]](list)
     for record in history.more["requested"]:
         told[record["id"]].append(record["t"])
@@ -104,7 +111,7 @@ def requests_arrive(history: History) -> Iterator[Violation]:
 
 
 def deadlocks_end(history: History) -> Iterator[Violation]:
-    """Two who wait for each other: exactly one of them gives up, and soon."""
+    """Check that of two attempts that wait for each other, exactly one gives up, and soon."""
     nested = [attempt for attempt in history.attempts.values() if attempt.within is not None]
     for place, one in enumerate(nested):
         others = [other for other in nested[place + 1 :] if _each_holds_what_the_other_wants(history, one, other)]
@@ -125,7 +132,7 @@ def _each_holds_what_the_other_wants(history: History, one: Attempt, other: Atte
 
 
 def _together(history: History, one: Attempt, other: Attempt) -> tuple[float, float]:
-    """When both waited, while both had what they were in."""
+    """Return the time for which both waited while both held their outer locks."""
     ends = [each.answered or history.alive_until(each) for each in (one, other)]
     for each in (one, other):
         outer = history.attempts[each.within or ""]
@@ -135,7 +142,7 @@ def _together(history: History, one: Attempt, other: Attempt) -> tuple[float, fl
 
 
 def deadlocks_are_real(history: History) -> Iterator[Violation]:
-    """No lock is refused for a deadlock unless its thread holds something that is waited for."""
+    """Check that no lock is refused for a deadlock unless its thread holds a lock that others wait for."""
     nested = [attempt for attempt in history.attempts.values() if attempt.within is not None]
     for attempt in history.attempts.values():
         if attempt.error != "LockDeadlock" or attempt.refused is None:
@@ -147,13 +154,16 @@ def deadlocks_are_real(history: History) -> Iterator[Violation]:
 
 
 def _is_there(history: History, attempt: Attempt, since: float) -> bool:
-    """Whether its entry may have been in the queue then: one of a dead process stays for a while."""
+    """Return whether its entry may have been in the queue at that time.
+
+    The entry of a dead process stays for a while.
+    """
     end = attempt.answered or history.alive_until(attempt) + attempt.server_lease
     return end + history.allow.recovery > since
 
 
 def closed_is_over(history: History) -> Iterator[Violation]:
-    """When its session is closed, a process holds nothing."""
+    """Check that a process holds nothing after its session is closed."""
     shut = {record["pid"]: record["t"] for record in history.more["shut"]}
     for attempt in history.attempts.values():
         for look in attempt.samples:

@@ -1,4 +1,4 @@
-"""One simulated run: a world, the faults of a schedule, the end of it all, and what the checker makes of it."""
+"""One simulated run: a world, the faults of a schedule, the end, and the checker's verdict."""
 
 import logging
 from collections import Counter
@@ -26,17 +26,21 @@ from verify.simulation.world import World
 
 #: The processes of a run.
 KINDS: Final = ("sync", "sync", "threads", "async", "threads")
-#: How long the processes may take to end, and then all keys to be free, in seconds.
+#: The most seconds until all processes have ended.
 ENDING: Final = 60.0
-#: How long they go on when the last fault was healed, in seconds.
+#: The seconds for which processes go on after the last fault was healed.
 AFTERMATH: Final = 6.0
 FREEING: Final = 30.0
 
 
 @dataclass
 class Outcome:
-    """What came of a run. steps: how often something happened. crashes: what was raised where nothing catches it.
-    counts: see `World`, and `opportunities`."""
+    """The outcome of a run.
+
+    - steps: number of times that each event happened.
+    - crashes: uncaught errors.
+    - counts: see `World`, and `opportunities`.
+    """
 
     violations: list[Violation]
     records: list[Record] = field(repr=False)
@@ -84,7 +88,7 @@ def simulate(seed: int, seconds: float, events: Sequence[Event] | None = None) -
 
 
 def _end(world: World) -> None:
-    """Heal everything, kill a third, let the others end; then try every key."""
+    """Heal everything, kill a third of the processes, let the others end, and try every key."""
     kernel = world.kernel
     _heal(world)
     kernel.run(kernel.time + AFTERMATH)
@@ -115,7 +119,7 @@ def _heal(world: World) -> None:
 
 
 def _wait_for(world: World, workers: Sequence[Worker]) -> None:
-    """Let time pass until these have ended, but not for ever."""
+    """Let time pass until these processes have ended, within a limit."""
     end = world.kernel.time + ENDING
     while world.kernel.time < end and any(worker.is_running for worker in workers):
         world.kernel.run(world.kernel.time + 1.0)
@@ -138,8 +142,8 @@ def _try_all(world: World) -> None:
 
     for key in KEYS:
         kernel.spawn(worker.process, lambda key=key: take(key), "last")  # type: ignore[misc]
-    # What a process had that ended with many is looked at only. An end that a clock of before has written is far away:
-    # whoever came would give it a whole lease from now.
+    # The keys of a process that ended with many locks are only looked at. An end written by an earlier clock is far
+    # away. Another acquirer would give it a whole lease from now.
     now = world.servers.primary.time(kernel)
     for key in (key for worker in world.workers for key in worker.bulk):
         holders = world.servers.documents.get(key, {}).get("holders", ())

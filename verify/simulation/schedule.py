@@ -1,20 +1,21 @@
-"""What goes wrong in a simulation, and when: made from the seed, and any part can be left out."""
+"""The schedule of faults in a simulation, made from the seed. Any part of a schedule can be left out."""
 
 import random
 from typing import Final
 
 from verify.simulation.faults import FAULTS, Event
 
-#: Seconds at the beginning in which nothing goes wrong, and between the beginnings of two faults at most.
+#: The seconds without faults at the beginning, and the most seconds between the beginnings of two faults.
 CALM: Final = 1.0
 MOST_BETWEEN: Final = 6.0
-#: What leaves most keys and processes alone, and how often nothing else happens: so nothing else may be felt there.
+#: The faults that leave most keys and processes alone, and the probability that no others happen. Nothing may then be
+#: felt elsewhere.
 LOCAL: Final = ["stuck", "kill", "stop", "close", "force", "request", "clear", "exit", "purge"]
 QUIET: Final = 0.25
 
 
 def schedule(seed: int, seconds: float) -> list[Event]:
-    """What goes wrong in a run of so many seconds."""
+    """Return the faults of a run of so many seconds."""
     chance = random.Random(f"faults {seed}")
     kinds = LOCAL if chance.random() < QUIET else list(FAULTS)
     chosen = sorted(chance.sample(kinds, chance.randint(3, len(kinds))))  # fewer kinds at a time, deeper

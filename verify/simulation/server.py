@@ -1,7 +1,7 @@
 """A replica set in virtual time: three members with clocks of their own, one primary, an oplog, and elections.
 
-Documents are those of the engine, written by `rule_in_python`. A write is there at once on the primary, and with the
-majority a little later; what the majority does not have yet may be rolled back by an election.
+`rule_in_python` writes the engine's documents. The primary has a write at once, the majority a little later. An
+election may roll back the writes that the majority does not have yet.
 """
 
 from __future__ import annotations
@@ -28,42 +28,49 @@ from verify.simulation.shell import SimQueue
 
 #: The time of day at the beginning.
 ORIGIN: Final = datetime(2026, 1, 1, tzinfo=UTC)
-#: How long the majority takes to have a write, in seconds: at least, at most.
+#: The least and the most seconds until the majority has a write.
 REPLICATION: Final = (0.001, 0.006)
-#: How often the rule in Python is compared with the pipeline that is sent.
+#: The probability that the rule in Python is compared with the sent pipeline.
 CHECKED: Final = 0.02
-#: How likely a bell comes to a session for which it is not.
+#: The probability that a bell comes to the wrong session.
 FOR_ANOTHER: Final = 0.01
-#: How many bells are kept.
+#: The number of bells kept.
 BELLS: Final = 40
-#: How long a command takes on its way in each direction at most, in seconds: one of these in each run.
+#: The most seconds of a command on its way in each direction. Each run has one of these.
 DISTANCES: Final = (0.001, 0.001, 0.02)
 
 
 @dataclass(eq=False)
 class Member:
-    """One server. rate: how many seconds its clock counts in one. offset: what it showed at the beginning."""
+    """One server.
+
+    - rate: seconds that its clock counts in one second.
+    - offset: time that its clock showed at the beginning.
+    """
 
     number: int
     rate: float = 1.0
     offset: float = 0.0
 
     def time(self, kernel: Kernel) -> datetime:
-        """What its clock shows, in whole milliseconds."""
+        """Return the time of its clock in whole milliseconds."""
         return ORIGIN + timedelta(milliseconds=int((kernel.time * self.rate + self.offset) * 1000))
 
     def ahead(self, kernel: Kernel) -> float:
-        """By how many seconds its clock is ahead of virtual time now."""
+        """Return the seconds by which its clock is ahead of virtual time."""
         return kernel.time * (self.rate - 1.0) + self.offset
 
     def set(self, kernel: Kernel, ahead: float) -> None:
-        """Set its clock."""
+        """Set its clock to be ahead by so many seconds."""
         self.offset += ahead - self.ahead(kernel)
 
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """One entry of the oplog. confirmed: strands' calls once the majority has it; called with whether it does."""
+    """One entry of the oplog.
+
+    - confirmed: callbacks, called with whether the majority has the write.
+    """
 
     key: str
     after: Document | None
@@ -71,7 +78,7 @@ class Write:
 
 
 class Parsed:
-    """A command as a member has parsed it: its `$$NOW` and `$$CLUSTER_TIME` are read, and never again."""
+    """A command as a member has parsed it. Its `$$NOW` and `$$CLUSTER_TIME` are read once."""
 
     def __init__(self, servers: Servers, named: str) -> None:
         self.member = servers.primary
@@ -80,20 +87,24 @@ class Parsed:
 
 
 def _sent(update: Pipeline, key: str, document: Document | None, arguments: Document, now: datetime) -> Document:
-    """The document as a pipeline leaves it."""
+    """Return the document after a pipeline."""
     after = run(update, {"_id": key, **(document or {})}, bound(arguments), now)
     del after["_id"]
     return after
 
 
 class Servers:
-    """The replica set. named: the name of the present election. documents: what its primary has."""
+    """The replica set.
+
+    - named: name of the present election.
+    - documents: documents of the primary.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.distance = kernel.chance.choice(DISTANCES)
         self.members = [Member(number, kernel.rate()) for number in range(3)]
-        #: How long the majority takes to have a write, in seconds: at least, at most.
+        #: The least and the most seconds until the majority has a write.
         self.replication = REPLICATION
         self.primary = self.members[0]
         self.term = 1
@@ -101,16 +112,16 @@ class Servers:
         self.committed: dict[str, Document] = {}
         self.cluster_time = Timestamp(int(ORIGIN.timestamp()), 1)
         self.has_majority = True
-        #: Until when no member answers: an election goes on, or all are down.
+        #: The time until which no member answers, because an election goes on or all are down.
         self.away_until = 0.0
-        #: Keys whose documents cannot be written, since a transaction has done so and stands still.
+        #: Keys whose documents a stalled transaction has written. Nobody else can write them.
         self.stuck: list[str] = []
-        #: When each document was last written, in virtual time.
+        #: The virtual time of each document's last write.
         self.written: dict[str, float] = {}
         self.counts: Counter[str] = Counter()
-        #: What was wrong with a write.
+        #: The violations found in writes.
         self.violations: list[Violation] = []
-        #: What stands in the pipelines, and what is to stand there instead.
+        #: The constants in the pipelines, and their replacements.
         self.constants: tuple[tuple[int, int], ...] = ()
         self._pending: list[Write] = []
         self._bells: deque[Bell] = deque(maxlen=BELLS)
@@ -142,7 +153,10 @@ class Servers:
         *,
         short: Pipeline | None = None,
     ) -> tuple[Document | None, Write | None]:
-        """Apply *step* by the moment at which it was parsed, if the document is *given* that. short: in this form."""
+        """Apply *step* at the moment of its parsing, if the document is as *given*.
+
+        - short: short form of the update.
+        """
         before, moment = self.documents.get(key), parsed.moment
         arguments = partial(step.arguments, limits, moment.clock, moment.cluster_time)
         if given is not None and not given(before or NOTHING):
@@ -162,7 +176,7 @@ class Servers:
         return after, self.write(key, after)
 
     def _lowered(self, update: Pipeline) -> Pipeline:
-        """The pipeline with the constants of this run."""
+        """Return the pipeline with the constants of this run."""
         return with_constants(tuple(stage.raw for stage in update), self.constants)
 
     def write(self, key: str, after: Document | None) -> Write:
@@ -180,17 +194,17 @@ class Servers:
         return write
 
     def newest(self) -> Write | None:
-        """The last write that the majority does not have yet."""
+        """Return the last write that the majority does not have yet."""
         return self._pending[-1] if self._pending else None
 
     def _tick(self) -> None:
-        """The cluster time goes on with every write, and never back."""
+        """Advance the cluster time. It advances with every write, and never goes back."""
         seconds = int(self.primary.time(self.kernel).timestamp())
         last = self.cluster_time
         self.cluster_time = Timestamp(seconds, 1) if seconds > last.time else Timestamp(last.time, last.inc + 1)
 
     def _confirm(self, write: Write) -> None:
-        """The majority has this write, and so all before it."""
+        """Confirm this write and all before it."""
         if not self.has_majority or write not in self._pending:
             return
         place = self._pending.index(write) + 1
@@ -209,17 +223,17 @@ class Servers:
     # Faults
 
     def lose_majority(self) -> None:
-        """From now on the primary writes alone."""
+        """Let the primary write alone from now on."""
         self.has_majority = False
 
     def regain_majority(self) -> None:
-        """The others have caught up."""
+        """Let the others catch up."""
         self.has_majority = True
         if self._pending:
             self._confirm(self._pending[-1])
 
     def elect(self, member: Member, kept: int, seconds: float) -> None:
-        """Make *member* the primary. Of what the majority does not have it has the first *kept*; the rest is undone."""
+        """Make *member* the primary. It has the first *kept* writes that the majority lacks. The rest is undone."""
         lost = self._pending[kept:]
         for write in self._pending[:kept]:
             self._commit(write)
@@ -237,7 +251,7 @@ class Servers:
     # Bells
 
     def listen(self, session: str) -> Generator[Bell | None, None, None]:
-        """See Store.listen(). What was rung before is heard too, if it was not overwritten."""
+        """See Store.listen(). A bell from before is heard too, unless it was overwritten."""
         listening = Listening(self.kernel, session)
         self._listening.append(listening)
         for bell in self._bells:
@@ -249,32 +263,32 @@ class Servers:
             self._listening.remove(listening)
 
     def ring(self, bell: Bell) -> None:
-        """A bell has arrived."""
+        """Let a bell arrive."""
         if self.answers:
             self._bells.append(bell)
             for listening in self._listening:
                 listening.hear(bell)
 
     def drop_bells(self) -> None:
-        """The collections of the bells are dropped."""
+        """Drop the collections of the bells."""
         self._bells.clear()
         for listening in self._listening:
             listening.alive = False
 
 
 class Listening:
-    """What is heard by one session."""
+    """The bells heard by one session."""
 
     def __init__(self, kernel: Kernel, session: str) -> None:
         self.alive = True
         self._kernel = kernel
         self._session = session
         self._heard: SimQueue[Bell] = SimQueue(kernel)
-        #: How long a bell takes to this client, in seconds.
+        #: The seconds that a bell takes to this client.
         self._delay = kernel.chance.uniform(0.000_5, 0.005)
 
     def hear(self, bell: Bell) -> None:
-        """A bell is on its way, if it is for this session. Some are not, and come all the same."""
+        """Send a bell to this session. Some bells for other sessions come all the same."""
         if bell.session == self._session or self._kernel.chance.random() < FOR_ANOTHER:
             self._kernel.at(self._delay, lambda: self._heard.put(bell))
 

@@ -1,4 +1,4 @@
-"""What stands in for threads, queues, wake-ups and random numbers in the engine's modules, while a kernel runs."""
+"""Replacements of threads, queues, wake-ups and random numbers in the engine's modules, while a kernel runs."""
 
 import contextlib
 import functools
@@ -18,14 +18,14 @@ from verify.simulation.kernel import FOREVER, Kernel, Killed, Strand
 
 T = TypeVar("T")
 
-#: The name of something in the engine's modules, what stands there, and what is to stand there instead.
+#: The name of an object in the engine's modules, the original, and its replacement.
 Constant = tuple[str, Any, Any]
 
 ENGINE: Final = "django_mongolock.engine"
 
 
 def _waits(kernel: Kernel, line: list[Strand], end: float) -> bool:
-    """Have the strand that runs wait in a *line* until it is woken, or until *end*; return False if it cannot."""
+    """Let the running strand wait in a *line* until it is woken, or until *end*. Return False if it cannot."""
     strand, left = kernel.current, end - kernel.now()
     if left <= 0 or strand is None:
         return False
@@ -47,7 +47,7 @@ class SimQueue(Generic[T]):
         self._waiting: list[Strand] = []
 
     def put(self, item: T) -> None:
-        """See SimpleQueue.put(). May be called outside of strands, as the garbage collector does."""
+        """See SimpleQueue.put(). The garbage collector may call this outside strands."""
         self._items.append(item)
         if self._waiting:
             self._kernel.wake(self._waiting.pop(0))
@@ -69,7 +69,7 @@ class SimQueue(Generic[T]):
 
 
 class SimLock:
-    """A lock of `_thread` for strands, which wait for it."""
+    """A lock of `_thread` for strands."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
@@ -119,7 +119,7 @@ class _Thread:
 
 
 def _wait(kernel: Kernel, wakeup: Any, seconds: float) -> None:
-    """Stands in for Wakeup.wait()."""
+    """Replace Wakeup.wait()."""
     wakeup._lock = kernel.current
     try:
         if not wakeup._woken:
@@ -129,14 +129,14 @@ def _wait(kernel: Kernel, wakeup: Any, seconds: float) -> None:
 
 
 def _wake(kernel: Kernel, wakeup: Any) -> None:
-    """Stands in for Wakeup.wake()."""
+    """Replace Wakeup.wake()."""
     wakeup._woken = True
     if wakeup._lock is not None:
         kernel.wake(wakeup._lock)
 
 
 def _stand_ins(kernel: Kernel) -> dict[str, Any]:
-    """What the engine's modules find under these names."""
+    """Return the replacements in the engine's modules by name."""
 
     def thread(target: Callable[[], object], name: str = "", daemon: bool = True) -> _Thread:
         return _Thread(kernel, target, name)
@@ -156,7 +156,7 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
     )
 
     def log_exception(event: str, /, **facts: object) -> None:
-        """What the engine logs as an unexpected error is one."""
+        """Record an error that the engine logs as unexpected."""
         error = sys.exception()
         if kernel.current is not None and error is not None and not isinstance(error, Killed):
             kernel.failures.append((kernel.current, error))
@@ -175,7 +175,7 @@ def _stand_ins(kernel: Kernel) -> dict[str, Any]:
     }
 
 
-#: Which real things the names stand for: a module that uses a name for something else keeps that.
+#: The real objects behind the names. A module that uses a name for another object keeps it.
 _REAL: Final = {"threading": threading, "random": random, "secrets": secrets, "os": os}
 #: Modules that no simulated session runs.
 _LEFT_OUT: Final = (
@@ -188,7 +188,7 @@ _LEFT_OUT: Final = (
 
 @contextlib.contextmanager
 def replaced(kernel: Kernel, constants: Iterable[Constant] = ()) -> Iterator[None]:
-    """Have the engine run on *kernel* instead of on threads, with other *constants*."""
+    """Let the engine run on *kernel* instead of on threads, with other *constants*."""
     before: list[tuple[Any, str, object]] = []
     stand_ins: list[Constant] = [(name, _REAL.get(name), value) for name, value in _stand_ins(kernel).items()]
     stand_ins += constants

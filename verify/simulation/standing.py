@@ -1,6 +1,6 @@
-"""What stands in the documents, looked at all the time: whose entries, and whether these know of them.
+"""A continuous look at the documents: the entries in them, and whether their attempts know of these.
 
-An entry names its attempt, and the attempts write down what they know: nothing here asks the engine.
+An entry names its attempt, and the attempts record their knowledge. Nothing here asks the engine.
 """
 
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from verify.simulation.expressions import Document
 from verify.simulation.plans import LONG_WAIT
 from verify.simulation.world import World
 
-#: How often documents are looked at, in seconds.
+#: The seconds between two looks at the documents.
 EVERY: Final = 0.2
-#: Within how many seconds the first command of a waiter arrives, where nothing holds it up.
+#: The most seconds until the first command of a waiter arrives, without interference.
 ARRIVAL: Final = 0.1
-#: How long something may stand in a document while nothing interferes, in seconds. That a later run of its owner holds
-#: the key, and has died, a waiter learns when its place is renewed: after a third of that.
+#: The most seconds for which something may stand in a document without interference. A waiter learns at the renewal of
+#: its place that a later run of its owner holds the key and has died. The renewal comes after a third of the place.
 ALLOWED: Final = {
     "an entry of an attempt that is over": 1.0,
     "a grant of which its waiter does not know": UNHEARD,
@@ -29,17 +29,19 @@ ALLOWED: Final = {
     "a dead run of an owner, with a live one that waits": 1.5 + LONG_WAIT / 3,
 }
 OVER, UNKNOWN, ENDED, _, HEIR = ALLOWED
-#: How long a session may take to remove all of its own when it is closed, while nothing interferes with that: longer
-#: than it takes where a few of many documents are stuck.
+#: The most seconds until a closed session has removed all its entries without interference. The limit covers a few
+#: stuck documents among many.
 CLOSING: Final = 2.1
-#: How long anything may stand when it is closed, if that took less than the two seconds that it may take.
+#: The most seconds for which anything may stand after a close within two seconds.
 CLOSED: Final = 0.4
 
 Standing = tuple[str, str, str]
 
 
 class Watch:
-    """Looks at the documents of a world, and writes down how long what stood there: reason, key, attempt."""
+    """A watch that looks at the documents of a world, and records reason, key, attempt and duration of each standing
+    entry.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -57,7 +59,7 @@ class Watch:
         self._world.kernel.at(EVERY, self._look)
 
     def end(self) -> None:
-        """Write down what stands there still, and look no more."""
+        """Record the entries that still stand, and stop looking."""
         self._is_over = True
         for standing in list(self._since):
             self._write(standing)
@@ -66,7 +68,7 @@ class Watch:
         if self._is_over:
             return
         self._read_records()
-        present = dict.fromkeys(self._standing())  # in their order: a set's differs by the hash seed
+        present = dict.fromkeys(self._standing())  # in a stable order, since a set's order differs by the hash seed
         now = self._world.kernel.time
         for standing in [each for each in self._since if each not in present]:
             self._write(standing)
@@ -80,7 +82,7 @@ class Watch:
             self._world.write("stood", 0, since, u=now, why=why, key=key, id=name)
 
     def _read_records(self) -> None:
-        """What has happened to the attempts since the last look."""
+        """Read the events of the attempts since the last look."""
         records = self._world.records
         for record in records[self._read :]:
             match record["what"]:
@@ -89,7 +91,7 @@ class Watch:
                 case "got":
                     self._waiting.pop(record["id"], None)
                 case "told" if len(self._attempts.get(record["id"], {}).get("keys", ())) > 1:
-                    pass  # of the loss of one key: the others end when it has all, or is released
+                    pass  # the loss of one key ends no attempt for several
                 case "refused" | "left" | "dropped" | "told":
                     self._waiting.pop(record["id"], None)
                     self._over.add(record["id"])
@@ -130,14 +132,16 @@ class Watch:
             yield ENDED, key, waiters[0]["label"]
 
     def _knows_its_place(self, key: str, first: Document) -> bool:
-        """Whether the first of a queue knows that it is: one that has moved up learns it when its place is renewed."""
+        """Return whether the first of a queue knows its place. A waiter that has moved up learns it when its place is
+        renewed.
+        """
         label, now = first["label"], self._world.kernel.time
         if self._heads.get(key, ("", 0.0))[0] != label:
             self._heads[key] = label, now
         return bool(now - self._heads[key][1] > first["waiter_lease"] / 3000)
 
     def _heir(self, holder: Document, waiters: list[Document]) -> dict[str, Any] | None:
-        """A live waiter of the same owner, if the holder is dead."""
+        """Return a live waiter of the same owner, if the holder is dead."""
         if "owner" not in holder or holder["pid"] not in self._dead:
             return None
         mine = (e for e in waiters if e.get("owner") == holder["owner"] and e["label"] in self._waiting)
@@ -145,11 +149,11 @@ class Watch:
 
 
 def nothing_stands(history: History) -> Iterator[Violation]:
-    """What is in a document is known to the process that has put it there, or soon is gone."""
+    """Check that the process of an entry knows of it, or that the entry is soon gone."""
     closed, shut = ({record["pid"]: record["t"] for record in history.more[what]} for what in ("closed", "shut"))
     for record in history.more["stood"]:
         attempt, why, since, until = history.attempts[record["id"]], record["why"], record["t"], record["u"]
-        attempt = replace(attempt, keys=(record["key"],))  # another key of it is no excuse
+        attempt = replace(attempt, keys=(record["key"],))  # another key is no excuse
         allowed = ALLOWED[why] + history.allow.stands
         text = f"{why} stood for {until - since:.1f} s in {record['key']!r}: {attempt}"
         if attempt.pid in closed:

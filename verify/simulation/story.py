@@ -1,4 +1,4 @@
-"""What happened in a run that broke a promise, in the words of those who took part in it."""
+"""The story of a run that broke a promise, from the records of the participants."""
 
 import re
 from collections.abc import Sequence
@@ -9,9 +9,9 @@ from verify.simulation.run import Outcome
 
 #: An attempt in the text of a violation.
 _ATTEMPT: Final = re.compile(r"\b[a-z]+-\d+-\d+\b")
-#: How many lines a story has at most.
+#: The most lines of a story.
 LINES: Final = 24
-#: What is told of each record.
+#: The facts told of each record.
 _SAID: Final = {
     "ask": ("keys", "mode", "wait", "server_lease"),
     "got": ("tokens",),
@@ -21,7 +21,10 @@ _SAID: Final = {
 
 
 def story(outcome: Outcome, events: Sequence[Event]) -> str:
-    """The first violation, and what those did that it names: the last lines of that. events: the faults of the run."""
+    """Return the first violation, and the last records of the attempts that it names.
+
+    - events: faults of the run.
+    """
     if not outcome.violations:
         return "\n".join(["crash:", *outcome.crashes[:3]])
     first = min(outcome.violations, key=lambda violation: violation.at)
@@ -45,7 +48,7 @@ def story(outcome: Outcome, events: Sequence[Event]) -> str:
 
 
 def _beliefs(outcome: Outcome, names: set[str]) -> list[tuple[float, str]]:
-    """The first and the last look of each attempt."""
+    """Return the first and the last look of each attempt."""
     found: list[tuple[float, str]] = []
     for name in sorted(names):
         looks = [record for record in outcome.records if record["what"] == "see" and record["id"] == name]

@@ -1,4 +1,4 @@
-"""What strikes a caller: an exception where it waits, or at any line of the engine, as a signal handler raises it."""
+"""Strikes of a caller: an exception where it waits, or at any line of the engine, as a signal handler raises it."""
 
 import linecache
 import sys
@@ -10,12 +10,15 @@ from verify.simulation.shell import ENGINE
 
 
 class Struck(Exception):
-    """What strikes a strand."""
+    """The exception that strikes a strand."""
 
 
 class LineStrike:
-    """Raises Struck at one line of the engine that the present strand comes to in a block. number: which one, counted
-    from 1 over all blocks; 0 for none. has_struck: whether it was raised."""
+    """A strike at one line of the engine that the present strand reaches in a block.
+
+    - number: number of the line, counted from 1 over all blocks, 0 for none.
+    - has_struck: whether Struck was raised.
+    """
 
     def __init__(self, kernel: Kernel, number: int) -> None:
         self.has_struck = False
@@ -25,7 +28,7 @@ class LineStrike:
 
     def __enter__(self) -> None:
         self._is_in, before = True, sys.gettrace()
-        # All strands are one thread, which has one trace function: that of another strand is none to go back to.
+        # All strands are one thread with one trace function. Never go back to the one of another strand.
         self._before = None if isinstance(getattr(before, "__self__", None), LineStrike) else before
         if self._left > 0:
             sys.settrace(self._trace)
@@ -50,5 +53,8 @@ class LineStrike:
 
 
 def _can_be_struck(frame: FrameType) -> bool:
-    """Not the line of a `with` statement, which comes again at its end: see `tests.engine.test_signal_nets`."""
+    """Return whether a line can be struck. The line of a `with` statement comes again at its end and cannot.
+
+    See `tests.engine.test_signal_nets`.
+    """
     return not linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip().startswith("with ")

@@ -1,4 +1,4 @@
-"""What the processes of a simulation do: what those of the fault runs do, and they write down the same records."""
+"""The processes of a simulation. They act like those of the fault runs, and write the same records."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from verify.simulation.world import SimSession, World
 
 #: Strands of a process that has several: sometimes more than a small pool has threads.
 STRANDS: Final = (4, 4, 4, 12)
-#: How many locks a process takes that is to end with many. Its other strands do what they always do.
+#: The number of locks of a process that is to end with many. Its other strands act as always.
 BULK: Final = 3 * MANY
-#: At which line of the engine, counted from its beginning, an attempt is struck at the latest. Most have fewer.
+#: The last line of the engine, counted from its beginning, at which an attempt is struck. Most attempts have fewer
+#: lines.
 LINES: Final = 1_500
-#: How often a coroutine is struck just when something wakes it, and at which of these times at the latest.
+#: The probability that a coroutine is struck just when it is woken, and the last wake-up at which that happens.
 AT_A_WAKE: Final = 0.5
 WAKES: Final = 6
-#: Within how many seconds it is cancelled or struck, or struck while it is released.
+#: The most seconds until an attempt is cancelled or struck, and until it is struck during its release.
 SOON: Final = 0.5
 RELEASING: Final = 0.02
-#: How long a callback takes at most, in seconds.
+#: The most seconds of a callback.
 CALLBACK: Final = 2.0
-#: How often it is struck while it becomes a reader.
+#: The probability of a strike during a downgrade.
 STRUCK: Final = 0.3
 
 
@@ -44,7 +45,7 @@ def start(world: World, kind: str) -> Worker:
 
 
 class Worker:
-    """One process: a session, and strands that lock."""
+    """One process with a session and with strands that lock."""
 
     def __init__(self, world: World, process: Process) -> None:
         self.world = world
@@ -56,7 +57,7 @@ class Worker:
         self.session = SimSession(self.store, world, process)
         self.session.pid = process.pid
         self.strands: list[Strand] = []
-        #: What a process that is to end with many locks has asked for.
+        #: The requested keys of a process that is to end with many locks.
         self.bulk: list[str] = []
         self.kept: list[Any] = []
         self._names = 0
@@ -81,12 +82,12 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether it is alive, and something goes on in it."""
+        """Whether the process is alive and one of its strands runs."""
         return self.process.alive and not all(strand.ended for strand in self.strands)
 
     @property
     def _is_main(self) -> bool:
-        """Whether the strand that runs is the main thread, which a signal may strike at any line."""
+        """Whether the running strand is the main thread. A signal may strike the main thread at any line."""
         return self.kernel.current is self.process.main
 
     @property
@@ -110,7 +111,11 @@ class Worker:
     # One attempt
 
     def cycle(self, plan: SimPlan, inner: str | None = None, within: str | None = None) -> None:
-        """One attempt, in this strand. inner: the one whose lock it shares. within: the one in whose block it is."""
+        """Make one attempt, in this strand.
+
+        - inner: attempt whose lock it shares.
+        - within: attempt in whose block it is.
+        """
         self._names += 1
         self.world.attempts += 1
         name = f"{self.process}-{self._names}"
@@ -132,18 +137,20 @@ class Worker:
             if plan.inner and held:
                 self.cycle(replace(plan, keys=plan.inner, inner=(), manner="release"), within=name)
         if plan.manner == "forget":
-            # A callback that takes its time may have it still.
+            # A slow callback may still have the lock.
             weakref.finalize(lock, self.world.write, "dropped", self.process.pid, id=name).atexit = False
             del lock
             self._happened("forget")
             return
-        if plan.manner == "strike" and self.process.kind == "async":  # it was not struck before
+        if plan.manner == "strike" and self.process.kind == "async":  # not struck before
             self._strike_within(RELEASING, lock)
         self._give_back(name, lock, strike)
 
     def _facts(self, plan: SimPlan) -> dict[str, Any]:
-        """What the checker needs to know of a plan, in virtual time: at least, what the caller's clock counts; at most,
-        what a server's may."""
+        """Return the facts of a plan for the checker in virtual time.
+
+        Lengths by the caller's clock are lower bounds. Lengths by a server's clock are upper bounds.
+        """
         facts = plan.facts()
         for name in ("wait", "lease", "max_hold"):
             if facts.get(name) is not None:
@@ -151,7 +158,7 @@ class Worker:
         return facts | {"server_lease": facts["server_lease"] / (1.0 - self.kernel.drift)}
 
     def _called(self, what: str, names: list[str]) -> None:
-        """A callback, which takes its time."""
+        """Record a callback, and let it take its time."""
         for name in names:
             self.world.write(what, self.process.pid, id=name)
         if self.world.receivers_take_time:
@@ -167,11 +174,11 @@ class Worker:
             on_lost=lambda _: self._called("told", names),
             on_release_requested=lambda _: self._called("requested", names),
         )
-        # The label is in the document: so it is seen there whose entry stands for how long.
+        # The document contains the label, so that each standing entry can be attributed.
         return MongoLock(lambda: self.session, plan.keys, plan.terms, options, lambda: {"pid": pid, "label": names[-1]})
 
     def _acquire(self, name: str, lock: MongoLock, strike: LineStrike) -> bool:
-        """Return whether it was acquired. Raises what strikes the strand."""
+        """Return whether the lock was acquired. Raises a strike of the strand."""
         try:
             with strike:
                 lock.acquire()
@@ -188,8 +195,11 @@ class Worker:
         return True
 
     def _disturb(self, plan: SimPlan, lock: MongoLock) -> LineStrike:
-        """Cancel the wait at any time of the attempt, or strike the coroutine where it waits then; return what strikes
-        the strand at a line, as signals do in the main thread. They strike no other thread: so that is cancelled."""
+        """Cancel the wait at any time of the attempt, or strike the coroutine where it waits.
+
+        Return the strike at a line for the main thread. Signals strike only the main thread, so other threads are
+        cancelled.
+        """
         if plan.manner == "cancel" or (plan.manner == "strike" and not self._can_be_struck):
             self.kernel.spawn(self.process, partial(self._cancel, lock), "canceller", self.chance.uniform(0, SOON))
         elif plan.manner == "strike" and self._is_main:
@@ -213,7 +223,7 @@ class Worker:
     def _strike(self, strand: Strand | None, lock: MongoLock) -> None:
         if strand is not None and not strand.ended:
             self.kernel.strike(strand, Struck())
-            self.world.counts["signals"] += lock._own._busy.locked()  # it is in acquire()
+            self.world.counts["signals"] += lock._own._busy.locked()  # during acquire()
             self._happened("strike")
 
     def _count(self, strike: LineStrike) -> None:
@@ -226,7 +236,7 @@ class Worker:
         self.world.fault(fault, now, now, order=False)
 
     def _look(self, name: str, lock: MongoLock) -> bool:
-        """Write down what the lock says of itself."""
+        """Record the state that the lock reports."""
         now = self.kernel.time
         held, left = lock.held, lock.remaining
         self.world.write("see", u=now, id=name, held=held, left=left / self.process.rate)
@@ -237,7 +247,7 @@ class Worker:
         if plan.manner == "fork":
             self._fork(name, lock)
         if plan.manner == "defer":
-            for grant in lock._own.grants:  # as the beginning of a transaction does
+            for grant in lock._own.grants:  # as at the beginning of a transaction
                 grant.defer_renewals()
         while held := self._look(name, lock):
             if extends and self.kernel.time >= end - plan.work * 0.8:
@@ -256,10 +266,10 @@ class Worker:
             self.world.write("extended", since=since, id=name, lease=lease)
 
     def _downgrade(self, names: list[str], lock: MongoLock, plan: SimPlan) -> bool:
-        """Let it go on as a reader, an attempt with a name of its own, which is added to *names*; return whether it
-        does. Otherwise it holds nothing afterwards.
+        """Let the lock go on as a reader, under a new attempt name in *names*. Return whether it does.
 
-        The reader has an owner of its own, too: whoever has one is in no queue.
+        If not, the lock holds nothing afterwards. The reader has an owner of its own. Attempts with an owner are in no
+        queue.
         """
         write, before, reader = self.world.write, names[-1], f"{names[-1]}-reader"
         terms = self._facts(plan) | {"mode": "shared", "owner": reader, "wait": None}
@@ -289,7 +299,7 @@ class Worker:
         return True
 
     def _fork(self, name: str, lock: MongoLock) -> None:
-        """Fork a child that leaves the block of its parent. It sees the parent's memory, not a copy of it."""
+        """Fork a child that leaves the block of its parent. The child sees the parent's memory, not a copy."""
         child = self.kernel.process("child", self.process)
         self.world.write("forked", id=name)
         self.world.write("start", child.pid, group=self.process.pid, kind="child")

@@ -1,4 +1,4 @@
-"""A simulated world: servers, processes that lock, an operator, and what they write down."""
+"""A simulated world: servers, processes that lock, an operator, and their records."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from verify.simulation.worker import Worker
 
 
-#: How long a receiver of a lock's signals takes, in seconds, at most: in the thread of who asks, and of a loss.
+#: The most seconds of a receiver of a lock's signals, in the caller's thread, and for a loss.
 RECEIVER, RECEIVER_OF_LOSS = 0.03, 1.0
 
 
 class SimSession(Session):
-    """The session of a simulated process. Each of its strands is a coroutine if that is of the kind "async"."""
+    """The session of a simulated process. In a process of the kind "async", each strand is a coroutine."""
 
     def __init__(self, store: SimStore, world: World, process: Process) -> None:
         kernel = world.kernel
@@ -41,7 +41,7 @@ class SimSession(Session):
         return actions.run(steps, self.commands.call) if self.process.kind == "async" else super().run(steps)
 
     def _observe(self, event: str, grant: Grant) -> None:
-        """Receivers take their time."""
+        """Let the receivers take their time."""
         if self.world.receivers_take_time and self.world.kernel.current is not None:
             most = RECEIVER_OF_LOSS if event == "lost" else RECEIVER
             self.world.kernel.sleep(self.world.chance.uniform(0.0, most))
@@ -54,15 +54,15 @@ class SimSession(Session):
 
 
 class World:
-    """The servers, the processes, and what they write down."""
+    """The servers, the processes, and their records."""
 
     def __init__(self, seed: int) -> None:
         chance = random.Random(f"world {seed}")
         self.kernel = Kernel(seed, chance.choice([0.0, kernel.DRIFT, kernel.DRIFT]))
         self.receivers_take_time = chance.random() < 0.5
-        #: Whether a process ends with many locks when all else is healed.
+        #: Whether a process ends with many locks when all faults are healed.
         self.ends_with_many = chance.random() < 0.25
-        #: The grant at which a fault aims: its process, and its key.
+        #: The process and the key of the grant at which a fault aims.
         self.aim: tuple[int, str] | None = None
         self.servers = Servers(self.kernel)
         self.chance = self.kernel.chance
@@ -70,37 +70,37 @@ class World:
         self.workers: list[Worker] = []
         self.attempts = 0
         self.open_faults = 0
-        #: How often answers were ambiguous, waits cancelled, and callers struck.
+        #: The numbers of ambiguous answers, cancelled waits and struck callers.
         self.counts = self.servers.counts
-        #: Until when documents were removed, by the clock that was furthest ahead, in seconds since the beginning.
+        #: The time until which documents were removed, by the clock furthest ahead, in seconds since the beginning.
         self.purged = 0.0
         self._operator = self.kernel.process("janitor")
         self.janitor = SimStore(self.kernel, self.servers, self._operator)
 
     def write(self, what: str, pid: int | None = None, t: float | None = None, **facts: Any) -> None:
-        """Write down that this happens now, or happened at *t*."""
+        """Record an event of now, or of *t*."""
         if self.kernel.over:
             return
         pid = self.kernel.pid if pid is None else pid
         self.records.append({"what": what, "t": self.kernel.time if t is None else t, "pid": pid, **facts})
 
     def is_alive(self, pid: int) -> bool:
-        """Whether a process of that number runs."""
+        """Return whether a process of that number runs."""
         return any(worker.process.pid == pid and worker.is_running for worker in self.workers)
 
     def kill(self, worker: Worker) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.write("kill", 0, group=worker.process.pid)
         worker.process.alive = False
 
     def stop(self, worker: Worker, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so many seconds."""
+        """Send SIGSTOP, and SIGCONT after so many seconds."""
         now = self.kernel.time
         worker.process.stopped_until = max(worker.process.stopped_until, now + seconds)
         self.write("stopped", 0, group=worker.process.pid, u=worker.process.stopped_until)
 
     def by_janitor(self, call: Callable[[], object]) -> None:
-        """Have an operator do something; what fails, fails."""
+        """Run *call* as an operator. Lock errors are ignored."""
 
         def run() -> None:
             with contextlib.suppress(LockError):
@@ -109,5 +109,5 @@ class World:
         self.kernel.spawn(self._operator, run, "janitor")
 
     def fault(self, name: str, since: float, until: float, **facts: Any) -> None:
-        """Write down that a fault lasted from then until then."""
+        """Record the duration of a fault."""
         self.records.append({"what": "fault", "t": since, "u": until, "pid": 0, "name": name, **facts})

@@ -1,4 +1,6 @@
-"""Celery: tasks that come back when their lock is free, tasks that are queued once, workers that end."""
+"""Celery tasks that come back when their lock is free, tasks that are queued once, and workers that release their
+locks.
+"""
 
 from .enqueue import OnceTask, enqueue_once
 from .retry_task import retry_current_task

@@ -4,8 +4,8 @@ A lock on a key stands for the message. While the message is in the queue, the l
 and no process renews it. The worker that starts the task takes the lock up, renews it while the task runs, and releases
 it at the end. A task that is sent again parks its lock before another worker can get the message.
 
-This deduplication saves work, and never stops work. If the lock cannot be taken or taken up, a warning says why, and
-the task is sent or runs without the lock. Two runs are kept apart by `mongo_locked` alone.
+This deduplication saves work, and never stops work. If the lock cannot be taken or taken up, a warning gives the
+reason, and the task is sent or runs without the lock. Only `mongo_locked` keeps two runs apart.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ from .once_keys import once_key, valid_key
 
 #: The header of a message that has a lock: a `Once`.
 HEADER: Final = "mongolock_once"
-#: Seconds that a sender spends on the lock before it sends without one, and between two looks at a busy one.
+#: The seconds that a sender spends on the lock before it sends without one, and the seconds between two looks at a busy
+#: lock.
 LONGEST: Final = 1.0
 LOOK_EVERY: Final = 0.1
-#: How often to try to connect to the broker before the key is taken.
+#: The number of attempts to connect to the broker before the key is taken.
 CONNECTS: Final = 3
 
-#: Attributes of the request of a running task. LOCK: its lock, a MongoLock, or a Parked once it is detached. SENT: that
-#: it was sent again.
+#: Attributes of the request of a running task. LOCK holds its MongoLock, or a Parked once the lock is detached. SENT is
+#: true if the task was sent again.
 LOCK, SENT = "mongolock_once_lock", "mongolock_once_sent"
 #: Options of a message that others wait for.
 _WAITED_FOR: Final = ("task_id", "link", "link_error", "chord", "group_id")
@@ -94,7 +95,7 @@ class Once(NamedTuple):
         return detached.park(get_backend(self.using).session(), self.stored, terms, facts, timeout=timeout)
 
     def release_parked(self, task_id: str) -> None:
-        """Release what is parked for this task, in the background until an answer comes or the lease is over."""
+        """Release the parked lock of this task in the background, until an answer comes or the lease is over."""
         with _logging(RELEASED, self.key):
             owner = tidy_fact(task_id)
             detached.release_parked(get_backend(self.using).session(), self.stored, owner, self.queue_lease)
@@ -111,9 +112,9 @@ def enqueue_once(
     using: str | None = None,
     **options: Any,
 ) -> tuple[AsyncResult[Any], bool]:
-    """Send *task* unless it is already on its way; return its result and whether it was sent.
+    """Send *task* unless it is already on its way. Return its result and whether it was sent.
 
-    If it was not sent, the result is that of the task on its way. A task is on its way until it has ended: by success,
+    If it was not sent, the result is that of the task on its way. A task is on its way until it has ended by success,
     failure, revocation or rejection. A task that will be retried, or was replaced by another one, has not ended. To
     have every call of a task be like this, see `OnceTask`.
 
@@ -123,7 +124,7 @@ def enqueue_once(
     using: the DATABASES alias. Default: the setting DATABASE.
     options: those of `apply_async`.
 
-    This saves work. It does not keep two runs apart: put `mongo_locked` on the task for that. If the key cannot be
+    This saves work. It does not keep two runs apart. Put `mongo_locked` on the task for that. If the key cannot be
     taken within a second, the task is sent without it, and a warning is logged. Raises what `apply_async` raises.
     """
     if not isinstance(task, Task):
@@ -140,13 +141,13 @@ class OnceTask(DjangoTask):  # type: ignore[type-arg]
 
         @shared_task(base=OnceTask, once_key="export:{ad_id}")
 
-    once_key: a template, filled from the arguments. Default: the name of the task and its arguments.
-    once_lease, once_release, once_using: the queue_lease, release and using of `enqueue_once`.
+    - once_key: template, filled from the arguments. Default: name of the task and its arguments.
+    - once_lease, once_release, once_using: queue_lease, release and using of `enqueue_once`.
 
-    A call while the task is on its way sends nothing, and returns the result of that one. If others wait for this very
-    message (in a chain, a group or a chord, by ``task_id=`` or ``link=``), it is sent all the same. A task that sends
-    itself again passes its key on to the new message. ``app.send_task`` knows only the name of the task, and sends as
-    always.
+    A call while the task is on its way sends nothing, and returns the result of the earlier call. If others wait for
+    this very message (in a chain, a group or a chord, by ``task_id=`` or ``link=``), the message is sent all the same.
+    A task that sends itself again passes its key on to the new message. ``app.send_task`` knows only the name of the
+    task, and sends as always.
     """
 
     abstract = True
@@ -165,7 +166,7 @@ class OnceTask(DjangoTask):  # type: ignore[type-arg]
     def apply_async(  # type: ignore[override]  # those of Task, by name
         self, args: Any = None, kwargs: Any = None, **options: Any
     ) -> AsyncResult[Any]:
-        """Send the task unless it is on its way; return its result."""
+        """Send the task unless it is on its way. Return its result."""
         send = super().apply_async
         if HEADER in (options.get("headers") or {}) or _sent_again({"id": options.get("task_id")}):
             return send(args, kwargs, **options)
@@ -183,7 +184,8 @@ def _enqueue(
     in_queue = once.queue_lease + _delay(options.get("countdown"), options.get("eta"))
     task_id = options.pop("task_id", None) or uuid()
     with task.app.producer_or_acquire(options.pop("producer", None)) as producer:
-        # The first connection of a process takes long, so it is made before the key is taken: others wait for the key.
+        # Connect before taking the key. The first connection of a process takes long, and other senders wait for the
+        # key.
         if not task.app.conf.task_always_eager and not producer.connection.connected and task.backend is not None:
             producer.connection.ensure_connection(max_retries=CONNECTS)
         _warn_of_transaction(task.name)
@@ -209,14 +211,16 @@ def _enqueue(
 
 
 def _warn_of_transaction(name: str) -> None:
-    """Log once for each task that it is sent inside a transaction, whose changes its worker may not see."""
+    """Log once for each task that it is sent inside a transaction. Its worker may not see the changes of the
+    transaction.
+    """
     if name not in _warned and open_transactions():
         _warned.add(name)
         log(WARNING, "a task is sent inside a transaction: send it with delay_on_commit()", task=name)
 
 
 def _take(once: Once, task: Any, task_id: str, in_queue: float, end: float) -> Parked | str:
-    """Take the key; or return the id of the task that is on its way. Raises LockError, also when *end* has come."""
+    """Take the key, or return the id of the task that is on its way. Raises LockError, also when *end* has come."""
     while True:
         found = once.park(task_id, task.name, in_queue, max(LOOK_EVERY, end - time.monotonic()))
         if isinstance(found, Parked):
@@ -225,7 +229,7 @@ def _take(once: Once, task: Any, task_id: str, in_queue: float, end: float) -> P
         owner, running = theirs.get("owner"), running_celery_task()
         if running is not None and owner == tidy_fact(running.request.id) and theirs.get("process") != NO_PROCESS:
             return _hand_on(running, once, task_id)
-        # Parked without a message so far: its process may fail to send it, or has died.
+        # A parked lock without a message so far. Its process may fail to send the message, or has died.
         is_being_sent = theirs.get("process") == NO_PROCESS and not theirs.get("beat")
         if owner is not None and not is_being_sent:
             return str(owner)
@@ -247,14 +251,16 @@ def _hand_on(running: Any, once: Once, task_id: str) -> Parked:
 
 
 def _parking(task_id: str, name: str, lease: float) -> tuple[Terms, dict[str, str | int]]:
-    """The terms and the facts of a parked lock. There is no margin, because no process believes to hold it."""
+    """Return the terms and the facts of a parked lock. There is no margin, because no process believes to hold the
+    lock.
+    """
     place, label = tidy_fact(f"queue, task {name} {task_id}"), tidy_fact(name[-200:])
     terms = Terms(lease=lease, margin=0, clock_margin=0, owner=tidy_fact(task_id))
     return terms, {**holder_facts(), "place": place, "label": label}
 
 
 def _delay(countdown: float | None, eta: datetime | str | None) -> float:
-    """The seconds until a task may start. Celery, too, compares an eta with the wall clock of this machine."""
+    """Return the seconds until a task may start. Celery also compares an eta with the wall clock of this machine."""
     if countdown or eta is None:
         return max(0.0, countdown or 0.0)
     moment = datetime.fromisoformat(eta) if isinstance(eta, str) else eta
@@ -274,14 +280,14 @@ def _logging(text: str, name: str) -> Iterator[None]:
 
 
 def _once(carrier: Any) -> Once | None:
-    """The lock of a request or a message."""
+    """Return the lock of a request or a message."""
     carried = (getattr(carrier, "headers", None) or {}).get(HEADER)
     return Once(*carried) if isinstance(carried, (list, tuple)) and len(carried) == len(Once._fields) else None
 
 
 @signals.task_prerun.connect(weak=False, dispatch_uid="django_mongolock.once.begin")
 def _begin(task_id: str, task: Any, **kwargs: object) -> None:
-    """Take the lock of a task that starts up, or release it. Nothing waits here: two runs may be at work."""
+    """Take the lock of a task that starts up, or release it. Nothing waits here, because two runs may be at work."""
     if (once := _once(task.request)) is None:
         return
     if once.release == "start":
@@ -298,7 +304,7 @@ def _detach(headers: dict[str, Any], **kwargs: object) -> None:
     """Park the lock of a running task that is sent again, or replaced by another task.
 
     From now on, the next run may start. If the lock was released at the start, it is taken again. The lease is short
-    until the message is sent: if this process dies before, no run releases the lock.
+    until the message is sent. If this process dies before, no run releases the lock.
     """
     task = _sent_again(headers)
     if task is None or (once := _once(task.request)) is None:
@@ -326,7 +332,7 @@ def _keep(headers: Mapping[str, Any], **kwargs: object) -> None:
 
 
 def _sent_again(headers: object) -> Any:
-    """The task that runs here, if it is the one that is sent with these headers."""
+    """Return the task that runs here, if it is the one sent with these headers."""
     task = running_celery_task()
     return task if task is not None and isinstance(headers, Mapping) and headers.get("id") == task.request.id else None
 
@@ -351,7 +357,7 @@ def _end(task_id: str, task: Any, state: str | None = None, retval: object = Non
         elif isinstance(lock, MongoLock):
             lock.release()
         elif once.release == "end" and not getattr(request, SENT, False):
-            # The lock was not taken up when the task began: it is still parked, or another run has it.
+            # The lock was not taken up when the task began. Either the lock is still parked, or another run has it.
             once.release_parked(task_id)
 
 
@@ -365,6 +371,6 @@ def _revoked(request: Any, **kwargs: object) -> None:
 @signals.task_rejected.connect(weak=False, dispatch_uid="django_mongolock.once.rejected")
 @signals.task_unknown.connect(weak=False, dispatch_uid="django_mongolock.once.unknown")
 def _refused(message: Any, **kwargs: object) -> None:
-    """Release the key of a message that no worker can run: its task is unknown, or its body cannot be read."""
+    """Release the key of a message that no worker can run, with an unknown task or an unreadable body."""
     if (once := _once(message)) is not None:
         once.release_parked(str(message.headers.get("id")))

@@ -1,4 +1,4 @@
-"""The keys of tasks that are enqueued once. Every key is valid: readable while it is short, else with a digest."""
+"""The keys of tasks that are enqueued once. Every key is valid. A short key is readable, a long one has a digest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ...engine.text_checks import MAX_KEY_BYTES, UNPRINTABLE
 from ...exceptions import LockKeyInvalid
 from ...keys import KeyTemplate, call_arguments, escape
 
-#: A longer text of an argument is replaced by its digest, in characters. Composing a long text (NFC) takes seconds.
+#: The length in characters from which a digest replaces the text of an argument. Composing a long text (NFC) takes
+#: seconds.
 LONGEST: Final = 200
 
 
@@ -47,7 +48,10 @@ def call_key(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def valid_key(key: str) -> str:
-    """Return *key* with control characters as codes; with a digest if it is too long for the project's prefix."""
+    """Return *key* with control characters as codes.
+
+    If the key is too long for the project's prefix, it gets a digest.
+    """
     key = "".join(quote(c, errors="surrogatepass") if unicodedata.category(c) in UNPRINTABLE else c for c in key)
     encoded, room = key.encode(), MAX_KEY_BYTES - len(get_settings().KEY_PREFIX.encode())
     if len(encoded) <= room:

@@ -36,18 +36,18 @@ from ...engine.rule.options import Unset
 from ...engine.store.mongo import MongoStore
 from ...exceptions import LockBackendFailed, LockError, LockKeyInvalid, LockNotAcquired, LockReentry
 
-#: Attributes of the request of a running task: its note, its locks, and the message by which it comes back.
+#: Attributes of the request of a running task for its note, its locks, and the message by which it comes back.
 NOTE, LOCKS, UNSENT = "mongolock_note", "mongolock_locks", "mongolock_unsent"
 #: Bounds of the time until a task comes back, in seconds. It doubles from one time to the next.
 SHORTEST, LONGEST = 0.25, 5.0
 #: The same while MongoDB does not answer, and for a message whose task runs already.
 LONGEST_AWAY, LONGEST_FORMER = 15.0, 60.0
-#: How often a second delivery looks for a proof after the first run has gone, because the run may be about to leave it;
-#: and the most seconds between two looks.
+#: The number of looks for a proof after the first run has gone, because the run may be about to leave one, and the
+#: longest pause between two looks in seconds.
 LOOKS, LONGEST_LOOK = 2, 2.0
-#: Seconds between two tries to send a message, and for how long a message is tried that can be given back.
+#: The seconds between two attempts to send a message, and the seconds of attempts for a message that can be given back.
 PAUSE, GIVE_BACK = 1.0, 15.0
-#: Runs leave a proof with the locks that they made at least this many seconds before their end, the latest ones.
+#: A run leaves a proof with its latest locks, among those made at least this many seconds before its end.
 LONG_ENOUGH, MOST_PROOFS = 1.0, 10
 
 
@@ -55,11 +55,11 @@ LONG_ENOUGH, MOST_PROOFS = 1.0, 10
 class Note:
     """The memory of a message.
 
-    waits: for each lock, by alias and key: how often the task came back for it, and when MongoDB did not answer for the
-    first time, in seconds since 1970.
-    again: the name of the delivery that the broker repeated, if this message came of such a one.
-    former: the key and the alias of the lock with which another run was found at work, and how often this message has
-    looked for its proof since that run has gone.
+    - waits: for each lock, by alias and key, the number of returns for it, and the moment of the first missing answer
+      of MongoDB in seconds since 1970.
+    - again: name of the delivery that the broker repeated, if this message came of such a one.
+    - former: key and alias of the lock with which another run was found at work, and the number of looks for its proof
+      since that run has gone.
     """
 
     waits: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Note:
 
     @classmethod
     def of(cls, request: Any) -> Note:
-        """Return the note of a running task; an empty one for a header of another program.
+        """Return the note of a running task, or an empty one for a header of another program.
 
         The note is taken off the message, so that a retry of the task's own does not carry it.
         """
@@ -108,7 +108,10 @@ def retry_current_task(error: LockError) -> NoReturn:
 
 
 def _retry(error: LockError, lock: str) -> NoReturn:
-    """See retry_current_task(). lock: its name in the note."""
+    """See retry_current_task().
+
+    - lock: name of the lock in the note.
+    """
     task: Any = current_task
     if not _can_come_back(task) or isinstance(error, LockReentry):
         raise error
@@ -122,7 +125,7 @@ def _retry(error: LockError, lock: str) -> NoReturn:
 
 
 def _name(using: str | None, keys: Sequence[str]) -> str:
-    """The name of a lock in a note."""
+    """Return the name of a lock in a note."""
     return f"{using or get_settings().DATABASE} {' '.join(keys)}"
 
 
@@ -142,7 +145,7 @@ class InTask(Policy):
         self.first_wait, self.gives_up = policy.first_wait, policy.gives_up  # type: ignore[method-assign]
 
     def tries_first(self, call: CallFacts) -> bool:
-        """Return whether a try comes before any wait: a second delivery does not wait for its own earlier run."""
+        """Return whether a try comes before any wait. A second delivery does not wait for its own earlier run."""
         return self._waits_elsewhere(call) or is_redelivered() or self.policy.tries_first(call)
 
     def begin(self, call: CallFacts) -> None:
@@ -182,7 +185,7 @@ class InTask(Policy):
 
 
 def _is_brief(error: Unlocked) -> bool:
-    """Whether the lock is held for a moment, and no other waits for it."""
+    """Return whether the lock is held for a moment, and no other waits for it."""
     return isinstance(error, LockNotAcquired) and not error.waiting and error.held_for < get_settings().SHORT_WAIT
 
 
@@ -199,14 +202,14 @@ def _meet_other_run(error: Unlocked, using: str | None) -> None:
 
 
 def _yield_to_other_run(key: str, using: str | None, looks: int = LOOKS) -> None:
-    """If this message was delivered before, leave the task to the other run: come back while that is at work.
+    """If this message was delivered before, leave the task to the other run. Come back while that run is at work.
 
     Raises Ignore if that run has ended by itself, because it has reported its result. If the run is gone without a
-    proof, some further *looks* follow, because it may be about to leave one. After that, this returns: to drop the
+    proof, some further *looks* follow, because it may be about to leave one. After that, this returns. Dropping the
     message would lose the task, since both deliveries acknowledge the same message. Raises LockBackendFailed.
 
     Redis delivers the message of a task that runs longer than the visibility timeout twice. A message counts as
-    delivered before only if the broker says so: two messages with one id are two tasks.
+    delivered before only if the broker says so. Two messages with one id are two tasks.
     """
     task: Any = current_task
     if (own := Note.of(task.request).again) is None:
@@ -255,7 +258,7 @@ def _other_runs(key: str, using: str | None) -> tuple[dict[str, float], set[str]
 
 
 def _proof(delivery: str) -> str:
-    """The name of the tombstone by which a run of the task that runs here proves that it has ended."""
+    """Return the name of the tombstone by which a run of this task proves that it has ended."""
     return f"ended:{task_owner()}:{delivery}"
 
 
@@ -283,7 +286,7 @@ def _come_back(
         countdown = min(longest, SHORTEST * 2 ** min(times, 16), _half_of_visibility(task))
         countdown *= random.uniform(0.5, 1.0)  # noqa: S311 - tasks that wait for one lock must not all come at once
         unsent = task.signature_from_request(request, countdown=countdown, retries=request.retries)
-        # The waits for the other locks that this run has tried are over: it has acquired them.
+        # This run has acquired the other locks that it has tried. The waits for them are over.
         tried = {_name(using, keys) for _, using, keys in getattr(request, LOCKS, ())}
         waits = {name: wait for name, wait in note.waits.items() if name not in tried}
         sent = Note({**waits, lock: (times + 1, since)}, note.again, former)
@@ -294,10 +297,10 @@ def _come_back(
 
 @task_retry.connect(weak=False, dispatch_uid="django_mongolock.come_back")
 def _send(sender: Any, request: Any, reason: Any, einfo: Any, **kwargs: object) -> None:
-    """Send the message of a task that comes back, again and again while the broker cannot be reached.
+    """Send the message of a task that comes back, with retries while the broker cannot be reached.
 
-    After a while, a message that is not acknowledged is given back to the broker. A message that is acknowledged would
-    be lost, so it is tried for MONGOLOCK["RETRY_OUTAGE"] seconds. After that, the task fails.
+    After a while, a message that is not acknowledged is given back to the broker. An acknowledged message would be
+    lost, so it is tried for MONGOLOCK["RETRY_OUTAGE"] seconds. After that, the task fails.
     """
     message: Any = getattr(request, UNSENT, None)
     if message is None or reason.sig is not message:
@@ -313,6 +316,8 @@ def _send(sender: Any, request: Any, reason: Any, einfo: Any, **kwargs: object) 
 
 
 def _half_of_visibility(task: Any) -> float:
-    """A message that waits in a worker for longer than the visibility timeout would be delivered twice."""
+    """Return half the visibility timeout. A message that waits longer than the timeout in a worker would be delivered
+    twice.
+    """
     timeout = (task.app.conf.broker_transport_options or {}).get("visibility_timeout")
     return timeout / 2 if isinstance(timeout, (int, float)) and timeout > 0 else float("inf")

@@ -1,6 +1,4 @@
-"""Workers: what those hold that end is released; their time limits and the broker fit together; the task that clears
-stale locks.
-"""
+"""Workers: the release of their locks at their end, a check of time limits, and the task that clears stale locks."""
 
 from __future__ import annotations
 
@@ -27,33 +25,41 @@ from ...inspection.kinds import Choice, Swept
 from ...inspection.named_locks import NamedLocks
 from ...owners import release_gone
 
-#: How long to wait for the end of a process that was told to end, and how often to look, in seconds.
+#: The longest wait for the end of a process that was told to end, and the pause between two looks, in seconds.
 LONGEST_END: Final = 10.0
 LOOK_EVERY: Final = 0.1
 
 
 @worker_process_shutdown.connect(weak=False, dispatch_uid="django_mongolock.close")
 def _release_all(**kwargs: object) -> None:
-    """A prefork worker's process leaves by `os._exit`, which runs no exit hooks."""
+    """Release all locks of a prefork worker's process. The process leaves by `os._exit`, and runs no exit hooks."""
     close_backends()
 
 
 @task_failure.connect(weak=False, dispatch_uid="django_mongolock.lost")
 def _failed(sender: Any, task_id: str, exception: object, **kwargs: object) -> None:
-    """The process of a task was killed, and the task does not come back. Celery calls this in the main process."""
+    """Release the locks of a task whose process was killed and that does not come back. Celery calls this in the main
+    process.
+    """
     if isinstance(exception, (WorkerLostError, TimeLimitExceeded)):
         _release_after(sender.name, task_id)
 
 
 @task_revoked.connect(weak=False, dispatch_uid="django_mongolock.terminated")
 def _terminated(sender: Any, request: Any, terminated: bool = False, **kwargs: object) -> None:
-    """The process of a task was told to end: `revoke(terminate=True)`. Celery calls this in the main process."""
+    """Release the locks of a task whose process was told to end: `revoke(terminate=True)`.
+
+    Celery calls this in the main process.
+    """
     if terminated:
         _release_after(sender.name, request.id)
 
 
 def _release_after(name: str, task_id: str) -> None:
-    """Release what the task held as soon as its process is gone. A thread waits for that: this one reaps processes."""
+    """Release the locks of the task as soon as its process is gone.
+
+    A thread waits for the process, because the calling thread reaps processes.
+    """
     arguments = (task_place(name, task_id),)
     threading.Thread(target=_release, args=arguments, name="mongolock-killed-task", daemon=True).start()
 
@@ -67,7 +73,7 @@ def _release(place: str) -> None:
         log(WARNING, "the locks of a killed task are not released: they end with their leases", task=place, error=error)
 
 
-#: The brokers that deliver a message again which is not acknowledged in time, and their visibility timeouts in seconds.
+#: The brokers that deliver an unacknowledged message again, and their visibility timeouts in seconds.
 BROKERS: Final = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}
 
 
@@ -92,7 +98,7 @@ def check_times(*, app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
 
 
 def _visibility(app: Any) -> float | None:
-    """After how many seconds the broker delivers a message again; None if it never does."""
+    """Return the seconds after which the broker delivers a message again, or None if it never does."""
     urls = app.conf.broker_read_url or app.conf.broker_url or ""
     first = urls if isinstance(urls, str) else urls[0]  # several, for failover
     scheme = first.partition("://")[0].partition("+")[0]
@@ -105,9 +111,10 @@ def _visibility(app: Any) -> float | None:
 @shared_task(name="django_mongolock.clear_stale_locks")
 @mongo_locked("django_mongolock.clear_stale_locks", wait=0, on_contention="skip")
 def clear_stale_locks(older_than: Seconds = 0.0, using: str | None = None) -> dict[str, int]:
-    """Clear the stale locks of this project as ``manage.py clear_stale_locks`` does. Meant for the beat schedule.
+    """Clear the stale locks of this project as ``manage.py clear_stale_locks`` does. The task is meant for the beat
+    schedule.
 
-    older_than: only those whose lease ended at least this many seconds ago.
+    - older_than: least number of seconds since the end of the lease.
     """
     done = Swept()
     for part in NamedLocks(using).clear(Choice("stale", older_than=check_age(older_than))):

@@ -16,13 +16,13 @@ from ...exceptions import printable
 from ...inspection.kinds import Choice, LockKind, Row, Swept
 from ..lock_command import LockCommand, seconds, write_table
 
-#: How many locks the confirmation shows.
+#: The number of locks that the confirmation shows.
 SHOWN = 10
 FOUND = 3
 
 
 class Command(LockCommand):
-    """Clears stale locks, in batches."""
+    """A command that clears stale locks in batches."""
 
     help = """\
 Clears stale locks: those whose lease has ended without a release, because their process died or hung.
@@ -93,9 +93,9 @@ exit codes:
         self.write_none("There are no stale locks.", self.options, "key", "owner", "older_than", "kind")
 
     def _sweep(self, kind: LockKind, *, dry_run: bool, asks: bool = False) -> int:
-        """Clear the stale locks of a kind, or only show them; say what was done. Return how many there were.
+        """Clear the stale locks of a kind, or only show them. Report the result, and return the number found.
 
-        asks: the question comes next, and shows the first of them.
+        - asks: whether the question comes next. Only the first locks are shown.
         """
         stale, facts = self._stale(kind, dry_run=dry_run)
         with self.noting_errors(kind):
@@ -116,7 +116,9 @@ exit codes:
         return int(found)
 
     def _stale(self, kind: LockKind, *, dry_run: bool) -> tuple[Iterator[Row], Callable[[], dict[str, Any]]]:
-        """Find stale locks, part by part, and clear them unless it is a dry run. Return also what was done then."""
+        """Find stale locks in batches, and clear them unless it is a dry run. Return also a function that returns the
+        result.
+        """
         done = Swept()
 
         def rows() -> Iterator[Row]:
@@ -143,7 +145,7 @@ def _facts(done: Swept) -> dict[str, Any]:
 
 
 def _left_over(done: dict[str, Any]) -> str:
-    """Why some locks were not cleared."""
+    """Return the reasons why some locks were not cleared."""
     text = ""
     if done["postponed"]:
         text += f" {done['postponed']} were written before a failover: their leases get their whole length again."

@@ -1,4 +1,4 @@
-"""``manage.py list_locks``: which locks of every kind are held, by whom and since when, and how many wait."""
+"""``manage.py list_locks``: list the held locks of every kind with their holders and the number of waiters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOUND = 3
 
 
 class Command(LockCommand):
-    """Lists locks; changes nothing."""
+    """A read-only command that lists locks."""
 
     help = (
         "Lists locks of every kind: by default those that are held. First the named locks, the lease that ends first "
@@ -65,7 +65,7 @@ class Command(LockCommand):
             self.report_failed()
 
     def _read(self, kind: LockKind) -> tuple[Iterator[Row], Callable[[], dict[str, Any]]]:
-        """The rows of a kind, and whether there are more."""
+        """Return the rows of a kind, and a function that returns whether there are more."""
 
         def rows() -> Iterator[Row]:
             yield from kind.rows(self.choice, self.limit and self.limit + 1)
@@ -74,7 +74,7 @@ class Command(LockCommand):
         return islice(found, self.limit or None), lambda: {"more": next(found, None) is not None}
 
     def _write_tables(self, kinds: list[LockKind], options: dict[str, Any]) -> None:
-        """The rows of each kind; nothing of a kind that has none."""
+        """Write the rows of each kind. A kind without rows is left out."""
         nothing = True
         for kind in kinds:
             shown, more = self._read(kind)

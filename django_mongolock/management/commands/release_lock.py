@@ -16,14 +16,14 @@ from ...inspection.snapshot import ShownState
 from ..lock_command import LockCommand
 
 FREE = 3
-#: How many locks of each kind the confirmation shows.
+#: The number of locks of each kind that the confirmation shows.
 SHOWN = 20
 
 Found = list[tuple[LockKind, list[Row]]]
 
 
 class Command(LockCommand):
-    """Takes locks from their holder, or asks for the release of one."""
+    """A command that takes locks from their holder, or asks for the release of one."""
 
     help = (
         "Takes a lock from its present holders. They learn of the loss at their next renewal; what they do until then "
@@ -73,7 +73,7 @@ class Command(LockCommand):
             raise CommandError("--ask and --token are for the KEY of a lock", returncode=2)
 
     def _of_key(self, options: dict[str, Any]) -> Found:
-        """The lock of that key. Raises CommandError if it is not held, or if several are meant."""
+        """Return the lock of that key. Raises CommandError if it is not held, or if several locks match."""
         kind = self.kinds({**options, "kind": options["kind"] or [NamedLocks.name]})[0]
         try:
             ids = kind.ids(options["lock"])
@@ -97,7 +97,7 @@ class Command(LockCommand):
         return [(kind, list(again))]
 
     def _of_owner(self, options: dict[str, Any]) -> Found:
-        """All that an owner has. Raises CommandError for an owner who has nothing."""
+        """Return all locks of an owner. Raises CommandError if the owner holds nothing."""
         owner = self.fact("--owner", options["owner"])
         found = [(kind, list(kind.rows(Choice(owner=owner)))) for kind in self.kinds(options)]
         found = [(kind, rows) for kind, rows in found if rows]
@@ -137,7 +137,7 @@ class Command(LockCommand):
 
 
 def _not_held(kind: LockKind, ids: list[Any], text: str, found: list[Row]) -> str:
-    """Why there is nothing to release."""
+    """Return the reason why there is nothing to release."""
     named = repr(ids[0] if ids else text)
     if found:
         return f"{named} is not held now"

@@ -13,7 +13,7 @@ from ..program_command import Child, ProgramCommand
 
 
 class Command(ProgramCommand):
-    """Runs a program on the one process that leads."""
+    """A command that runs a program on the one process that leads."""
 
     help = """\
 Runs a program on one of many servers: manage.py run_leader scheduler -- celery -A shop beat

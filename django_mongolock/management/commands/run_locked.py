@@ -14,7 +14,7 @@ from ..program_command import Child, ProgramCommand
 
 
 class Command(ProgramCommand):
-    """Runs a program under a lock."""
+    """A command that runs a program under a lock."""
 
     help = """\
 Runs a program under a lock, for cron jobs and scripts: manage.py run_locked nightly --wait 0 -- ./import.sh -v
