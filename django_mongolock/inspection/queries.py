@@ -73,8 +73,13 @@ _SINCE: Final[Document] = {
         }
     }
 }
+#: The holder whose lease ends last. A document of more than half of MongoDB's limit has no room for its second copy.
 _LATEST: Final[Document] = {
-    "$filter": {"input": array("holders"), "cond": {"$eq": ["$$this.until", "$expires_at"]}, "limit": 1}
+    "$cond": [
+        {"$lt": [{"$bsonSize": "$$ROOT"}, 7_000_000]},
+        {"$filter": {"input": array("holders"), "cond": {"$eq": ["$$this.until", "$expires_at"]}, "limit": 1}},
+        [],
+    ]
 }
 #: Locks with a lease, running or ended. The type keeps a search in the index away from the many documents with null
 #: there.
