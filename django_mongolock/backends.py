@@ -1,4 +1,4 @@
-"""The backend of each DATABASES alias, which makes the sessions that keep the locks. `MongoBackend` is the usual one."""
+"""The backend of each DATABASES alias, which makes the sessions that keep the locks: usually `MongoBackend`."""
 
 from __future__ import annotations
 

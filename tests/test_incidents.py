@@ -165,7 +165,8 @@ class TestTheHistory:
         assert commands.names() == ["aggregate"]
         keys = [event.key for event in response.context["cl"].result_list]
         assert keys == ["ad:1"] * 2 + ["order:2"] * 2 + ["order:1"] * 2
-        assert all(f'title="token {event.token}"' in response.content.decode() for event in response.context["cl"].result_list)
+        html = response.content.decode()
+        assert all(f'title="token {event.token}"' in html for event in response.context["cl"].result_list)
         for query, count in (
             ("?q=order", 4),
             ("?q=order:1", 2),

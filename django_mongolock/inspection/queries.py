@@ -73,13 +73,12 @@ _SINCE: Final[Document] = {
         }
     }
 }
-#: The holder whose lease ends last. A document of more than half of MongoDB's limit has no room for its second copy.
+#: The times of the holder whose lease ends last. A second copy of its whole entry could be too large.
 _LATEST: Final[Document] = {
-    "$cond": [
-        {"$lt": [{"$bsonSize": "$$ROOT"}, 7_000_000]},
-        {"$filter": {"input": array("holders"), "cond": {"$eq": ["$$this.until", "$expires_at"]}, "limit": 1}},
-        [],
-    ]
+    "$map": {
+        "input": {"$filter": {"input": array("holders"), "cond": {"$eq": ["$$this.until", "$expires_at"]}, "limit": 1}},
+        "in": {name: f"$$this.{name}" for name in ("until", "acquired_at", "lease", "server_lease", "released")},
+    }
 }
 #: Locks with a lease, running or ended. The type keeps a search in the index away from the many documents with null
 #: there.
