@@ -249,7 +249,7 @@ class TestLooking:
     """Lists, the admin and the ORM say what it is."""
 
     def test_shown(self, key: str, locks: Locks) -> None:
-        """As a claim of its owner that no process holds: in the table, in JSON, on the page, in the ORM."""
+        """F213: As a claim of its owner that no process holds: in the table, in JSON, on the page, in the ORM."""
         claim(key, owner="session:x", label="checkout").acquire()
         owner = claim_owner("session:x")
         mongo_lock("other").acquire()

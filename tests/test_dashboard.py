@@ -84,7 +84,7 @@ class TestPage:
         locks.free("free:1")
 
     def test_tells_all(self, admin: Client) -> None:
-        """Held, waiting, stale, contended, processes, server."""
+        """F224: Held, waiting, stale, contended, processes, server."""
         response = admin.get(PAGE)
         assert "No problems" in section(response, "look")
         tiles = section(response, "tiles")

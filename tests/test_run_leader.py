@@ -75,7 +75,8 @@ def program(log: Log) -> tuple[str, ...]:
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "release"])
 def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
-    """The leader is killed, ended or asked to release: its program has ended before that of the next one begins."""
+    """F229: The leader is killed, ended or asked to release: its program has ended before that of the next one
+    begins."""
     key = new_key("leader")
     leading = run_leader(start, key, *program(written))
     assert eventually(written.spans, 60)

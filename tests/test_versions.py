@@ -229,7 +229,8 @@ class TestSave:
         assert (copy.version, stored(copy, db).version) == (2, 2)
 
     def test_fixtures(self, db: str) -> None:
-        """loaddata writes what the fixture says over what is there, but the version grows: what was read before is
+        """F209: loaddata writes what the fixture says over what is there, but the version grows: what was read
+        before is
         refused. A new row has the version of the fixture, or none."""
         thing = make(db)
         thing.save()

@@ -416,7 +416,7 @@ class TestAdmin:
 
     @pytest.mark.parametrize("times", [1, 3])
     def test_a_busy_database(self, person: Client, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-        """A save that the database asks to repeat is repeated. After the second time, the form is shown again."""
+        """F212: A save that the database asks to repeat is repeated. After the second time, the form is shown again."""
         tab, save, errors = Tab(person, PAGE), Rate.save, [OperationalError(1213, "Deadlock found")] * times
 
         def busy(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -699,7 +699,8 @@ class OtherDatabase(OnePage):
 def test_pages_of_other_managers_and_databases(
     db: str, settings: Settings, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """A page is saved, and the object deleted, where a manager joins nullable relations, and in the database that the
+    """F207: A page is saved, and the object deleted, where a manager joins nullable relations, and in the database
+    that the
     admin names."""
     model: Any = Joined if kind == "joined" else Named  # Django looks for a unique title in the default database
     thing: Any = model.objects.using(db).create(**({"title": "a"} if kind == "joined" else {"name": "a"}))
@@ -727,7 +728,7 @@ def test_pages_of_other_managers_and_databases(
 
 
 def test_rows_of_a_page_are_locked(db: str) -> None:
-    """Where the database can, nobody writes to the rows of a page between their comparison and their save."""
+    """F212: Where the database can, nobody writes to the rows of a page between their comparison and their save."""
     topic = Topic._base_manager.create(name="t")
     thing = Thing.objects.create(title="a", topic=topic)
     with all_or_nothing(db), CaptureQueriesContext(connections[db]) as queries:

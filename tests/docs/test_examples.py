@@ -118,7 +118,7 @@ class DocsRouter:
 def test_a_page(
     page: Page, tables: Callable[[dict[str, Any]], None], settings: Settings, request: pytest.FixtureRequest
 ) -> None:
-    """All of its blocks, one after the other. Models belong to the app "shop", and get their tables."""
+    """F215: All of its blocks, one after the other. Models belong to the app "shop", and get their tables."""
     settings.DATABASE_ROUTERS = [f"{__name__}.DocsRouter", *settings.DATABASE_ROUTERS]
     names = {**NAMES, "DATABASES": {"default": {}}, "INSTALLED_APPS": []}
     names |= {name: request.getfixturevalue(name) for name in page.fixtures}

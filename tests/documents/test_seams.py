@@ -260,7 +260,7 @@ class TestSaving:
 
     @pytest.mark.parametrize("way", ["held", "instance", "async"])
     def test_deleted_by_its_holder(self, adverts: Ground, way: str) -> None:
-        """The block ends well, and the rest of a batch goes on."""
+        """F214: The block ends well, and the rest of a batch goes on."""
         ids = [adverts.add(1, title=f"ad {number}", body="", tags=[], opted_in=True) for number in range(2)]
         with adverts.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported") as batch:
             first, second = batch
@@ -278,7 +278,7 @@ class TestSaving:
         assert adverts.read(ids[1], "price", "state") == (9, "exported")
 
     def test_deleted_by_who_has_lost_it(self, adverts: Ground) -> None:
-        """Nothing is deleted that another flow holds."""
+        """F214: Nothing is deleted that another flow holds."""
         held = adverts.lock.acquire((adverts.add(1), 1), "exporting")
         adverts.change(held.id, holder="other")
         with pytest.raises(DocumentLockLost):

@@ -338,7 +338,7 @@ class TestSave:
         assert Order.objects.get().item == "car"
 
     def test_what_a_user_sees_no_more(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-        """An object that the admin hides by now, such as one that is marked as deleted, can be created again."""
+        """F205: An object that the admin hides by now, such as one that is marked as deleted, can be created again."""
         anna, queryset = Tab("anna", order), OrderAdmin.get_queryset
         monkeypatch.setattr(OrderAdmin, "get_queryset", lambda *args: queryset(*args).exclude(state="closed"))
         Order.objects.update(state="closed")
@@ -624,7 +624,7 @@ class TestWithoutMongo:
 
     @pytest.mark.long
     def test_one_wait(self, order: Order, monkeypatch: pytest.MonkeyPatch, away: None) -> None:
-        """Each page waits for MongoDB once: to open, to save, to ask before a deletion, and to delete."""
+        """F216: Each page waits for MongoDB once: to open, to save, to ask before a deletion, and to delete."""
         waits: list[Any] = []
 
         def away_again(error: Any) -> EditLockStatus:
@@ -645,7 +645,8 @@ class TestWithoutMongo:
 
 
 def test_sent_again_after_a_lost_answer(order: Order) -> None:
-    """Without JavaScript, the same form may come twice. The second time there is nothing to save, and nobody edits."""
+    """F212: Without JavaScript, the same form may come twice. The second time there is nothing to save, and nobody
+    edits."""
     anna = Tab("anna", order)
     sent = anna.fields | {"item": "car"}
     assert anna.client.post(anna.address, sent).status_code == 302

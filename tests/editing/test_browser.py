@@ -387,7 +387,7 @@ def test_draft(people: Callable[..., Person], order: Order) -> None:
 
 
 def test_draft_of_another(people: Callable[..., Person], order: Order) -> None:
-    """A draft belongs to its user: who logs in next in the same tab is offered nothing, and finds nothing."""
+    """F208: A draft belongs to its user: who logs in next in the same tab is offered nothing, and finds nothing."""
     anna = people("anna")
     tab = anna.open(page_of(order))
     tab.fill("[name=item]", "private")

@@ -133,7 +133,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("own", [OwnForm, OwnBoldForm])
     def test_a_stale_page(self, use: Callable[..., Any], order: Order, own: type, *, first: bool) -> None:
-        """The form of the other class shows the conflict; a form that hides it is rolled back."""
+        """F200: The form of the other class shows the conflict; a form that hides it is rolled back."""
         use(made(own, first=first))
         anna = Tab("anna", order)
         Order.objects.update(item="theirs")
@@ -144,7 +144,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("own", [OwnForm, OwnBoldForm])
     def test_beside_an_editor(self, use: Callable[..., Any], order: Order, own: type, *, first: bool) -> None:
-        """A page that has lost its lock saves nothing."""
+        """F200: A page that has lost its lock saves nothing."""
         use(made(own, first=first))
         anna = Tab("anna", order)
         ben = Tab("ben", order)
@@ -155,7 +155,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("own", [OwnListForm, OwnFormset])
     def test_the_list(self, use: Callable[..., Any], order: Order, own: type, *, first: bool) -> None:
-        """A row that another user is editing, or has changed meanwhile, is not saved."""
+        """F200: A row that another user is editing, or has changed meanwhile, is not saved."""
         use(made(own, first=first))
         ben, boss = Tab("ben", LIST), Tab("anna", order)
         page = ben.client.post(LIST, ben.fields | {"form-0-price": "7", "_save": "Save"}, follow=True)
@@ -169,7 +169,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("action", ["delete_selected", "at_once"])
     def test_deleting(self, use: Callable[..., Any], order: Order, action: str, *, first: bool) -> None:
-        """What another user is editing is not deleted."""
+        """F200: What another user is editing is not deleted."""
         use(made(OwnDelete, first=first))
         Tab("anna", order)
         ben = Tab("ben", LIST)
@@ -223,7 +223,7 @@ class TestValues:
     """What is compared is the value that the page showed."""
 
     def test_a_value_that_is_stored_otherwise_each_time(self, use: Callable[..., Any], secret: Secret) -> None:
-        """It is saved on the page, in the list, and deleted; and another value is noticed."""
+        """F202: It is saved on the page, in the list, and deleted; and another value is noticed."""
         use(SecretAdmin, Secret)
         anna = Tab(staff("root", superuser=True), secret)
         assert anna.send(token="mine").status_code == 302
@@ -244,7 +244,7 @@ class TestValues:
 
     @pytest.mark.parametrize("kind", ["EditLockMixin", "VersionedAdmin"])
     def test_fields_that_a_document_lacks(self, use: Callable[..., Any], mongo: Any, kind: str) -> None:
-        """A field, and the version, that were added after the document was written."""
+        """F201: A field, and the version, that were added after the document was written."""
         base = VersionedAdmin if kind == "VersionedAdmin" else EditLockMixin
         use(type("Old", (base, admin.ModelAdmin), {"fields": ("title", "body", "price", "opted_in")}), Ad)
         documents, pk = mongo[connections["mongo"].settings_dict["NAME"]][Ad._meta.db_table], ObjectId()
@@ -261,7 +261,7 @@ class TestValues:
         assert documents.find_one({"_id": pk}) is None
 
     def test_a_new_secret_key(self, order: Order, settings: Settings) -> None:
-        """A page that was made before SECRET_KEY was replaced is saved, and its tab still has the lock."""
+        """F203: A page that was made before SECRET_KEY was replaced is saved, and its tab still has the lock."""
         anna = Tab("anna", order)
         settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
         settings.SECRET_KEY = "another"
@@ -282,7 +282,7 @@ class TestDeleted:
 
     @pytest.mark.parametrize("base", [EditLockMixin, VersionedAdmin])
     def test_with_rows(self, use: Callable[..., Any], order: Order, base: Any) -> None:
-        """The object and its rows, also the new one."""
+        """F205: The object and its rows, also the new one."""
         use(type("Buyers", (base, admin.ModelAdmin), {"fields": ("username",), "inlines": BuyerWithRows.inlines}), User)
         anna = Tab(staff("root", superuser=True), order.buyer)
         order.buyer.delete()
@@ -293,7 +293,7 @@ class TestDeleted:
         assert sorted(each.item for each in made.order_set.all()) == ["bike", "new"]
 
     def test_without_the_right_to_add(self, use: Callable[..., Any], order: Order) -> None:
-        """What was typed stays on the page, and nothing is created."""
+        """F205: What was typed stays on the page, and nothing is created."""
         use(type("Fixed", (EditLockMixin, admin.ModelAdmin), {"has_add_permission": lambda *_: False}))
         anna = Tab("anna", order)
         order.delete()
@@ -317,7 +317,7 @@ class TestBusyList:
         return Tab("anna", LIST)
 
     def test_another_row_was_changed(self, tab: Tab) -> None:
-        """It keeps what the other user has written."""
+        """F206: It keeps what the other user has written."""
         Order.objects.filter(item="hat").update(price=7)
         assert tab.send({"form-1-price": "9", "_save": "Save"}).status_code == 302
         assert sorted(Order.objects.values_list("item", "price")) == [("bike", 9), ("hat", 7)]
@@ -330,7 +330,7 @@ class TestBusyList:
 
     @pytest.mark.parametrize("typed", [{}, {"form-0-price": "8"}])
     def test_a_row_was_deleted(self, tab: Tab, typed: dict[str, str]) -> None:
-        """The page says so, and what was typed into it."""
+        """F206: The page says so, and what was typed into it."""
         Order.objects.filter(item="hat").delete()
         page = tab.client.post(LIST, tab.fields | typed | {"form-1-price": "9", "_save": "Save"}, follow=True)
         assert list(Order.objects.values_list("item", "price")) == [("bike", 9)]

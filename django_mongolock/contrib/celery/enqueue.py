@@ -276,7 +276,7 @@ def _logging(text: str, name: str) -> Iterator[None]:
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # noqa: BLE001 - it is logged
-        log(WARNING, text, task=name, error=error)
+        log(WARNING, "the key of a task failed", task=name, reason=text, error=error)
 
 
 def _once(carrier: Any) -> Once | None:
