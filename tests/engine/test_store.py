@@ -141,9 +141,9 @@ def test_a_wrong_name_of_the_database_is_no_outage(name: str) -> None:
     ("code", "name", "words", "passing"),
     [
         (13, "Unauthorized", "needs find, insert and update", False),
-        pytest.param(91, "ShutdownInProgress", "did not answer within", True, marks=pytest.mark.long),
-        pytest.param(189, "PrimarySteppedDown", "did not answer within", True, marks=pytest.mark.long),
-        pytest.param(10107, "NotWritablePrimary", "did not answer within", True, marks=pytest.mark.long),
+        pytest.param(91, "ShutdownInProgress", "no primary here|did not answer", True, marks=pytest.mark.long),
+        pytest.param(189, "PrimarySteppedDown", "no primary here|did not answer", True, marks=pytest.mark.long),
+        pytest.param(10107, "NotWritablePrimary", "no primary here|did not answer", True, marks=pytest.mark.long),
     ],
 )
 def test_what_the_server_refuses_is_reported_in_our_words(
