@@ -169,7 +169,6 @@ def release_owner(
     owner: str,
     *,
     field: str = "owner",
-    key: str = "",
     gone: bool = False,
     reason: str = OWNER_DONE,
     timeout: float = 5.0,
@@ -179,12 +178,11 @@ def release_owner(
     Other holders, waiters and damaged documents stay as they are. Raises LockBackendFailed.
 
     - field: field of the holder to compare with *owner*.
-    - key: only lock to take.
     - gone: whether to take locks only from tasks in a queue, and from holders whose process has certainly ended.
     """
     meant = _is_gone if gone else bool
     fields = {f"holders.{name}": 1 for name in (field, "grant", "process")}
-    query = {**LEASED, **({"_id": {"$eq": key}} if key else {}), f"holders.{field}": {"$eq": owner}}
+    query = {**LEASED, f"holders.{field}": {"$eq": owner}}
     stages: list[Document] = [{"$match": query}, {"$project": fields}, bounded_entries()]
     taken, left = list[str](), 0
     for document in sent_bounded(store, timeout, lambda: list(store.latest.aggregate(stages))):
