@@ -170,7 +170,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 def settled(world: World) -> None:
     """Wait until all cancelled acquisitions are cleaned up."""
     end = clock.now() + 30
-    while (world.left() or any(session.cleanup.pending for session in world.sessions)) and clock.now() < end:
+    while (world.left() or any(session.background.pending for session in world.sessions)) and clock.now() < end:
         time.sleep(0.05)
 
 

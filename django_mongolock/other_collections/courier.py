@@ -21,11 +21,9 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo.collection import Collection
 from pymongo.read_concern import ReadConcern
 
-from ..engine.logs import DEBUG, log, log_exception
 from ..engine.protocol import actions
-from ..engine.session.errands import Errands
-from ..engine.session.session import PerProcess
-from ..engine.session.worker_threads import WorkerThreads
+from ..engine.session.lanes import REQUEST
+from ..engine.session.session import Apart, Session, apart
 from ..engine.store.errors import bounded
 from ..exceptions import LockBackendFailed, LockMisused
 from .field_paths import Document
@@ -36,13 +34,11 @@ Command = Callable[[Collection[Document]], Any]
 
 #: The number of times that a command with an unknown outcome is sent, besides the driver's own retries.
 SENDS: Final = 2
-#: Threads that send commands outside any session, for a collection that is in no database of Django's.
-SENDING_THREADS: Final = 8
 #: Seconds before each try in the background. A command that the network delayed may arrive after the first tries. By
 #: the last try, a command that was under way at the first must have ended. While MongoDB does not answer, the last
 #: pause is repeated.
 PAUSES: Final = (0.0, 0.1, 0.4, 1.0, 2.0, 5.0, 10.0)
-#: The seconds that an ending process waits for the first try of its remaining commands.
+#: The seconds that an ending process waits for its remaining commands.
 AT_EXIT: Final = 2.0
 
 
@@ -93,18 +89,18 @@ class Courier:
     A document that is acquired through a courier belongs to the process that made the courier. In a forked child of
     that process, the courier sends nothing, neither at once nor in the background.
 
-    - errands: background calls of the session.
+    - sender: session whose threads send the commands. Default: threads outside any session.
     """
 
     def __init__(
         self,
         collection: Collection[Document],
         timeout: float,
-        errands: Errands | None = None,
+        sender: Session | Apart | None = None,
         rights: str = "find and update",
     ) -> None:
         self._collection = as_a_lock_must(collection)
-        self._errands = errands or _errands.current()
+        self._sender = sender or apart.current()
         self._rights = rights
         self.timeout = timeout
         self._pid = os.getpid()
@@ -123,21 +119,10 @@ class Courier:
         return await actions.arun(steps, self._aperform)
 
     def send_in_background(self, command: Command) -> None:
-        """Have another thread send *command*, again after each of the pauses until it returns True."""
+        """Have another thread send *command* after each of the pauses, until it returns True."""
         if not self.forked:
             pauses = (*PAUSES[:-1], max(PAUSES[-1], self.timeout))
-            self._errands.in_background(functools.partial(self._attempt, command), pauses)
-
-    def _attempt(self, command: Command) -> bool | None:
-        """Send the command once. Return whether it has returned True, or None if it had no answer."""
-        try:
-            return bool(self.send(command))
-        except LockBackendFailed as error:
-            log(DEBUG, "command not yet answered", place=self._collection.full_name, error=error)
-            return None if error.passing else False
-        except Exception:  # noqa: BLE001 - it is logged
-            log_exception("a command in the background failed", place=self._collection.full_name)
-            return False
+            self._sender.background.repeat(functools.partial(self.send, command), pauses)
 
     def send(self, command: Command, left: float = math.inf) -> Any:
         """Send one command, in at most *left* seconds."""
@@ -153,15 +138,19 @@ class Courier:
         if isinstance(step, Sleep):
             return time.sleep(step.seconds)
         self._refuse_child()  # the threads are the parent's
-        return self._errands.send(functools.partial(self.send, step), self.timeout)
+        return self._sender.threads.apart(functools.partial(self.send, step), self.timeout, priority=REQUEST)
 
     async def _aperform(self, step: Command | Sleep) -> Any:
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         self._refuse_child()
-        return await self._errands.asend(functools.partial(self.send, step), self.timeout)
+        call = functools.partial(self.send, step)
+        return await self._sender.threads.acall(call, self.timeout, priority=REQUEST)
 
 
-_errands = PerProcess(lambda: Errands(WorkerThreads(SENDING_THREADS)))
-# A process that is interrupted in the middle of a batch releases its remaining documents.
-atexit.register(lambda: _errands.current().flush(AT_EXIT))
+@atexit.register
+def _finish() -> None:
+    """Let a process that is interrupted in the middle of a batch release its remaining documents."""
+    background = apart.current().background
+    background.begin_to_finish(AT_EXIT)
+    background.finish()

@@ -77,11 +77,11 @@ class Source:
             timeout = get_settings().COMMAND_TIMEOUT
         except ImproperlyConfigured:  # a program without Django's settings
             timeout = LockSettings().COMMAND_TIMEOUT
-        errands = None if self.alias is None else get_backend(self.alias).session().errands
+        sender = None if self.alias is None else get_backend(self.alias).session()
 
         def make() -> Courier:
             with bounded(timeout):  # a function may make its client just now
-                return Courier(self.collection(), timeout, errands)
+                return Courier(self.collection(), timeout, sender)
 
         return copy_context().run(make)  # a signal handler that strikes in there leaves its time limit to the copy
 

@@ -267,7 +267,7 @@ class MemorySession(Session):
         self._server.sessions.append(self)
         self.played_by = played_by
         self.dropped = Dropped(self, self.ending)
-        chores = (self.dropped, self.renewals, self.cleanup)
+        chores = (self.dropped, self.renewals, self.cleanup, self.background)
         self.heartbeat.serve([ClockChores(self._server, chores)], self.dropped.adopt)
 
     def close(self, timeout: float = 2.0) -> None:
@@ -319,7 +319,7 @@ class MemorySession(Session):
             grant = self.queue.waiting[action.grant]
             if self._server.is_hopeless(grant.key, thread):
                 return self._let_time_go_by(grant, action.timer)
-        return self.commands.call(action) if thread is threading.main_thread() else self.commands.perform(action)
+        return self.commands.perform(action)
 
     def _let_time_go_by(self, grant: Grant, seconds: float) -> WaitResult:
         self.notifications.report_contended(grant)

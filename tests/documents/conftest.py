@@ -18,7 +18,7 @@ from pymongo.collection import Collection
 from django_mongolock import LockBackendFailed
 from django_mongolock.documents import DocumentLock, declared
 from django_mongolock.documents.document_lock import declare, undeclare
-from django_mongolock.engine.session.errands import Errands
+from django_mongolock.engine.session.background import Background
 from django_mongolock.other_collections.courier import Courier
 from django_mongolock.other_collections.field_paths import get_path, set_path
 from tests.documents.models import Advert
@@ -89,12 +89,12 @@ def forget() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _leave_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test leaves to the background is not tried again after it: the next test may count or strike commands."""
-    over, add = threading.Event(), Errands.in_background
+    over, repeat = threading.Event(), Background.repeat
 
-    def add_own(errands: Errands, call: Callable[[], bool | None], pauses: Sequence[float]) -> None:
-        add(errands, lambda: over.is_set() or call(), pauses)
+    def repeat_own(background: Background, call: Callable[[], object], pauses: Sequence[float], *within: float) -> None:
+        repeat(background, lambda: over.is_set() or call(), pauses, *within)
 
-    monkeypatch.setattr(Errands, "in_background", add_own)
+    monkeypatch.setattr(Background, "repeat", repeat_own)
     yield
     over.set()
 

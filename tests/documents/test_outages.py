@@ -15,8 +15,6 @@ from pymongo.errors import OperationFailure
 
 from django_mongolock.documents.steps import acquire
 from django_mongolock.documents.updates import refusal_of
-from django_mongolock.engine.session.errands import Errands
-from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import DocumentChanged, DocumentHeld, DocumentLockLost, LockBackendFailed, LockMisused
 from tests.documents.conftest import FINAL, PENDING, Ground
 from tests.support.forking import FORKS, in_child
@@ -294,28 +292,6 @@ abandon(held._context, [held._own])
 """
         python("-c", program, DJANGO_SETTINGS_MODULE="testproject.settings")
         assert plain.read(id_, "state", "holder") == ("failed", None)
-
-
-@pytest.mark.parametrize(
-    "answers", [[False, None, None, True], [None, False], [True]], ids=["done in the end", "refused", "done"]
-)
-def test_the_background_tries_until_there_is_an_answer(answers: list[bool | None]) -> None:
-    """F84: after each of the pauses, and without an answer (None) after the last one again."""
-    errands, left = Errands(WorkerThreads(2)), list(answers)
-    errands.in_background(lambda: left.pop(0), (0.0, 0.01))
-    assert eventually(lambda: not left)
-    errands.flush(1.0)
-    assert not errands._untried
-
-
-def test_what_is_stuck_in_the_background_delays_nothing() -> None:
-    """Each errand is tried in a thread of its own; one thread waits for all of them."""
-    errands, stuck, done = Errands(WorkerThreads(3)), threading.Event(), list[int]()
-    errands.in_background(lambda: stuck.wait(5), (0.0,))
-    for number in range(5):
-        errands.in_background(lambda number=number: not done.append(number), (0.02 * (5 - number),))  # type: ignore[misc,func-returns-value]
-    assert eventually(lambda: done == [4, 3, 2, 1, 0])
-    stuck.set()
 
 
 class TestServer:

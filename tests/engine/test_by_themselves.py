@@ -1,18 +1,15 @@
 """What modules of the engine promise by themselves: called directly, without a server, a thread or a wait."""
 
 import asyncio
-import functools
 import gc
 import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,14 +29,11 @@ from django_mongolock.engine.lock import transaction
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.lock.transaction import TRANSIENT, UNKNOWN, Atomic
 from django_mongolock.engine.protocol import processes
-from django_mongolock.engine.protocol.actions import Apply
 from django_mongolock.engine.protocol.processes import this_process
-from django_mongolock.engine.rule.document import Step, Terms
+from django_mongolock.engine.rule.document import Terms
 from django_mongolock.engine.rule.options import LockOptions, check_age, check_wait, refuse_options
 from django_mongolock.engine.rule.replies import Bell
-from django_mongolock.engine.session import errands as errands_module
 from django_mongolock.engine.session import releases as releases_module
-from django_mongolock.engine.session.errands import MOST_TRIES, Errand, Errands
 from django_mongolock.engine.session.releases import (
     FAILOVER_LOOK_EVERY,
     NO_GUESS_FOR,
@@ -733,175 +727,14 @@ async def test_a_wait_outlasts_its_cancellations() -> None:
     assert not complaints
 
 
-# Work in the background
-
-
-class NoThreads:
-    """Threads that make no call before they are told to. ended: they take none any more."""
-
-    def __init__(self) -> None:
-        self.calls, self.ended, self.priorities = list[Callable[[], object]](), False, set[int]()
-
-    def submit(self, call: Callable[[], object], priority: int = 0) -> bool:
-        self.priorities.add(priority)
-        if not self.ended:
-            self.calls.append(call)
-        return not self.ended
-
-    def call(self, *given: object, priority: int = 0) -> object:
-        self.priorities.add(priority)
-        return ("sent", *given)
-
-    async def acall(self, *given: object, priority: int = 0) -> object:
-        return self.call(*given, priority=priority)
-
-
-@pytest.fixture
-def threads() -> NoThreads:
-    return NoThreads()
-
-
-@pytest.fixture
-def errands(threads: NoThreads) -> Any:
-    return Errands(threads, (2, 3))  # type: ignore[arg-type]
-
-
-def test_where_a_call_of_another_part_is_made(errands: Any, threads: NoThreads) -> None:
-    """F29: the main thread, where a signal may strike, has it made; any other thread makes it. Renewals go first."""
-
-    def one(left: float) -> object:
-        return left
-
-    assert errands.send(one, 3.0) == ("sent", one, 3.0)
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(errands.send, one, 3.0).result(5) == 3.0
-    assert asyncio.run(errands.asend(one, 3.0)) == ("sent", one, 3.0)
-    assert threads.priorities == {2}
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "tries"),
-    [([True], 1), ([False, False, False], 3), ([None, False, True], 3), ([None] * 3 + [False], 4), ([None] * 3, 3)],
-    ids=str,
-)
-def test_how_often_an_errand_is_tried(
-    errands: Any, outcomes: list[bool | None], tries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once after each pause, or until it has an answer, but not for ever; each pause is its own."""
-    monkeypatch.setattr(errands_module, "MOST_TRIES", 3 if outcomes == [None] * 3 else MOST_TRIES)
-    monkeypatch.setattr(clock, "now", lambda: 100.0)
-    left, due = iter(outcomes), list[float]()
-    errand = Errand(0.0, 0, lambda: next(left), (1.0, 2.0, 4.0))
-    errands._untried.append(None)
-    errands._put = lambda again: due.append(again.due)
-    while not due or len(due) == errand.tries:
-        errands._try(errand)
-        assert not errands._untried
-        if errand.tries == tries:
-            break
-    assert errand.tries == tries
-    assert due == [102.0, 104.0, 104.0][: tries - 1]
-
-
-class Inbox(SimpleQueue[Any]):
-    """Where waiting moves a clock, and *more* comes in meanwhile: at what time."""
-
-    def __init__(self, more: dict[float, Errand]) -> None:
-        self.time, self.more, self.waited = 100.0, more, list[float]()
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        assert timeout is not None
-        if self.empty():
-            self.waited.append(timeout)
-            until = min([*(at for at in self.more if at <= self.time + timeout), self.time + timeout])
-            self.time = until
-            if until in self.more:
-                self.put(self.more.pop(until))
-        return super().get(timeout=0)
-
-
-def test_errands_are_tried_when_they_are_due(errands: Any, threads: NoThreads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of their times, by one thread that keeps time and sleeps meanwhile; no other one waits for that."""
-    made = list[tuple[float, str]]()
-
-    def tried(name: str) -> bool:
-        made.append((inbox.time, name))
-        return True
-
-    def errand(name: str, due: float) -> Errand:
-        return Errand(due, 0, functools.partial(tried, name), (1.0,))
-
-    inbox = errands._inbox = Inbox({102.0: errand("c", 103.0), 109.0: errand("d", 105.0)})
-    monkeypatch.setattr(clock, "now", lambda: inbox.time)
-    errands.in_background(functools.partial(tried, "b"), (4.0,))
-    errands._put(errand("a", 101.0))
-    errands._put(errand("e", 109.0))
-    keep_time = threads.calls.pop()
-    threads.calls.clear()
-    submit = threads.submit
-    monkeypatch.setattr(threads, "submit", lambda call, priority: submit(call, priority) and call())
-    errands._keeping_time.acquire()
-    keep_time()
-    assert not made
-    errands._keeping_time.release()
-    keep_time()
-    assert made == [(101, "a"), (103, "c"), (104, "b"), (109, "d"), (109, "e")]
-    assert inbox.waited == [1, 3, 1, 1, 5, 0]
-    assert threads.priorities == {3}
-    assert errands._keeping_time.acquire(blocking=False)
-
-
-def test_an_errand_that_becomes_due_meanwhile(
-    errands: Any, threads: NoThreads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """P6: it is not slept for. Each that was tried is waited for no more."""
-    times: Any = iter([10.0, 10.5, 12.0, 12.0])
-    monkeypatch.setattr(clock, "now", lambda: next(times))
-    errands.in_background(lambda: True, (1.0,))
-    coming, timeouts = [errands._inbox.get(block=False)], list[float]()
-    assert coming[0].due == 11.0
-
-    def get(timeout: float) -> object:
-        timeouts.append(timeout)
-        if not coming:
-            raise Empty
-        return coming.pop()
-
-    errands._inbox, errands._untried = SimpleNamespace(get=get), [None] * 2
-    errands._wait()
-    assert timeouts == [0.0] * 3
-    threads.calls.pop()()
-    assert errands._untried == [None]
-
-
-def test_errands_of_a_process_that_ends(errands: Any, threads: NoThreads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: they are not waited for when there are no threads for them; else until each was tried, and no longer."""
-    moment = [10.0]
-
-    def sleep(seconds: float) -> None:
-        assert seconds <= 0.01
-        moment[0] += 1
-
-    monkeypatch.setattr(clock, "now", lambda: moment[0])
-    monkeypatch.setattr(errands_module, "time", SimpleNamespace(sleep=sleep))
-    threads.ended = True
-    errands.in_background(lambda: True, (0.0,))
-    assert not errands._untried
-    threads.ended = False
-    errands.in_background(lambda: True, (0.0,))
-    assert errands._untried
-    errands.flush(3.0)
-    assert (moment, errands._untried) == ([13.0], [None])
-    monkeypatch.setattr(errands_module, "time", SimpleNamespace(sleep=lambda _: threads.calls.pop(0)()))
-    errands.flush(10)
-    assert not errands._untried
+# Releases
 
 
 def test_releases_are_remembered_until_a_majority_has_them() -> None:
     """F7: until then an election may undo them, and they are made again at the next primary; but not for ever."""
 
     def release(key: str, primary: str = "one", at: float = 100.0) -> UnconfirmedRelease:
-        return UnconfirmedRelease(Apply(key, Step()), primary, at)
+        return UnconfirmedRelease(key, "g", primary, at)
 
     releases, second, third = Releases(), release("b", at=101.0), release("c", at=200.0)
     assert (releases.look_at, releases.made(release("x", primary=""))) == (float("inf"), False)

@@ -18,6 +18,7 @@ from django_mongolock.engine.protocol.actions import Answer, Apply, Pause
 from django_mongolock.engine.protocol.processes import NO_PROCESS
 from django_mongolock.engine.rule.document import UNLIMITED, Step, entry
 from django_mongolock.engine.rule.replies import Reply
+from django_mongolock.engine.session.ending import Leftover
 from django_mongolock.exceptions import LockBackendFailed, LockLost, LockMisused
 from tests.engine.memory import TIMEOUT, Memory
 from tests.engine.twins import CALM
@@ -164,8 +165,9 @@ def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(memory.session.store, "answer", lambda key=None: away(key))
         with pytest.raises(LockBackendFailed):
             park_held(lock, OWNED, {})
-        (removal,) = memory.session.cleanup.pending.values()
-        assert not removal.action.step.force  # it would end a minimum hold
+        (leftover,) = memory.session.background.pending
+        assert isinstance(leftover, Leftover)
+        assert leftover.stays == (lock.terms.min_hold > 0)
         monkeypatch.undo()
         memory.server.away = None
     else:

@@ -18,7 +18,7 @@ from django_mongolock.engine.lock.detached import Parked, park_held
 from django_mongolock.engine.lock.lock import MongoLock
 from django_mongolock.engine.protocol import procedures
 from django_mongolock.engine.session import worker_threads
-from django_mongolock.engine.session.commands import SHORTEST_COMMAND
+from django_mongolock.engine.session.background import SHORTEST_COMMAND
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import Grant
 from django_mongolock.engine.store.mongo import MongoStore
@@ -399,9 +399,7 @@ def test_a_session_that_is_closed_while_an_errand_is(
     monkeypatch.setattr(memory.session.store, "release_uncontended", slowly)
     monkeypatch.setattr(memory.session.store, "close", look_and_close)
     kept = [memory.lock(key).acquire() for key in "ab"]
-    memory.session.errands.in_background(
-        (lambda: stuck.wait(5)) if errand == "stuck" else (lambda: bool(1 / 0)), (0.0,)
-    )
+    memory.session.background.repeat((lambda: stuck.wait(5)) if errand == "stuck" else (lambda: 1 / 0), (0.0,))
     began = clock.now()
     memory.session.close(0.3 if errand == "stuck" else 5.0)
     stuck.set()

@@ -201,7 +201,7 @@ def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: 
     assert clock.now() - started < 10
     for other in others:
         other.resume()
-    assert eventually(lambda: not session.cleanup.pending, 60)
+    assert eventually(lambda: not session.background.pending, 60)
     assert left(session) == 0
     assert lock(session, wait=30).acquire().release()
 

@@ -8,15 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from django_mongolock.engine.lock.lock import MongoLock
-from django_mongolock.engine.protocol.actions import Apply
 from django_mongolock.engine.rule.document import Limits, Step, entry
 from django_mongolock.engine.rule.options import LockOptions
 from django_mongolock.engine.rule.replies import Found, Reply, read_found
-from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, Removal
+from django_mongolock.engine.session.background import Task
+from django_mongolock.engine.session.ending import REMOVAL_PAUSES
 from django_mongolock.engine.session.session import Session
 from django_mongolock.exceptions import LockBackendFailed, LockCancelled, LockError, LockNotAcquired
 from django_mongolock.testing.memory_server import MemorySession, MemoryStore
@@ -200,7 +201,7 @@ def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool)
     assert len(memory.server.documents["k"]["waiters"]) == queued
     assert session.known
     store.down = False
-    memory.server._moved += TRY_AGAIN_AFTER
+    memory.server._moved += REMOVAL_PAUSES[-1]
     session.wake()
     assert eventually(lambda: not (session.known or memory.server.documents["k"]["waiters"]))
     session.close()
@@ -315,19 +316,23 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
 
 def test_removals_that_come_while_others_are_looked_at(memory: Memory) -> None:
     """F18: the garbage collector lets another thread in at any allocation; the heartbeat's work goes on."""
-    never = Removal(Apply("k", Step(remove=("g",))), float("inf"), float("inf"))
-    memory.session.cleanup.pending.update({f"g{number}": never for number in range(1_000)})
+
+    def never() -> Task:
+        return Task(attempt=Mock(), pauses=(0.0,), give_up=float("inf"), due=float("inf"))
+
+    pending = memory.session.background.pending
+    pending.update({never(): None for _ in range(1_000)})
 
     def come(*_: object) -> None:
-        memory.session.cleanup.pending[f"late{len(memory.session.cleanup.pending)}"] = never
+        pending[never()] = None
 
     before = gc.get_threshold()
     gc.callbacks.append(come)
     gc.set_threshold(1)
     try:
-        memory.session.cleanup.do_due(0)
+        memory.session.background.do_due(0)
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(come)
-    assert len(memory.session.cleanup.pending) > 1_000
-    memory.session.cleanup.pending.clear()
+    assert len(pending) > 1_000
+    pending.clear()

@@ -101,7 +101,7 @@ def test_interrupted_while_giving_back_what_it_had(here: Here, moment: int, monk
         monkeypatch.setattr(here.session.commands, "call", interrupted)
         with pytest.raises((KeyboardInterrupt, LockNotAcquired)):
             make_lock(here.session, "a", "b", "c", wait=0.05).acquire()
-        assert eventually(lambda: not here.session.cleanup.pending)
+        assert eventually(lambda: not here.session.background.pending)
         assert not here.session.registry.grants
         assert here.entries("a") == here.entries("b") == []
         assert len(here.entries("c")) == 1
@@ -173,7 +173,7 @@ def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: F
     with pytest.raises(RuntimeError, match="facts"):
         face.acquire(broken)
     assert not session.registry.grants
-    assert not session.cleanup.pending
+    assert not session.background.pending
 
 
 # Errors

@@ -15,17 +15,17 @@ from unittest.mock import Mock, call
 import pytest
 
 from django_mongolock.engine.protocol import procedures
-from django_mongolock.engine.protocol.actions import FOREVER, Acquisition, Apply, Granted
+from django_mongolock.engine.protocol.actions import FOREVER, Acquisition, Granted
 from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.replies import Beat, Found
 from django_mongolock.engine.session import bulk, grant_registry
 from django_mongolock.engine.session import ending as ending_module
-from django_mongolock.engine.session.commands import SHORTEST_COMMAND
-from django_mongolock.engine.session.core import BACKGROUND, RELEASE, RENEWAL, REQUEST
-from django_mongolock.engine.session.ending import TRY_AGAIN_AFTER, Cleanup, Ending, How, Orphans, Removal
+from django_mongolock.engine.session.background import Background
+from django_mongolock.engine.session.ending import REMOVAL_PAUSES, Cleanup, Ending, How, Leftover, Orphans
 from django_mongolock.engine.session.grant import NOT_FOUND, Grant, OwnerRef, OwnerToken, State
 from django_mongolock.engine.session.grant_registry import ForeignThread, GrantRegistry, LocalQueue, current_worker
 from django_mongolock.engine.session.heartbeat import Heartbeat
+from django_mongolock.engine.session.lanes import RENEWAL, REQUEST
 from django_mongolock.engine.session.releases import Releases, UnconfirmedRelease
 from django_mongolock.engine.session.renewals import Renewals
 from django_mongolock.exceptions import LockBackendFailed, LockQueueFull
@@ -43,13 +43,14 @@ class Bare:
     def __init__(self) -> None:
         self.time, self.asked, self.takes = 100.0, 0, True
         self.looks, self.calls = list[float](), list[tuple[Any, int, str | None]]()
-        self.heartbeat = Mock(now=self.now, see_to=self.looks.append)
+        self.heartbeat = Mock(now=self.now, see_to=self.looks.append, threads=self)
         self.threads = self
         self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(3, self.registry)
         self.notifications, self.store = Mock(), Mock()
         self.commands: Any = Mock(timeout=5.0, numbers=iter(range(7, 99)), releases=Releases())
         session: Any = self
+        self.background = Background(session.heartbeat)
         self.cleanup = Cleanup(session, self.commands)
         self.ending = Ending(session, self.cleanup)
         self.renewals = Renewals(session, self.commands, self.ending)
@@ -64,6 +65,11 @@ class Bare:
         if self.takes:
             self.calls.append((call, priority, key))
         return self.takes
+
+    @property
+    def left(self) -> list[tuple[str, bool]]:
+        """The grants that are going to be removed, and whether a minimum hold stays."""
+        return [(each.grant, each.stays) for each in self.background.pending if isinstance(each, Leftover)]
 
     def grant(
         self,
@@ -358,17 +364,14 @@ def test_what_each_end_of_a_grant_needs(
 ) -> None:
     """P6, P7: what may be left is removed, and the end is told; where it was found lost and was released meanwhile, the
     thread that releases it sees to both."""
-    grant = bare.grant(until=None if state is None else 130)
+    grant = bare.grant(until=None if state is None else 130, min_hold=9)
     grant.state, grant.reason, grant.outcome_unknown = state or State.WAITING, reason, in_doubt
     token = grant.new_owner_token(Mock())
     if not known:
         bare.registry.grants.clear()
     bare.time = 104
     bare.ending.end(grant, how, stays=True, noticed=True, reason="why")
-    assert list(bare.cleanup.pending) == ["k"] * removed
-    assert all(
-        each.action == procedures.removal_for_good("k", "k", stays=True) for each in bare.cleanup.pending.values()
-    )
+    assert bare.left == [("k", True)] * removed
     assert (
         bare.notifications.mock_calls
         == {
@@ -387,7 +390,7 @@ def test_a_forked_child_ends_nothing_of_its_parent(bare: Bare) -> None:
     """F29: it forgets the grant, and that is all."""
     grant, bare.pid = bare.grant(until=130), -1
     bare.ending.end(grant, How.ABANDONED)
-    assert (bare.registry.grants, bare.cleanup.pending, bare.notifications.mock_calls) == ({}, {}, [])
+    assert (bare.registry.grants, bare.left, bare.notifications.mock_calls) == ({}, [], [])
 
 
 def test_who_is_woken_by_an_end(bare: Bare) -> None:
@@ -415,141 +418,74 @@ def test_a_grant_that_is_not_found(bare: Bare, by_release: bool) -> None:
 # Removals
 
 
-def test_when_a_removal_is_tried(bare: Bare) -> None:
-    """P6, F17: at once, and a second after each failure, in the background and in the lane of its key, for as long as a
-    copy of its command may arrive and its lease may live."""
-    cleanup, grant = bare.cleanup, bare.grant()
-    assert cleanup.next_due() == FOREVER
-    bare.line("first")
-    cleanup.ensure_removed(grant)
-    give_up, action = 100 + 33 + TTL, procedures.removal_for_good("k", "k")
-    assert cleanup.pending == {"k": Removal(action, give_up, 100, was_granted=False)}
-    assert (bare.looks, cleanup.next_due()) == ([100], 100)
-    cleanup.do_due(99)
-    assert not bare.calls
-    cleanup.do_due(100)
-    cleanup.do_due(100)
-    ((tries, *how),) = bare.calls
-    assert (how, cleanup.next_due()) == ([BACKGROUND, "k"], FOREVER)
-    bare.commands.send.side_effect = LockBackendFailed("no answer")
-    for moment in (100.0, give_up - 0.5):
-        bare.time = moment
-        tries()
-        assert (cleanup.next_due(), bare.looks[-1]) == (moment + TRY_AGAIN_AFTER,) * 2
-    assert bare.commands.send.mock_calls == [call(action, FOREVER)] * 2
-    waiter = bare.queue.waiting["first"]
-    assert not is_woken(waiter)
-    bare.time = give_up
-    tries()
-    assert (cleanup.pending, is_woken(waiter)) == ({}, True)
-    tries()
-    assert bare.commands.send.call_count == 3
+@pytest.mark.parametrize(("until", "doubt", "in_bulk"), [(130, False, True), (130, True, False), (None, False, False)])
+def test_a_removal(bare: Bare, until: float | None, *, doubt: bool, in_bulk: bool) -> None:
+    """P6, F17: at once, for as long as a copy of its command may arrive and its lease may live. If such a copy may
+    arrive, the removal is a command of its own that leaves a tombstone."""
+    grant = bare.grant(until=until, min_hold=1)
+    grant.outcome_unknown = doubt
+    (first,) = bare.line("first")
+    bare.cleanup.ensure_removed(grant, stays=True)
+    (left,) = bare.background.pending
+    assert (left.due, left.give_up, left.pauses) == (100, 100 + 33 + TTL, REMOVAL_PAUSES)
+    assert (left.group is not None) is in_bulk
+    assert left.attempt([left], 3.0) == ()
+    assert bare.commands.send.mock_calls == [call(procedures.removal_for_good("k", "k", stays=True), 3.0)]
+    assert is_woken(first)
 
 
-def test_a_removal_that_another_one_has_replaced(bare: Bare) -> None:
-    """F17: while it was tried: then the later one is to be tried as well. Where there is no thread, at once."""
-    later, bare.takes = Mock(), False
-    for replaces in (True, False):
-        bare.commands.send = lambda *_: bare.cleanup.pending.update({"k": later} if replaces else {})  # noqa: B023
-        bare.cleanup.ensure_removed(bare.grant())
-        bare.cleanup.do_due(100)
-        assert bare.cleanup.pending == ({"k": later} if replaces else {})
+def test_many_removals(bare: Bare) -> None:
+    """P8, F180: many are one command. Before the end of the process, the majority has to know it."""
+    grants = [bare.grant(key, 130) for key in "ba"]
+    for grant in grants:
+        bare.cleanup.ensure_removed(grant)
+    left = list(bare.background.pending)
+    assert left[0].attempt(left, FOREVER) == ()
+    step = Step(remove=("b", "a"), force=True)
+    assert bare.store.renew.mock_calls == [call(["a", "b"], step, 5.0)]
+    assert not bare.store.release_uncontended.mock_calls
 
 
 def test_a_release_that_is_made_again_is_tried_for_a_while(bare: Bare) -> None:
     """F7: when it is time to look, and the primary is another one."""
-    again = Apply("k", Step(remove=("g",)))
-    bare.commands.releases.made(UnconfirmedRelease(again, "one", 100))
+    bare.commands.releases.made(UnconfirmedRelease("k", "g", "one", 100))
     bare.store.primary.return_value = "two"
     assert bare.cleanup.next_due() == 102
     bare.cleanup.do_due(101.9)
-    assert not bare.cleanup.pending
+    assert not bare.left
     bare.time = 104
     bare.cleanup.do_due(102)
-    assert bare.cleanup.pending == {"g": Removal(again, 104 + TTL, 104)}
+    assert bare.left == [("g", False)]
+    assert next(iter(bare.background.pending)).give_up == 104 + TTL
 
 
-@pytest.mark.parametrize(("end", "limit"), [(108, 2.0), (100, SHORTEST_COMMAND)])
-def test_how_long_a_removal_may_take_at_the_end(bare: Bare, end: float, limit: float) -> None:
-    """P6: a part of the time that is left."""
-    bare.cleanup.begin_to_finish([], end)
-    bare.cleanup.ensure_removed(bare.grant())
-    bare.cleanup.remove("k")
-    assert bare.commands.send.call_args.args[1] == limit
-
-
-def test_what_is_released_at_exit(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, F182: all of it in bulk: by the short command what was alone, by the rule the others, and apart what has a
-    minimum hold. What fails in bulk is sent in smaller parts if the server answers others."""
-    monkeypatch.setattr(bulk, "BATCH", 3)
-    monkeypatch.setattr(bulk, "PARTS", 2)
-    sent, slept = list[tuple[str, str]](), list[float]()
+def test_the_grants_that_are_left_at_exit(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P6, F182: all are removed in bulk: by the short command those without others, by the rule the rest, and apart
+    those with a minimum hold, and waiters."""
+    sent = list[tuple[str, str]]()
 
     def release(keys: list[str], ids: list[str], limit: float) -> set[str]:
-        assert ids == [f"g{key}" for key in keys]
-        assert limit == (50.0 if len(ids) > 1 else (bare.cleanup._end - bare.time) / 4)
+        assert (ids, limit) == ([f"g{key}" for key in keys], 50.0)
         sent.append(("short", "".join(keys)))
-        if keys == ["d", "e"]:
-            raise LockBackendFailed("no answer")
-        return {"b"} & {*keys}
+        return {"b"}
 
     def renew(keys: list[str], step: Step, limit: float) -> dict[str, Found]:
-        if keys:
-            assert step == Step(remove=tuple(f"g{key}" for key in keys), force=keys != ["m"])
-            sent.append(("rule", "".join(keys)))
+        held = "m" in keys
+        assert step == Step(remove=tuple(f"g{key}" for key in keys), force=not held)
+        sent.append(("rule", "".join(keys)))
         return {}
 
-    def sleep(seconds: float) -> None:
-        assert bare.time < 200
-        assert {priority for _, priority, _ in bare.calls} <= {RELEASE}
-        slept.append(seconds)
-        calls, bare.calls = bare.calls, []
-        for each, *_ in calls:
-            each()
-        bare.time += 1
-
-    bare.store.release_uncontended, bare.store.renew = release, renew
-    monkeypatch.setattr(time, "sleep", sleep)
-    bare.cleanup.pending["old"] = Removal(Apply("old", Step()), FOREVER, FOREVER)
-    held = [bare.grant(key, 130, name=f"g{key}", min_hold=float(key == "m")) for key in "abmcde"]
-    waits = bare.grant("w", name="gw", min_hold=1)
-    bare.cleanup.begin_to_finish([*held, waits], 200)
+    bare.takes, bare.store.release_uncontended, bare.store.renew = False, release, renew
+    held = [bare.grant(key, 130, name=f"g{key}", min_hold=float(key in "mn")) for key in "abmnc"]
+    waits = [bare.grant(key, name=f"g{key}", min_hold=1) for key in "wx"]
+    for each in waits:
+        each.lease.until = 104
+    for each in (*held, *waits):
+        bare.cleanup.ensure_removed(each, stays=each.token > 0, at_exit=True)
+    bare.background.begin_to_finish(100)
     bare.cleanup.finish()
-    assert sent == [
-        *(("short", "abc"), ("rule", "b"), ("short", "de"), ("rule", "m")),
-        *(("short", "de"), ("rule", "w"), ("short", "d"), ("short", "e")),
-    ]
-    assert bare.commands.send.call_count == 1
-    assert bare.cleanup._unfinished == []
-
-
-def test_what_is_released_at_exit_without_threads(bare: Bare) -> None:
-    """P6: is released by the thread that ends the session."""
-    bare.takes, bare.store.release_uncontended.return_value = False, {"a"}
-    bare.cleanup.begin_to_finish([bare.grant(key, 130) for key in "ab"], 200)
-    assert bare.store.release_uncontended.mock_calls == [call(["a", "b"], ["a", "b"], 50.0)]
-    assert bare.store.renew.mock_calls == [call(["a"], Step(remove=("a",), force=True), 25.0)]
-    assert bare.cleanup._unfinished == []
-
-
-@pytest.mark.parametrize("answers", [True, False])
-def test_the_end_waits_for_no_command_for_longer_than_it_may(
-    bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answers: bool
-) -> None:
-    """P6: what has had no answer until then is given up, and is told in one line; and it begins no more."""
-
-    def sleep(_: float) -> None:
-        assert bare.time < 103
-        bare.time += 1
-        for each, *_how in bare.calls if answers else ():
-            each()
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    bare.store.release_uncontended.return_value = set[str]()
-    bare.cleanup.begin_to_finish([bare.grant(until=130)], 103)
-    bare.cleanup.finish()
-    assert (bare.time, len(bare.calls)) == (101 if answers else 103, 1)
-    assert ("not released at exit" in caplog.text) is not answers
+    assert sent == [("short", "abc"), ("rule", "mn"), ("rule", "wx")]
+    assert bare.commands.send.mock_calls == [call(procedures.removal_for_good("b", "gb"), 50.0)]
 
 
 @pytest.mark.parametrize("token", [0, 7])
@@ -562,7 +498,7 @@ def test_a_lock_that_was_never_granted_is_not_reported_at_exit(
     grant.token = token
     bare.cleanup.ensure_removed(grant)
     with caplog.at_level("INFO"):
-        bare.cleanup.begin_to_finish([], 103)
+        bare.background.begin_to_finish(3)
         bare.cleanup.finish()
     assert ("not released at exit" in caplog.text) is (token == 7)
 
@@ -628,7 +564,7 @@ def test_what_is_released_that_no_code_can_release(
 ) -> None:
     """P6, F33: what is held by a thread that has ended, was being released by one, or belongs to a lock object that is
     gone; a minimum hold stays."""
-    grant = bare.grant(until=until, worker=worker)
+    grant = bare.grant(until=until, worker=worker, min_hold=1)
     grant.releaser, grant.acquired_from = releaser, "a.py:1"
     token = None if owner is None else grant.new_owner_token(Mock())
     if owner == "died":
@@ -637,11 +573,9 @@ def test_what_is_released_that_no_code_can_release(
     with pytest.warns(ResourceWarning, match="'k', acquired at a.py:1") if gone else contextlib.nullcontext():
         bare.orphans.do_due(100)
     bare.orphans.do_due(100)
-    assert list(bare.cleanup.pending) == ["k"] * bool(why)
+    assert bare.left == [("k", why != "given up")] * bool(why)
     assert bare.notifications.mock_calls == [call.report_end(grant, noticed=True)] * bool(why)
     assert (why in caplog.text) is (why != "given up")
-    for removal in bare.cleanup.pending.values():
-        assert removal.action == procedures.removal_for_good("k", "k", stays=why != "given up")
 
 
 def test_whose_wait_ends_with_its_thread(bare: Bare) -> None:
@@ -649,7 +583,7 @@ def test_whose_wait_ends_with_its_thread(bare: Bare) -> None:
     ended, second = bare.line("ended", "second")
     ended.worker = Ended()
     bare.orphans.do_due(100)
-    assert (list(bare.queue.waiting), list(bare.cleanup.pending)) == (["second"], ["ended"])
+    assert (list(bare.queue.waiting), bare.left) == (["second"], [("ended", False)])
     assert (is_woken(second), bare.orphans.next_due()) == (True, FOREVER)
 
 
@@ -657,7 +591,7 @@ def test_whose_wait_ends_with_its_thread(bare: Bare) -> None:
 def test_what_its_owner_has_dropped(bare: Bare, state: State) -> None:
     """F65: a signal has struck in the clean-up of its caller, which may have left the line and woken nobody. Only what
     was held once is kept for a minimum hold."""
-    grant = bare.grant(name="g", until=None if state is State.WAITING else 130)
+    grant = bare.grant(name="g", until=None if state is State.WAITING else 130, min_hold=1)
     grant.state = state
     bare.queue.waiting["g"] = grant
     token = grant.new_owner_token(bare.orphans.adopt)
@@ -665,15 +599,13 @@ def test_what_its_owner_has_dropped(bare: Bare, state: State) -> None:
     with pytest.warns(ResourceWarning) if state is State.HELD else contextlib.nullcontext():
         del token
     stays = state is not State.WAITING
-    assert [each.action for each in bare.cleanup.pending.values()] == [
-        procedures.removal_for_good("k", "g", stays=stays)
-    ]
+    assert bare.left == [("g", stays)]
     assert bare.notifications.mock_calls == [call.report_end(grant, noticed=True)]
     assert (list(bare.queue.waiting), is_woken(first), grant.held) == (["first"], True, False)
-    bare.cleanup.pending.clear()
+    bare.background.pending.clear()
     for ref in (OwnerRef(OwnerToken()), Mock(grant=grant)):  # a signal has struck before it was set; all is done
         bare.orphans.adopt(ref)
-    assert not bare.cleanup.pending
+    assert not bare.left
 
 
 # Lines
@@ -861,7 +793,8 @@ def test_a_heartbeat_is_told_what_is_due(
 ) -> None:
     """P6, F108: its thread is started if there is none, and woken if it would sleep longer; not once it was closed."""
     heartbeat.thread = None if alive is None else Mock(is_alive=lambda: alive)
-    heartbeat.elsewhere, heartbeat.wakes_at, heartbeat._closed = heartbeat.started.append, 110, closed
+    heartbeat.threads.apart = lambda start, **_: heartbeat.started.append(start)
+    heartbeat.wakes_at, heartbeat._closed = 110, closed
     heartbeat.see_to(due)
     assert (heartbeat.started, heartbeat.inbox.items) == ([heartbeat.start] * started, [None] * woken)
 
@@ -884,17 +817,6 @@ def test_a_heartbeat_is_started(
     assert made.mock_calls[:1] == [call(target=heartbeat._run, name="mongolock-heartbeat", daemon=True)] * starts
     assert thread.start.call_count == starts
     assert heartbeat.thread is (thread if starts and not fails else before)
-
-
-def test_the_main_thread_starts_no_heartbeat_itself(heartbeat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a signal may not strike there."""
-    heartbeat.elsewhere(began := Mock())
-    assert not began.called
-    heartbeat.threads.call.call_args.args[0](None)
-    assert began.call_count == 1
-    monkeypatch.setattr(threading, "main_thread", lambda: None)
-    heartbeat.elsewhere(began)
-    assert (began.call_count, heartbeat.threads.call.call_count) == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -36,18 +36,17 @@ from django_mongolock.engine.protocol.actions import (
 from django_mongolock.engine.rule.document import Limits, Step, Terms
 from django_mongolock.engine.rule.replies import Bell, Former, News, Reply
 from django_mongolock.engine.session import wakeups
+from django_mongolock.engine.session.background import SHORTEST_COMMAND
 from django_mongolock.engine.session.commands import (
     GIVE_BACK_LIMIT,
     JUST_CAME,
-    SHORTEST_COMMAND,
     Commands,
     _priority,
     _question,
 )
-from django_mongolock.engine.session.core import RELEASE, REQUEST
 from django_mongolock.engine.session.ending import How
 from django_mongolock.engine.session.grant import CLOSED, Grant, State, User
-from django_mongolock.engine.session.lanes import SLOW, Lanes
+from django_mongolock.engine.session.lanes import RELEASE, REQUEST, SLOW, Lanes
 from django_mongolock.engine.session.notifications import Notifications
 from django_mongolock.engine.session.releases import NO_GUESS_FOR
 from django_mongolock.engine.session.session import PerProcess, Sessions
@@ -196,7 +195,7 @@ def test_when_a_call_comes_too_late(
     assert LEAST * 20 == 1.0
     for known in ({}, {"known": "x"}):
         moment[0] = NOW
-        one = Call(lambda left, **known: note((left, known)) or "result", timeout)
+        one = Call(lambda left, **known: note((left, known)) or "result", timeout, priority=0)
         moment[0] += after
         assert one.begin(**known) == (None if left is None else "result")
         assert one.decided.locked() == (left is not None)
@@ -209,23 +208,23 @@ def test_a_call_is_taken_back_once() -> None:
     """F36: and its owner is told; nothing is, of one that has begun."""
     told, lane = list[str](), OrderedDict[Any, None]()
     for begun in (False, True):
-        one = Call(lambda left: None, on_withdrawn=lambda: told.append("told"))
+        one = Call(lambda left: None, priority=0, on_withdrawn=lambda: told.append("told"))
         one.lane, lane[one] = lane, None
         if begun:
             one.begin()
         assert (one.withdraw(), one.withdraw(), one.take_back()) == (not begun, False, False)
         assert (told, one in lane) == (["told"], begun)
         lane.clear()
-    assert Call(lambda left: None).withdraw()
-    assert Call(lambda left: None).take_back()
+    assert Call(lambda left: None, priority=0).withdraw()
+    assert Call(lambda left: None, priority=0).take_back()
 
 
 def test_what_a_blocking_call_brings() -> None:
     """F67: its result or its error; when its time is over, it is not begun, or it has a moment more to end."""
-    one: Blocking[Any] = Blocking(lambda left: 5, 3.0)
+    one: Blocking[Any] = Blocking(lambda left: 5, 3.0, priority=0)
     one.begin()
     assert one.wait(0.0) == 5
-    failing: Blocking[Any] = Blocking(lambda left: 1 / 0, 3.0)
+    failing: Blocking[Any] = Blocking(lambda left: 1 / 0, 3.0, priority=0)
     failing.begin()
     with pytest.raises(ZeroDivisionError):
         failing.wait(None)
@@ -233,7 +232,7 @@ def test_what_a_blocking_call_brings() -> None:
         *((0.0, False, [0.0], "was not sent within"), (-1.0, False, [0.0], "was not sent within")),
         *((3.0, True, [3.0, OVERTIME], "was sent, but did not end"), (None, True, [-1, OVERTIME], "within inf")),
     ):
-        stuck, waited = Blocking[Any](lambda left: 5, timeout), list[float]()
+        stuck, waited = Blocking[Any](lambda left: 5, timeout, priority=0), list[float]()
         if begun:
             stuck.decided.acquire()
         stuck.ended = SimpleNamespace(acquire=lambda timeout, note=waited.append: note(timeout))  # type: ignore[assignment]
@@ -245,7 +244,7 @@ def test_what_a_blocking_call_brings() -> None:
 @pytest.mark.parametrize(("begun", "done"), [(False, False), (True, False), (True, True)])
 async def test_what_an_awaited_call_brings(begun: bool, done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """F67: the same, when its time is over."""
-    later, one = list[Any](), Awaited[Any](lambda left: 5, 3.0)
+    later, one = list[Any](), Awaited[Any](lambda left: 5, 3.0, priority=0)
     monkeypatch.setattr(one, "loop", SimpleNamespace(call_later=lambda *given: later.append(given)))
     if begun:
         one.decided.acquire()
@@ -338,7 +337,7 @@ def test_a_thread_that_serves(
     """F159: it makes what calls there are, has another thread look meanwhile if calls wait and nobody watches, and is
     the one that watches if nobody is."""
     threads, made = WorkerThreads(4, shares=(1, 1)), list[object]()
-    one = Call(lambda left: made.append("made"))
+    one = Call(lambda left: made.append("made"), priority=0)
     follow: Any = iter([(one, None), (None, pause)])
     threads._watched = watched
     threads._lanes.begin_next = lambda now: next(follow)  # type: ignore[method-assign]
@@ -355,8 +354,8 @@ def test_a_thread_that_serves(
 def test_a_result_is_passed_on(started: list[Any]) -> None:
     """F110: to the calls that asked the same."""
     threads, known = WorkerThreads(4), list[Any]()
-    other = Call(lambda left, **given: known.append(given))
-    follow: Any = iter([(Call(lambda left: "refused"), None), (None, None)])
+    other = Call(lambda left, **given: known.append(given), priority=0)
+    follow: Any = iter([(Call(lambda left: "refused", priority=0), None), (None, None)])
     threads._lanes.begin_next = lambda now: next(follow)  # type: ignore[method-assign]
     threads._lanes.end = lambda entry, result: [other]  # type: ignore[method-assign]
     threads._serve()
@@ -389,13 +388,13 @@ def test_a_thread_ends_with_its_last_call(started: list[Any]) -> None:
 
         def get(self) -> bool:
             assert made == ["a"]
-            enter(threads._lanes, Call(lambda left: made.append("b")))
+            enter(threads._lanes, Call(lambda left: made.append("b"), priority=0))
             return False
 
         put, qsize = given.append, staticmethod(lambda: 0)
 
     threads._tickets = Tickets()  # type: ignore[assignment]
-    threads.submit(lambda: made.append("a"))
+    threads.submit(lambda: made.append("a"), priority=0)
     threads._work()
     assert (made, threads._idle, given) == (["a", "b"], [], [True, False])
 
@@ -411,11 +410,9 @@ def test_a_caller_of_closed_threads_makes_its_call_itself(started: list[Any]) ->
 
     ends._wake_one = close  # type: ignore[method-assign]
     for _ in range(2):  # closed on the way, and before
-        assert ends.call(lambda left: (_thread.get_ident(), left), 0.5, on_withdrawn=lambda: told.append("no")) == (
-            _thread.get_ident(),
-            0.5,
-        )
-        assert not ends.submit(lambda: None)
+        how: Any = {"priority": 0, "on_withdrawn": lambda: told.append("no")}
+        assert ends.call(lambda left: (_thread.get_ident(), left), 0.5, **how) == (_thread.get_ident(), 0.5)
+        assert not ends.submit(lambda: None, priority=0)
         assert not any(ends._lanes.waiting)
     assert told == ["woken"]
 
@@ -446,12 +443,12 @@ async def test_a_coroutine_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> N
         return timers[-1]
 
     monkeypatch.setattr(loop, "call_later", later)
-    assert await threads.acall(lambda left: "done", 60.0) == "done"
+    assert await threads.acall(lambda left: "done", 60.0, priority=0) == "done"
     assert [timer.cancelled() for timer in timers] == [True]
-    assert await threads.acall(lambda left: left) == FOREVER
+    assert await threads.acall(lambda left: left, priority=0) == FOREVER
     assert len(timers) == 1
     with pytest.raises(ZeroDivisionError):
-        await threads.acall(lambda left: 1 / 0)
+        await threads.acall(lambda left: 1 / 0, priority=0)
     threads.close()
 
 
@@ -548,7 +545,7 @@ class Told(Notifications):
         super().__init__(lambda event, _: self.told.append((event, self.inside)))
         self.threads = self  # type: ignore[assignment]
 
-    def submit(self, one: Callable[[], object]) -> bool:
+    def submit(self, one: Callable[[], object], *, priority: int) -> bool:
         self.calls.append(one)
         return not self.ended
 
@@ -651,7 +648,7 @@ def test_what_is_told_of_a_wait(caplog: pytest.LogCaptureFixture) -> None:
     silent = Notifications(None)
     silent.report_acquired(one)
     silent.close()
-    assert not silent.threads.submit(print)
+    assert not silent.threads.submit(print, priority=0)
 
 
 # Waits
@@ -675,8 +672,8 @@ class Parts:
     def see_to(self, due: float) -> None:
         self.events.append(("see to", due))
 
-    def elsewhere(self, one: Callable[[], object]) -> None:
-        self.events.append(("elsewhere", one.__name__))
+    def apart(self, one: Callable[[], object], *, priority: int) -> None:
+        self.events.append(("apart", one.__name__, priority))
 
     def report_contended(self, one: Grant) -> None:
         self.events.append(("contended", one.id))
@@ -717,7 +714,7 @@ def test_how_long_a_pause_is(timer: float, poll: float, reserved: bool, listenin
     assert each._seconds(Pause("g", timer), one) == timer
     assert each._session.events == []
     assert each._seconds(Pause("g", timer, poll), one) == seconds
-    assert each._session.events == [("elsewhere", "start")]
+    assert each._session.events == [("apart", "start", REQUEST)]
     one.waiting.cancelled = True
     assert each._seconds(Pause("g", timer, poll), one) == 0.0
 
@@ -1140,8 +1137,8 @@ def test_the_next_of_a_line_is_queued() -> None:
 
 
 @pytest.mark.parametrize("own", [True, False])
-async def test_who_sends_a_command(own: bool) -> None:
-    """F110, F29: this thread, unless two of its key are under way; a pause is no command."""
+async def test_who_sends_a_command(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F110, F29: this thread, unless it is the main thread or two of the key are under way. A pause is no command."""
     each, done = commands(), list[Any]()
     note: Any = done.append
     each._session.begin_own = lambda key: own and not note(("begin", key))
@@ -1151,11 +1148,15 @@ async def test_who_sends_a_command(own: bool) -> None:
     each._session.acall = lambda send, **how: asyncio.sleep(0, (how["key"], send()))
     each._waits = SimpleNamespace(pause=lambda _: "paused", apause=lambda _: asyncio.sleep(0, "paused"))
     assert each.perform(Read("k", "g")).reply.token == 3
+    assert done == ["k"]
+    done.clear()
+    monkeypatch.setattr(threading, "main_thread", lambda: None)
+    assert each.perform(Read("k", "g")).reply.token == 3
     assert done == ([("begin", "k"), ("end", "k")] if own else ["k"])
     assert each.perform(Pause("g", 1.0)) == "paused"
     assert len(done) == (2 if own else 1)
-    key, answer = await each.acall(Read("k", "g"))
-    assert (key, answer.reply.token, await each.acall(Pause("g", 1.0))) == ("k", 3, "paused")
+    key, answer = await each.aperform(Read("k", "g"))
+    assert (key, answer.reply.token, await each.aperform(Pause("g", 1.0))) == ("k", 3, "paused")
 
 
 # The session
@@ -1194,7 +1195,7 @@ def test_how_much_a_session_knows() -> None:
     session: Any = MemorySession(MemoryStore(MemoryServer(), Limits()))
     assert session.known == 0
     parts = session.registry.grants, session.registry.by_line, session.queue.waiting, session.queue.lines
-    for number, part in enumerate((*parts, session.cleanup.pending)):
+    for number, part in enumerate((*parts, session.background.pending)):
         part.update(dict.fromkeys(range(2**number)))
     assert session.known == 0b11111
 
@@ -1216,8 +1217,8 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
     for part, name in (
         *((session.waits, "close"), (session.waits, "look"), (session.heartbeat, "close"), (session.heartbeat, "wake")),
         *((session.cleanup, "repeat_releases"), (session.cleanup, "ensure_removed"), (session.cleanup, "finish")),
-        (session.cleanup, "begin_to_finish"),
-        *((session.commands, "close"), (session.ending, "end"), (session.errands, "flush")),
+        (session.background, "begin_to_finish"),
+        *((session.commands, "close"), (session.ending, "end")),
         *((session.threads, "close"), (session.notifications, "close"), (session.store, "close")),
     ):
         label = f"{type(part).__name__}.{name}"
@@ -1241,14 +1242,12 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
         one.outcome_unknown = "doubt" in name
         session.registry.grants[name] = grants[name] = one
     session.close(3.0)
-    removed = [("waits", False), ("doubt", False), ("doubt kept", True), ("doubt released", False)]
     assert done == [
         *(("Waits.close",), ("Heartbeat.close",), ("Cleanup.repeat_releases",), ("Commands.close", 3.0)),
-        *(("Cleanup.ensure_removed", grants[name], stays) for name, stays in removed),
-        ("Cleanup.begin_to_finish", [grants[name] for name in ("held", "released", "lost")], NOW + 3),
-        ("Cleanup.finish",),
+        *(("Cleanup.ensure_removed", one, name != "waits", True) for name, one in grants.items()),
+        *(("Background.begin_to_finish", 3.0), ("Cleanup.finish",)),
         *(("Ending.end", one, How.RELEASED) for one in grants.values()),
-        *(("Waits.look",), ("Errands.flush", 3.0)),
+        ("Waits.look",),
         *(("WorkerThreads.close",), ("Notifications.close",), ("MemoryStore.close",)),
     ]
     assert {name: (one.state, one.reason) for name, one in grants.items()} == {

@@ -111,7 +111,7 @@ def count_events(run: Callable[[], object], **options: Any) -> int:
 
 def known(session: Session) -> str:
     """What the session still knows of, in words; empty if nothing."""
-    found = (session.registry.grants, session.queue.waiting, session.cleanup.pending)
+    found = (session.registry.grants, session.queue.waiting, session.background.pending)
     return "; ".join([f"{session.known} known", *(repr(things) for things in found)]) if session.known else ""
 
 

@@ -215,7 +215,7 @@ def test_an_outcome_that_stays_unknown_is_removed(here: Here, failpoint: Callabl
     failpoint(["findAndModify"], times=2, writeConcernError={"code": 64, "errmsg": "x"})
     with pytest.raises(LockBackendFailed):
         here.lock(wait=0).acquire()
-    assert eventually(lambda: not here.session.cleanup.pending, 5)
+    assert eventually(lambda: not here.session.background.pending, 5)
     assert here.entries() == []
     assert here.other(wait=0).try_acquire()
 

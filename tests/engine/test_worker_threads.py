@@ -8,15 +8,29 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from django_mongolock.engine.session import lanes, worker_threads
 from django_mongolock.engine.session.core import thread_limits
-from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed
 from tests.support.waiting import eventually
+
+
+class WorkerThreads(worker_threads.WorkerThreads):
+    """Threads whose calls have the highest priority unless a test says otherwise."""
+
+    def submit(self, call: Callable[[], object], **how: Any) -> bool:
+        return super().submit(call, **{"priority": 0, **how})
+
+    def call(self, call: Callable[..., Any], timeout: float | None = None, **how: Any) -> Any:
+        return super().call(call, timeout, **{"priority": 0, **how})
+
+    async def acall(self, call: Callable[..., Any], timeout: float | None = None, **how: Any) -> Any:  # noqa: ASYNC109
+        return await super().acall(call, timeout, **{"priority": 0, **how})
+
 
 #: More than any of these calls needs, on a loaded machine as well.
 LONG = 60.0
@@ -211,7 +225,7 @@ def test_a_call_that_does_not_end_is_given_up(
 
     started = time.monotonic()
 
-    def ask() -> None:
+    def ask() -> Any:
         if coroutine:
             return asyncio.run(threads.acall(stuck, 0.2, **how))
         return threads.call(stuck, 0.2, **how)
@@ -276,4 +290,20 @@ def test_the_threads_of_a_program_send_only_so_many_commands_themselves() -> Non
     assert [threads.begin_own(key) for key in "abc"] == [True, True, False]
     threads.end_own("a")
     assert threads.begin_own("c")
+    threads.close()
+
+
+def test_a_call_apart_from_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F29: a signal must not strike in the call. The context comes along. Any other thread makes its call itself."""
+    threads, colour = WorkerThreads(1), ContextVar("colour", default="")
+    colour.set("red")
+
+    def look(left: float) -> tuple[float, str, object]:
+        return round(left), colour.get(), threading.current_thread()
+
+    left, seen, thread = threads.apart(look, 3.0, priority=0)
+    assert (left, seen) == (3, "red")
+    assert thread is not threading.main_thread()
+    monkeypatch.setattr(threading, "main_thread", lambda: None)
+    assert threads.apart(look, 3.0, priority=0) == (3, "red", threading.current_thread())
     threads.close()

@@ -23,6 +23,7 @@ from django_mongolock.engine.rule.document import Step, Terms
 from django_mongolock.engine.rule.in_python import Moment, _Rule, is_there, reply_of
 from django_mongolock.engine.rule.replies import Beat, Found, Reply
 from django_mongolock.engine.session import lanes
+from django_mongolock.engine.session.background import Background, Task
 from django_mongolock.engine.session.commands import Commands
 from django_mongolock.engine.session.ending import Cleanup, Ending, How
 from django_mongolock.engine.session.grant import Grant, State
@@ -348,10 +349,11 @@ def no_fork_guard(patches: Patches) -> None:
 
 @_instead_of(Ending, "end")
 def lost_not_removed(end: Whole, self: Ending, grant: Grant, how: How, **options: Any) -> None:
-    pending = dict(self._cleanup.pending)
+    background = self._session.background
+    pending = dict(background.pending)
     end(self, grant, how, **options)
     if how is How.LOST:
-        self._cleanup.pending = pending
+        background.pending = pending
 
 
 @_instead_of(LockGrants, "give_up")
@@ -389,17 +391,18 @@ def closed_and_held(hold: Whole, self: Grant, granted: Granted) -> Any:
 
 @_defect
 def first_not_woken(patches: Patches) -> None:
-    patches.set(LocalQueue, "wake_first_of", lambda self, key: None)
+    patches.set(LocalQueue, "wake_first_of", lambda self, keys: None)
 
 
-@_instead_of(Cleanup, "_have_removed")
-def one_by_one_at_exit(_: Whole, self: Cleanup, batch: Sequence[Grant]) -> None:
-    for grant in batch:
-        if self._session.now() < self._end:
-            stays = grant.token > 0 and grant.terms.min_hold > 0
-            action = procedures.releasing(grant.key, grant.id, stays=stays)
+@_instead_of(Background, "_have_tried")
+def one_by_one_at_exit(have_tried: Whole, self: Background, tasks: Sequence[Task], *how: Any) -> None:
+    if self.end == FOREVER:
+        have_tried(self, tasks, *how)
+        return
+    for task in tasks:
+        if (left := self.end - self._heartbeat.now()) > 0:
             with contextlib.suppress(LockError):
-                self._commands.send(action, self._end - self._session.now())
+                task.attempt([task], left)
 
 
 @_defect
@@ -461,7 +464,7 @@ def no_tombstone(patches: Patches) -> None:
 
 @_defect
 def unknown_outcome_forgotten(patches: Patches) -> None:
-    patches.set(Cleanup, "ensure_removed", lambda self, grant, stays=False: None)
+    patches.set(Cleanup, "ensure_removed", lambda self, grant, **_: None)
 
 
 @_instead_of(Ending, "end")
@@ -523,9 +526,9 @@ def whole_lease_for_all(granted: Whole, self: _Rule, entry: Document, token: int
 
 
 @_instead_of(Cleanup, "ensure_removed")
-def left_at_close(ensure_removed: Whole, self: Cleanup, grant: Grant, *, stays: bool = False) -> None:
+def left_at_close(ensure_removed: Whole, self: Cleanup, grant: Grant, **options: bool) -> None:
     if grant.in_doubt or not self._commands._closed:
-        ensure_removed(self, grant, stays=stays)
+        ensure_removed(self, grant, **options)
 
 
 @_defect

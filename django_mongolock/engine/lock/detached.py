@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from ...exceptions import LockBackendFailed, LockError, LockMisused
 from .. import clock
-from ..logs import DEBUG, log
 from ..protocol import actions
 from ..protocol.actions import Answer, Apply, Protocol, Read
 from ..protocol.procedures import TOMBSTONE_TTL
@@ -28,6 +27,7 @@ from ..rule.document import Step, Terms, entry, milliseconds
 from ..rule.replies import Reply
 from ..session.ending import How
 from ..session.grant import Grant
+from ..session.lanes import REQUEST
 from ..session.session import Session
 from .lock import MongoLock
 
@@ -140,21 +140,18 @@ class Parked(Detached):
             if isinstance(action, Read)
             else functools.partial(session.store.apply, self._stored, action.step)
         )
-        return Answer(session.errands.send(call, self.timeout), 0.0, 0.0)
+        return Answer(session.threads.apart(call, self.timeout, priority=REQUEST), 0.0, 0.0)
 
 
 def leave_tombstone(session: Session, key: str, name: str) -> None:
     """Leave a tombstone with this *name* in the document of a key, in the background. No grant can have that name."""
     parked = Parked(session, key, name, Terms())
 
-    def try_once() -> bool | None:
-        try:
-            parked.send(parked.leaving(name, TOMBSTONE_TTL))
-        except LockError:
-            return None
+    def leave() -> bool:
+        parked.send(parked.leaving(name, TOMBSTONE_TTL))
         return True
 
-    session.errands.in_background(try_once, RELEASE_PAUSES)
+    session.background.repeat(leave, RELEASE_PAUSES)
 
 
 def release_parked(session: Session, key: str, owner: str, lease: float) -> None:
@@ -163,19 +160,14 @@ def release_parked(session: Session, key: str, owner: str, lease: float) -> None
     A grant whose process has certainly ended counts as parked.
     """
     parked = Parked(session, key, "", Terms())
-    end = session.now() + lease
 
-    def try_once() -> bool | None:
-        try:
-            holder = parked.send(parked.looking()).theirs
-            if holder is not None and holder.get("owner") == owner and fate(str(holder.get("process"))) == "gone":
-                parked.send(parked.leaving(holder["grant"], TOMBSTONE_TTL))
-        except LockError as error:
-            log(DEBUG, "a parked lock is not yet released", key=key, error=error)
-            return None if session.now() < end else False
+    def release() -> bool:
+        holder = parked.send(parked.looking()).theirs
+        if holder is not None and holder.get("owner") == owner and fate(str(holder.get("process"))) == "gone":
+            parked.send(parked.leaving(holder["grant"], TOMBSTONE_TTL))
         return True
 
-    session.errands.in_background(try_once, RELEASE_PAUSES)
+    session.background.repeat(release, RELEASE_PAUSES, lease)
 
 
 def park(

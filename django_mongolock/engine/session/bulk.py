@@ -1,4 +1,7 @@
-"""One command for many grants, and the choice of what to send after a failed command."""
+"""One command for many grants, and the choice of what to send after a failed command.
+
+The renewals and the removals of a session use this.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Final, TypeVar
 from ...exceptions import LockBackendFailed
 from ..rule.document import Step
 from ..store.base import Store
-from .grant import Grant
 
 T = TypeVar("T")
 
@@ -26,7 +28,7 @@ def batches(items: Sequence[T], size: int = 0) -> Iterator[Sequence[T]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def parts_of(failed: Sequence[Grant], store: Store, primary: str) -> list[Sequence[Grant]]:
+def parts_of(failed: Sequence[T], store: Store, primary: str) -> list[Sequence[T]]:
     """Return the parts of a *failed* batch to send next. Return nothing if the whole batch has to be sent again.
 
     A batch is split only if one of its documents may be the reason for the failure. The failure says nothing about a

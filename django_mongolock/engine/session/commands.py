@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -22,18 +23,17 @@ from ..protocol.actions import (
     Read,
     ReleaseUncontended,
 )
-from ..protocol.procedures import releasing
 from ..rule.document import Step, milliseconds
 from ..rule.replies import Reply
-from .core import BACKGROUND, RELEASE, REQUEST, SessionCore
+from .background import SHORTEST_COMMAND
+from .core import SessionCore
 from .grant import Grant, State
+from .lanes import BACKGROUND, RELEASE, REQUEST
 from .releases import FreeKeys, Releases, UnconfirmedRelease
 from .waits import Waits
 
 #: The seconds of waiting below which a step carries no waiting time. The arrival of the command decides the place then.
 JUST_CAME: Final = 0.05
-#: The least number of seconds for a command that may still help.
-SHORTEST_COMMAND: Final = 0.1
 #: The most seconds that a release gets after a wait. Keys that remain are released in the background.
 GIVE_BACK_LIMIT: Final = 0.5
 
@@ -55,25 +55,27 @@ class Commands:
         self._closed = False
 
     def perform(self, action: Action) -> Any:
-        """Carry out *action* in this thread. Never call this in the main thread.
+        """Carry out *action*, blocking.
 
-        If two commands of its key are under way, another thread sends the command.
+        The main thread has another thread send its commands, see `worker_threads`. So does any thread while two
+        commands of the key are under way.
         """
-        if isinstance(action, Pause) or not self._session.threads.begin_own(action.key):
+        threads, is_main = self._session.threads, threading.current_thread() is threading.main_thread()
+        if is_main or isinstance(action, Pause) or not threads.begin_own(action.key):
             return self.call(action)
         try:
             return self.send(action)
         finally:
-            self._session.threads.end_own(action.key)
+            threads.end_own(action.key)
 
     def call(self, action: Action) -> Any:
-        """Have another thread send *action*, and wait for it. The main thread uses this, see `worker_threads`."""
+        """Have another thread send *action*, and wait for it."""
         if isinstance(action, Pause):
             return self._waits.pause(action)
         return self._session.threads.call(functools.partial(self.send, action), **self._how_to_call(action))
 
-    def acall(self, action: Action) -> Awaitable[Any]:
-        """See call(). A coroutine holds a thread only while its command is on its way."""
+    def aperform(self, action: Action) -> Awaitable[Any]:
+        """See perform(). A coroutine holds a thread only while its command is on its way."""
         if isinstance(action, Pause):
             return self._waits.apause(action)
         return self._session.threads.acall(functools.partial(self.send, action), **self._how_to_call(action))
@@ -164,8 +166,8 @@ class Commands:
         for key, grant_id in zip(keys, grants, strict=True):
             if key not in left:
                 self._free_keys.released(key)
-                again = releasing(key, grant_id)
-                if self.releases.made(UnconfirmedRelease(again, self._session.store.sent_to(), self._session.now())):
+                made = UnconfirmedRelease(key, grant_id, self._session.store.sent_to(), self._session.now())
+                if self.releases.made(made):
                     self._session.heartbeat.see_to(self.releases.look_at)
         return left
 

@@ -10,15 +10,13 @@ from typing import Final
 
 from ..protocol import processes
 from ..store.base import Store
+from .background import Background
 from .grant_registry import GrantRegistry, LocalQueue
 from .heartbeat import Heartbeat
+from .lanes import SHARES
 from .notifications import Notifications, Observer
 from .worker_threads import WorkerThreads
 
-#: The priorities of a session's commands, and the share of its threads that each priority may use. The shares keep less
-#: urgent calls from blocking more urgent ones.
-RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
-SHARES: Final = (1.0, 0.75, 0.5, 0.25)
 #: The number of commands that the threads of a session send at a time, and that number including commands that have run
 #: for half a second.
 COMMAND_THREADS, MOST_THREADS = 24, 80
@@ -49,6 +47,7 @@ class SessionCore:
         most, own = thread_limits(store.connections)
         self.threads = WorkerThreads(min(COMMAND_THREADS, most), most, shares=SHARES, own=own)
         self.heartbeat = Heartbeat(self.threads, now)
+        self.background = Background(self.heartbeat, store)
         self.registry = GrantRegistry(self.heartbeat)
         self.queue = LocalQueue(store.limits.waiters, self.registry)
         self.notifications = Notifications(observer)

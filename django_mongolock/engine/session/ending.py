@@ -14,39 +14,32 @@ The reasons, who reports each, and what may remain in the document:
   the grant itself may remain. `Cleanup` removes either.
 
 An end may be reported again, also after one with another reason. Only the first report counts. When the process ends,
-`Session.close` releases the remaining grants in bulk. A grant without an answer in time stays until its lease ends.
+`Session.close` removes the remaining grants in bulk. A grant without an answer in time stays until its lease ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 import threading
-import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from ...exceptions import LockError
 from ..logs import DEBUG, WARNING, log
 from ..protocol import procedures
-from ..protocol.actions import FOREVER, Apply
-from .bulk import batches, parts_of
-from .commands import SHORTEST_COMMAND, Commands
-from .core import BACKGROUND, RELEASE, SessionCore
+from ..protocol.actions import FOREVER
+from .background import Task
+from .commands import Commands
+from .core import SessionCore
 from .grant import NOT_FOUND, Grant, OwnerRef, State
 from .grant_registry import ForeignThread
 
-#: Seconds until a failed removal is tried again.
-TRY_AGAIN_AFTER: Final = 1.0
-#: Seconds at exit until a failed batch is sent again unchanged.
-AT_EXIT_PAUSE: Final = 0.05
-#: The longest time for which an exit waits for a server that goes on answering, in seconds.
-LONGEST_EXIT: Final = 30.0
+#: Seconds before each attempt to remove a leftover.
+REMOVAL_PAUSES: Final = (0.0, 1.0)
 
 
 class How(Enum):
@@ -59,175 +52,109 @@ class How(Enum):
     LOST = "lost"
 
 
-@dataclass(slots=True)
-class Removal:
-    """A grant that may still be in the document of its key, and the command that removes it.
+@dataclass(slots=True, eq=False, kw_only=True)
+class Leftover(Task):
+    """A grant that may still be in the document of its key.
 
-    Times are by the session's clock.
-
+    - stays: whether its minimum hold has to last.
     - was_granted: whether this process has held the grant.
     """
 
-    action: Apply
-    give_up: float
-    try_at: float
-    was_granted: bool = True
+    key: str
+    grant: str
+    stays: bool
+    was_granted: bool
 
 
 class Cleanup:
     """The removal of leftovers from documents, in the background and repeated until it succeeds.
 
-    A leftover is a grant whose command got no answer, a grant of an interrupted caller, or a grant whose release an
-    election has undone.
-
-    - pending: removals that are not known to have succeeded, by grant id.
+    A leftover is a grant whose command got no answer, a grant of an interrupted caller, a grant whose release an
+    election has undone, or a grant at the end of the process.
     """
 
     def __init__(self, session: SessionCore, commands: Commands) -> None:
-        self.pending: dict[str, Removal] = {}
         self._session = session
         self._commands = commands
-        #: The end of the time for all removals, set when the session is closed, and the latest end.
-        self._end = self._latest = FOREVER
-        #: The seconds by which a batch that is removed puts the end off.
-        self._patience = 0.0
-        #: The batches of `begin_to_finish` that may not be removed yet.
-        self._unfinished: list[Sequence[Grant]] = []
-        self._mutex = threading.Lock()
 
-    def ensure_removed(self, grant: Grant, *, stays: bool = False) -> None:
-        """Remove *grant*, whatever the outcome of its commands was. For *stays* see `procedures.removal_for_good`."""
-        give_up = self._session.now() + grant.terms.server_lease + procedures.TOMBSTONE_TTL / 1000
-        action = procedures.removal_for_good(grant.key, grant.id, stays=stays)
-        self._add(grant.id, action, give_up, was_granted=grant.token > 0)
-        self._session.heartbeat.see_to(self._session.now())
+    def ensure_removed(self, grant: Grant, *, stays: bool = False, at_exit: bool = False) -> None:
+        """Remove *grant*, whatever the outcome of its commands was.
+
+        If a command that adds the grant may still arrive, the removal needs a tombstone, and thus a command of its own.
+        """
+        was_granted = grant.token > 0
+        in_bulk = (was_granted or (at_exit and grant.lease.until > 0)) and not grant.in_doubt
+        stays = stays and grant.terms.min_hold > 0
+        give_up = grant.terms.server_lease + procedures.TOMBSTONE_TTL / 1000
+        self._add(grant.key, grant.id, give_up, stays=stays, was_granted=was_granted, in_bulk=in_bulk)
+
+    def _add(
+        self, key: str, grant: str, seconds: float, *, stays: bool = False, was_granted: bool = True, in_bulk: bool
+    ) -> None:
+        """Have a leftover removed. Give it up after that number of seconds without an answer."""
+        now = self._session.now()
+        leftover = Leftover(
+            attempt=self._remove,
+            pauses=REMOVAL_PAUSES,
+            give_up=now + seconds,
+            due=now,
+            group=("removal", stays, was_granted) if in_bulk else None,
+            key=key,
+            grant=grant,
+            stays=stays,
+            was_granted=was_granted,
+        )
+        self._session.background.add(leftover)
 
     def next_due(self) -> float:
-        """Return the time of the next removal, or of the next look for an election."""
-        times = [removal.try_at for removal in list(self.pending.values())]
-        return min([*times, self._commands.releases.look_at])
+        """Return the time of the next look for an election."""
+        return self._commands.releases.look_at
 
     def do_due(self, now: float) -> None:
-        """Have other threads make the removals that are due."""
-        self._remove_due(now, BACKGROUND)
+        """See `Chore`."""
         if self._commands.releases.look_at <= now:
             self.repeat_releases()
 
-    def _remove_due(self, now: float, priority: int) -> None:
-        # copied in one operation: list() of items lets other threads in
-        for grant_id, removal in self.pending.copy().items():
-            if removal.try_at <= now:
-                removal.try_at = FOREVER
-                remove = functools.partial(self.remove, grant_id)
-                if not self._session.threads.submit(remove, priority=priority, key=removal.action.key):
-                    remove()
-
     def repeat_releases(self) -> None:
         """Release again what an election may have undone."""
-        now = self._session.now()
-        for release in self._commands.releases.undone(self._session.store.primary(), now):
-            log(DEBUG, "released again after a failover", key=release.again.key)
-            self._add(release.again.step.remove[0], release.again, now + procedures.TOMBSTONE_TTL / 1000)
+        for release in self._commands.releases.undone(self._session.store.primary(), self._session.now()):
+            log(DEBUG, "released again after a failover", key=release.key)
+            self._add(release.key, release.grant, procedures.TOMBSTONE_TTL / 1000, in_bulk=True)
 
-    def remove(self, grant_id: str) -> None:
-        """Try once to remove a grant."""
-        removal = self.pending.get(grant_id)
-        if removal is None:
-            return
-        key = removal.action.key
-        try:
-            self._commands.send(removal.action, self._for_one_command())
-        except Exception as error:  # noqa: BLE001 - it is logged, and nothing else tries again
-            if self._session.now() < removal.give_up:
-                log(DEBUG, "removal postponed", key=key, error=error)
-                removal.try_at = self._session.now() + TRY_AGAIN_AFTER
-                self._session.heartbeat.see_to(removal.try_at)
-                return
-            log(WARNING, "removal given up, the lease ends by itself", key=key, error=error)
-        # A hand-over without a receiver may have granted the key to a waiter of this process. No hand-over can follow
-        # this removal.
-        self._session.queue.wake_first_of(key)
-        with self._mutex:
-            if self.pending.get(grant_id) is removal:
-                del self.pending[grant_id]
+    def _remove(self, leftovers: Sequence[Leftover], limit: float) -> Collection[Leftover]:
+        """Remove leftovers of one group in at most *limit* seconds."""
+        left = self._with_others(leftovers, limit)
+        if len(left) == 1:
+            self._commands.send(procedures.removal_for_good(left[0].key, left[0].grant, stays=left[0].stays), limit)
+        elif left:
+            step = procedures.removal([each.grant for each in left], stays=left[0].stays)
+            self._session.store.renew(sorted({each.key for each in left}), step, min(limit, self._commands.timeout))
+        if self._session.background.end == FOREVER:
+            # A hand-over without a receiver may have granted a key to a waiter of this process. No hand-over can follow
+            # this removal.
+            self._session.queue.wake_first_of({each.key for each in leftovers})
+        return ()
 
-    def begin_to_finish(self, grants: Sequence[Grant], end: float) -> None:
-        """Remove *grants*, holders and waiters, in bulk, and the pending removals beside them, until *end*.
+    def _with_others(self, leftovers: Sequence[Leftover], limit: float) -> Sequence[Leftover]:
+        """Release the grants without another holder or waiter by the short command. Return the other grants.
 
-        Each batch that is removed puts the end off, because a server that answers is worth waiting for.
+        An election may undo these releases. This is only done at exit, where the time is short.
         """
-        now = self._session.now()
-        self._end, self._patience, self._latest = end, end - now, now + LONGEST_EXIT
-        for removal in list(self.pending.values()):
-            removal.try_at = self._session.now()  # background calls wait behind the releases sent here
-        for stays in (False, True):
-            for batch in batches([grant for grant in grants if _stays(grant) is stays]):
-                self._have_removed(batch)
+        first = leftovers[0]
+        if self._session.background.end == FOREVER or first.group is None or first.stays or not first.was_granted:
+            return leftovers
+        keys, ids = [each.key for each in leftovers], [each.grant for each in leftovers]
+        left = self._session.store.release_uncontended(keys, ids, limit)
+        return [each for each in leftovers if each.key in left]
 
     def finish(self) -> None:
-        """Wait until all removals are done, or until the end that was set."""
-        while (self._unfinished or self.pending) and (now := self._session.now()) < self._end:
-            self._remove_due(now, RELEASE)
-            time.sleep(0.005)
-        left = [grant.key for batch in list(self._unfinished) for grant in batch if grant.token]
-        left += [removal.action.key for removal in list(self.pending.values()) if removal.was_granted]
+        """Wait for the removals of `Background.begin_to_finish`, and report those that have not succeeded."""
+        background = self._session.background
+        background.finish()
+        left = [task.key for task in background.pending.copy() if isinstance(task, Leftover) and task.was_granted]
         if left:
             log(WARNING, "not released at exit, the leases end by themselves", key=left[0], grants=len(left))
-        self.pending.clear()
-
-    def _for_one_command(self) -> float:
-        """Return the seconds that a command may take.
-
-        At the end, that is a part of the time left. The command keeps a thread from others, and its document may be
-        stuck.
-        """
-        return max(SHORTEST_COMMAND, (self._end - self._session.now()) / 4)
-
-    def _for_batch(self, batch: Sequence[Grant]) -> float:
-        """Return the seconds that the command for a batch may take: half of the patience, as long as it is large."""
-        return self._for_one_command() if len(batch) == 1 else max(SHORTEST_COMMAND, self._patience / 2)
-
-    def _have_removed(self, batch: Sequence[Grant]) -> None:
-        """Have another thread remove a batch."""
-        self._unfinished.append(batch)
-        remove = functools.partial(self._remove_all, batch)
-        if not self._session.threads.submit(remove, priority=RELEASE):
-            remove()
-
-    def _remove_all(self, batch: Sequence[Grant]) -> None:
-        """Remove a batch. If that fails, send its parts or the same batch again, see `bulk`."""
-        store, again = self._session.store, list[Sequence[Grant]]()
-        primary = store.primary()
-        try:
-            left = self._with_others(batch)
-            if left:
-                step = procedures.removal([grant.id for grant in left], stays=_stays(left[0]))
-                store.renew(sorted({grant.key for grant in left}), step, self._for_batch(left))
-        except LockError as error:
-            log(DEBUG, "release at exit failed", grants=len(batch), error=error)
-            if self._session.now() >= self._end:
-                return
-            if not (again := parts_of(batch, store, primary)):
-                time.sleep(AT_EXIT_PAUSE)
-                again = [batch]
-        else:
-            self._end = max(self._end, min(self._latest, self._session.now() + self._patience))
-        for each in again:
-            self._have_removed(each)
-        self._unfinished.remove(batch)
-
-    def _with_others(self, batch: Sequence[Grant]) -> Sequence[Grant]:
-        """Release the grants without another holder or waiter by the short command. Return the other grants."""
-        alone = [grant for grant in batch if grant.token and not _stays(grant)]
-        if not alone:
-            return batch
-        keys, ids = [grant.key for grant in alone], [grant.id for grant in alone]
-        left = self._session.store.release_uncontended(keys, ids, self._for_batch(alone))
-        return [grant for grant in batch if not grant.token or _stays(grant) or grant.key in left]
-
-    def _add(self, grant_id: str, action: Apply, give_up: float, *, was_granted: bool = True) -> None:
-        with self._mutex:
-            self.pending[grant_id] = Removal(action, give_up, self._session.now(), was_granted)
+        background.pending.clear()
 
 
 class Ending:
@@ -330,11 +257,6 @@ class Orphans:
     def _release(self, grant: Grant, why: str) -> None:
         log(WARNING, f"lock released, {why}", key=grant.key, acquired=grant.acquired_from)
         self._ending.end(grant, How.ABANDONED, stays=True, noticed=True)
-
-
-def _stays(grant: Grant) -> bool:
-    """Return whether *grant* was held and its minimum hold has to last."""
-    return grant.token > 0 and grant.terms.min_hold > 0
 
 
 def _has_ended(worker: object) -> bool:

@@ -10,7 +10,7 @@ import asyncio
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -196,10 +196,10 @@ class LocalQueue:
         if first is not None:
             first.waiting.wake()
 
-    def wake_first_of(self, key: str) -> None:
-        """Wake the first in each line of that key."""
+    def wake_first_of(self, keys: Collection[str]) -> None:
+        """Wake the first in each line of those keys."""
         for line in list(self.lines):
-            if line[0] == key:
+            if line[0] in keys:
                 self.wake_first(line)
 
     def reserve_handover(self, grant: Grant) -> Grant | None:

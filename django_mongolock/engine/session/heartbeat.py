@@ -13,6 +13,7 @@ from typing import Protocol
 from ..logs import WARNING, log, log_exception
 from ..protocol.actions import FOREVER
 from .grant import OwnerRef
+from .lanes import RENEWAL
 from .worker_threads import WorkerThreads
 
 
@@ -59,16 +60,9 @@ class Heartbeat:
         if self._closed:
             return
         if self.thread is None or not self.thread.is_alive():
-            self.elsewhere(self.start)
+            self.threads.apart(self.start, priority=RENEWAL)  # a signal must not strike while a `Thread` is started
         if due < self.wakes_at:
             self.inbox.put(None)
-
-    def elsewhere(self, call: Callable[[], None]) -> None:
-        """Make the call, but never in the main thread. A signal must not strike while a `Thread` is started."""
-        if threading.current_thread() is threading.main_thread():
-            self.threads.call(lambda _: call())
-        else:
-            call()
 
     def wake(self) -> None:
         """Have the thread look again at what is due."""
@@ -89,7 +83,7 @@ class Heartbeat:
         for chore in self._chores:
             chore.do_due(now)
 
-    def start(self) -> None:
+    def start(self, _left: float = FOREVER) -> None:
         """Start the thread, unless it runs."""
         with self._mutex:
             if self._closed or (self.thread is not None and self.thread.is_alive()):

@@ -9,6 +9,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ..protocol.actions import Answer
 
+#: The priorities of a session's commands, and the share of its threads that each priority may use. The shares keep less
+#: urgent calls from blocking more urgent ones.
+RENEWAL, RELEASE, REQUEST, BACKGROUND = range(4)
+SHARES: Final = (1.0, 0.75, 0.5, 0.25)
 #: The most calls of one key at a time.
 PER_KEY: Final = 2
 #: Seconds after which a running call counts as slow. Another thread takes the place of a slow call.

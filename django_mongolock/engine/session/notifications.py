@@ -82,7 +82,8 @@ class Notifications:
         """
         lock, callback = user.lock(), user.calls.pop(name, None) if last else user.calls.get(name)
         if lock is not None and callback is not None:
-            self.threads.submit(functools.partial(_call_safely, functools.partial(callback, lock), grant))
+            call = functools.partial(_call_safely, functools.partial(callback, lock), grant)
+            self.threads.submit(call, priority=0)
 
     def close(self) -> None:
         """End the threads after the pending calls."""
@@ -94,7 +95,7 @@ class Notifications:
             log(level, f"lock {event.replace('_', ' ')}", **_facts(event, grant))
         if self._observer is not None:
             observe = functools.partial(self._observer, event, grant)
-            if not (noticed and self.in_threads and self.threads.submit(observe)):
+            if not (noticed and self.in_threads and self.threads.submit(observe, priority=0)):
                 observe()
 
 

@@ -23,8 +23,6 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import Final
 
-from ..protocol.actions import Apply
-
 #: Seconds between a release and the first look for a failover, and between two looks.
 FAILOVER_LOOK_EVERY: Final = 2.0
 #: The most seconds for which a release is remembered while the primary stays the same. A primary that the majority has
@@ -40,9 +38,10 @@ NO_GUESS_FOR: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class UnconfirmedRelease:
-    """The command that released a lock, the *primary* that confirmed it, and the time by the session's clock."""
+    """A released grant, the *primary* that confirmed the release, and the time by the session's clock."""
 
-    again: Apply
+    key: str
+    grant: str
     primary: str
     at: float
 

@@ -13,9 +13,10 @@ from ..rule.document import Step
 from ..rule.replies import Found
 from .bulk import SHORT_LIMIT, batches, parts_of
 from .commands import Commands
-from .core import RENEWAL, REQUEST, SessionCore
+from .core import SessionCore
 from .ending import Ending, How
 from .grant import Grant, State
+from .lanes import RENEWAL, REQUEST
 
 #: The least number of seconds for a renewal, however short the leases are.
 SHORTEST_RENEWAL: Final = 0.1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import contextvars
 import functools
 import multiprocessing.util
 import os
@@ -20,11 +19,13 @@ from ..logs import log_exception
 from ..protocol import actions
 from ..protocol.actions import Granted, Protocol
 from ..store.base import Store
+from .background import Background
 from .commands import Commands
-from .core import BACKGROUND, MOST_THREADS, REQUEST, SessionCore
+from .core import MOST_THREADS, SessionCore
 from .ending import Cleanup, Ending, How, Orphans
-from .errands import Errands
 from .grant import CLOSED, Grant, State, User
+from .heartbeat import Heartbeat
+from .lanes import REQUEST, SHARES
 from .notifications import Observer
 from .renewals import Renewals
 from .waits import CLOSED_WAITER, Waits
@@ -60,13 +61,11 @@ class Session(SessionCore):
         self.waits = Waits(self)
         self.commands = Commands(self, self.waits, command_timeout)
         self.cleanup = Cleanup(self, self.commands)
-        self.errands = Errands(self.threads, (REQUEST, BACKGROUND))
         self.ending = Ending(self, self.cleanup)
         self.renewals = Renewals(self, self.commands, self.ending)
         self.orphans = Orphans(self, self.ending)
-        self.heartbeat.serve((self.orphans, self.renewals, self.cleanup), self.orphans.adopt)
+        self.heartbeat.serve((self.orphans, self.renewals, self.cleanup, self.background), self.orphans.adopt)
         self._closed = False
-        self._end = 0.0
         self._ended: list[Grant] = []
 
     def __repr__(self) -> str:
@@ -77,23 +76,17 @@ class Session(SessionCore):
         """The number of grants that are held, waited for, or still to be removed."""
         queue, registry = self.queue, self.registry
         held = len(registry.grants) + len(registry.by_line)
-        return held + len(queue.waiting) + len(queue.lines) + len(self.cleanup.pending)
+        return held + len(queue.waiting) + len(queue.lines) + len(self.background.pending)
 
     # Running protocols
 
     def run(self, steps: Protocol[T]) -> T:
-        """Run a protocol, blocking.
-
-        Another thread sends the commands of the main thread. An exception of a signal handler (Ctrl-C, Celery's soft
-        time limit) must not strike inside the driver, because the driver's pool does not survive it.
-        """
-        if threading.current_thread() is threading.main_thread():
-            return actions.run(steps, self.commands.call)
+        """Run a protocol, blocking."""
         return actions.run(steps, self.commands.perform)
 
     def arun(self, steps: Protocol[T]) -> Coroutine[Any, Any, T]:
         """See run(). A waiting coroutine holds no thread. Only a command on its way does."""
-        return actions.arun(steps, self.commands.acall)
+        return actions.arun(steps, self.commands.aperform)
 
     def note_granted(self, grant: Grant, granted: Granted) -> None:
         """Record that *grant* is held, and report it. Raises LockMisused if the session was closed meanwhile."""
@@ -139,20 +132,17 @@ class Session(SessionCore):
         """Send the last commands, and wait for nothing."""
         if self._closed:
             return
-        self._end = self.now() + timeout
         self.waits.close()
         self.heartbeat.close()
         self.cleanup.repeat_releases()
         self.commands.close(timeout)
         # Include the grants that are being asked for or released, because their own commands may never be sent.
         self._ended = list(self.registry.grants.values())
-        in_bulk = {grant: None for grant in self._ended if not grant.in_doubt and (grant.token or grant.lease.until)}
         for grant in self._ended:
             if not grant.mark_lost(CLOSED) and grant.state is State.RELEASED:
                 grant.reason = CLOSED  # its own release may find no grant
-            if grant not in in_bulk:
-                self.cleanup.ensure_removed(grant, stays=grant.token > 0 and grant.terms.min_hold > 0)
-        self.cleanup.begin_to_finish(list(in_bulk), self._end)
+            self.cleanup.ensure_removed(grant, stays=grant.token > 0, at_exit=True)
+        self.background.begin_to_finish(timeout)
 
     def finish_closing(self) -> None:
         """Wait for the last commands within the given timeout, and close the client."""
@@ -162,7 +152,6 @@ class Session(SessionCore):
         for grant in self._ended:
             self.ending.end(grant, How.RELEASED)
         self.waits.look()
-        self.errands.flush(self._end - self.now())  # with the time left, since errands ran beside the releases
         for part in (self.threads, self.notifications, self.store):
             part.close()
         self._closed = True
@@ -282,24 +271,32 @@ def _uninterrupted() -> Iterator[None]:
             signal.signal(ignored, handler)
 
 
+class Apart:
+    """The threads and the background tasks of a process without a session."""
+
+    def __init__(self) -> None:
+        self.threads = WorkerThreads(APART_THREADS, MOST_THREADS, shares=SHARES)
+        heartbeat = Heartbeat(self.threads, clock.now)
+        self.background = Background(heartbeat)
+        heartbeat.serve([self.background], lambda _: None)
+
+
+apart: Final = PerProcess(Apart)
+
+
 def sent_apart(call: Callable[P, T]) -> Callable[P, T]:
-    """Have another thread make the calls of the main thread, because a signal handler must not strike inside the
-    driver.
+    """Have another thread make the calls of the main thread, see `WorkerThreads.apart`.
 
     Use this for single commands only. If a signal interrupts the main thread, the command still completes.
     """
 
     @functools.wraps(call)
-    def apart(*arguments: P.args, **options: P.kwargs) -> T:
-        if threading.current_thread() is not threading.main_thread():
-            return call(*arguments, **options)
-        context = contextvars.copy_context()  # the context holds the time limit, and the request for logs and monitors
-        return _threads.current().call(lambda _: context.run(call, *arguments, **options))
+    def send(*arguments: P.args, **options: P.kwargs) -> T:
+        return apart.current().threads.apart(lambda _: call(*arguments, **options), priority=REQUEST)
 
-    return apart
+    return send
 
 
-_threads = PerProcess(lambda: WorkerThreads(APART_THREADS, MOST_THREADS))
 os.register_at_fork(
     before=PerProcess._before_fork,
     after_in_parent=PerProcess._after_fork_in_parent,

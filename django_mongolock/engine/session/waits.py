@@ -20,6 +20,7 @@ from ..rule.replies import Bell
 from .core import SessionCore
 from .grant import Grant
 from .heartbeat import start_thread
+from .lanes import REQUEST
 
 #: Seconds that the listener goes on after the last wait, because the next wait may come soon.
 LINGER: Final = 2.0
@@ -62,7 +63,7 @@ class Listener:
         self._lingers_until = self._now() + LINGER
         return self._closed or (self._thread is not None and self._thread.is_alive())
 
-    def start(self) -> None:
+    def start(self, _left: float = FOREVER) -> None:
         """Start the thread, unless it runs."""
         failure = ""
         with self._mutex:
@@ -175,7 +176,7 @@ class Waits:
     def listen(self) -> None:
         """Start or prolong the listening for bells."""
         if not self.listener.want():
-            self._session.heartbeat.elsewhere(self.listener.start)
+            self._session.threads.apart(self.listener.start, priority=REQUEST)
 
     def close(self) -> None:
         """End every wait at its next look."""

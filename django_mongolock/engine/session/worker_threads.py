@@ -13,8 +13,10 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
+import contextvars
 import functools
 import math
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -54,7 +56,7 @@ class Call:
         call: Callable[..., Any],
         timeout: float | None = None,
         *,
-        priority: int = 0,
+        priority: int,
         key: str | None = None,
         same: object = None,
         on_withdrawn: Callable[[], object] | None = None,
@@ -224,6 +226,17 @@ class WorkerThreads:
             return entry.wait(timeout) if self._enter(entry) else call(seconds(timeout))
         finally:
             entry.withdraw()
+
+    def apart(self, call: Callable[[float], T], timeout: float | None = None, *, priority: int) -> T:
+        """Make *call* with the number of seconds left. Another thread makes the calls of the main thread.
+
+        An exception of a signal handler must not strike inside the driver, because the driver's pool does not survive
+        it. The context comes along, since it holds time limits and the request for logs and monitors.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            return call(seconds(timeout))
+        context = contextvars.copy_context()
+        return self.call(lambda left: context.run(call, left), timeout, priority=priority)
 
     async def acall(self, call: Callable[..., T], timeout: float | None = None, **how: Any) -> T:  # noqa: ASYNC109 - the thread has to know it
         """See call(). A call that has begun goes on when the coroutine is cancelled."""
