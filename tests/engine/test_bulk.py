@@ -154,3 +154,32 @@ def counted(call: Callable[..., Any], calls: list[str]) -> Callable[..., Any]:
         return call(*arguments)
 
     return noted
+
+
+def test_a_place_is_gone_only_if_the_renewal_came_later(memory: Memory) -> None:
+    """F236: a renewal that was sent before the answer to the waiter's command may be older than that command."""
+    theirs = memory.other().acquire()
+    waiter = memory.waiter(terms=LEASE)
+    assert eventually(lambda: memory.session.queue.waiting)
+    (grant,) = memory.session.queue.waiting.values()
+    assert eventually(lambda: grant.lease.until)
+    assert not grant.place_is_gone(grant.waiting.seen_at - 0.001)
+    assert grant.place_is_gone(grant.waiting.seen_at)
+    theirs.release()
+    waiter.let_go().end()
+
+
+def test_a_place_that_another_command_has_made(memory: Memory) -> None:
+    """F236: a waiter that asks again, and finds that an earlier command has queued it, is renewed at once."""
+    theirs = memory.other().acquire()
+    waiter = memory.waiter(terms=LEASE)
+    assert eventually(lambda: memory.session.queue.waiting)
+    (grant,) = memory.session.queue.waiting.values()
+    assert eventually(lambda: grant.lease.until)
+    memory.session.heartbeat.close()
+    assert grant.place_is_gone(memory.session.now())
+    reply = memory.session.store.read("k", grant.id, 5.0)
+    memory.session.commands.answer(grant.id, reply, memory.session.now(), number=-1)
+    assert (grant.waiting.place_gone, grant.lease.renew_at <= memory.session.now()) == (False, True)
+    theirs.release()
+    waiter.let_go().end()

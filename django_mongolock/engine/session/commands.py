@@ -247,14 +247,19 @@ class Commands:
             return answer
         if grant.state is State.WAITING and not reply.held:
             grant.reporting.busy, grant.reporting.held_by = True, reply.holder or grant.reporting.held_by
-        if reply.place is not None:
-            grant.waiting.at_head = reply.last_token if reply.place == 0 else -1
-        if reply.place is not None and answer.whole and grant.state is State.WAITING:
+        if reply.place is None:
+            return answer
+        grant.waiting.at_head, grant.waiting.seen_at = reply.last_token if reply.place == 0 else -1, answer.now
+        if grant.state is not State.WAITING:
+            return answer
+        was_gone, grant.waiting.place_gone = grant.waiting.place_gone, False
+        if answer.whole:
             grant.waiting.last_token = max(grant.waiting.last_token, reply.last_token)
-            was_gone, grant.waiting.place_gone = grant.waiting.place_gone, False
             grant.renewed(sent + grant.lease.waiter_length, answer.now)
-            if was_gone:
-                self._session.registry.see_to(grant)
+        elif was_gone:
+            grant.lease.renew_at = answer.now  # an earlier command has queued it again, for an unknown time
+        if was_gone:
+            self._session.registry.see_to(grant)
         return answer
 
 

@@ -326,10 +326,11 @@ class Grant:
     def place_is_gone(self, sent: float) -> bool:
         """Record that a renewal *sent* at that time did not find this waiter.
 
-        Return False if its place may be newer.
+        Return False if its place may be newer. Only a renewal that was sent after the last answer is certainly carried
+        out after the command of that answer.
         """
         with self._mutex:
-            if self.state is not State.WAITING or sent < self.lease.until - self.lease.waiter_length:
+            if self.state is not State.WAITING or sent < self.waiting.seen_at:
                 return False
             self.lease.until, self.lease.renew_at, self.waiting.place_gone = 0.0, FOREVER, True
             return True

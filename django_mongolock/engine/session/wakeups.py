@@ -67,6 +67,7 @@ class Waiting(Wakeup):
 
     - began: time of the request.
     - back_by: latest time at which its caller must be back.
+    - seen_at: time of the last answer that found the grant in the queue.
     - last_token: token of the key when a command last found the grant in the queue.
     - at_head: token of the key when the grant was last seen at the head of the queue, -1 if it is not at the head.
     - behind: number of grants behind it in its line of this process.
@@ -81,6 +82,7 @@ class Waiting(Wakeup):
     news: News | None = None
     answer: Answer | None = None
     cancelled: bool = False
+    seen_at: float = 0.0
     last_token: int = 0
     at_head: int = -1
     behind: int = 0
