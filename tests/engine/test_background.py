@@ -177,7 +177,7 @@ def test_a_failed_group_is_split(
 def test_the_end_of_a_process(
     world: World, background: Background, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6: every task is tried within the time, with the priority of releases. Each answer puts the end off."""
+    """P6: every task is tried within the time, with the priority of releases. The answer to a group puts the end off."""
 
     def sleep(_: float) -> None:
         assert {priority for _, priority, _ in world.calls} <= {RELEASE}
@@ -186,12 +186,15 @@ def test_the_end_of_a_process(
 
     monkeypatch.setattr(background_module, "time", SimpleNamespace(sleep=sleep))
     attempts.stuck, attempts.undone = {"stuck"}, {"undone"}
-    for key, due, tries in (("a", 100, 0), ("stuck", 100, 0), ("undone", 160, 1), ("later", 101.2, 0)):
+    for key, due, tries in (("a", 100, 0), ("stuck", 100, 0), ("undone", 160, 1), ("later", 100.6, 0)):
         background.add(task(attempts, key, due=due, tries=tries))
+    for key in "bc":
+        background.add(task(attempts, key, "group", due=101.2))
     background.begin_to_finish(2.0)
     assert background.end == 102
     background.finish()
-    assert [key for key, _ in attempts.made] == [*("a", "stuck", "undone"), *["stuck"] * 3, "later", *["stuck"] * 3]
+    made = [key for key, _ in attempts.made]
+    assert made == ["a", "stuck", "undone", "stuck", "stuck", "later", "stuck", "bc", "stuck", "stuck", "stuck"]
     assert attempts.made[0] == ("a", 0.5)
     assert attempts.made[-1] == ("stuck", 0.125)
     assert [each.key for each in background.pending] == ["stuck"]
@@ -202,7 +205,8 @@ def test_the_end_of_a_process(
 def test_the_end_is_not_put_off_for_ever(world: World, background: Background, attempts: Attempts) -> None:
     background.begin_to_finish(2.0)
     world.time = 100 + LONGEST_EXIT
-    background.add(task(attempts, "a"))
+    for key in "ab":
+        background.add(task(attempts, key, "group"))
     background.do_due(world.time)
     world.work()
     assert background.end == 100 + LONGEST_EXIT

@@ -45,7 +45,7 @@ LOW: Final[dict[str, float]] = {
     "session.releases.MAX_KEYS": 2,
     "session.releases.NO_GUESS_FOR": 1,
     "session.bulk.BATCH": 2,
-    "session.bulk.PARTS": 2,
+    "session.bulk.PARTS": 4,
     "session.bulk.SHORT_LIMIT": 0.1,
     "session.renewals.SHORTEST_RENEWAL": 0.05,
     "session.core.COMMAND_THREADS": 8,

@@ -102,7 +102,8 @@ class Background:
     def begin_to_finish(self, seconds: float) -> None:
         """Try all tasks that were tried before, and give every task at most *seconds* from now on.
 
-        Each answer puts the end off by as much, because a server that answers is worth waiting for.
+        Each answer to a group, or to a part of one, puts the end off by as much, because a server that answers is worth
+        waiting for.
         """
         now = self._heartbeat.now()
         self.end, self._patience, self._latest = now + seconds, seconds, now + LONGEST_EXIT
@@ -139,7 +140,8 @@ class Background:
                 return
             left, failure = set(tasks), error.with_traceback(None)
         else:
-            self.end = max(self.end, min(self._latest, self._heartbeat.now() + self._patience))
+            if len(tasks) > 1 or limit < FOREVER:
+                self.end = max(self.end, min(self._latest, self._heartbeat.now() + self._patience))
         for task in tasks:
             task.tries += 1
             if task not in left or self._is_given_up(task, failure):

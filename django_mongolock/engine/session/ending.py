@@ -76,12 +76,18 @@ class Cleanup:
     def __init__(self, session: SessionCore, commands: Commands) -> None:
         self._session = session
         self._commands = commands
+        #: The grants that the end of the process removes.
+        self._at_exit: set[str] = set()
 
     def ensure_removed(self, grant: Grant, *, stays: bool = False, at_exit: bool = False) -> None:
         """Remove *grant*, whatever the outcome of its commands was.
 
         If a command that adds the grant may still arrive, the removal needs a tombstone, and thus a command of its own.
         """
+        if grant.id in self._at_exit:
+            return
+        if at_exit:
+            self._at_exit.add(grant.id)
         was_granted = grant.token > 0
         in_bulk = (was_granted or (at_exit and grant.lease.until > 0)) and not grant.in_doubt
         stays = stays and grant.terms.min_hold > 0
