@@ -137,7 +137,7 @@ class History:
         if not self._wakeup.qsize():
             self._wakeup.put(True)
         if not self._started:
-            self._started = self._writer.submit(self._run)
+            self._started = self._writer.submit(self._run, priority=0)
 
     def make(self, *, resize: bool = False) -> None:
         """Create the collection with its indexes. See make_capped()."""

@@ -177,7 +177,7 @@ def test_a_failed_group_is_split(
 def test_the_end_of_a_process(
     world: World, background: Background, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6: every task is tried within the time, with the priority of releases. The answer to a group puts the end off."""
+    """P6: every task is tried in time, with the priority of releases. An answer to a group puts the end off."""
 
     def sleep(_: float) -> None:
         assert {priority for _, priority, _ in world.calls} <= {RELEASE}

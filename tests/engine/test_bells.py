@@ -20,6 +20,7 @@ from django_mongolock.engine.session.session import Session
 from django_mongolock.engine.store import bells
 from django_mongolock.engine.store.layout import stays_open
 from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
+from django_mongolock.exceptions import LockBackendFailed
 from django_mongolock.inspection import operations
 from testproject.servers import Mongod
 from tests.engine.conftest import Document, Here, LockMaker, make_lock, store_of
@@ -343,3 +344,55 @@ def test_all_bells_together_have_half_a_second(
     commands.clear()
     rung.ring(Bell(f"session {number}", "g", News(1, datetime.now(UTC))) for number in range(99))
     assert commands.names() == ["find"]
+
+
+@pytest.mark.parametrize("option", ["socketTimeoutMS", "timeoutMS"])
+def test_bells_with_a_short_timeout_in_the_address(
+    config: StoreConfig,
+    other: LockMaker,
+    in_thread: InThread,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+) -> None:
+    """F187: the reads of the bells are as short as that, with one warning, and the waiter hears of its grant."""
+    monkeypatch.setattr(bells, "AWAIT_MS", 1_000)
+    session = Session(MongoStore(replace(config, client={**config.client, option: 400})))
+    theirs = other(terms=CALM).acquire()
+    waiter = Waiter(in_thread, make_lock(session, terms=CALM, wait=None))
+    assert listening(session)
+    time.sleep(3)
+    assert session.waits.listener.listening
+    theirs.release()
+    began = clock.now()
+    waiter.end()
+    assert clock.now() - began < 0.3
+    waiter.let_go()
+    session.close()
+    assert [each.levelname for each in caplog.records].count("WARNING") == 1
+
+
+@pytest.mark.long
+def test_one_read_for_all_waiters_without_bells(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F188: a process that hears no bells reads all its queues at once. Each waiter is soon granted its lock."""
+
+    def listen(_: object) -> Any:
+        raise LockBackendFailed("no rights")
+
+    monkeypatch.setattr(here.session.store, "listen", listen)
+    keys = [f"k{number}" for number in range(60)]
+    held = [here.other(key, terms=CALM).acquire() for key in keys]
+    waiters = [here.waiter(here.lock(key, terms=CALM, wait=None)) for key in keys]
+    assert eventually(lambda: all(len(here.entries(key)) == 2 for key in keys))
+    time.sleep(1)
+    here.commands.clear()
+    time.sleep(2)
+    assert len(here.commands.sent) <= 2 / waits.LOOK_LAST + 15
+    for number, lock in enumerate(held):
+        began = clock.now()
+        lock.release()
+        waiters[number].end()
+        assert clock.now() - began < 1
+    for waiter in waiters:
+        waiter.let_go()

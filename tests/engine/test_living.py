@@ -201,7 +201,7 @@ def test_a_loss_in_the_last_moment_is_reported(here: Here) -> None:
     told: list[str] = []
     busy = threading.Event()
     for _ in range(MOST_CALLBACKS):  # so that the call can only be made when everything else is over
-        here.session.notifications.threads.submit(busy.wait)
+        here.session.notifications.threads.submit(busy.wait, priority=0)
     with pytest.raises(LockLost), here.lock(terms=CALM, on_lost=lambda lost: told.append(lost.key)):
         here.collection.update_one({"_id": "k"}, {"$set": {"holders": []}})
     gc.collect()

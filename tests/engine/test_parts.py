@@ -180,13 +180,14 @@ def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -
         *(((12,), None, 0, 5, 2), ((12,), None, 1, 5, 4), ((30,), 130, 0, 5, 5)),
         *(((30, 15), 130, 0, 5, 2.5), ((30,), 112, 0, 5, 2), ((6,), 112, 0, 5, 1), ((30,), 130, 0, 1, 1)),
         *(((0.3,), 130, 0, 5, 0.1), ((0.6,), 130, 1, 5, 0.2)),
+        *(((12,), 103, 0, 5, 0.75), ((12,), 103, 1, 5, 2)),
     ],
 )
 def test_how_long_a_renewal_may_take(
     bare: Bare, *, leases: tuple[float, ...], until: float | None, failures: int, timeout: float, limit: float
 ) -> None:
-    """P7, F178: a sixth of the shortest time that is left; of what was just handed over, of the time of a place;
-    later a third."""
+    """P7, F178, F237: a sixth of the shortest lease, or of the time of a place after a hand-over, and later a third. A
+    renewal that begins late gets a quarter of the time that is left, and later two thirds."""
     grants = [bare.grant(until=until, lease=lease) for lease in leases]
     for grant in grants:
         grant.lease.failures, bare.commands.timeout = failures, timeout

@@ -28,7 +28,7 @@ from django_mongolock.engine.protocol.actions import (
     Turn,
     WaitResult,
 )
-from django_mongolock.engine.protocol.procedures import PollSchedule
+from django_mongolock.engine.protocol.procedures import WaitSchedule
 from django_mongolock.engine.protocol.processes import NO_PROCESS, Fate
 from django_mongolock.engine.rule.deadlock import Cycle, Wait
 from django_mongolock.engine.rule.document import Mode, Step, Terms
@@ -76,7 +76,7 @@ class Play:
     def pause(self, beyond: float = 0.0) -> Any:
         """Let the pause end by itself; nobody listens."""
         assert isinstance(self.action, Pause)
-        seconds = min(self.action.timer, self.action.poll)
+        seconds = min(self.action.timer, 1.0) if self.action.in_queue else self.action.timer
         assert seconds >= 0
         self.now += seconds + beyond
         return self._send(WaitResult(self.now))
@@ -262,23 +262,6 @@ def test_news_at_the_end_of_the_wait_are_no_last_try() -> None:
 def test_a_hand_over_that_finds_no_room_in_the_queue_refuses() -> None:
     with pytest.raises(LockQueueFull):
         queued().hear(answer=Answer(GONE, 100.0, 100.1))
-
-
-def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F44: many waiters do not make a storm of commands: pauses grow with time and with the place in the queue."""
-    monkeypatch.setattr("django_mongolock.engine.protocol.procedures.random.uniform", lambda low, high: high)
-    assert PollSchedule(0).poll(0) == procedures.SHORTEST_POLL
-    assert PollSchedule(0).poll(1) == 2 * PollSchedule(0).poll(0)
-    assert PollSchedule(0).poll(1_000_000) == procedures.LONGEST_POLL
-    schedule = PollSchedule(0)
-    polls = [round(schedule.poll(0) / procedures.SHORTEST_POLL) for _ in range(28)]
-    assert polls == [times for times in (1, 2, 4, 8, 16, 32, 50) for _ in range(4)]
-    assert schedule.poll(0) > schedule.poll(1)
-    assert schedule.reads == 0
-    schedule.reads = 100_000
-    assert schedule.poll(1) == procedures.LONGEST_POLL
-    monkeypatch.setattr("django_mongolock.engine.protocol.procedures.random.uniform", lambda low, high: low)
-    assert schedule.poll(1) == procedures.SHORTEST_POLL / 4
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
@@ -603,7 +586,7 @@ def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found
 
 def test_each_look_for_a_deadlock_is_twice_as_far_from_the_one_before() -> None:
     """F45: a long wait costs few of them."""
-    schedule = PollSchedule(0, deadlock_check_at=1)
+    schedule = WaitSchedule(0, deadlock_check_at=1)
     assert [now for now in range(40) if schedule.is_deadlock_check_due(now)] == [1, 3, 7, 15, 31]
 
 
@@ -762,10 +745,9 @@ def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
 
 
 def test_what_an_action_is_about() -> None:
-    """F110: the key, if there is only one, for its lane; of an owner also its process; and of a pause no poll."""
+    """F110: the key, if there is only one, for its lane; of an owner also its process."""
     assert [ReleaseUncontended(keys, keys).key for keys in (("a",), ("a", "b"))] == ["a", None]
     assert replace(OWNED, process="p").entry["process"] == "p"
-    assert Pause("g", 1.0).poll > 1.0
 
 
 # Methods in pairs: one that blocks and one that is awaited, made of the same steps

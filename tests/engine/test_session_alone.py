@@ -50,7 +50,7 @@ from django_mongolock.engine.session.lanes import RELEASE, REQUEST, SLOW, Lanes
 from django_mongolock.engine.session.notifications import Notifications
 from django_mongolock.engine.session.releases import NO_GUESS_FOR
 from django_mongolock.engine.session.session import PerProcess, Sessions
-from django_mongolock.engine.session.waits import CANCELLED_WITHIN, LONGEST_HANDOVER, Listener, Waits
+from django_mongolock.engine.session.waits import CANCELLED_WITHIN, LONGEST_HANDOVER, LONGEST_POLL, Listener, Waits
 from django_mongolock.engine.session.wakeups import Wakeup
 from django_mongolock.engine.session.worker_threads import LEAST, OVERTIME, Awaited, Blocking, Call, WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed, LockMisused
@@ -693,30 +693,34 @@ def waits(*grants: Grant) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("timer", "poll", "reserved", "listening", "seconds"),
+    ("timer", "reserved", "hears", "seconds"),
     [
-        (50.0, 2.0, False, True, 50.0),
-        (50.0, 2.0, False, False, 2.0),
-        (1.5, 2.0, False, False, 1.5),
-        (50.0, 2.0, True, True, LONGEST_HANDOVER),
-        (0.5, 2.0, True, True, 0.5),
-        (50.0, 0.5, True, False, 0.5),
-        (50.0, 2.0, True, False, LONGEST_HANDOVER),
+        (50.0, False, "bells", 50.0),
+        (50.0, False, "looks", 50.0),
+        (50.0, False, "", LONGEST_POLL),
+        (0.5, False, "", 0.5),
+        (50.0, True, "bells", LONGEST_HANDOVER),
+        (0.5, True, "bells", 0.5),
+        (50.0, True, "", LONGEST_POLL),
     ],
 )
-def test_how_long_a_pause_is(timer: float, poll: float, reserved: bool, listening: bool, seconds: float) -> None:
-    """F44: until its timer; a hand-over is soon there; who does not listen looks more often. Bells are listened for,
-    but not by those in line, whom no bell would wake."""
+def test_how_long_a_pause_is(
+    timer: float, reserved: bool, hears: str, seconds: float, *, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F44: until its timer. A hand-over is soon there. A waiter for whom nothing listens or looks asks by itself. Bells
+    are listened for, but not by those in line, because no bell would wake them."""
+    monkeypatch.setattr("random.uniform", lambda low, high: high)
     one = grant()
     one.waiting.handover_reserved = reserved
     each = waits(one)
-    each.listener._heard_at = NOW if listening else 0.0
+    each.listener._heard_at = NOW if hears == "bells" else 0.0
+    each.listener._looked_at = NOW if hears == "looks" else 0.0
     assert each._seconds(Pause("g", timer), one) == timer
     assert each._session.events == []
-    assert each._seconds(Pause("g", timer, poll), one) == seconds
+    assert each._seconds(Pause("g", timer, in_queue=True), one) == seconds
     assert each._session.events == [("apart", "start", REQUEST)]
     one.waiting.cancelled = True
-    assert each._seconds(Pause("g", timer, poll), one) == 0.0
+    assert each._seconds(Pause("g", timer, in_queue=True), one) == 0.0
 
 
 @pytest.mark.parametrize(("back_by", "then"), [(FOREVER, NOW + CANCELLED_WITHIN), (NOW + 0.5, NOW + 0.5)])
@@ -867,7 +871,7 @@ def test_a_listener_that_ends_while_somebody_comes(came: bool) -> None:
 def test_a_listener_that_is_closed_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """P6: it does not wait for the end of its pause; else for that, and no longer."""
     session: Any = Parts()
-    session.is_waited = lambda: True
+    session.is_waited = session.look_at_queues = lambda: True
     listener: Any = Listener(session, session)
     slept = list[float]()
 
@@ -879,6 +883,7 @@ def test_a_listener_that_is_closed_tries_no_more(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(time, "sleep", sleep)
     listener._give_way(3)
     assert len(slept) == 3
+    assert listener._looked_at == session.time - 1
     listener._give_way(30)
     assert len(slept) == 5
     assert max(slept) <= 0.1

@@ -488,6 +488,8 @@ def test_who_listens_hears_all_until_its_cursor_ends(tower: Tower, there: bool) 
     tower.there = there
     bell, cursor, session = Bell(at(3), "g"), Reading(), at(3)
     collection: Any = tower.bells.collections[3]
+    first: Any = tower.bells.collections[0]
+    first.database.client.options = SimpleNamespace(pool_options=SimpleNamespace(socket_timeout=None), timeout=None)
     collection.find.return_value.max_await_time_ms.return_value = cursor
     cursor.play((None, True), (bell.message, True), (None, True), (bell.message, False), (None, False))
     heard, looks = tower.bells.listen(session), []

@@ -22,14 +22,14 @@ from tests.support.waiting import eventually
 class WorkerThreads(worker_threads.WorkerThreads):
     """Threads whose calls have the highest priority unless a test says otherwise."""
 
-    def submit(self, call: Callable[[], object], **how: Any) -> bool:
-        return super().submit(call, **{"priority": 0, **how})
+    def submit(self, call: Callable[[], object], *, priority: int = 0, key: str | None = None) -> bool:
+        return super().submit(call, priority=priority, key=key)
 
-    def call(self, call: Callable[..., Any], timeout: float | None = None, **how: Any) -> Any:
-        return super().call(call, timeout, **{"priority": 0, **how})
+    def call(self, call: Callable[..., Any], timeout: float | None = None, *, priority: int = 0, **how: Any) -> Any:
+        return super().call(call, timeout, priority=priority, **how)
 
-    async def acall(self, call: Callable[..., Any], timeout: float | None = None, **how: Any) -> Any:  # noqa: ASYNC109
-        return await super().acall(call, timeout, **{"priority": 0, **how})
+    async def acall(self, *given: Any, priority: int = 0, **how: Any) -> Any:
+        return await super().acall(*given, priority=priority, **how)
 
 
 #: More than any of these calls needs, on a loaded machine as well.
@@ -307,3 +307,9 @@ def test_a_call_apart_from_the_main_thread(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(threading, "main_thread", lambda: None)
     assert threads.apart(look, 3.0, priority=0) == (3, "red", threading.current_thread())
     threads.close()
+
+
+def test_a_call_has_a_priority() -> None:
+    """F184: a caller that names none would take the threads of the renewals."""
+    with pytest.raises(TypeError, match="priority"):
+        worker_threads.WorkerThreads(1).submit(lambda: None)  # type: ignore[call-arg]

@@ -147,5 +147,5 @@ def prepare(monkeypatch: pytest.MonkeyPatch, *, exempt: bool) -> None:
     session = get_backend().session()
     all_at_work = threading.Barrier(COMMAND_THREADS + 1, timeout=10)
     for _ in range(COMMAND_THREADS):
-        session.threads.submit(all_at_work.wait)
+        session.threads.submit(all_at_work.wait, priority=0)
     all_at_work.wait()

@@ -76,12 +76,12 @@ class Pause:
     """Wait for news of a grant. The outcome is a `WaitResult`.
 
     - timer: longest wait in seconds.
-    - poll: longest wait in seconds while no bell can be heard.
+    - in_queue: whether the grant stands in the queue of the document. News of it may come from another process.
     """
 
     grant: str
     timer: float
-    poll: float = FOREVER
+    in_queue: bool = False
 
 
 Command = Apply | ReleaseUncontended | Read | QueueNext | FindDeadlock

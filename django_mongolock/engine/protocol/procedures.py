@@ -8,7 +8,6 @@ their tests need no server. The model is psycopg (``generators.py``, ``transacti
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -43,9 +42,6 @@ SLACK: Final = 0.005
 DEADLOCK_CHECK_AFTER: Final = 1.0
 #: A failure within this many seconds may be a broken connection. After a longer time, the server does not answer.
 PROMPT: Final = 2.0
-#: The bounds of the time between two reads, in seconds.
-SHORTEST_POLL: Final = 0.02
-LONGEST_POLL: Final = 1.0
 #: Seconds that the next in line waits for a hand-over of the lock within the process.
 LOCAL_HANDOVER_GRACE: Final = 0.5
 #: Seconds between two checks of a waiter whether a former run of the same owner has died.
@@ -53,11 +49,8 @@ DEAD_OWNER_CHECK: Final = 0.5
 
 
 @dataclass(slots=True)
-class PollSchedule:
-    """The schedule of a wait since *started*: reads while no bell can be heard, and searches for a deadlock.
-
-    The time between two reads is spread by full jitter under a ceiling. The ceiling is low after the waiter has moved
-    up in the queue, and lower near the head. Every fourth read doubles the ceiling. Times are in seconds.
+class WaitSchedule:
+    """The schedule of a wait since *started*. Times are in seconds.
 
     - dead_owner_check: time until the next check whether a former run has died.
     """
@@ -66,15 +59,6 @@ class PollSchedule:
     deadlock_check_at: float = FOREVER
     dead_owner_check: float = FOREVER
     deadlock_check_after: float = DEADLOCK_CHECK_AFTER
-    reads: int = 0
-    place: int = -1
-
-    def poll(self, place: int) -> float:
-        """Return how long to wait for the next read from this *place* in the queue."""
-        self.reads = self.reads + 1 if place == self.place else 0
-        self.place = place
-        ceiling = min(LONGEST_POLL, SHORTEST_POLL * (place + 1) * 2 ** min(self.reads // 4, 16))
-        return max(SHORTEST_POLL / 4, random.uniform(0, ceiling))  # noqa: S311 - spreads load, guards nothing
 
     def is_deadlock_check_due(self, now: float) -> bool:
         """Return whether it is time to look for a deadlock. If it is, double the time until the next look."""
@@ -104,7 +88,7 @@ def acquire(
     If the lock was not granted in time, the grant leaves the queue, and LockNotAcquired is raised. After any other
     error, or a LockNotAcquired with a cause, the outcome is unknown. Send `removal_for_good` then.
     """
-    schedule = PollSchedule(
+    schedule = WaitSchedule(
         now if since is None else since, now + DEADLOCK_CHECK_AFTER if acquisition.nested else FOREVER
     )
     # The error of a single try does not count the time of its one command as a wait.
@@ -193,7 +177,7 @@ def _refuse_the_rest(action: Apply | Read, reply: Reply, waited: float) -> None:
 
 
 def _wait_for_news(
-    acquisition: Acquisition, reply: Reply, deadline: float, now: float, schedule: PollSchedule
+    acquisition: Acquisition, reply: Reply, deadline: float, now: float, schedule: WaitSchedule
 ) -> Protocol[WaitResult]:
     """Wait in the queue of the document, at the place in *reply*. Raise LockDeadlock or LockCancelled."""
     place = reply.place or 0
@@ -201,7 +185,7 @@ def _wait_for_news(
         yield from _refuse_deadlock(acquisition, now - schedule.started)
     end = max(0.0, reply.first_end or 0.0) + SLACK if place == 0 else FOREVER
     timer = max(0.0, min(deadline - now, schedule.deadlock_check_at - now, end, schedule.dead_owner_check))
-    result: WaitResult = yield Pause(acquisition.grant, timer, schedule.poll(place))
+    result: WaitResult = yield Pause(acquisition.grant, timer, in_queue=True)
     if result.cancelled:
         failure = yield from leave(acquisition)
         raise LockCancelled(acquisition.key, result.now - schedule.started, reply.holder) from failure

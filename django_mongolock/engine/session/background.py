@@ -133,7 +133,7 @@ class Background:
         except Exception as error:  # noqa: BLE001 - it is logged
             if not isinstance(error, LockError) and not tasks[0].tries:
                 log_exception("a task in the background failed", key=tasks[0].key)
-            log(DEBUG, "not done yet", key=tasks[0].key, tasks=len(tasks), error=error)
+            log(DEBUG, "not done yet", key=tasks[0].key, grants=len(tasks), error=error)
             if self._store is not None and (parts := parts_of(tasks, self._store, primary)):
                 for part in parts:
                     self._have_tried(part, priority, SHORT_LIMIT)

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from .. import clock
 from ..protocol.actions import FOREVER, Acquisition, Granted
 from ..rule.document import Terms
+from ..rule.replies import Found
 from .wakeups import Waiting
 
 #: The reason for the loss of a grant that is missing from its document.
@@ -334,6 +335,17 @@ class Grant:
                 return False
             self.lease.until, self.lease.renew_at, self.waiting.place_gone = 0.0, FOREVER, True
             return True
+
+    def look_at_queue(self, found: Found) -> bool:
+        """Wake this waiter if it is not in the queue any more, or has moved up to its head. Return whether it has."""
+        waiting = self.waiting
+        if self.id in found.waiters:
+            # The first waiter must know when the holder's lease ends.
+            if next(iter(found.waiters)) != self.id or waiting.at_head >= found.token:
+                return False
+            waiting.at_head = found.token
+        waiting.wake()  # otherwise granted without its bell being heard, or gone from the queue
+        return True
 
     def postpone(self, now: float, at_once: bool = False) -> None:
         """Schedule the next try after a failed renewal. A waiter backs off exponentially.

@@ -87,12 +87,14 @@ class Renewals:
         """Return the seconds that the renewal of *grants* may take, so that enough are left for the next ones.
 
         A renewal begins when two thirds of the time of a grant are left. The first try gets a sixth of that time, each
-        later try a third.
+        later try a third. A renewal that begins later gets at most a quarter, or two thirds, of the time that is left.
         """
+        now, failed = self._session.now(), grants[0].lease.failures > 0
         # A grant that waited in the queue has the time of a place until its renewal, however long its lease is.
-        now = self._session.now()
-        length = min(min(grant.length, grant.lease.span(now)) for grant in grants)
-        return min(self._commands.timeout, max(SHORTEST_RENEWAL, length / (3 if grants[0].lease.failures else 6)))
+        length = min(min(grant.length, grant.lease.span(now)) for grant in grants) / (3 if failed else 6)
+        left = min((grant.lease.until - now for grant in grants if grant.lease.until > now), default=FOREVER)
+        limit = min(length, left * (2 / 3 if failed else 1 / 4))
+        return min(self._commands.timeout, max(SHORTEST_RENEWAL, limit))
 
     def renew(self, grants: Sequence[Grant], limit: float = FOREVER, entered: float = FOREVER) -> None:
         """Renew a batch, and tell lost grants from late ones.
@@ -176,12 +178,4 @@ class Renewals:
         else:
             grant.postpone(self._session.now(), at_once=grant.lease.failures < 2)
         if grant.state is State.WAITING and found is not None:
-            self._look_at_queue(grant, found)
-
-    def _look_at_queue(self, grant: Grant, found: Found) -> None:
-        """Wake the waiter if it was granted, or has moved up."""
-        if grant.id not in found.waiters:
-            grant.waiting.wake()  # granted without its bell being heard, or gone from the queue
-        elif next(iter(found.waiters)) == grant.id and grant.waiting.at_head < found.token:
-            grant.waiting.at_head = found.token
-            grant.waiting.wake()  # the first waiter must know when the holder's lease ends
+            grant.look_at_queue(found)

@@ -6,6 +6,7 @@ A thread hears the bells while anything is waited for.
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import time
 from math import inf
@@ -16,7 +17,9 @@ from pymongo.errors import PyMongoError
 from ...exceptions import LockBackendFailed, LockMisused
 from ..logs import DEBUG, WARNING, log
 from ..protocol.actions import FOREVER, Pause, WaitResult
+from ..rule.document import Step
 from ..rule.replies import Bell
+from .bulk import batches
 from .core import SessionCore
 from .grant import Grant
 from .heartbeat import start_thread
@@ -28,6 +31,11 @@ LINGER: Final = 2.0
 SILENCE: Final = 3.0
 #: The first and the longest pause between two attempts to listen, in seconds.
 RETRY_FIRST, RETRY_LAST = 0.5, 30.0
+#: The bounds of the seconds between two reads of all queues while no bell can be heard. The time is short after a read
+#: that has found news, and grows slowly after others.
+LOOK_FIRST, LOOK_LAST = 0.02, 0.2
+#: The longest pause of a waiter that neither hears a bell nor is looked for, in seconds.
+LONGEST_POLL: Final = 1.0
 
 
 class Listener:
@@ -39,8 +47,8 @@ class Listener:
     """
 
     def __init__(self, session: SessionCore, waits: Waits) -> None:
-        #: The time of the last sign of life from the server.
-        self._heard_at = -inf
+        #: The time of the last sign of life from the server, and of the last read of all queues.
+        self._heard_at = self._looked_at = -inf
         self._session = session
         self._waits = waits
         self._now = session.now
@@ -57,6 +65,11 @@ class Listener:
         A connection may be gone without a word, hence the limit `SILENCE`.
         """
         return self._now() - self._heard_at < SILENCE
+
+    @property
+    def serves(self) -> bool:
+        """Whether a waiter learns of its grant, by a bell or by a read of all queues."""
+        return self.listening or self._now() - self._looked_at < LONGEST_POLL
 
     def want(self) -> bool:
         """Go on listening. Return whether a thread does so. If none does, call `start`."""
@@ -109,9 +122,14 @@ class Listener:
         return "it ended"
 
     def _give_way(self, seconds: float) -> None:
-        end = self._now() + seconds
+        """Look at all queues for a while."""
+        end, pause = self._now() + seconds, LOOK_FIRST
         while self._goes_on() and self._now() < end:
-            time.sleep(0.1)
+            news = self._waits.look_at_queues()
+            if news is not None:
+                self._looked_at = self._now()
+            pause = LOOK_FIRST if news else min(LOOK_LAST, pause * 1.2)
+            time.sleep(pause)
 
     def _complain(self, reason: str) -> None:
         """Warn once that waiters poll instead of hearing bells."""
@@ -173,6 +191,26 @@ class Waits:
         for grant in list(self._session.queue.waiting.values()):
             grant.waiting.wake()
 
+    def look_at_queues(self) -> bool | None:
+        """Read the documents of all waiters, and wake those that were granted or have moved up.
+
+        Return whether there are such waiters, or None if there was no answer.
+        """
+        sent, news, by_key = self._session.now(), False, dict[str, list[Grant]]()
+        for grant in list(self._session.queue.waiting.values()):
+            if 0.0 < grant.waiting.seen_at <= sent:
+                by_key.setdefault(grant.key, []).append(grant)
+        for keys in batches(list(by_key)):
+            try:
+                found = self._session.store.renew(keys, Step(), LONGEST_POLL)
+            except LockBackendFailed:
+                return None
+            for key, queue in found.items():
+                for grant in by_key[key]:
+                    if grant.waiting.seen_at <= sent:  # no newer answer has come meanwhile
+                        news |= grant.look_at_queue(queue)
+        return news
+
     def listen(self) -> None:
         """Start or prolong the listening for bells."""
         if not self.listener.want():
@@ -191,13 +229,15 @@ class Waits:
         )
 
     def _seconds(self, pause: Pause, grant: Grant) -> float:
-        if pause.poll == FOREVER:
+        if not pause.in_queue:
             return pause.timer
         if grant.waiting.cancelled:
             return 0.0  # the wake-up may have been used up by an answer that came at the same time
         self.listen()
         timer = min(pause.timer, LONGEST_HANDOVER) if grant.waiting.handover_reserved else pause.timer
-        return timer if self.listener.listening else min(timer, pause.poll)
+        if self.listener.serves:
+            return timer
+        return min(timer, LONGEST_POLL * random.uniform(0.5, 1.0))  # noqa: S311 - spreads load, guards nothing
 
     def result(self, grant: Grant) -> WaitResult:
         """Return what is known after a pause."""

@@ -215,13 +215,13 @@ class WorkerThreads:
     def __len__(self) -> int:
         return self._most - len(self._unstarted)
 
-    def submit(self, call: Callable[[], object], **how: Any) -> bool:
+    def submit(self, call: Callable[[], object], *, priority: int, key: str | None = None) -> bool:
         """Have *call* made. Return False, and do nothing, if no thread exists or can be started for it."""
-        return self._enter(Call(functools.partial(logged, call), **how))
+        return self._enter(Call(functools.partial(logged, call), priority=priority, key=key))
 
-    def call(self, call: Callable[..., T], timeout: float | None = None, **how: Any) -> T:
+    def call(self, call: Callable[..., T], timeout: float | None = None, *, priority: int, **how: Any) -> T:
         """Have one of the threads make *call*, and return or raise its outcome."""
-        entry: Blocking[T] = Blocking(call, timeout, **how)
+        entry: Blocking[T] = Blocking(call, timeout, priority=priority, **how)
         try:
             return entry.wait(timeout) if self._enter(entry) else call(seconds(timeout))
         finally:
@@ -238,9 +238,16 @@ class WorkerThreads:
         context = contextvars.copy_context()
         return self.call(lambda left: context.run(call, left), timeout, priority=priority)
 
-    async def acall(self, call: Callable[..., T], timeout: float | None = None, **how: Any) -> T:  # noqa: ASYNC109 - the thread has to know it
+    async def acall(
+        self,
+        call: Callable[..., T],
+        timeout: float | None = None,  # noqa: ASYNC109 - the thread has to know it
+        *,
+        priority: int,
+        **how: Any,
+    ) -> T:
         """See call(). A call that has begun goes on when the coroutine is cancelled."""
-        entry: Awaited[T] = Awaited(call, timeout, **how)
+        entry: Awaited[T] = Awaited(call, timeout, priority=priority, **how)
         timer: asyncio.TimerHandle | None = None
         try:
             if timeout is not None:

@@ -49,6 +49,8 @@ class Store(Protocol):
     def renew(self, keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
         """Renew or remove the grants of *step* in the documents of *keys*. Return the findings under each key.
 
+        Without grants, the documents are only read.
+
         Waiters that the step grants a lock hear a bell. A grant was renewed only if it carries the number of this step.
         The update is durable then.
         """

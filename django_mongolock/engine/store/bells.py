@@ -22,6 +22,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from .. import clock
+from ..logs import WARNING, log
 from ..rule.replies import Bell, read_bell
 from .layout import LOOK_EVERY, make_capped, stays_open
 
@@ -31,7 +32,8 @@ Document = dict[str, Any]
 COLLECTIONS: Final = 8
 #: The size of each collection in bytes, enough for some hundred messages.
 SIZE: Final = 65_536
-#: How long the server keeps a read open while no message comes, in milliseconds.
+#: How long the server keeps a read open while no message comes, in milliseconds. With a short `socketTimeoutMS`
+#: or `timeoutMS`, this is half of that.
 AWAIT_MS: Final = 1_000
 #: The seconds for sending all messages of a command. Messages that take longer are dropped.
 RING_TIMEOUT: Final = 0.5
@@ -81,8 +83,8 @@ class Bells:
             make(collection)
             self._seen[number] = clock.now()
         looked, often = -inf, LOOK_EVERY / 2  # often enough that no release of this process has to look
-        kind = CursorType.TAILABLE_AWAIT
-        with collection.find({"to": session}, cursor_type=kind).max_await_time_ms(AWAIT_MS) as cursor:
+        found = collection.find({"to": session}, cursor_type=CursorType.TAILABLE_AWAIT)
+        with found.max_await_time_ms(self._await_ms()) as cursor:
             while (message := next(cursor, None)) is not None or cursor.alive:
                 yield read_bell(message)
                 if clock.now() - looked >= often:
@@ -90,6 +92,15 @@ class Bells:
                     for other in range(COLLECTIONS):
                         self._is_there(other, often)
         self._seen.pop(number, None)  # the collection is gone or empty
+
+    def _await_ms(self) -> int:
+        """Return how long a read may stay open. Warn if the address makes that short."""
+        options = self.collections[0].database.client.options
+        limits = [limit for limit in (options.pool_options.socket_timeout, options.timeout) if limit is not None]
+        if not limits or min(limits) * 500 >= AWAIT_MS:
+            return AWAIT_MS
+        log(WARNING, "short socketTimeoutMS or timeoutMS, more reads of the bells", reason=f"{min(limits)} s")
+        return max(1, int(min(limits) * 500))
 
 
 def make(collection: Collection[Document]) -> None:

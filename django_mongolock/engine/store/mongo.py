@@ -270,7 +270,9 @@ class MongoStore:
         entry = {"grant": 1, "beat": 1, "release_requested_by": 1}
         fields = {"holders": {**entry, "token": 1}, "waiters": entry, "token": 1, "granted": BELL_MESSAGES}
         with self.bounded(timeout):
-            self.collection.update_many(where, pipeline(step), let=step.arguments(self.limits, CLOCK, CLUSTER_TIME))
+            if grants or not keys:  # an empty command asks whether the primary carries out updates
+                let = step.arguments(self.limits, CLOCK, CLUSTER_TIME)
+                self.collection.update_many(where, pipeline(step), let=let)
             found = self._find(keys, fields)
             if step.renew and (gone := set(keys) - found.keys()):
                 made = self._make_again(gone)
