@@ -28,7 +28,8 @@ pytestmark = [pytest.mark.long, pytest.mark.flaky(reruns=2)]
 
 @pytest.fixture(params=["mongodb", "memory"])
 def new_process(request: pytest.FixtureRequest, new_session: Callable[[], Session], memory: Any) -> Any:
-    """A function that makes the substitute of a process: a session at a MongoDB, or in the memory of this process."""
+    """Return a function that makes the substitute of a process. The substitute is a session at a MongoDB, or in the
+    memory of this process."""
     return new_session if request.param == "mongodb" else memory.new_session
 
 

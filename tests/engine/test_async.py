@@ -37,7 +37,7 @@ async def test_cancelled_in_flight(here: Here, hold_up: HoldUp, door: str) -> No
 
 
 async def test_cancelled_on_release(session: Session, entries: Entries, hold_up: HoldUp) -> None:
-    """F36: the release goes on in the background."""
+    """F36: a release goes on in the background when its task is cancelled."""
     lock = await make_lock(session).aacquire()
     gate = hold_up(session.store, "release_uncontended")
     task = asyncio.create_task(lock.arelease())

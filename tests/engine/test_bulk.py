@@ -1,4 +1,4 @@
-"""P6, P8: one command for many grants, also after a failure, and at the end of a process."""
+"""P6, P8: one command serves many grants, also after a failure and at the end of a process."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_an_outage_unfolds_no_renewal(memory: Memory, renewals: Renewals) -> Non
 
 
 def test_a_document_that_is_stuck_is_found_by_splitting(memory: Memory, renewals: Renewals) -> None:
-    """F66, F180: a batch that fails is split in ten, down to the document that answers nothing, if others answer."""
+    """F66, F180: if other documents answer, a batch that fails is split in ten until the document that answers nothing
+    is found."""
     locks = hold(memory, NUMBER)
     renewals.stuck = {"k00123"}
     sizes = renewals.beat(10)
@@ -83,7 +84,7 @@ def test_a_document_that_is_stuck_is_found_by_splitting(memory: Memory, renewals
 
 
 def test_nothing_is_sent_for_a_lock_that_is_lost(memory: Memory, renewals: Renewals) -> None:
-    """F180: the outage was longer than the lease."""
+    """F180: nothing is sent for a lock after an outage that was longer than its lease."""
     locks = hold(memory, 20)
     renewals.down = True
     renewals.beat(10)
@@ -93,7 +94,8 @@ def test_nothing_is_sent_for_a_lock_that_is_lost(memory: Memory, renewals: Renew
 
 
 def test_a_place_that_is_gone_is_not_renewed(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F181: the waiter that was not found is woken, asks again in one command, and is renewed when it has a place."""
+    """F181: a waiter whose entry was not found is woken, asks again in one command, and is renewed when it has a
+    place."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=LEASE)
     documents = memory.server.documents
@@ -120,7 +122,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", [*KINDS, "waited for", "places"])
 def test_the_end_of_a_process_is_bulk(memory: Memory, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """F182, P6, P8: it leaves nothing, and sends at most a tenth of a command for each lock, whatever the locks are."""
+    """F182, P6, P8: a process that ends leaves nothing, and sends at most a tenth of a command for each lock of any kind."""
     number, options = 60, {"terms": LEASE, **KINDS.get(kind, {})}
     keys = [f"k{each:05}" for each in range(number)]
     leaves, stays = memory.new_session(), memory.new_session()

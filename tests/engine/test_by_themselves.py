@@ -1,4 +1,4 @@
-"""What modules of the engine promise by themselves: called directly, without a server, a thread or a wait."""
+"""Promises of single modules of the engine, called directly, without a server, a thread or a wait."""
 
 import asyncio
 import functools
@@ -64,12 +64,12 @@ from django_mongolock.exceptions import (
 
 
 async def coroutine(_: object) -> None:
-    """What no callback can be."""
+    """A coroutine function, refused as a callback."""
 
 
 class AsyncCall:
     async def __call__(self, _: object) -> None:
-        """Nor can this."""
+        """An object with an asynchronous call, refused as a callback."""
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ class AsyncCall:
     ids=lambda value: str(value).partition(" at 0x")[0][:40],
 )
 def test_an_option_that_is_wrong(options: dict[str, Any], error: type[Exception]) -> None:
-    """It is refused when the lock object is made, and not when somebody waits."""
+    """A wrong option is refused when the lock object is made, not when a caller waits."""
     with pytest.raises(error):
         LockOptions(**options)
 
@@ -143,7 +143,7 @@ def test_options_that_are_right() -> None:
 
 
 def test_texts_that_are_stored() -> None:
-    """Keys, owners and labels are plain, composed and not too long; what the package finds itself is made so."""
+    """Keys, owners and labels must be plain, composed and short. Texts that the package finds itself are made so."""
     assert text_checks.check_key("e\u0301", "pre:") == "pre:\xe9"
     assert text_checks.check_key("x" * text_checks.MAX_KEY_BYTES)
     for wrong in ("", "a\n", "\ud800", "x" * (text_checks.MAX_KEY_BYTES + 1), "\xe9" * text_checks.MAX_KEY_BYTES):
@@ -197,7 +197,7 @@ def test_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_pause_grows_up_to_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anything from nothing to twice as much after each attempt: those who failed together do not come together."""
+    """A pause after a failure is random, up to twice the base. Callers that failed together do not retry together."""
     monkeypatch.setattr("random.uniform", lambda least, most: (least, most))
     longest: list[Any] = [clock.backoff(attempt) for attempt in (1, 2, 3, 5, 6, 5_000)]
     assert longest == [(0, 0.05), (0, 0.1), (0, 0.2), (0, 0.8), (0, 1.0), (0, 1.0)]
@@ -267,7 +267,8 @@ def test_what_an_error_of_the_driver_becomes(error: PyMongoError, at: Any, told:
 
 
 def test_an_error_keeps_no_frame_alive() -> None:
-    """The frames of who called the driver hold the lock object, which would look used for ever."""
+    """An error drops the frames of the driver's callers. The frames hold the lock object and would keep it in use for
+    ever."""
     for error in (failure(2), AutoReconnect("away")):
         try:
             try:
@@ -299,8 +300,8 @@ def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypat
 def test_when_a_process_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: bytes, threads: str, started: str | None
 ) -> None:
-    """F49: whatever it is called. One that has ended stays in the list until its parent asks; one whose first thread
-    has ended looks the same, but for its other threads."""
+    """F49: the start of a process is found under any name. A process that has ended stays in the list until its parent
+    reads its status. A process without its first thread looks the same, except for its other threads."""
     for thread in threads:
         (tmp_path / "7/task" / thread).mkdir(parents=True)
     (tmp_path / "7/stat").write_bytes(b"7 (a) \xff) " + state + "".join(f" {n}" for n in range(1, 30)).encode())
@@ -318,8 +319,8 @@ def test_a_process_that_has_ended_has_no_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_whether_a_process_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F49: it has if no process has its number, or one that was started at another time; who is of another place, or
-    has no such number, is not known."""
+    """F49: a process has ended if no process has its number, or if one has it that started at another time. The state
+    is unknown for a process of another machine, or one without such a number."""
     sent, error = list[tuple[int, int]](), iter(list[type[Exception] | None]())
     (tmp_path / "8").mkdir()
     (tmp_path / "8/stat").write_text(f"8 (x) S {' '.join(map(str, range(1, 30)))}")
@@ -350,13 +351,13 @@ def test_whether_a_process_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/ns"), reason="names of processes are for Linux")  # noqa: PTH112
 def test_a_process_is_named_by_its_namespaces() -> None:
-    """F32: two containers of a machine, each with a process 7, are not taken for one: the end of one is not that of the
-    other."""
+    """F32: two containers of a machine that each have a process 7 are told apart. The end of one process is not taken
+    for the end of the other."""
     assert re.fullmatch(r"[-0-9a-f]{36} pid:\[\d+\] (time:\[\d+\]|-) \d+ \d+", this_process())
 
 
 def test_where_a_server_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F9: the servers that do not answer, why, and what to look at."""
+    """F9: an error names the servers that do not answer, says why, and says where to look."""
     refused = OSError("h:1: [Errno 111] Connection refused (configured timeouts: …)")
     for servers, writable, told in (
         ([server()], True, "h:1 (primary). Is the primary overloaded"),
@@ -377,7 +378,7 @@ def test_where_a_server_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not errors.is_out_of_reach(client(server(refused), server()))
 
 
-# What is in the database, and which server that is
+# The contents of the database, and its server
 
 
 class Cursor:
@@ -392,8 +393,11 @@ class Cursor:
 
 
 class Capped:
-    """A collection, and its database. code: why it cannot be made. there: it exists. alive: a cursor in it stays open;
-    None: the server refuses one."""
+    """A collection, and its database.
+
+    code: the error code of making it.
+    there: whether it exists.
+    alive: whether a cursor stays open. None if the server refuses a cursor."""
 
     name = "bells"
 
@@ -434,7 +438,7 @@ class Capped:
 def test_a_collection_with_a_limit(
     code: int | None, there: bool, alive: bool | None, *, raises: bool, resize: bool
 ) -> None:
-    """F44: it is made, or is there and has a limit to its size, or else the error is raised."""
+    """F44: the collection is made, or exists with a limit to its size. Otherwise the error is raised."""
     collection: Any = Capped(code, there, alive)
     with pytest.raises(OperationFailure) if raises else nullcontext():
         layout.make_capped(collection, 4096, resize=resize)
@@ -476,8 +480,8 @@ def test_a_bell_is_told_to_the_session_of_this_process() -> None:
 
 
 def test_the_name_of_the_primary() -> None:
-    """P4, F21: that of the election, of the server that was selected last in this thread; a single server without one
-    has no cluster time either."""
+    """P4, F21: the name of the primary is the election of the server that this thread selected last. A single server
+    has no election, and no cluster time."""
     encoder = ClockEncoder()
     times: Any = _ClusterTimeEncoder(encoder)
     one, two = (SimpleNamespace(election_id=f"e{n}", server_type_name="RSPrimary", is_writable=n == 2) for n in (1, 2))
@@ -624,7 +628,8 @@ def test_what_begins_no_transaction() -> None:
 
 
 def test_which_errors_have_a_transaction_done_again() -> None:
-    """P9: those by which MongoDB has aborted it, also below one of Django's; none of a hook that ran after a commit."""
+    """P9: a transaction is retried after errors with which MongoDB aborted it, also below a Django error. A hook after
+    the commit is not retried."""
     reasons = [transaction._reason(error) for error in (failure(2, name="Bad"), PyMongoError(), OperationFailure(""))]
     assert reasons == ["Bad", "PyMongoError", "OperationFailure"]
     aborted = LockTransactionAborted("k", 1, "conflict")
@@ -712,7 +717,7 @@ async def test_work_in_a_transaction_is_done_again(  # noqa: C901
 
 
 async def test_a_wait_outlasts_its_cancellations() -> None:
-    """It ends when what it waits for is done, whose error is then nobody's."""
+    """A wait ends when the awaited call is done. An error of the call is then not reported to the loop."""
     loop, complaints = asyncio.get_running_loop(), list[Any]()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     for outcome in (ValueError(), asyncio.CancelledError(), None):
@@ -737,7 +742,9 @@ async def test_a_wait_outlasts_its_cancellations() -> None:
 
 
 class NoThreads:
-    """Threads that make no call before they are told to. ended: they take none any more."""
+    """A substitute for threads that makes calls only on demand.
+
+    ended: whether the threads refuse calls."""
 
     def __init__(self) -> None:
         self.calls, self.ended, self.priorities = list[Callable[[], object]](), False, set[int]()
@@ -767,7 +774,8 @@ def errands(threads: NoThreads) -> Any:
 
 
 def test_where_a_call_of_another_part_is_made(errands: Any, threads: NoThreads) -> None:
-    """F29: the main thread, where a signal may strike, has it made; any other thread makes it. Renewals go first."""
+    """F29: the main thread, where a signal may strike, hands the call over. Any other thread makes the call. Renewals
+    go first."""
 
     def one(left: float) -> object:
         return left
@@ -804,7 +812,9 @@ def test_how_often_an_errand_is_tried(
 
 
 class Inbox(SimpleQueue[Any]):
-    """Where waiting moves a clock, and *more* comes in meanwhile: at what time."""
+    """A queue in which waiting moves a clock.
+
+    more: the calls that come in meanwhile, by time."""
 
     def __init__(self, more: dict[float, Errand]) -> None:
         self.time, self.more, self.waited = 100.0, more, list[float]()
@@ -854,7 +864,8 @@ def test_errands_are_tried_when_they_are_due(errands: Any, threads: NoThreads, m
 def test_an_errand_that_becomes_due_meanwhile(
     errands: Any, threads: NoThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6: it is not slept for. Each that was tried is waited for no more."""
+    """P6: an errand that becomes due during a pause is tried without a further pause. An errand is waited for only
+    until it was tried."""
     times: Any = iter([10.0, 10.5, 12.0, 12.0])
     monkeypatch.setattr(clock, "now", lambda: next(times))
     errands.in_background(lambda: True, (1.0,))
@@ -875,7 +886,8 @@ def test_an_errand_that_becomes_due_meanwhile(
 
 
 def test_errands_of_a_process_that_ends(errands: Any, threads: NoThreads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: they are not waited for when there are no threads for them; else until each was tried, and no longer."""
+    """P6: without threads, the errands of a process that ends are not waited for. With threads, the process waits until
+    each was tried once."""
     moment = [10.0]
 
     def sleep(seconds: float) -> None:
@@ -926,8 +938,8 @@ def test_releases_are_remembered_until_a_majority_has_them() -> None:
 
 
 def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8, F118: one guess for each release; for one key that is not known, while those are free; none for a while after
-    a wrong one; and no more keys are remembered than that."""
+    """P8, F118: each release allows one guess for its key. An unknown key is guessed while other keys were free. A
+    wrong guess stops the guesses for a while. The number of remembered keys is limited."""
     keys = FreeKeys()
     assert not keys.guess("a")
     keys.released("a")
@@ -982,8 +994,8 @@ class Hearing:
 
 
 def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """F44, F52: it tries again after a pause, each longer than the one before, and says so once; when it has heard
-    something and hears no more, it has all waiters look."""
+    """F44, F52: a listener that fails retries with growing pauses, and logs the failure once. If it has heard a bell
+    and then fails, it wakes all waiters."""
     away = LockBackendFailed("away", "k")
     session: Any = Hearing([[away]] * 8 + [[None, "bell", away], [AutoReconnect("gone")], []])
     monkeypatch.setattr("django_mongolock.engine.session.waits.time", SimpleNamespace(sleep=session.sleep))

@@ -92,7 +92,7 @@ async def test_tasks_of_one_loop_find_their_deadlock(session: Session) -> None:
 
 @pytest.mark.long
 def test_processes_find_their_deadlock(collection: Collection[Document], entries: Entries) -> None:
-    """F45: the same with real processes, at the pace that users have."""
+    """F45: real processes find their deadlock at the default pace."""
     with (
         processes(1, "nested", collection.name, "a", "b") as one,
         processes(1, "nested", collection.name, "b", "a") as two,
@@ -128,8 +128,8 @@ def documents_of(*asked: tuple[str, str, Terms]) -> tuple[list[Document], dateti
     ],
 )
 def test_what_makes_a_cycle(held: list[Terms | None], owner: Terms, found: bool) -> None:
-    """F45: the owner of "data" waits for "gpu", whose holders wait for "data", but for the first, which is free: it is
-    a deadlock only if what that one will release is not enough."""
+    """F45: the owner of "data" waits for "gpu". The holders of "gpu" wait for "data", except the first, which is free.
+    A deadlock exists only if the weight that the first will release is not enough."""
     users = [(str(number), terms) for number, terms in enumerate(held) if terms is not None]
     waits = [("data", user, QUICK) for user, _ in users if user != "0"]
     asked = [("data", "owner", QUICK), *(("gpu", *user) for user in users), *waits, ("gpu", "owner", owner)]
@@ -144,8 +144,8 @@ def test_what_makes_a_cycle(held: list[Terms | None], owner: Terms, found: bool)
 
 
 def test_who_goes_on_is_in_no_cycle() -> None:
-    """F45: a worker with two waits goes on when both are over; a waiter needs what those before it in the queue need;
-    what is damaged is no wait."""
+    """F45: a worker with two waits goes on when both are over. A waiter needs the weight that waiters ahead in the
+    queue need. A damaged entry is not a wait."""
     ring = [("a", "1", QUICK), ("b", "2", QUICK), ("b", "1", QUICK), ("a", "2", QUICK)]
     documents, now = documents_of(*ring, ("free", "3", QUICK), ("free", "1", QUICK))
     assert len(cycles(documents, now)) == 1
@@ -157,7 +157,7 @@ def test_who_goes_on_is_in_no_cycle() -> None:
 
 @pytest.mark.long
 def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, hold_up: HoldUp) -> None:
-    """F45, F100: a thread that lost its lock object, to a signal for example, and asks again, waits for the release."""
+    """F45, F100: a thread that lost its lock object, for example to a signal, and asks again waits for the release."""
     gate = hold_up(here.session.ending, "end", lambda grant, how: how is How.ABANDONED)
     here.lock(wait=0).acquire()  # and its object is gone
     timer = threading.Timer(0.8, gate.go.set)

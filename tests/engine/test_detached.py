@@ -36,8 +36,8 @@ def tombstones(memory: Memory) -> list[str]:
 
 
 def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: one lease from before a command of its own that has taken or renewed it; what it reads makes that no longer.
-    In a forked child it is believed in no more, and nothing is sent."""
+    """P1: a detached lock is believed in for one lease from before its own command that took or renewed it. A read does
+    not extend that time. A forked child does not believe in the lock, and sends nothing."""
     run, find = memory.session.run, lambda: memory.session
     mine, theirs = Detached("k", find), Detached("k", find)
     assert (bool(mine._belief), mine._belief.remaining) == (False, 0)
@@ -79,7 +79,7 @@ def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch
 
 
 def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is held for its owner, by no session, for as long as its lease says; who is struck meanwhile leaves none."""
+    """A parked lock is held for its owner, by no session, for one lease. An interrupted call leaves no parked lock."""
     store = memory.session.store
     with pytest.raises(ValueError, match="needs an owner"):
         park(memory.session, "k", CALM, {})
@@ -116,7 +116,8 @@ def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_main_thread_parks_nothing_itself(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: what a signal handler raises there must not strike inside the driver, whose time limit would then stay."""
+    """F29: the main thread parks nothing itself. An error of a signal handler must not strike inside the driver,
+    because its time limit would then stay set."""
     senders, apply = list[int](), memory.session.store.apply
 
     def watched(*arguments: Any) -> Reply:
@@ -154,7 +155,7 @@ def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.Mo
         assert memory.holders() == [grant.id]
         return
     grant.outcome_unknown = what == "in doubt"
-    other = memory.other(terms=CALM)  # kept: a lock object that is dropped is released
+    other = memory.other(terms=CALM)  # kept, because a dropped lock object is released
     if what in ("taken away", "found lost"):
         memory.apply(remove=(grant.id,), force=True)
         other.acquire()
@@ -204,7 +205,7 @@ def steps(lock: Any) -> bool:
 
 
 def test_what_cannot_be_downgraded(memory: Memory) -> None:
-    """It stays as it is: what is not held, is being written in a transaction, or is shared already."""
+    """A lock that is not held, is being written in a transaction, or is already shared stays as it is."""
     lock = memory.lock(terms=CALM)
     assert not steps(lock)
     lock.acquire()
@@ -247,7 +248,8 @@ def test_a_downgraded_lock_goes_on(memory: Memory) -> None:
 
 @pytest.mark.parametrize("how", ["no answer", "taken away", "just lost"])
 def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, F104: of all keys: what is held in part is of no use. Nothing is left, here or there."""
+    """P6, F104: a downgrade that fails gives up all keys, because a part of them is of no use. No entry is left in the
+    document or the session."""
     lock = memory.lock("a", "b", terms=CALM).acquire()
     grants, apply = own(lock).grants, memory.session.store.apply
 
@@ -286,7 +288,7 @@ def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.Mo
 
 
 def test_a_downgrade_is_tried_until_the_end_of_the_lease(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F104: then it is given up, and no later."""
+    """F104: a downgrade is retried until the end of the lease, and no longer."""
     monkeypatch.setattr(procedures, "backoff", lambda failures: 99.0)
     monkeypatch.setattr(clock, "now", lambda: 100.0)
     lock = memory.lock(terms=CALM).acquire()

@@ -125,7 +125,7 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def without_collector() -> Iterator[None]:
-    """What only the garbage collector would find stays."""
+    """Turn the garbage collector off, so that objects in cycles stay."""
     gc.collect()
     gc.disable()
     yield
@@ -147,7 +147,7 @@ def go(taking: Taking, way: Callable[[Taking], Coroutine[Any, Any, None]], where
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_dropped(here: Here, hold_up: HoldUp, way: Any, where: str) -> None:
-    """F33, F156: it is gone when its last reference is, and the lock is released soon after."""
+    """F33, F156: a lock object is gone when its last reference is gone. The lock is released soon after."""
 
     def fail() -> None:
         hold_up(here.session.store, "apply").fail(LockBackendFailed("no answer"))

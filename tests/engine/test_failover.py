@@ -28,7 +28,7 @@ from tests.support.proxies import proxied
 from tests.support.waiting import eventually
 from verify.faults.proxy import Rule
 
-#: Up to three times: a member that gets no processor for seconds is one that does not answer.
+#: Up to three runs, because a member without processor time for seconds looks like a failed one.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(240), pytest.mark.flaky(reruns=2)]
 
 CALM = Terms(lease=60, margin=0.5, waiter_lease=8)
@@ -55,7 +55,7 @@ def cluster(members: ReplicaSet) -> Iterator[ReplicaSet]:
 
 
 def locks_of(session: Session) -> Collection[Document]:
-    """Where the session keeps its locks."""
+    """Return the collection of the session's locks."""
     return store_of(session).collection
 
 
@@ -80,7 +80,7 @@ def left(session: Session) -> int:
 
 
 class Traffic:
-    """Threads of two sessions that contend for three keys; what each of them believed, and how long its calls took."""
+    """Threads of two sessions that contend for three keys, their beliefs, and the durations of their calls."""
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = [sessions(), sessions()]
@@ -186,8 +186,8 @@ def test_a_primary_that_hangs_ends_every_call_in_time(sessions: Sessions) -> Non
 
 
 def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F4: both secondaries hang: what the primary alone has applied is reported to no one, and is taken back once they
-    are there again."""
+    """F4: both secondaries hang. A grant that only the primary has applied is reported to no caller, and is rolled back
+    when the secondaries return."""
     session = sessions(timeout=1.5)
     with lock(session, "warm"):
         pass
@@ -207,8 +207,8 @@ def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: 
 
 
 def test_a_primary_that_was_left_behind_grants_nothing(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F5, F6: it was stopped, another was elected; when it goes on, it still believes that it is primary, and answers
-    what was sent to it meanwhile. Nobody takes these answers for a lock, nor for a renewal of one."""
+    """F5, F6: a primary was stopped, and another was elected. When the old primary goes on, it still believes that it
+    is the primary, and answers delayed commands. No session takes these answers for a lock or for a renewal."""
     old = cluster.primary()
     session, before = sessions(), sessions(old.uri, timeout=20)
     asking = [sessions(old.uri, timeout=20) for _ in range(6)]  # each with a connection that is there already
@@ -254,7 +254,7 @@ def tokens_at(member: Mongod, session: Session) -> list[int]:
 
 @contextlib.contextmanager
 def a_release_undone(cluster: ReplicaSet, session: Session, *locks: MongoLock) -> Iterator[None]:
-    """*locks*, which are held, are given back in the block; the primary has that, the others not, and it dies."""
+    """Release *locks* in the block, on the primary only, and kill the primary."""
     primary, others = cluster.primary(), cluster.secondaries()
     tokens = sorted(mine.fencing_token for mine in locks)
     assert eventually(lambda: all(tokens_at(other, session) == tokens for other in others))
@@ -274,7 +274,7 @@ def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessio
     gave them back does so again, also if it has nothing else to do any more."""
     session = sessions(timeout=1.5)
     alone, shared = lock(session, "alone").acquire(), lock(session, "shared").acquire()
-    grant_of(shared).lease.uncontended = False  # somebody waited then: the other way to give a lock back
+    grant_of(shared).lease.uncontended = False  # as if a waiter had come, so that the other form of release is sent
     with a_release_undone(cluster, session, alone, shared):
         assert alone.release()
         assert shared.release()
@@ -287,8 +287,8 @@ def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessio
 
 
 def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThread) -> None:
-    """F9: who waits goes on waiting and gets the lock when they are back; whose time is over gets a clear error; the
-    holder is in danger, and then holds on or learns of its loss; nothing has to be restarted."""
+    """F9: a waiter goes on waiting and gets its lock when the members are back. A waiter with a timeout gets a clear
+    error. The holder is in danger, and then keeps the lock or learns of its loss. No restart is needed."""
     with ReplicaSet() as alone:
         one, two = sessions(alone.uri, timeout=1.0), sessions(alone.uri, timeout=1.0)
         holder = lock(one, terms=Terms(lease=12, margin=0.3)).acquire()
@@ -309,8 +309,8 @@ def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThrea
 
 
 def test_racing_for_an_unused_key(new_session: Callable[..., Session]) -> None:
-    """F12: eight sessions try to make the same documents at the same moment: one gets each, and nobody sees an error
-    of a duplicate key."""
+    """F12: eight sessions try to make the same documents at the same moment. One session gets each lock, and no session
+    sees a duplicate key error."""
     made, rounds = [new_session() for _ in range(8)], 40
     start = threading.Barrier(len(made), timeout=30)
     won: list[str] = []
@@ -330,8 +330,8 @@ def test_racing_for_an_unused_key(new_session: Callable[..., Session]) -> None:
 
 
 def test_half_a_second_each_way(sessions: Sessions) -> None:
-    """F19: a lock lives over several leases by renewals that take a second each, and never believes in more time than
-    the server gives it."""
+    """F19: renewals that take a second each keep a lock alive over several leases. The holder never believes in more
+    time than the server gives."""
     with ReplicaSet() as alone, proxied(alone.members[0].port, Rule(delay=0.5)) as (uri, _):
         session, near = sessions(uri, timeout=8.0), sessions(alone.uri)
         locks_of(near).database.client.admin.command("ping")

@@ -1,4 +1,4 @@
-"""`lock.atomic()` with PyMongo: a transaction that commits only if the lock is still held."""
+"""Transactions of `lock.atomic()` with PyMongo commit only if the lock is still held."""
 
 # ruff: noqa: PT012, SIM117 - what happens inside of a block is what is tested here
 
@@ -106,7 +106,7 @@ def test_released_and_kept_for_its_minimum_hold(
 
 
 def test_a_signal_between_two_steps_of_its_end(hold: LockMaker, mongo: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F66: the transaction has written to the lock's document, and is aborted. The signal's error is what is raised."""
+    """F66: a signal aborts a transaction that has written to the lock's document, and its own error is raised."""
     run = actions.run
 
     def struck(steps: Any, perform: Any) -> Any:
@@ -154,7 +154,7 @@ def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Clien
 def test_its_renewals_are_seen_to_afterwards(
     hold: LockMaker, session: Session, data: Pieces, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F177: they were put off, and the heartbeat may sleep until then."""
+    """F177: renewals deferred by a transaction are scheduled afterwards, because the heartbeat may sleep until then."""
     with hold() as lock:
         usual, seen_to = grant_of(lock).lease.renew_at, list[float]()
         with lock.atomic(mongo) as transaction:
@@ -164,7 +164,8 @@ def test_its_renewals_are_seen_to_afterwards(
 
 
 def test_a_downgrade_inside(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """F177: is refused: readers would be let in before the commit, which is for the grant that the block began with."""
+    """F177: a downgrade inside the block is refused. Readers would be let in before the commit, and the commit needs
+    the grant of the block's start."""
     with hold() as lock:
         with lock.atomic(mongo) as session:
             with pytest.raises(LockMisused, match="atomic"):
@@ -201,7 +202,7 @@ def test_another_mongodb(hold: LockMaker) -> None:
 
 @pytest.mark.long
 def test_standalone() -> None:
-    """A server without transactions is an error before anything is done; it names the cure."""
+    """A server without transactions is reported before any work. The error names the cure."""
     with Mongod() as server, server.client() as client:
         session = Session(MongoStore(StoreConfig({"host": server.uri}, "locks")))
         with MongoLock(lambda: session, ("k",), TERMS) as lock:
@@ -227,7 +228,7 @@ def test_lost_reply_of_the_commit(
 def test_unknown_commit(
     hold: LockMaker, data: Pieces, config: StoreConfig, failpoint: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If MongoDB never says so, the error says that nobody knows; it is not tried again by itself."""
+    """If MongoDB never reports the outcome, the error says that it is unknown. The transaction is not retried."""
     monkeypatch.setattr(transaction, "COMMIT_LIMIT", 0.5)
     calls: list[int] = []
     with MongoClient[Document](**config.client) as client:

@@ -1,4 +1,4 @@
-"""What this process knows of a grant: its life, its lease and its renewals, by a clock that the test sets."""
+"""The life of a grant in this process, its lease and its renewals, by a clock that the test sets."""
 
 import random
 import weakref
@@ -47,7 +47,7 @@ def make(now: Clock) -> Callable[..., Grant]:
 
 
 def seen(grant: Grant) -> tuple[object, ...]:
-    """What can be asked of it."""
+    """Return the public facts of *grant*."""
     return grant.held, grant.remaining, grant.held_for, grant.ends_at, grant.length, grant.renewable
 
 
@@ -77,7 +77,8 @@ def test_the_life_of_a_grant(make: Callable[..., Grant], now: Clock) -> None:
 
 
 def test_a_grant_that_is_released(make: Callable[..., Grant], now: Clock) -> None:
-    """P7: once; what its command does not find then was lost after all, unless its session was closed."""
+    """P7: a grant is released once. If its command does not find the grant, it was lost after all, unless its session
+    was closed."""
     for reason, later in (("released", True), (CLOSED, False)):
         grant = make(130)
         assert (grant.mark_released(), grant.mark_released()) == (True, False)
@@ -195,8 +196,8 @@ def test_a_renewal_that_failed_is_tried_again(make: Callable[..., Grant], monkey
 
 
 def test_who_has_a_grant(make: Callable[..., Grant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F65: lock objects that share it; the last one stays noted. Those that are gone do not count. For a single one no
-    object is made, at which the garbage collector might run under the mutex."""
+    """F65: the users of a grant are the lock objects that share it. The last one stays noted, and dropped ones do not
+    count. A single user allocates no object, because the garbage collector might run then under the mutex."""
     locks = [OwnerToken() for _ in range(3)]
     refs: list[weakref.ref[object]] = [weakref.ref(lock) for lock in locks]
     users = [User(ref, {}) for ref in refs]
@@ -230,7 +231,8 @@ def test_who_has_a_grant(make: Callable[..., Grant], monkeypatch: pytest.MonkeyP
 
 
 def test_what_may_still_arrive(make: Callable[..., Grant], now: Clock) -> None:
-    """F17, F99: a command without an answer, or that of a hand-over; once a tombstone is needed, it stays so."""
+    """F17, F99: a grant is in doubt after a command without an answer, or after a hand-over. A tombstone that was
+    needed once stays needed."""
     grant = make(130)
     assert (grant.in_doubt, grant.needs_tombstone(), grant.outcome_unknown) == (False, False, False)
     grant.waiting.handover_reserved = True
@@ -255,6 +257,7 @@ def test_what_may_still_arrive(make: Callable[..., Grant], now: Clock) -> None:
 
 
 def test_its_line(make: Callable[..., Grant]) -> None:
-    """F45, F69: a line for those who compete on the same terms; who holds another lock stands in one of its own."""
+    """F45, F69: grants that compete on the same terms share a line. A thread that holds another lock has a line of its
+    own."""
     assert make().line == make().line
     assert make(nested=True).line != make().line

@@ -1,4 +1,5 @@
-"""What a lock object decides by itself: each step of its acquisition, release and extension, by a clock that stands."""
+"""The decisions of a lock object in each step of its acquisition, release and extension, by a clock that stands
+still."""
 
 import _thread
 import asyncio
@@ -48,7 +49,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return stop
 
 
-# What is asked for
+# Requests
 
 
 def test_what_a_new_grant_says(memory: Memory) -> None:
@@ -127,7 +128,8 @@ def test_a_key_that_is_asked_for_at_once(memory: Memory, monkeypatch: pytest.Mon
 def test_what_was_acquired_before_one_that_was_refused(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, now: Any, seconds: float, at: float, *, given_back: bool
 ) -> None:
-    """P6: it is given back with one command, while there is time for one; the wait is for all keys together."""
+    """P6: keys acquired before a refused key are released with one command, if time is left. The wait is shared by all
+    keys."""
     asked, given = list[Any](), list[int]()
     at += seconds - 10.0
 
@@ -171,7 +173,8 @@ def test_how_long_it_took_to_find_no_server(memory: Memory, monkeypatch: pytest.
 
 
 def test_which_of_several_keys_are_given_back_by_one_command(memory: Memory) -> None:
-    """P6: those that this object alone has, and that no command on its way can bring back; the rest is dropped."""
+    """P6: one command releases the keys that only this object holds and that no late command can bring back. The other
+    keys are dropped."""
     lock = memory.lock()
     users, ended = own(lock)._user, list[Any]()
     session: Any = SimpleNamespace(ending=SimpleNamespace(end=lambda grant, how: ended.append((grant.key, how))))
@@ -246,7 +249,8 @@ def test_a_lock_object_is_used_again(memory: Memory) -> None:
 
 
 def test_a_forked_child_has_nothing_of_its_parents(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: it holds nothing, says so, releases nothing, and may acquire it with the same object."""
+    """F29: a forked child holds nothing of its parent, reports that, releases nothing, and can acquire with the same
+    object."""
     sessions = [memory.session, memory.new_session()]
     lock = MongoLock(lambda: sessions[0], ("k",), CALM, LockOptions(), dict)
     assert (lock.held, lock.lost, lock._session()) == (False, False, memory.session)
@@ -271,7 +275,7 @@ def test_a_forked_child_has_nothing_of_its_parents(memory: Memory, monkeypatch: 
 
 
 def test_what_another_thread_has_is_not_dropped(memory: Memory) -> None:
-    """F64: a signal strikes one thread, and leaves the lock of another one alone, whichever object it is of."""
+    """F64: a signal strikes one thread, and leaves the locks of other threads alone, also those of the same object."""
     lock = memory.lock().acquire()
     memory.in_thread(own(lock).abandon).join(10)
     assert lock.held
@@ -302,7 +306,7 @@ def test_a_grant_that_is_entered_again_lives_no_longer_than_its_objects(
 
 
 def test_the_line_that_called(memory: Memory) -> None:
-    """Also where that is the library's own, as in a greenlet whose first call is `acquire`."""
+    """The calling line is recorded, even if it is in the library, as in a greenlet that starts with `acquire`."""
     lock = memory.lock()
     _thread.start_new_thread(lock.acquire, ())
     assert eventually(lambda: lock._own.grants)
@@ -310,7 +314,7 @@ def test_the_line_that_called(memory: Memory) -> None:
     lock.release()
 
 
-# What a lock object is, and is not
+# Properties of a lock object
 
 
 def test_what_a_lock_object_is_not(memory: Memory) -> None:
@@ -332,7 +336,7 @@ def test_what_a_lock_object_is_not(memory: Memory) -> None:
 
 
 async def test_who_blocks_an_event_loop_is_warned(memory: Memory, recwarn: pytest.WarningsRecorder) -> None:
-    """With what to write instead, which warns of nothing."""
+    """The warning says how to acquire without blocking the loop. That form warns of nothing."""
     lock = memory.lock()
     async with lock:
         assert not recwarn
@@ -355,8 +359,8 @@ def test_how_long_a_lock_is_waited_for(memory: Memory) -> None:
 
 @pytest.mark.parametrize("face", [BLOCKING, ASYNC], ids=lambda face: face.name)
 def test_a_lost_lock_goes_no_further(memory: Memory, face: Face) -> None:
-    """P7: it is not extended, nor downgraded, and its block ends with an error; that of the block itself is not
-    hidden."""
+    """P7: a lost lock cannot be extended or downgraded, and its block ends with an error. An error of the block itself
+    is not hidden."""
     lock = memory.lock().acquire()
     memory.session.lose("k")
     for name in ("extend", "downgrade"):
@@ -381,7 +385,7 @@ def test_a_lost_lock_goes_no_further(memory: Memory, face: Face) -> None:
 
 
 def test_how_several_keys_stand(memory: Memory, now: Any) -> None:
-    """P7: what is true of one key is true of all: danger, a request, a loss; the nearest end, and the last grant."""
+    """P7: danger, a request or a loss of one key counts for all keys. The nearest end and the last grant count."""
     both = memory.lock("a", "b", terms=CALM)
     with pytest.raises(LockMisused, match="not acquired"):
         both.ensure_held()
@@ -411,7 +415,8 @@ def test_how_several_keys_stand(memory: Memory, now: Any) -> None:
     ("hold", "early", "forces"), [(0.0, False, True), (0.5, False, False), (0.5, True, True), (9.0, True, True)]
 )
 def test_a_release_says_if_there_is_a_minimum_hold(memory: Memory, hold: float, early: bool, forces: bool) -> None:
-    """P8: the command for a lock without one is shorter; without a waiter none is looked for."""
+    """P8: the release of a lock without a minimum hold sends a shorter command. Without a waiter, none is looked
+    for."""
     lock, sent, apply = memory.lock(terms=replace(LONG, min_hold=hold)).acquire(), list[Step](), memory.server.apply
 
     def watched(key: str, step: Step, *others: Any) -> Any:
@@ -429,7 +434,8 @@ def test_a_release_says_if_there_is_a_minimum_hold(memory: Memory, hold: float, 
 @pytest.mark.parametrize("lost", [None, "b", "c"])
 @pytest.mark.parametrize("early", [False, True])
 def test_a_release_of_several_keys_without_an_answer(memory: Memory, lost: str | None, early: bool) -> None:
-    """P6: the others are removed in the background, with their minimum holds; were they all held until then?"""
+    """P6: if the release of several keys gets no answer, the other keys are removed in the background, with their
+    minimum holds."""
     lock = memory.lock("a", "b", "c", terms=replace(LONG, min_hold=600.0)).acquire()
     grants = own(lock).grants
     for grant in grants:
@@ -449,7 +455,8 @@ def test_a_release_of_several_keys_without_an_answer(memory: Memory, lost: str |
     ("had", "wanted", "given"), [(0.5, None, 0.5), (60.0, 30.0, 60.0), (60.0, 90.0, 90.0), (60.0, timedelta(0, 70), 70)]
 )
 def test_how_far_an_extension_goes(memory: Memory, now: Any, had: float, wanted: Any, given: float) -> None:
-    """P1: so far here, and further on the server; never nearer."""
+    """P1: an extension extends the lease here, and a little more on the server. An extension never shortens the
+    lease."""
     lock = memory.lock(terms=Terms(lease=had, margin=2.0, waiter_lease=had)).acquire()
     now(100.0 + had / 5)
     lock.extend(wanted)
@@ -476,7 +483,7 @@ def test_what_is_not_held_is_not_extended(memory: Memory, monkeypatch: pytest.Mo
 
 
 def test_what_has_been_released_is_not_replaced(memory: Memory) -> None:
-    """F165: by another thread, while it was downgraded: the reader is not kept."""
+    """F165: a grant that another thread released during its downgrade is not replaced. The reader is not kept."""
     lock = make_lock(memory.session).acquire()
     grant, reader = grant_of(lock), new_grant(memory.session, lock, "me")
     lock.release()

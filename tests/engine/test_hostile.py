@@ -1,4 +1,4 @@
-"""Documents in the collection that somebody else wrote: that key a clear error, everybody else goes on."""
+"""Documents that somebody else wrote into the collection. Their key gets a clear error, and all other keys go on."""
 
 import contextlib
 import time
@@ -112,7 +112,8 @@ STEPS: dict[str, Callable[[MongoStore], object]] = {
 
 
 def assert_harmless(world: World) -> None:
-    """Whatever is done to it ends in our errors only; it stays as it is; the other lock is renewed."""
+    """Assert that every step on the bad key raises at most our errors, that its document stays as it is, and that the
+    other lock is renewed."""
     whole, raw = world.is_whole(), world.raw()
     for name, step in STEPS.items():
         with contextlib.suppress(LockError):
@@ -189,8 +190,8 @@ def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None
 def test_text_that_is_no_text(
     world: World, session: Session, caplog: pytest.LogCaptureFixture, found: bytes, broken: bytes
 ) -> None:
-    """F55: a label that is no UTF-8 was an error of the driver once: it ended the round of the renewing thread, and
-    locks that had nothing to do with it were lost."""
+    """F55: a label that is not UTF-8 is harmless. Such a label once raised an error of the driver and ended the round
+    of the renewing thread. Unrelated locks were lost."""
     assert world.put(bson.encode(lively({}, {})).replace(found, broken))
     with pytest.raises(LockNotAcquired):
         make_lock(session, "bad", wait=0).acquire()
@@ -201,8 +202,8 @@ def test_text_that_is_no_text(
 
 @pytest.mark.parametrize("field", [b"clock", b"mode"])
 def test_a_type_that_looks_like_text(world: World, session: Session, field: bytes) -> None:
-    """F55: a symbol is text to the driver and is none to the server: the lock is damaged, its queue is not full; and
-    no one gets the answer that it was taken from its holder."""
+    """F55: a symbol is text to the driver, but not to the server. The lock counts as damaged, not as full. No caller is
+    told that the lock was taken from its holder."""
     raw = bson.encode(lively({}, {})).replace(b"\x02" + field, b"\x0e" + field)
     assert world.put(raw)
     for _ in range(2):
@@ -218,8 +219,8 @@ def test_a_type_that_looks_like_text(world: World, session: Session, field: byte
 
 @pytest.mark.long
 def test_a_huge_document_costs_little(world: World, session: Session) -> None:
-    """F55, F13: sixteen megabytes of holders that never end. Each command is answered soon, by the error; the server
-    is not kept busy; it was once, for minutes, since no time limit stops it within one document."""
+    """F55, F13: a document with sixteen megabytes of endless holders is reported soon, and does not keep the server
+    busy. No time limit stops the server within one document, and such a document once blocked it for minutes."""
     many = [entry(number, mode="shared", capacity=UNLIMITED) for number in range(30_000)]
     world.collection.insert_one(document("bad", many, change={"clock": world.clock}))
     started = time.monotonic()
@@ -239,8 +240,8 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
 
 @pytest.mark.long
 def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) -> None:
-    """F13: however many permits a lock has: of more than these holders nobody gets in, and waits; so no document of
-    ours ever looks like a hostile one. And it still is fast."""
+    """F13: however many permits a lock has, the number of holders in a document is limited. Later callers wait. No
+    document of ours ever looks like a hostile one, and commands stay fast."""
     shared = Terms(mode="shared", capacity=UNLIMITED)
     many = [entry(number, mode="shared", capacity=UNLIMITED) for number in range(MAX_HOLDERS - 1)]
     world.collection.insert_one(document("bad", many, change={"clock": world.clock}))
@@ -290,6 +291,6 @@ def test_the_name_in_a_request_is_one_short_line(
 
 @pytest.mark.parametrize("requested_by", ["", "x" * 257, "x" * 10_000_000, "a\nb", "\ud800"])
 def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMaker, requested_by: str) -> None:
-    """F54: the name of who asks goes into each holder's entry: it has a limit like any other fact."""
+    """F54: the name of the requester is stored in each holder's entry, and has a limit like any other fact."""
     with lock("k"), pytest.raises(ValueError, match="requested_by"):
         operations.ask_to_release(store, "k", requested_by)

@@ -1,4 +1,5 @@
-"""What a process promises of its locks, by a clock that the test moves: on the rule in Python, without a server."""
+"""The promises of a process about its locks, on the rule in Python, without a server, by a clock that the test
+moves."""
 
 import asyncio
 import contextlib
@@ -45,7 +46,8 @@ class Silent(MemoryStore):
 def test_what_is_given_back_after_a_wait_has_a_moment(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, keys: str
 ) -> None:
-    """P8: the first keys are released because the last one is held; where that gets no answer, in the background."""
+    """P8: if the last key is refused, the first keys are released after a wait. A release without an answer goes on in
+    the background."""
     theirs = memory.other("last").acquire()
     limits: list[float] = []
 
@@ -91,7 +93,7 @@ def test_nothing_else_renews_while_the_clock_is_moved(memory: Memory) -> None:
 
 
 def renewed_keys(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """Of which keys each renewal from now on is."""
+    """Return the list of the keys of each renewal from now on."""
     renew, made = session.store.renew, []
 
     def watched(keys: Sequence[str], step: Step, timeout: float) -> dict[str, Found]:
@@ -113,7 +115,8 @@ def test_a_lease_is_renewed_three_times_in_its_time(memory: Memory, monkeypatch:
 
 
 def test_a_renewal_of_a_waiter_is_worth_a_place(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1, F62: the renewal is carried out, then the lock is granted, then the renewal is answered: that is no lease."""
+    """P1, F62: a renewal that was sent for a waiter is no lease. The lock is granted after the renewal and before its
+    answer."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=replace(LONG, waiter_lease=60.0))
     assert eventually(lambda: memory.server.documents["k"]["waiters"])
@@ -147,8 +150,8 @@ def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(memory
 def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5, F69: the next one of the process stands in the document before the first has left it: at no moment could a
-    later waiter of another process be served before it."""
+    """P5, F69: the next waiter of the process is queued in the document before the first has left it. No later waiter
+    of another process can be served between them."""
     theirs = memory.other().acquire()
     waiters = [memory.waiter() for _ in range(2)]
     assert eventually(lambda: len(memory.session.queue.waiting) == 2 and memory.server.documents["k"]["waiters"])
@@ -186,7 +189,8 @@ def test_a_lock_that_was_handed_over_leaves_nothing(memory: Memory) -> None:
 
 @pytest.mark.parametrize("queued", [False, True], ids=["asks", "in the queue"])
 def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool) -> None:
-    """F176, F36: it ends soon, as cancelled; its place is given up in the background, as soon as there is an answer."""
+    """F176, F36: a wait that is cancelled during an outage ends soon, as cancelled. Its place is given up in the
+    background, as soon as the server answers."""
     session = Session(Silent(memory.server, Limits()), now=memory.server.now)
     store: Any = session.store
     theirs = memory.other().acquire()
@@ -209,8 +213,9 @@ def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool)
 
 @pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])
 def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: Memory, looks: bool) -> None:
-    """F175, F27: one who came before it is put back before it, and dies: as a holder, whose lease ends sooner than the
-    one it knew of, or as a waiter, after it had looked."""
+    """F175, F27: an earlier entry is put back before the first waiter, and dies. The waiter learns that it is the first
+    again. The entry is a holder with a shorter lease than the one known before, or a waiter that returns after the last
+    read."""
     theirs = memory.other().acquire()
     session = Session(MemoryStore(memory.server, Limits()), now=memory.server.now)  # one that moves no clock
     waiter = Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None))
@@ -251,8 +256,8 @@ def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: 
 def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """F29, F64, F65: a signal handler raises when the lock is granted and the caller does not have it yet, or before
-    the release has begun. It is given back, also while the lock object lives on; what was had is kept for its hold."""
+    """F29, F64, F65: a signal handler raises when the lock is granted, before the caller has it, or before the release
+    has begun. The lock is released, even if the lock object lives on. A lock that was held keeps its minimum hold."""
     run = memory.session.run
 
     def struck(steps: Any) -> None:
@@ -277,7 +282,7 @@ def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
 
 
 def test_a_signal_in_a_release_ends_no_minimum_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: of any of its keys; they are given back all the same."""
+    """F29: a signal in a release keeps the minimum holds of all keys. The keys are released all the same."""
 
     def struck(*_: object) -> None:
         raise KeyboardInterrupt
@@ -290,7 +295,8 @@ def test_a_signal_in_a_release_ends_no_minimum_hold(memory: Memory, monkeypatch:
 
 
 def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F33, F65: a lock object dies, and a signal strikes before the reference to it says whose it was."""
+    """F33, F65: the heartbeat finds a grant of a dead lock object, although a signal struck before its weak reference
+    was reported."""
     monkeypatch.setattr(memory.session.heartbeat, "adopt", lambda _: None)
     mine = memory.lock().acquire()
     with pytest.warns(ResourceWarning, match="'k', acquired at"):  # noqa: PT031
@@ -314,7 +320,8 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
 
 
 def test_removals_that_come_while_others_are_looked_at(memory: Memory) -> None:
-    """F18: the garbage collector lets another thread in at any allocation; the heartbeat's work goes on."""
+    """F18: the garbage collector lets another thread in at any allocation. The heartbeat copes with removals that come
+    meanwhile."""
     never = Removal(Apply("k", Step(remove=("g",))), float("inf"), float("inf"))
     memory.session.cleanup.pending.update({f"g{number}": never for number in range(1_000)})
 

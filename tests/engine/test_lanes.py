@@ -1,4 +1,4 @@
-"""Who does not pay for another key, and for the program's own code: F108 to F112, F116, F157, F158."""
+"""Slow keys and slow user code do not delay other keys: F108 to F112, F116, F157, F158."""
 
 import asyncio
 import contextlib
@@ -118,7 +118,7 @@ def test_all_kinds_at_exit(here: Here) -> None:
 
 @pytest.mark.long
 def test_a_slow_receiver(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
-    """F109: a receiver of `lock_lost` that takes its time delays no renewal, no release and no other event."""
+    """F109: a slow receiver of `lock_lost` delays no renewal, no release and no other event."""
     told: list[str] = []
     go = threading.Event()
 
@@ -165,8 +165,8 @@ def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Co
 
 @pytest.mark.parametrize("held", [True, False], ids=["holding", "waiting"])
 def test_a_task_of_a_closed_loop(here: Here, held: bool) -> None:
-    """F116: a task whose event loop was closed goes on never more. Somebody refers to it still; its lock and its place
-    in the queue go even so."""
+    """F116: a task of a closed event loop never goes on. Its lock and its place in the queue are removed, although
+    references to it still exist."""
     short = Terms(lease=1.2, margin=0.1, waiter_lease=1.2)
     holder = None if held else here.other(terms=CALM).acquire()
     loop = asyncio.new_event_loop()
@@ -197,7 +197,8 @@ EIGHT = [f"k{number}" for number in range(8)]
 @pytest.mark.long
 @pytest.mark.parametrize("wait", [0, 1])
 def test_eight_keys_have_one_deadline(here: Here, failpoint: Callable[..., None], wait: float) -> None:
-    """F157: back within the wait and the time of one command; what it had goes in the background."""
+    """F157: an acquisition of eight keys returns within the wait plus one command. Keys it already had are released in
+    the background."""
     holder = here.other("k7", terms=CALM).acquire()
     lock = make_lock(here.new_session(command_timeout=2.0), *EIGHT, terms=CALM, wait=wait)
     failpoint(["findAndModify", "update"], blockConnection=True, blockTimeMS=800)
