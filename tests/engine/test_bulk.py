@@ -122,7 +122,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", [*KINDS, "waited for", "places"])
 def test_the_end_of_a_process_is_bulk(memory: Memory, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """F182, P6, P8: a process that ends leaves nothing, and sends at most a tenth of a command for each lock of any kind."""
+    """F182, P6, P8: a process that ends leaves nothing, and sends at most a tenth of a command for each lock."""
     number, options = 60, {"terms": LEASE, **KINDS.get(kind, {})}
     keys = [f"k{each:05}" for each in range(number)]
     leaves, stays = memory.new_session(), memory.new_session()

@@ -1,4 +1,4 @@
-"""What a lock object promises its user, by both of its faces."""
+"""The promises of a lock object to its user, by its blocking and its async methods."""
 
 import logging
 import pickle
@@ -76,7 +76,7 @@ def test_an_object_in_use_is_refused(here: Here, face: Face) -> None:
 
 
 def test_one_key_lost_is_all_lost(lock: LockMaker, face: Face, lose: Callable[..., None], entries: Entries) -> None:
-    """P7: the loss of one is reported, and the others are released."""
+    """P7: the loss of one key is reported, and the other keys are released."""
     both = lock("a", "b")
     with pytest.raises(LockLost) as loss, face.block(both):  # noqa: PT012
         lose("b")
@@ -113,8 +113,8 @@ def test_interrupted_while_giving_back_what_it_had(here: Here, moment: int, monk
 def test_a_loss_is_reported_where_the_grant_was_in_doubt(
     here: Here, face: Face, failpoint: Callable[..., None]
 ) -> None:
-    """P7, F8: the first answer to the acquisition was an error, and the loss shows only at the release: `on_lost` and
-    the observers hear of it as ever, and a copy of the command that may still come is refused."""
+    """P7, F8: a loss is reported to `on_lost` and to the observers even if the first answer to the acquisition was an
+    error and the loss shows only at the release. A late copy of the command is refused."""
     told, events = threading.Event(), []
     session = here.new_session(observer=lambda event, grant: events.append(event))
     error = {"code": 64, "errmsg": "waiting for replication timed out"}
@@ -145,7 +145,8 @@ def test_a_callback_that_fails_does_no_harm(
 
 
 def test_what_an_observer_raises_reaches_the_caller_and_leaves_no_lock(here: Here, face: Face) -> None:
-    """F29: it may be what a signal handler raises. (Django logs what its receivers raise.)"""
+    """F29: an error of an observer, which may come from a signal handler, reaches the caller and leaves no lock.
+    (Django logs the errors of its receivers.)"""
 
     def observer(event: str, grant: Grant) -> None:
         if event in failing:

@@ -35,8 +35,12 @@ TTL = procedures.TOMBSTONE_TTL / 1000
 
 
 class Bare:
-    """A session in which nothing happens by itself. calls: what its threads are to do; takes: they do take it. looks:
-    when its heartbeat is to look."""
+    """A session in which nothing happens by itself.
+
+    calls: the calls handed to its threads.
+    takes: whether its threads accept calls.
+    looks: the times at which its heartbeat is due.
+    """
 
     pid = os.getpid()
 
@@ -86,7 +90,7 @@ class Bare:
         return grant
 
     def line(self, *names: str, **terms: Any) -> list[Grant]:
-        """Those who wait for "k", the first of them first."""
+        """Return grants that wait for "k", in the order of *names*."""
         grants = [self.grant(name=name, **terms) for name in names]
         for grant in grants:
             self.queue.join(grant, trial=False)
@@ -125,9 +129,9 @@ def test_when_a_grant_is_looked_at(bare: Bare) -> None:
 
 
 def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8, F66: holders that are due within a third of the shortest lease, by their keys; not what is deferred before
-    its own time; by themselves those that have failed; alone a stuck one, and with less right to a thread when it has
-    failed twice; then waiters."""
+    """P8, F66: a renewal takes the holders that are due within a third of the shortest lease, in the order of their
+    keys. A deferred holder is not renewed before its time. Holders that have failed are renewed by themselves, a stuck
+    one alone. A holder that has failed twice has a lower priority for a thread. Waiters come last."""
     monkeypatch.setattr(bulk, "BATCH", 3)
     for key, renew_at, others in (
         *(("d", 100, {"lease": 60}), ("b", 100, {}), ("e", 110, {}), ("a", 90, {}), ("later", 110.5, {})),
@@ -160,7 +164,7 @@ def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("in_threads", "takes"), [(True, False), (False, True)])
 def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -> None:
-    """P6: it is made at once, where there is no thread for it."""
+    """P6: a renewal without a thread is made at once."""
     bare.renewals.in_threads, bare.takes = in_threads, takes
     bare.grant(until=130).lease.renew_at = 100
     bare.store.renew.return_value = {}
@@ -179,8 +183,8 @@ def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -
 def test_how_long_a_renewal_may_take(
     bare: Bare, *, leases: tuple[float, ...], until: float | None, failures: int, timeout: float, limit: float
 ) -> None:
-    """P7, F178: a sixth of the shortest time that is left; of what was just handed over, of the time of a place;
-    later a third."""
+    """P7, F178: a renewal may take a sixth of the shortest time left, and a third later. A lock just handed over counts
+    with the time of its place."""
     grants = [bare.grant(until=until, lease=lease) for lease in leases]
     for grant in grants:
         grant.lease.failures, bare.commands.timeout = failures, timeout
@@ -194,8 +198,8 @@ def test_how_long_a_renewal_may_take(
 def test_what_a_renewal_asks(
     bare: Bare, behind: tuple[int, ...], counted: tuple[bool, ...], sent: tuple[int, ...]
 ) -> None:
-    """P5: that each lives on, and how many stand behind it, where that is or was any. What there was news of meanwhile
-    is renewed again at once."""
+    """P5: a renewal asks that each grant lives on. If waiters of this process stand behind a grant or stood there, it
+    tells their number. A grant with news in the meantime is renewed again at once."""
     grants = [bare.grant("b"), bare.grant("a")]
     for grant, number, was in zip(grants, behind, counted, strict=True):
         grant.waiting.behind, grant.waiting.counted, grant.lease.renewing = number, was, True
@@ -243,7 +247,7 @@ def test_a_renewal_that_fails_is_told_once(
 
 
 def found(token: int, holder: Beat | None = None, *waiters: str, beat: int = 7) -> Found:
-    """What a renewal found: the grant "k" as *holder*, or among the *waiters*."""
+    """Return the reply of a renewal that found the grant "k" as *holder*, or among the *waiters*."""
     return Found(token, {} if holder is None else {"k": holder}, {name: Beat(beat) for name in waiters})
 
 
@@ -265,9 +269,9 @@ def found(token: int, holder: Beat | None = None, *waiters: str, beat: int = 7) 
 def test_what_a_renewal_says_of_a_holder(
     bare: Bare, *, answer: Found | None, sent: float, length: float, until: float, becomes: str
 ) -> None:
-    """P1, P7, F62, F99, F160: that it lives on, by a command of this very renewal, which brings no end nearer and gives
-    a lease only what was one when it was sent; that it is gone, by an answer that is no older than the grant; or
-    nothing, and then it is tried again."""
+    """P1, P7, F62, F99, F160: a renewal extends a holder's lease only by an answer to its own command. The lease counts
+    from the sending, and never gets shorter. An answer that is not older than the grant and does not show the grant
+    reports a loss. Without an answer the renewal is tried again."""
     grant = bare.grant(until=130)
     grant.lease.failures, bare.time = 1, 107
     bare.renewals.judge(grant, answer, 7, sent, length)
@@ -315,8 +319,8 @@ def test_a_renewal_is_tried_again_at_once_twice(bare: Bare, failures: int, at_on
 def test_what_a_renewal_says_of_a_waiter(
     bare: Bare, *, answer: Found | None, at_head: int, known: int, until: float, last_token: int, head: int, woken: bool
 ) -> None:
-    """P5, F28: it is woken when it is the first for a token that it does not know of, or is in the queue no
-    more, and then is not renewed; a bell that tells of a later token still counts."""
+    """P5, F28: a waiter is woken, and not renewed, if it is the first for an unknown token or has left the queue. A
+    bell with a later token still counts."""
     waiter = bare.grant()
     waiter.waiting.at_head, waiter.waiting.last_token = at_head, known
     bare.renewals.judge(waiter, answer, 7, 100, 12)
@@ -356,8 +360,8 @@ def test_what_a_renewal_says_of_a_waiter(
 def test_what_each_end_of_a_grant_needs(
     bare: Bare, *, how: How, state: State | None, reason: str, in_doubt: bool, known: bool, removed: bool, told: str
 ) -> None:
-    """P6, P7: what may be left is removed, and the end is told; where it was found lost and was released meanwhile, the
-    thread that releases it sees to both."""
+    """P6, P7: an ending grant is removed if its entry may be left, and its end is reported. If a grant was found lost
+    and was released meanwhile, the releasing thread does both."""
     grant = bare.grant(until=None if state is None else 130)
     grant.state, grant.reason, grant.outcome_unknown = state or State.WAITING, reason, in_doubt
     token = grant.new_owner_token(Mock())
@@ -384,14 +388,14 @@ def test_what_each_end_of_a_grant_needs(
 
 
 def test_a_forked_child_ends_nothing_of_its_parent(bare: Bare) -> None:
-    """F29: it forgets the grant, and that is all."""
+    """F29: a forked child only forgets the grant."""
     grant, bare.pid = bare.grant(until=130), -1
     bare.ending.end(grant, How.ABANDONED)
     assert (bare.registry.grants, bare.cleanup.pending, bare.notifications.mock_calls) == ({}, {}, [])
 
 
 def test_who_is_woken_by_an_end(bare: Bare) -> None:
-    """P5: the first of its line, when what this process had of that line ends, and not before."""
+    """P5: the first waiter of a line is woken when the grant of this process in that line ends, and not before."""
     held = bare.grant(name="held", until=130)
     bare.registry.note_held(held)
     first, second = bare.line("first", "second")
@@ -404,7 +408,8 @@ def test_who_is_woken_by_an_end(bare: Bare) -> None:
 
 @pytest.mark.parametrize("by_release", [False, True])
 def test_a_grant_that_is_not_found(bare: Bare, by_release: bool) -> None:
-    """P7: it is told, once, that it was lost; of a released one only by the command that was to release it."""
+    """P7: a grant that is not found is reported as lost once. A released grant is reported only by its release
+    command."""
     grant = bare.grant(until=130)
     assert grant.mark_released() is True
     assert bare.ending.not_found(grant, by_release=by_release, noticed=True) is by_release
@@ -447,7 +452,8 @@ def test_when_a_removal_is_tried(bare: Bare) -> None:
 
 
 def test_a_removal_that_another_one_has_replaced(bare: Bare) -> None:
-    """F17: while it was tried: then the later one is to be tried as well. Where there is no thread, at once."""
+    """F17: a removal that another one has replaced meanwhile leaves the later one to be tried. Without a thread, this
+    happens at once."""
     later, bare.takes = Mock(), False
     for replaces in (True, False):
         bare.commands.send = lambda *_: bare.cleanup.pending.update({"k": later} if replaces else {})  # noqa: B023
@@ -471,7 +477,7 @@ def test_a_release_that_is_made_again_is_tried_for_a_while(bare: Bare) -> None:
 
 @pytest.mark.parametrize(("end", "limit"), [(108, 2.0), (100, SHORTEST_COMMAND)])
 def test_how_long_a_removal_may_take_at_the_end(bare: Bare, end: float, limit: float) -> None:
-    """P6: a part of the time that is left."""
+    """P6: a removal at the end may take a part of the time left."""
     bare.cleanup.begin_to_finish([], end)
     bare.cleanup.ensure_removed(bare.grant())
     bare.cleanup.remove("k")
@@ -479,8 +485,8 @@ def test_how_long_a_removal_may_take_at_the_end(bare: Bare, end: float, limit: f
 
 
 def test_what_is_released_at_exit(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, F182: all of it in bulk: by the short command what was alone, by the rule the others, and apart what has a
-    minimum hold. What fails in bulk is sent in smaller parts if the server answers others."""
+    """P6, F182: all locks are released in bulk. Uncontended locks use the short command, the others the rule, and locks
+    with a minimum hold are sent apart. A batch that fails is sent in smaller parts if the server answers others."""
     monkeypatch.setattr(bulk, "BATCH", 3)
     monkeypatch.setattr(bulk, "PARTS", 2)
     sent, slept = list[tuple[str, str]](), list[float]()
@@ -536,7 +542,8 @@ def test_what_is_released_at_exit_without_threads(bare: Bare) -> None:
 def test_the_end_waits_for_no_command_for_longer_than_it_may(
     bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answers: bool
 ) -> None:
-    """P6: what has had no answer until then is given up, and is told in one line; and it begins no more."""
+    """P6: at the time limit, the end gives up the commands without an answer, logs one line, and begins no more
+    commands."""
 
     def sleep(_: float) -> None:
         assert bare.time < 103
@@ -556,7 +563,7 @@ def test_the_end_waits_for_no_command_for_longer_than_it_may(
 def test_a_lock_that_was_never_granted_is_not_reported_at_exit(
     bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, token: int
 ) -> None:
-    """F226: a wrong password or a server that is away leaves no lock, so there is nothing to warn of."""
+    """F226: a wrong password or an absent server leaves no lock, and nothing to warn of."""
     monkeypatch.setattr(time, "sleep", lambda _: setattr(bare, "time", bare.time + 1))
     grant = bare.grant(until=130)
     grant.token = token
@@ -567,7 +574,7 @@ def test_a_lock_that_was_never_granted_is_not_reported_at_exit(
     assert ("not released at exit" in caplog.text) is (token == 7)
 
 
-# What no code can release
+# Grants that no code can release
 
 
 class Ended(threading.Thread):
@@ -575,7 +582,8 @@ class Ended(threading.Thread):
 
 
 def test_who_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F33: a thread, or the event loop of a task; not the main thread, when the interpreter exits."""
+    """F33: a worker has ended if its thread or its task's event loop has ended. The main thread has not ended when the
+    interpreter exits."""
     alive, here = grant_registry._Alive(), threading.current_thread()
     loop = asyncio.new_event_loop()
     task = loop.create_task(asyncio.sleep(0))
@@ -626,8 +634,8 @@ def test_what_is_released_that_no_code_can_release(
     why: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """P6, F33: what is held by a thread that has ended, was being released by one, or belongs to a lock object that is
-    gone; a minimum hold stays."""
+    """P6, F33: a held grant is released if its thread has ended, if the thread that was releasing it has ended, or if
+    its lock object is gone. A minimum hold stays."""
     grant = bare.grant(until=until, worker=worker)
     grant.releaser, grant.acquired_from = releaser, "a.py:1"
     token = None if owner is None else grant.new_owner_token(Mock())
@@ -645,7 +653,7 @@ def test_what_is_released_that_no_code_can_release(
 
 
 def test_whose_wait_ends_with_its_thread(bare: Bare) -> None:
-    """P6: it leaves its line, and the next is told."""
+    """P6: a wait ends with its thread. The waiter leaves its line, and the next one is woken."""
     ended, second = bare.line("ended", "second")
     ended.worker = Ended()
     bare.orphans.do_due(100)
@@ -655,8 +663,8 @@ def test_whose_wait_ends_with_its_thread(bare: Bare) -> None:
 
 @pytest.mark.parametrize("state", [State.WAITING, State.HELD, State.RELEASED])
 def test_what_its_owner_has_dropped(bare: Bare, state: State) -> None:
-    """F65: a signal has struck in the clean-up of its caller, which may have left the line and woken nobody. Only what
-    was held once is kept for a minimum hold."""
+    """F65: a dropped grant leaves its line and wakes the next waiter, because a signal may have struck in the clean-up
+    of its caller. Only a grant that was held is kept for a minimum hold."""
     grant = bare.grant(name="g", until=None if state is State.WAITING else 130)
     grant.state = state
     bare.queue.waiting["g"] = grant
@@ -680,8 +688,8 @@ def test_what_its_owner_has_dropped(bare: Bare, state: State) -> None:
 
 
 def test_who_stands_in_a_line(bare: Bare) -> None:
-    """P5, F69: those who compete on the same terms, as many as a queue may have; the first asks for all of them. Who
-    only tries asks in any case."""
+    """P5, F69: waiters that compete on the same terms share a line, with at most the length of a queue. The first asks
+    for all of them. A single try asks in any case."""
     first, second, third = bare.line("first", "second", "third")
     queue = bare.queue
     assert [queue.turn(grant) for grant in (first, second)] == [("now", None), ("behind", first)]
@@ -751,8 +759,8 @@ def test_to_whom_a_key_is_handed_over(
 def test_who_asks_for_himself_is_handed_nothing(
     bare: Bare, *, mode: str, sent: bool, until: float, unknown: bool, chosen: str
 ) -> None:
-    """P2, F158: one whose command is on its way may be granted by that, where several may hold the key; not if that
-    command had no answer."""
+    """P2, F158: a waiter with a command on its way gets no hand-over if several may hold the key, because the command
+    may grant it. A command without an answer is no obstacle."""
     first, _ = bare.line("a", "b", mode=mode, capacity=2 if mode == "shared" else 1)
     first.waiting.sent, first.lease.until, first.outcome_unknown = sent, until, unknown
     holder = bare.grant(name="holder", until=130)
@@ -764,7 +772,7 @@ def test_who_asks_for_himself_is_handed_nothing(
 
 @pytest.mark.parametrize("answer", [None, "answer"])
 def test_the_end_of_a_hand_over(bare: Bare, answer: Any) -> None:
-    """F99: the waiter is told, and it is noted where a copy of the command may still arrive."""
+    """F99: the waiter of a hand-over is woken. A late copy of the command is remembered if one may still arrive."""
     waiter = bare.grant()
     waiter.waiting.handover_reserved = True
     bare.queue.finish_handover(waiter, answer)
@@ -802,7 +810,7 @@ def test_when_a_place_is_first_renewed(bare: Bare, renew_at: float, first: float
 
 
 async def test_who_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: the task, or else the thread; one that Python has not started itself for as long as it lives."""
+    """P5: the worker is the task, or else the thread. A thread that Python did not start is known for its lifetime."""
     task = current_worker()
     assert isinstance(task, weakref.ref)
     assert task() is asyncio.current_task()
@@ -820,7 +828,10 @@ async def test_who_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Inbox:
-    """What comes into the inbox of a heartbeat. timeouts: how long it was waited for."""
+    """The inbox of a heartbeat.
+
+    timeouts: the timeouts of its reads.
+    """
 
     def __init__(self, *items: Any) -> None:
         self.items, self.timeouts = [*items], list[float | None]()
@@ -840,7 +851,7 @@ class Inbox:
 
 @pytest.fixture
 def heartbeat(bare: Bare) -> Any:
-    """One without a thread, which has nothing to do."""
+    """Return a heartbeat without a thread and without due work."""
     made: Any = Heartbeat(Mock(), bare.now)
     made.inbox, made.started = Inbox(), []
     made.serve([Mock(), Mock()], Mock())
@@ -887,7 +898,7 @@ def test_a_heartbeat_is_started(
 
 
 def test_the_main_thread_starts_no_heartbeat_itself(heartbeat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a signal may not strike there."""
+    """F29: the main thread does not start the heartbeat, because a signal may strike there."""
     heartbeat.elsewhere(began := Mock())
     assert not began.called
     heartbeat.threads.call.call_args.args[0](None)
@@ -911,8 +922,8 @@ def test_a_heartbeat_sleeps(
 
 
 def test_a_heartbeat_does_what_is_due(heartbeat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: again and again, whatever fails, until it is closed. What is added while it works wakes it; an error in what
-    was dropped, such as a warning, takes nothing from the next."""
+    """P6: the heartbeat does due work again and again until it is closed, whatever fails. New work wakes it. An error
+    in a dropped object, such as a warning, does not stop the next work."""
     slept, sleeps = list[float](), list[tuple[float, float]]()
 
     def pause(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The protocol without any I/O: what it sends, when, and what it makes of the answers."""
+"""The protocol without any I/O: its commands, their times, and its handling of the answers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from django_mongolock.exceptions import (
 NOW = datetime.now(UTC)
 TERMS = Terms(lease=10, margin=1, waiter_lease=5)
 ACQUISITION = Acquisition("k", "g", TERMS, "s")
-#: What a command finds that gave the lease itself, and one that finds a lease which another gave.
+#: Answers to a command that gave the lease itself, and to a command that found the lease of another command.
 WHOLE = Reply(held=True, token=3, beat=7, acquired_at=NOW, first_end=11)
 SHORT = replace(WHOLE, beat=6)
 QUEUED = Reply(place=0, waiting=1, first_end=9, holder="somebody")
@@ -157,7 +157,7 @@ def test_a_queue_that_is_full_refuses_at_once() -> None:
 
 
 def test_a_refusal_says_for_how_long_the_lock_is_held_and_how_many_wait() -> None:
-    """By that, a caller can tell whether it is worth its while to wait; what is not known does not look like little."""
+    """A caller can decide by these facts whether to wait. An unknown fact does not look like a small value."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
     holder = {"acquired_at": now - timedelta(seconds=2.5)}
     for reply, known in (
@@ -172,7 +172,8 @@ def test_a_refusal_says_for_how_long_the_lock_is_held_and_how_many_wait() -> Non
 
 
 def test_a_last_try_after_a_wait_in_line_tells_the_whole_wait() -> None:
-    """What is refused has waited since it was asked for, also if it came back late; the last command is no wait."""
+    """A refusal counts the wait from the first request, also if the command came back late. The last command is not
+    part of the wait."""
     steps = procedures.acquire(ACQUISITION, 105.0, 105.4, since=100.0, trial=True)
     next(steps)
     with pytest.raises(LockNotAcquired) as refusal:
@@ -197,7 +198,7 @@ def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
 
 
 def test_a_look_alone_never_grants() -> None:
-    """F6: what a read shows, be it a whole lease, is confirmed by a write before it counts."""
+    """F6: a read never grants, even if it shows a whole lease. A write confirms the lease first."""
     play = queued()
     play.pause()
     assert is_confirmation(play.answer(WHOLE))
@@ -216,7 +217,7 @@ def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Rep
 
 @pytest.mark.parametrize("left", [None, 0.0, -5.0])
 def test_an_update_that_has_changed_nothing_is_not_sent_again_at_once(left: float | None) -> None:
-    """Where the rule leaves a damaged document as it was, its waiter still looks at its deadline and at `cancel()`."""
+    """The rule leaves a damaged document as it was. Its waiter still checks its deadline and `cancel()`."""
     play, in_vain = queued(wait=5), replace(QUEUED, first_end=left)
 
     def go_on() -> None:
@@ -242,8 +243,8 @@ def test_the_wait_ends_with_a_trial() -> None:
 
 
 def test_news_at_the_end_of_the_wait_are_no_last_try() -> None:
-    """P6, F43: who hears of the lock, or of its place in the queue, as late as that, has no trial yet: so it is either
-    granted the lock, or leaves the queue."""
+    """P6, F43: a waiter that hears of the lock or of its place only at the deadline has had no last try. The waiter is
+    then granted the lock, or leaves the queue."""
     for heard in ({"answer": Answer(QUEUED, 105.0, 106.0, whole=True)}, {"news": News(9, NOW), "queued_until": 106.2}):
         play = queued(wait=5)
         action = play.hear(after=6, **heard)
@@ -293,7 +294,8 @@ def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
 
 
 def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
-    """F15: the first copy was applied a while ago: its lease is not whole any more and its start unknown."""
+    """F15: the first copy of the command was applied earlier. Its lease is not whole any more, and its start is
+    unknown."""
     play = Play(wait=10)
     play.fail()
     play.pause()
@@ -310,7 +312,7 @@ def test_a_single_try_is_repeated_once_and_then_fails() -> None:
 
 
 def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
-    """F9: what failed after seconds is not tried again when there is no time left to wait."""
+    """F9: a command that failed after seconds is not retried when no time is left to wait."""
     play = Play(wait=0)
     play.fail(took=5.0)
     with pytest.raises(LockBackendFailed):
@@ -363,8 +365,8 @@ def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_cancelled_wait_leaves_the_queue(fails: bool) -> None:
-    """F43, P5, F176: by a command that also gives back what may have been granted in that moment. The error says how
-    long the wait was; that there was no answer is its cause."""
+    """F43, P5, F176: the command that leaves the queue also releases a lock that was granted in that moment. The error
+    tells the length of the wait, and a missing answer is its cause."""
     play = queued()
     action = play.hear(after=4, cancelled=True)
     assert action == Apply("k", Step(ask="g", remove=("g",), force=True))
@@ -375,7 +377,7 @@ def test_a_cancelled_wait_leaves_the_queue(fails: bool) -> None:
 
 
 def test_a_wait_that_is_cancelled_while_the_server_is_away() -> None:
-    """F176, F9: it ends at once, without another command."""
+    """F176, F9: the wait ends at once, without another command."""
     play = Play(wait=60)
     play.fail(took=3)
     play.hear(after=2)
@@ -387,7 +389,7 @@ def test_a_wait_that_is_cancelled_while_the_server_is_away() -> None:
 
 
 def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
-    """P1: the answer to a second copy is no lease: the reader asks for one of its own before it believes anything."""
+    """P1: the answer to a second copy is no lease. The reader asks for a lease of its own first."""
     steps = procedures.downgrade(ACQUISITION, "former", FOREVER, 100.0)
     next(steps)
     assert is_confirmation(steps.send(Answer(SHORT, 100.0, 100.1)))
@@ -397,7 +399,7 @@ def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
 
 
 def test_a_downgrade_that_has_found_nothing_is_none() -> None:
-    """P1: what stands in the queue at most is no reader."""
+    """P1: an entry that is only queued is no reader."""
     steps = procedures.downgrade(ACQUISITION, "former", FOREVER, 100.0)
     next(steps)
     assert is_confirmation(steps.send(Answer(QUEUED, 100.0, 100.1, whole=True)))
@@ -419,14 +421,14 @@ def test_a_downgrade_is_tried_until_its_deadline(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_final_refusal_is_raised_at_once() -> None:
-    """F14: what cannot pass (no rights, wrong password) is not repeated."""
+    """F14: an error that cannot pass, such as missing rights or a wrong password, is not retried."""
     play = Play(wait=60)
     with pytest.raises(LockBackendFailed):
         play.fail(passing=False)
 
 
 def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
-    """F16: the answer says "yours", the time says it is over: a renewal has to show it, in time."""
+    """F16: an answer that took longer than the lease grants nothing. A renewal has to confirm the lease in time."""
     play = Play(wait=60)
     assert is_confirmation(play.answer(WHOLE, took=TERMS.lease))
     with pytest.raises(LockBackendFailed, match="longer than the lease"):
@@ -455,7 +457,8 @@ def test_an_exclusive_grant_without_waiters_is_uncontended(terms: Terms, waiting
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize(("copies", "tombstone_ttl"), [(False, 0), (True, procedures.TOMBSTONE_TTL)])
 def test_what_is_removed_by_which_command(stays: bool, copies: bool, tombstone_ttl: int) -> None:
-    """P8: one each. By force, unless it has a minimum hold; with a tombstone, if a copy of it may still arrive."""
+    """P8: each removal is one command. Removal is forced unless the grant has a minimum hold, and leaves a tombstone if
+    a copy of its command may still arrive."""
     step = Step(remove=("g",), given="g", force=not stays, tombstone_ttl=tombstone_ttl)
     assert next(procedures.release("k", "g", stays=stays, leave_tombstone=copies)) == Apply("k", step)
     for_good = Step(remove=("g",), ask="g", force=not stays, tombstone_ttl=procedures.TOMBSTONE_TTL)
@@ -468,8 +471,8 @@ def test_what_is_removed_by_which_command(stays: bool, copies: bool, tombstone_t
 
 @pytest.mark.parametrize("left", [set(), {"k"}])
 def test_the_cheap_release_comes_first(left: set[str]) -> None:
-    """P8: where it did nothing, the whole one follows. It is not tried for an heir, nor where copies are on their
-    way."""
+    """P8: the whole release follows if the cheap one did nothing. The cheap one is skipped for an heir, and if copies
+    are on their way."""
     steps = procedures.release("k", "g", uncontended=True)
     assert next(steps) == ReleaseUncontended(("k",), ("g",))
     if left:
@@ -486,8 +489,8 @@ def test_the_cheap_release_comes_first(left: set[str]) -> None:
 
 
 def test_news_of_the_grant_is_enough() -> None:
-    """P8: a bell is rung for what the majority has. So a waiter that hears it holds the lock without another
-    command, for as long as its place in the queue was good for."""
+    """P8: a bell is rung for a grant that the majority has. A waiter that hears the bell holds the lock without another
+    command, for as long as its place in the queue was good."""
     play = queued()
     play.hear(news=News(9, NOW), queued_until=play.now + 4)
     assert play.result == Granted(9, NOW, play.now - 0.01 + 4, play.now)
@@ -509,15 +512,15 @@ def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
 
 
 def test_what_a_renewal_found_makes_news_old() -> None:
-    """P1, F28: a renewal has found this place in the queue after the grant that is told of."""
+    """P1, F28: news of a grant is old if a renewal has found this place in the queue after that grant."""
     play = queued()
     assert play.hear(news=News(9, NOW), queued_until=play.now + 4, last_token=9) == Read("k", "g")
 
 
 def test_an_older_answer_makes_no_old_news_new() -> None:
-    """P1, F28: a hand-over that was to queue us got its answer late; meanwhile we were granted the lock, slept through
-    that, and queued again by a command of our own. The news of that grant are old, also when the late answer is read
-    after ours: what counts is the largest token that any answer has shown."""
+    """P1, F28: the largest token of any answer decides whether news is old, also if a late answer is read after a later
+    one. Here a hand-over that was to queue the waiter got its answer late. Meanwhile the waiter was granted the lock,
+    slept through that, and queued again with its own command."""
     play = queued(replace(QUEUED, last_token=20))
     play.hear(answer=Answer(replace(QUEUED, last_token=8), 90.0, 95.0, whole=True))
     assert isinstance(play.action, Pause)
@@ -528,7 +531,7 @@ def test_an_older_answer_makes_no_old_news_new() -> None:
 
 @pytest.mark.parametrize("token", [8, 9])
 def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> None:
-    """P1, F99: the answer to a hand-over is read late. Meanwhile that grant was taken away, and queued again."""
+    """P1, F99: the answer to a hand-over is read late. Meanwhile that grant was removed and queued again."""
     play = queued(replace(QUEUED, last_token=9))
     handed_over = replace(WHOLE, token=token, last_token=token)
     action = play.hear(answer=Answer(handed_over, play.now - 2, play.now - 1, whole=True))
@@ -556,7 +559,7 @@ def test_news_that_comes_late_is_confirmed(left: float) -> None:
 
 
 def test_a_lock_without_renewal_takes_a_whole_lease() -> None:
-    """auto_renew=False: the lease that was asked for counts from the grant."""
+    """auto_renew=False: a whole lease counts from the grant."""
     play = Play(60, replace(ACQUISITION, whole=True))
     play.answer(QUEUED)
     assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + 4))
@@ -602,7 +605,7 @@ def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found
 
 
 def test_each_look_for_a_deadlock_is_twice_as_far_from_the_one_before() -> None:
-    """F45: a long wait costs few of them."""
+    """F45: a long wait costs few looks for a deadlock."""
     schedule = PollSchedule(0, deadlock_check_at=1)
     assert [now for now in range(40) if schedule.is_deadlock_check_due(now)] == [1, 3, 7, 15, 31]
 
@@ -648,8 +651,8 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
 
 
 def test_the_wait_in_line_ends_in_time() -> None:
-    """F67: who is behind others at its deadline is refused without a command, since they are before it in any case; the
-    next in line gets a last try. Or it gets LockCancelled."""
+    """F67: a waiter behind others is refused at its deadline without a command, because the others are before it in any
+    case. The next in line gets a last try. A cancelled waiter gets LockCancelled."""
     for seconds in (5, 6):
         with pytest.raises(LockNotAcquired) as refusal:
             InLine("behind", wait=5).hear(after=seconds, turn="behind", holder="host h")
@@ -670,7 +673,8 @@ def test_the_wait_in_line_ends_in_time() -> None:
 @pytest.mark.parametrize("turn", ["behind", "next"])
 @pytest.mark.parametrize("heard", [{"after": 5}, {"cancelled": True}])
 def test_an_answer_to_a_hand_over_comes_before_all_else(turn: Turn, heard: dict[str, Any]) -> None:
-    """F36: it may have brought the lock, or a place in the queue; whoever left without it would leave it behind."""
+    """F36: the answer to a hand-over may have brought the lock or a place in the queue. A waiter that ignored it would
+    leave the entry behind."""
     answer = Answer(WHOLE, 100.0, 100.1, whole=True)
     play = InLine(turn, wait=5)
     play.hear(answer=answer, turn=turn, **heard)
@@ -704,7 +708,8 @@ FORMER = Former("old", "its process")
 def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(
     wait: float, process: str, tombstone_ttl: int
 ) -> None:
-    """F49: in one command, however short it is ready to wait. What a killed process has sent may still arrive."""
+    """F49: the owner takes the place in one command, however short its wait. Commands of the killed process may still
+    arrive."""
     play = Play(wait, OWNED)
     play.answer(replace(QUEUED if wait else GONE, former=Former("old", process)), former="gone")
     step = play.action.step
@@ -717,7 +722,7 @@ def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(
 
 @pytest.mark.parametrize("wait", [0, 5])
 def test_a_former_grant_that_stays_is_removed_once_between_two_pauses(wait: float) -> None:
-    """The rule leaves a damaged document as it was: who cannot wait is refused, who can waits."""
+    """The rule leaves a damaged document as it was. A caller that cannot wait is refused, and one that can waits."""
     play, there = Play(wait, OWNED), replace(QUEUED if wait else GONE, former=FORMER)
     play.answer(there, former="gone")
     with nullcontext() if wait else pytest.raises(LockNotAcquired):
@@ -729,7 +734,7 @@ def test_a_former_grant_that_stays_is_removed_once_between_two_pauses(wait: floa
 
 @pytest.mark.parametrize("fate", ["alive", "unknown"])
 def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) -> None:
-    """F49: it looks again and again only where it would see the process go."""
+    """F49: the owner polls only if it could see the process end."""
     play = Play(100, OWNED)
     play.answer(replace(QUEUED, former=FORMER), former=fate)
     assert (play.action.timer == procedures.DEAD_OWNER_CHECK) == (fate == "alive")
@@ -740,7 +745,7 @@ def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) ->
 
 
 def test_what_leaves_the_queue_does_so_although_the_next_one_was_not_queued() -> None:
-    """P6: the command for the next one of its line got no answer; that one asks for itself."""
+    """P6: the command that queues the next waiter of the line got no answer. The next waiter asks for itself."""
     steps = procedures.leave(ACQUISITION)
     assert isinstance(next(steps), QueueNext)
     action = steps.throw(LockBackendFailed("no answer", "k"))
@@ -762,13 +767,14 @@ def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
 
 
 def test_what_an_action_is_about() -> None:
-    """F110: the key, if there is only one, for its lane; of an owner also its process; and of a pause no poll."""
+    """F110: an action on one key names that key, for its lane. An owner's entry names its process. A pause has no
+    poll."""
     assert [ReleaseUncontended(keys, keys).key for keys in (("a",), ("a", "b"))] == ["a", None]
     assert replace(OWNED, process="p").entry["process"] == "p"
     assert Pause("g", 1.0).poll > 1.0
 
 
-# Methods in pairs: one that blocks and one that is awaited, made of the same steps
+# Pairs of a blocking and an awaited method, made of the same steps
 
 
 class Counter:

@@ -65,7 +65,7 @@ def shifted(items: str, names: tuple[str, ...], milliseconds: int) -> Document:
 
 
 def travel(collection: Collection[Document], key: str, seconds: float) -> None:
-    """Let so many seconds go by for one document; fewer than none: the server's clock is set back."""
+    """Let *seconds* go by for one document. A negative number sets the server's clock back."""
     milliseconds = round(seconds * 1000)
     changes = {
         "holders": shifted("$holders", ("until", "since", "acquired_at"), milliseconds),
@@ -78,14 +78,15 @@ def travel(collection: Collection[Document], key: str, seconds: float) -> None:
 
 # The two that carry the rule out
 
-#: All lengths end in 5 s and time goes by in steps of 10 s. So nothing is ever decided by how fast the test runs.
+#: All lengths end in 5 s, and time goes by in steps of 10 s. The speed of the test never decides an outcome.
 LENGTHS = st.sampled_from([5, 15, 25, 45])
 SOME = st.integers(1, 3)
 
 
 @dataclass
 class Place:
-    """Where a machine works. (Hypothesis looks into all that a machine class has, and a client has everything.)"""
+    """The place in which a machine works. (Hypothesis inspects all attributes of a machine class, and a client has
+    everything.)"""
 
     server: MongoClient[Document]
     store: MongoStore
@@ -123,10 +124,12 @@ class Machine(RuleBasedStateMachine):
         self.document = self.locks.find_one(self.real)
 
     def both(self, step: Step, send: Callable[[], Any], sent: bool = True) -> Any:
-        """Have the server do it by *send*, and compare. sent: does it reach the document?
+        """Let the server carry out *step* by calling *send*, and compare the result with the Python rule.
 
-        The server does it at some moment between two looks at its clock. What the Python rule makes of it at the one
-        and at the other are the bounds of every date and number; all else must be the same.
+        The server carries out the step at a moment between two reads of its clock. The results of the Python rule at
+        both reads are the bounds of every date and number. Everything else must be equal.
+
+        sent: whether the step reaches the document.
         """
         before = self.document
         earliest, clock = now_and_election(self.place.server)
@@ -136,7 +139,7 @@ class Machine(RuleBasedStateMachine):
         if not sent:
             assert self.document == before
             return outcome
-        # That of this command, unless the document has one that is later.
+        # The time of this command, unless the document has a later one.
         op = (self.document or {}).get("cluster_time")
         if before is not None and op == before["cluster_time"]:
             op = Timestamp(1, 1)  # late
@@ -152,7 +155,7 @@ class Machine(RuleBasedStateMachine):
             ]
             told = {name: value for name, value in asdict(outcome).items() if name != "holder"}
             for name, one in told.items():
-                # By milliseconds: what is left is a difference of two moments that both lie between.
+                # In milliseconds, because the rest is a difference of two moments that both lie between.
                 low, high = (bound[name] for bound in bounds)
                 value = one
                 if isinstance(one, tuple):
@@ -192,7 +195,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(new=grants, former=grants, trial=st.booleans())
     def resume(self, new: Document, former: Document, trial: bool) -> None:
-        """Whoever has found out that the process of *former* is gone takes its place."""
+        """Let *new* take the place of *former*, as a caller that knows that the process of *former* is gone."""
         if new["grant"] != former["grant"]:
             remove = (former["grant"],)
             self.apply(Step(ask=new["grant"], add=new, remove=remove, force=True, resumes=True, trial=trial))
@@ -275,7 +278,7 @@ class Machine(RuleBasedStateMachine):
         step = Step(renew=ids, beat=next(_numbers), behind=tuple(range(len(ids))) if counts else ())
         gone = self.document is None
         sent = gone or bool({*self.ids("holders"), *self.ids("waiters")} & set(ids))
-        made_again = Step(remove=("",), tombstone_ttl=1)  # F144: a document that is gone is made before that counts
+        made_again = Step(remove=("",), tombstone_ttl=1)  # F144: a missing document is made before that counts
         carried_out = made_again if gone else step
         found = self.both(carried_out, lambda: self.store.renew([self.key], step, TIMEOUT), sent=sent)
         for field in ("holders", "waiters"):
@@ -305,7 +308,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def failover(self) -> None:
-        """The document was last written under another primary, whose clock has nothing to do with this one's."""
+        """Let the document look as if another primary with an unrelated clock had written it last."""
         self.locks.update_one(self.real, {"$set": {"clock": "another election"}})
         self.look()
 
@@ -429,7 +432,7 @@ def test_the_short_release_leaves_everything_else_alone(
 
 
 def test_the_short_release_of_many_says_what_it_left(store: MongoStore) -> None:
-    """F108: one command releases those for which nobody waits, and no others."""
+    """F108: one command releases the locks without waiters, and no others."""
     keys, grants = ["a", "b", "c"], ["ga", "gb", "gc"]
     for key, grant in zip(keys, grants, strict=True):
         add(store, key, grant)
@@ -455,7 +458,7 @@ def holders(twin: Twin) -> list[str]:
 
 
 def test_writers_do_not_starve_among_readers(twin: Twin) -> None:
-    """F46: a reader that comes after a waiting writer waits behind it, and the readers behind go together."""
+    """F46: a reader that comes after a waiting writer waits behind it. Consecutive readers are granted together."""
     reading = Terms("shared", UNLIMITED)
     assert twin.add("r1", reading).held
     assert twin.add("r2", reading).held
@@ -472,7 +475,7 @@ def test_writers_do_not_starve_among_readers(twin: Twin) -> None:
 
 
 def test_the_second_copy_of_a_command_that_resumes_puts_nothing_at_the_head(twin: Twin) -> None:
-    """P5: what it is to resume is not there any more, so its grant comes last."""
+    """P5: the second copy finds no grant to resume, and its own grant comes last."""
     owned = replace(CALM, owner="o")
     for grant, terms in (("g1", owned), ("g3", CALM), ("g4", CALM)):
         twin.add(grant, terms)
@@ -484,7 +487,7 @@ def test_the_second_copy_of_a_command_that_resumes_puts_nothing_at_the_head(twin
 
 
 def test_a_renewal_may_lengthen_and_count(twin: Twin) -> None:
-    """Who holds has the longer lease for good; who waits says how many of its process stand behind it."""
+    """A renewal lengthens a holder's lease for good, and stores the number of waiters behind a waiter."""
     twin.add("h", TERMS)
     twin.add("w", TERMS)
     twin.renew("w", "h", behind=(3, 0), lease=60_000, server_lease=66_000)
@@ -494,7 +497,8 @@ def test_a_renewal_may_lengthen_and_count(twin: Twin) -> None:
 
 
 def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
-    """P1, P5: it waits until there is room for all of it, and no lighter one that came later overtakes it."""
+    """P1, P5: a heavy waiter waits until there is room for its whole weight. No lighter one that came later overtakes
+    it."""
     terms = Terms("semaphore", 4)
     weights = {"g0": 3, "g1": 1, "g2": 2, "g3": 1, "g4": 4}
     held = [twin.add(grant, replace(terms, weight=weight)).held for grant, weight in weights.items()]
@@ -533,7 +537,7 @@ def test_the_smallest_number_of_permits_counts(
     assert capacities() == second
 
 
-#: Of "g0", which holds the key for an owner, and of "g1" and "g2", which wait.
+#: Steps about "g0", an owner's holder, and about "g1" and "g2", which wait.
 STEPS = {
     "held": asks("g1"),
     "queued": asks("g3"),
@@ -549,8 +553,8 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(store: MongoStore, step: Step) -> None:
-    """F2, F6, F15: the second copy finds all done; yet it writes, since a stale primary acknowledges what writes
-    nothing."""
+    """F2, F6, F15: the second copy finds everything done and still writes, because a stale primary acknowledges a
+    command that writes nothing."""
     k = in_mongodb(store)
     k.add("g0", Terms(owner="o", lease=20, margin=2))
     k.add("g1")
@@ -595,7 +599,7 @@ def parsed_at(request: pytest.FixtureRequest, collection: Collection[Document]) 
                 "upsert": step.upserts,
                 "new": True,
                 "let": step.arguments(Limits(), election, "$$CLUSTER_TIME"),
-                # As a mongos sends it: the server then reads no clock of its own.
+                # A mongos sends these constants. The server then reads no clock of its own.
                 "runtimeConstants": {"localNow": moment.now, "clusterTime": moment.cluster_time},
             },
             codec_options=bson.CodecOptions(tz_aware=True),
@@ -616,7 +620,8 @@ def test_a_clock_that_is_a_little_behind_is_the_same_clock(parsed_at: ParsedAt) 
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease(parsed_at: ParsedAt, order: int) -> None:
-    """F23, P1: the cluster time stands still, the clock says that the lease is over: it begins a whole one again."""
+    """F23, P1: the cluster time stands still while the clock says that the lease is over. A whole lease begins
+    again."""
     parsed_at(asks("g1"), 0, "1", 1)
     ends = [holder["until"] for holder in parsed_at(NOTHING, 100, "1", order)["holders"]]
     assert ends == ([BEGAN + timedelta(seconds=100 + TERMS.server_lease)] if order == 1 else [])
@@ -624,7 +629,8 @@ def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease(parsed_at: Pa
 
 @pytest.mark.parametrize(("seconds", "end"), [(5, 15), (3_605, 3_610)])
 def test_a_minimum_hold_is_no_longer_after_a_failover(parsed_at: ParsedAt, seconds: float, end: float) -> None:
-    """F64: by a clock that is behind, it would end much later; it lasts as long as it was to, from now at most."""
+    """F64: by a clock that is behind, a minimum hold would end much later. The hold lasts at most its full length from
+    now."""
     parsed_at(asks("g1", replace(TERMS, min_hold=10)), 3_600, "1", 1)
     parsed_at(Step(remove=("g1",)), 3_601, "1", 2)
     (holder,) = parsed_at(NOTHING, seconds, "2", 3)["holders"]
@@ -633,8 +639,8 @@ def test_a_minimum_hold_is_no_longer_after_a_failover(parsed_at: ParsedAt, secon
 
 @pytest.mark.parametrize(("apart", "order"), [(3.3, ["there", "new"]), (60.0, ["new", "there"])])
 def test_after_an_election_who_came_before_stands_before(parsed_at: ParsedAt, apart: float, order: list[str]) -> None:
-    """F120: the last write was 3.3 s ago, and a waiter was queued by it. Who has waited for 2.3 s came later. Where the
-    clocks of the two primaries cannot be one, a place counts what it had waited at the last write."""
+    """F120: the last write was 3.3 s ago and queued a waiter. A waiter that has waited for 2.3 s came later. If the
+    clocks of the two primaries cannot be one, a place counts the wait known at the last write."""
     for grant in ("holder", "there"):
         parsed_at(asks(grant, CALM), 0, "1", 1)
     after = parsed_at(replace(asks("new", CALM), waited=2_300), apart, "2", 2)
@@ -655,9 +661,9 @@ def test_the_longest_wait_and_hold_are_kept(parsed_at: ParsedAt) -> None:
 def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
     parsed_at: ParsedAt, other: str, mine: str, order: int
 ) -> None:
-    """F61: a command is held up while its primary steps down and comes back, or its client has not heard of the
-    election yet. It names another election than the last writer; its time is old all the same, and the next command
-    that names the same election must not judge the holder by it."""
+    """F61: a command is late because its primary steps down and comes back, or because its client has not heard of the
+    election yet. The command names another election than the last writer, and its time is old. The next command with
+    the same election must not judge the holder by that time."""
     until = parsed_at(asks("g1"), 9, mine, 2)["holders"][0]["until"]
     late = parsed_at(asks("g2"), 0, other, order)
     assert late["holders"][0]["until"] == until
@@ -686,8 +692,8 @@ def test_a_place_has_one_length(twin: Twin) -> None:
 
 
 def test_what_a_waiter_says_of_its_time_is_bounded(twin: Twin) -> None:
-    """F119: a clock that has jumped, or says anything at all, moves its waiter no further than ten minutes ahead, and
-    leaves a document that everybody can read."""
+    """F119: a waiter's clock that has jumped moves its waiter at most ten minutes ahead, and leaves a readable
+    document."""
     twin.add("holder")
     twin.add("patient", waited=LONGEST_CLAIM)
     for number, waited in enumerate((3_600_000, 2**62)):
@@ -702,8 +708,8 @@ def test_what_a_waiter_says_of_its_time_is_bounded(twin: Twin) -> None:
 def test_a_single_try_never_takes_over_a_damaged_document(
     store: MongoStore, collection: Collection[Document], end: float
 ) -> None:
-    """F55: the damage is an error as soon as the answer cannot be explained otherwise: nobody holds the key, or its
-    holder's time is over, and yet it was not granted. Until then the key is simply taken."""
+    """F55: the damage is an error as soon as nothing else explains the answer. Then nobody holds the key, or the lease
+    is over, and the lock was not granted. Until then, the key simply counts as taken."""
     collection.insert_one(lock_document("k", [lock_entry(left=3600)], change={"clock": "", "purge_at": "never"}))
     travel(collection, "k", 3600 - end)
     step = replace(asks("g1"), trial=True)
