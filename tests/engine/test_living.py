@@ -297,7 +297,7 @@ def test_a_minimum_hold_is_no_former_run(lock: LockMaker, other: LockMaker, face
 
 @linux
 def test_the_name_of_a_process() -> None:
-    """It stays the same, is another one for each process, and tells whether that runs: F49."""
+    """F49: the name of a process is constant, is different for each process, and tells whether that process runs."""
     assert this_process() == this_process()
     assert fate(this_process()) == "alive"
     assert fate(_with(4, "1")) == "gone"  # the pid was given again
@@ -312,7 +312,7 @@ def test_the_name_of_a_process() -> None:
 @pytest.mark.long
 @linux
 def test_a_process_whose_parent_has_not_asked_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed child of a container's first process may stay in the list for ever: it runs no more."""
+    """A killed child of a container's first process may stay in the list for ever, although it does not run."""
     code = "from django_mongolock.engine.protocol.processes import *; print(this_process(), flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

@@ -1,4 +1,4 @@
-"""What the parts of a session promise by themselves: without a server, and mostly without a thread."""
+"""The promises of the parts of a session by themselves, without a server, and mostly without a thread."""
 
 import _thread
 import asyncio
@@ -64,12 +64,12 @@ NOW = 100.0
 
 
 def grant(name: str = "g", **how: Any) -> Grant:
-    """One that is asked for at `NOW`, which is also the time."""
+    """Return a grant that is asked for at `NOW`, the current time."""
     return Grant(Acquisition("k", name, TERMS), worker=None, auto_renew=True, now=lambda: NOW, **how)
 
 
 def held(name: str = "g", **how: Any) -> Grant:
-    """One that is held, and was reported to be."""
+    """Return a grant that is held, and was reported as held."""
     one = grant(name, **how)
     one.mark_held(Granted(7, None, NOW + 50, NOW))  # type: ignore[arg-type]
     one.reporting.reported = "acquired"
@@ -105,8 +105,8 @@ def enter(lanes: Lanes[Any], *calls: Any) -> None:
     ],
 )
 def test_whether_a_call_may_begin(running: tuple[float, ...], first: object, second: object) -> None:
-    """F110: at most so many quick ones, and so many with the slow ones, each lane its share; else it is said when the
-    first of those that are made becomes slow."""
+    """F110: the numbers of quick calls and of slow calls are limited, and so is the share of each lane. If no call may
+    begin, the answer says when the first running call becomes slow."""
     for priority, expected in enumerate((first, second)):
         lanes: Lanes[Any] = Lanes(4, 8, (1.0, 0.5))
         lanes.running = {call(): began for began in running}
@@ -119,7 +119,7 @@ def test_whether_a_call_may_begin(running: tuple[float, ...], first: object, sec
 
 
 def test_two_calls_of_a_key_and_those_behind_them() -> None:
-    """F110: they wait for their key, the more urgent ones first; of a key that is over nothing is kept."""
+    """F110: calls wait for their key, the more urgent ones first. Nothing is kept of a key without calls."""
     lanes: Lanes[Any] = Lanes(8, 8, (1, 1))
     calls = [call("k"), call("k"), call("k", 1), call("k"), call("k"), call("other"), call()]
     taken_back = calls[4]
@@ -155,7 +155,7 @@ def test_two_calls_of_a_key_and_those_behind_them() -> None:
     ],
 )
 def test_with_whom_a_result_is_shared(asks: object, result: object, shared: list[str]) -> None:
-    """F110: a refusal, with those who asked the same, of the same key, before it was begun."""
+    """F110: a refusal is shared with callers that asked the same of the same key before the call began."""
     lanes: Lanes[Any] = Lanes(8, 8, (1, 1))
     two = [call("k", same=asks) for _ in range(2)]
     others = {
@@ -244,7 +244,7 @@ def test_what_a_blocking_call_brings() -> None:
 
 @pytest.mark.parametrize(("begun", "done"), [(False, False), (True, False), (True, True)])
 async def test_what_an_awaited_call_brings(begun: bool, done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F67: the same, when its time is over."""
+    """F67: an awaited call brings the same result when its time is over."""
     later, one = list[Any](), Awaited[Any](lambda left: 5, 3.0)
     monkeypatch.setattr(one, "loop", SimpleNamespace(call_later=lambda *given: later.append(given)))
     if begun:
@@ -267,7 +267,7 @@ async def test_what_an_awaited_call_brings(begun: bool, done: bool, monkeypatch:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What threads were to do that are not started."""
+    """Return the work of the threads that were started. The threads do not run."""
     begun = list[Any]()
     monkeypatch.setattr(_thread, "start_new_thread", lambda work, arguments: begun.append(work))
     return begun
@@ -300,7 +300,7 @@ def test_when_a_thread_is_started(  # noqa: PLR0917
 
 @pytest.mark.parametrize(("error", "passes"), [(RuntimeError, False), (KeyboardInterrupt, True)])
 def test_a_thread_that_cannot_be_started(error: type[BaseException], passes: bool, monkeypatch: Any) -> None:
-    """F144: it may be tried again; what a signal handler raises there reaches the caller."""
+    """F144: a thread that cannot be started may be tried again. An error of a signal handler reaches the caller."""
 
     def refuse(*_: object) -> None:
         raise error
@@ -335,8 +335,8 @@ def test_who_is_woken_for_a_call(watched: int, idle: int, woken: bool, started: 
 def test_a_thread_that_serves(
     watched: bool, pause: float | None, returned: float | None, waits: tuple[int, ...], started: list[Any]
 ) -> None:
-    """F159: it makes what calls there are, has another thread look meanwhile if calls wait and nobody watches, and is
-    the one that watches if nobody is."""
+    """F159: a serving thread makes the calls there are. If calls wait and no thread watches, another thread is started
+    to watch. If there are no calls and no thread watches, the serving thread watches."""
     threads, made = WorkerThreads(4, shares=(1, 1)), list[object]()
     one = Call(lambda left: made.append("made"))
     follow: Any = iter([(one, None), (None, pause)])
@@ -364,7 +364,8 @@ def test_a_result_is_passed_on(started: list[Any]) -> None:
 
 
 def test_a_thread_that_watches(started: list[Any]) -> None:
-    """F159: it looks again when the first of the calls becomes slow, or when it is woken; then another one may."""
+    """F159: a watching thread looks again when the first call becomes slow, or when it is woken. Another thread may
+    watch afterwards."""
     threads, seen = WorkerThreads(4), list[object]()
     pauses: Any = iter([0.25, None, None])
 
@@ -381,7 +382,7 @@ def test_a_thread_that_watches(started: list[Any]) -> None:
 
 
 def test_a_thread_ends_with_its_last_call(started: list[Any]) -> None:
-    """F108: what was entered before the end is made, and the next thread is told."""
+    """F108: a call entered before the end is made, and the next thread is told to end."""
     threads, made, given = WorkerThreads(2), list[str](), list[bool]()
 
     class Tickets:
@@ -459,7 +460,7 @@ async def test_a_coroutine_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Locks:
-    """What takes the place of `threading`: a lock that is waited for is free at once."""
+    """A substitute for `threading` with locks that are free as soon as a caller waits for them."""
 
     TIMEOUT_MAX = 1000.0
 
@@ -528,7 +529,7 @@ async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_waiter_of_a_closed_loop_is_woken() -> None:
-    """F116: for nobody: that is no error of who wakes it."""
+    """F116: a waiter of a closed loop is woken without an error."""
     wakeup, loop = Wakeup(), asyncio.new_event_loop()
     wakeup._future = loop.create_future()
     loop.close()
@@ -536,11 +537,11 @@ def test_a_waiter_of_a_closed_loop_is_woken() -> None:
     assert wakeup._woken
 
 
-# What is reported
+# Reports
 
 
 class Told(Notifications):
-    """What is told, and by whom. The threads make their calls when they are asked to."""
+    """Notifications that record each report and its thread. The threads make their calls on demand."""
 
     def __init__(self, *, ended: bool = False) -> None:
         self.told, self.calls = list[tuple[str, bool]](), list[Callable[[], object]]()
@@ -578,8 +579,8 @@ class Owner:
 def test_what_is_told_of_an_end(
     reason: str, noticed: bool, told: list[str], level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P7: a loss, but not the close of its session, is warned of, and its callback is called, once. What the session
-    has noticed is told by a thread."""
+    """P7: a loss is logged as a warning and calls its callback once. The end of a session is not a loss. A loss that
+    the session noticed is reported by a thread."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     owner, notifications = Owner(), Told()
     one = held()
@@ -625,7 +626,8 @@ def test_who_tells_that_a_release_is_requested(in_threads: bool, ended: bool, at
 
 
 def test_what_is_told_of_a_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """P7: that it is contended, once, if another has it; and its end, once; with the holder rather than a token."""
+    """P7: a contended wait is reported once if another caller holds the lock, and so is its end. The report names the
+    holder, not a token."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     notifications, free, busy, first = Told(), grant("free"), grant("busy"), grant("first")
     busy.reporting.busy, busy.reporting.held_by = True, "ann"
@@ -658,7 +660,10 @@ def test_what_is_told_of_a_wait(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Parts:
-    """What waits and commands see of a session. events: what they had done there."""
+    """The part of a session that waits and commands use.
+
+    events: the calls made to it.
+    """
 
     id = "s"
 
@@ -724,7 +729,7 @@ def test_how_long_a_pause_is(timer: float, poll: float, reserved: bool, listenin
 
 @pytest.mark.parametrize(("back_by", "then"), [(FOREVER, NOW + CANCELLED_WITHIN), (NOW + 0.5, NOW + 0.5)])
 def test_a_cancelled_wait_is_back_soon(back_by: float, then: float) -> None:
-    """F36: it ends at once, and what takes it out of the queue gets no more time than that."""
+    """F36: a cancelled wait ends at once. The command that removes it from the queue gets no longer time limit."""
     one = grant()
     one.waiting.back_by = back_by
     waits(one).cancel(one)
@@ -732,7 +737,8 @@ def test_a_cancelled_wait_is_back_soon(back_by: float, then: float) -> None:
 
 
 def test_a_bell_that_requests_a_release() -> None:
-    """P7: the lock is looked at, at once, and again if that is being done; of what is not known nothing is."""
+    """P7: a release request makes the lock due at once, and again if it is being renewed. A bell for an unknown grant
+    does nothing."""
     one = held()
     each = waits(one)
     one.lease.renew_at = NOW + 40
@@ -744,8 +750,7 @@ def test_a_bell_that_requests_a_release() -> None:
 
 
 def test_a_bell_that_tells_of_a_grant() -> None:
-    """P8, F28: it wakes the one that waits for it, and nobody else; one of an earlier grant, which comes late, is no
-    news."""
+    """P8, F28: a bell wakes only the waiter of its grant. A late bell of an earlier grant is no news."""
     one = grant()
     each = waits(one)
     each.hear(Bell("s", "another", News(5, datetime.now(UTC))))
@@ -770,7 +775,7 @@ def test_when_bells_concern_a_session(state: str) -> None:
 
 @pytest.mark.parametrize("awaited", [False, True])
 async def test_what_a_pause_does(awaited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P7: it reports that the lock is contended, sleeps, and says what is known then; in a closed session, nothing."""
+    """P7: a pause reports contention, sleeps, and returns the known facts. In a closed session it returns nothing."""
     one: Any = grant()
     each, slept = waits(one), list[float]()
 
@@ -831,7 +836,7 @@ def test_a_listener_has_one_thread(
 
 
 def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """F144, P7: the log says once that waiters look at intervals, and the next pause tries it again."""
+    """F144, P7: the log says once that waiters poll, and the next pause tries to start the listener again."""
     session: Any = Parts()
     listener = Listener(session, session)
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
@@ -842,7 +847,8 @@ def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, capl
 
 
 def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
-    """P8: the bells, but not what says that the server is there; and none after that."""
+    """P8: a listener passes on bells while a caller waits, and none afterwards. Signs of life of the server are not
+    passed on."""
     session, heard = Parts(), list[object]()
     other: Any = SimpleNamespace(hear=heard.append, is_waited=lambda: not heard)
     session.listen = lambda name: (each for each in (name, None, "late"))  # type: ignore[attr-defined]
@@ -857,7 +863,7 @@ def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
 
 @pytest.mark.parametrize("came", [False, True])
 def test_a_listener_that_ends_while_somebody_comes(came: bool) -> None:
-    """P5: who has still seen its thread is heard for by another one."""
+    """P5: a caller that comes while the listener ends gets another listener."""
     session, started = Parts(), list[object]()
     listener: Any = Listener(session, session)  # type: ignore[arg-type]
     goes_on: Any = iter([False, came])
@@ -868,7 +874,7 @@ def test_a_listener_that_ends_while_somebody_comes(came: bool) -> None:
 
 
 def test_a_listener_that_is_closed_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: it does not wait for the end of its pause; else for that, and no longer."""
+    """P6: a closed listener does not wait for the end of its pause. An open one waits for the pause, and no longer."""
     session: Any = Parts()
     session.is_waited = lambda: True
     listener: Any = Listener(session, session)
@@ -939,7 +945,7 @@ def test_how_long_a_command_may_take(action: Action, back_by: float, seconds: fl
     ids=str,
 )
 def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, question: object) -> None:
-    """P6, F110: what lets others in goes first; only single tries of one kind may share an answer."""
+    """P6, F110: releases go first, because they let others in. Only single tries of one kind may share an answer."""
     found = _question(action)
     assert _priority(action, None) == (RELEASE if is_release else REQUEST)
     assert (found is None) == (question is None)
@@ -952,7 +958,7 @@ def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, questio
     assert one.waiting.sent == first == (how["on_withdrawn"] is not None)
     assert how["same"] == (found if first else None)
     if first:
-        again = commands(one)._how_to_call(action)  # not the first command any more: what was sent once stays sent
+        again = commands(one)._how_to_call(action)  # a command that was sent once stays sent
         assert (again["same"], again["on_withdrawn"]) == (None, None)
         how["on_withdrawn"]()
         assert not one.waiting.sent
@@ -971,7 +977,8 @@ def test_what_an_entry_says_of_its_arrival(waited: float, said: int, behind: int
 
 
 def test_commands_that_are_closed() -> None:
-    """F170: the last ones have a short time, nothing is asked for any more, and a release goes on without its heir."""
+    """F170: the last commands have a short time limit, no acquisition is sent, and a release goes on without its
+    heir."""
     sent, each = list[Step](), commands(grant())
     note: Any = sent.append
     each._session.apply = lambda key, step, timeout: note(step) or Reply()
@@ -993,7 +1000,8 @@ def test_commands_that_are_closed() -> None:
 
 
 def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> None:
-    """F195, F161: the key was not free, and the client was closed before the second command: that is misuse, too."""
+    """F195, F161: the key was not free, and the client was closed before the second command. This counts as misuse,
+    too."""
     each = commands(grant())
     each._free_keys.guess = lambda _: True
     each._session.take_free = lambda *_: each.close(2.0)
@@ -1009,8 +1017,8 @@ def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> N
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("action", [ENTER, GIVE_UP])
 def test_a_step_that_is_sent(action: Apply, fails: bool) -> None:
-    """F17, F36: it has a number of its own; what adds an entry is noted as sent, and its outcome as unknown when there
-    is no answer. Other releases of that primary are safe then."""
+    """F17, F36: each step has a number of its own. A step that adds an entry is noted as sent, and as unknown if there
+    is no answer. Other releases of that primary are confirmed then."""
     one, sent = grant(), list[tuple[Step, float]]()
     each = commands(one)
     confirmed = list[Any]()
@@ -1100,7 +1108,8 @@ def test_what_is_remembered_of_a_release() -> None:
     ],
 )
 def test_what_an_answer_is_worth(reply: Reply, state: State, number: int, expected: tuple[Any, ...]) -> None:
-    """F62: a place in the queue, from before its own command was sent; a read, or the answer to another, nothing."""
+    """F62: an answer proves a place in the queue, counted from the sending of its command. A read or another command's
+    answer proves nothing."""
     one = grant()
     one.state, one.reporting.held_by = state, "ben"
     one.waiting.last_token, one.waiting.at_head = 5, 8
@@ -1166,7 +1175,8 @@ async def test_who_sends_a_command(own: bool) -> None:
 def test_a_grant_that_is_held_from_now_on(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, seen_to: float, sees: bool, asks: bool
 ) -> None:
-    """P6, P7: the heartbeat looks in time, bells are listened for if a request is to be told, and nobody waits."""
+    """P6, P7: a new grant makes the heartbeat due in time, listens for bells if a release request is to be reported,
+    and ends the wait."""
     session, told, lock = memory.session, list[Any](), Owner()
     monkeypatch.setattr(session.heartbeat, "see_to", told.append)
     monkeypatch.setattr(session.waits, "listen", lambda: told.append("listen"))
@@ -1265,8 +1275,8 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a mutex that was taken while its process forked is not taken in the child; what the parent has made is
-    noted once, and neither taken for the child's nor closed by it, also where nobody was told of the fork."""
+    """F29: a mutex that was locked during a fork is free in the child. Objects of the parent are noted once, and the
+    child neither uses nor closes them. This holds even if no hook was told of the fork."""
     monkeypatch.setattr(PerProcess, "_all", weakref.WeakSet())
     monkeypatch.setattr(PerProcess, "_inherited", [])
     monkeypatch.setattr(PerProcess, "_mutex", PerProcess._mutex)
@@ -1310,7 +1320,7 @@ def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_all_sessions_send_first_and_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F185, P6: a second Ctrl-C at exit, or an error of one of them, costs no other session its release."""
+    """F185, P6: a second Ctrl-C at exit, or an error of one session, costs no other session its release."""
     monkeypatch.setattr(PerProcess, "_all", set[Any]())
     monkeypatch.setattr(Sessions, "_ended", None)
     done = list[str]()

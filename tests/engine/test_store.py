@@ -1,4 +1,4 @@
-"""Where the engine meets PyMongo: which clock, which errors, how many commands, and what is removed."""
+"""The meeting of engine and PyMongo: clocks, errors, numbers of commands, and removals."""
 
 import traceback
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def test_a_document_names_the_election_of_the_primary_that_wrote_it(
 def test_a_direct_connection_names_the_same_election(
     config: StoreConfig, mongo: MongoClient[Document], stored: Callable[..., Document]
 ) -> None:
-    """P4: where the driver makes no selection the name is still that of the server: one clock has one name."""
+    """P4: without a selection by the driver, the name is still that of the server. One clock has one name."""
     host, port = mongo.primary or ("", 0)
     assert host
     direct = StoreConfig({"host": host, "port": port, "directConnection": True}, config.database, config.collection)
@@ -120,7 +120,7 @@ def test_an_unreachable_server_is_a_clear_error_in_time(
 
 @pytest.mark.parametrize("host", [f"mongodb://ann:{SECRET}@", f"mongodb://ann:{SECRET}@h:x", f"http://{SECRET}"])
 def test_a_wrong_uri_is_a_clear_error_without_the_uri(host: str) -> None:
-    """F57: the driver's complaint may quote the URI; ours does not, and it is final."""
+    """F57: the driver's complaint may quote the URI. Our error does not, and is final."""
     store = MongoStore(StoreConfig({"host": host}, "d"))
     with pytest.raises(LockBackendFailed, match="connection settings are wrong") as refusal:
         store.apply("k", ADD, 0.1)
@@ -149,8 +149,8 @@ def test_a_wrong_name_of_the_database_is_no_outage(name: str) -> None:
 def test_what_the_server_refuses_is_reported_in_our_words(
     store: MongoStore, failpoint: Callable[..., None], *, code: int, name: str, words: str, passing: bool
 ) -> None:
-    """F14, F57: the right that is missing is named, whatever may pass is marked so, and the command, which the
-    server's own text quotes, is not shown."""
+    """F14, F57: the error names the missing right. An error that may pass is marked as passing. The command, quoted in
+    the server's own text, is not shown."""
     failpoint(["findAndModify", "find", "update"], errorCode=code, errorLabels=[])
     calls: list[Callable[[], object]] = [lambda: store.apply("k", ADD, 2), lambda: store.read("k", GRANT, 2)]
     for call in calls:
@@ -211,7 +211,7 @@ def test_what_got_no_answer_is_sent_again_and_granted_once(
 
 
 def test_an_outcome_that_stays_unknown_is_removed(here: Here, failpoint: Callable[..., None]) -> None:
-    """F8, F15: the caller gets an error, and the lock that was applied all the same is taken back in the background."""
+    """F8, F15: the caller gets an error, and a lock that was applied all the same is removed in the background."""
     failpoint(["findAndModify"], times=2, writeConcernError={"code": 64, "errmsg": "x"})
     with pytest.raises(LockBackendFailed):
         here.lock(wait=0).acquire()
@@ -221,7 +221,8 @@ def test_an_outcome_that_stays_unknown_is_removed(here: Here, failpoint: Callabl
 
 
 def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(here: Here, hold_up: HoldUp, door: str) -> None:
-    """F17: the first copy is held up in the network, the second is granted and given back; then the first arrives."""
+    """F17: the first copy is held up in the network, and the second is granted and released before the first
+    arrives."""
     gate = hold_up(here.session.store, door).fail(LockBackendFailed("no answer", "k"))
     with make_lock(here.session):
         pass

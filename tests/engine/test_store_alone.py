@@ -1,4 +1,5 @@
-"""The store by itself: what it sends, and what it makes of the answers. No server; a collection that the test makes."""
+"""The store by itself, with its commands and its handling of the answers. A collection made by the test replaces the
+server."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -31,7 +32,7 @@ OWNED = Step(ask="g", add=entry("g", "s", Terms(owner="o"), {}))
 RESUME = replace(OWNED, remove=("old",), resumes=True)
 RENEW = Step(ask="g", renew=("g",), beat=3)
 THERE: dict[str, Any] = {"lastErrorObject": {"updatedExisting": True}, "value": None}
-#: What no document of ours is like.
+#: A document that is unlike all documents of ours.
 DAMAGED = {"document": document(token=7), "whole": False}
 
 
@@ -122,7 +123,7 @@ def test_no_command_is_without_a_limit(store: MongoStore, times: list[float], ti
 
 @pytest.mark.parametrize("error", [None, AutoReconnect("away")])
 def test_what_a_store_closes(store: MongoStore, times: list[float], error: PyMongoError | None) -> None:
-    """P6: what it has, however it answers; and a second is enough for that."""
+    """P6: a store closes its client and its history within a second, whatever the answers."""
     store.history, client = Mock(), vars(store)["client"]
     client.close.side_effect = error
     store.close()
@@ -145,7 +146,8 @@ def test_what_a_store_closes(store: MongoStore, times: list[float], error: PyMon
 def test_what_is_sent_of_a_step(
     store: MongoStore, step: Step, where: dict[str, Any], fields: object, upserts: bool
 ) -> None:
-    """P3, P8: one command, for one document, which the majority confirms; who has no owner is told of no former one."""
+    """P3, P8: a step is one command for one document, confirmed by the majority. A caller without an owner is told of
+    no former grant."""
     assert not store.apply("k", step, 5).found
     ((command,), options) = collection_of(store).database.command.call_args
     assert next(iter(command)) == "findAndModify"
@@ -204,7 +206,7 @@ def test_whom_a_step_has_granted_the_key_besides_is_rung_for(store: MongoStore) 
 
 
 def test_damage_is_looked_for_where_the_answer_is_puzzling(store: MongoStore) -> None:
-    """F55: so nobody waits for a lock that the rule leaves alone."""
+    """F55: a puzzling answer makes the store look for damage. No caller waits for a lock that the rule leaves alone."""
     answers(store, {**THERE, "value": {"now": NOW, "waiting": 0}})
     assert store.apply("k", ADD, 5).found
     collection_of(store).find_one.return_value = DAMAGED
@@ -220,7 +222,7 @@ def test_damage_is_looked_for_where_the_answer_is_puzzling(store: MongoStore) ->
     ],
 )
 def test_a_document_is_damaged_or_it_is_not(store: MongoStore, seen: object, told: str | None) -> None:
-    """F55: one that cannot be read just now is not."""
+    """F55: a document that cannot be read at the moment is not damaged."""
     collection_of(store).find_one.side_effect = lambda *_, **__: give(seen)
     with nullcontext() if told is None else pytest.raises(LockDocumentDamaged, match=told):
         store.diagnose("k")
@@ -309,7 +311,7 @@ def test_what_a_release_in_one_command_has_left(
 
 @pytest.mark.parametrize(("owner", "asked"), [(None, {"ask": "g"}), ("o", {"ask": "g", "add": {"owner": "o"}})])
 def test_what_is_sent_of_a_read(store: MongoStore, owner: str | None, asked: dict[str, Any]) -> None:
-    """P8: it asks for a former run only where there may be one."""
+    """P8: a read asks for a former run only if there may be one."""
     store.read("k", "g", 5, owner)
     assert collection_of(store).find_one.call_args_list == [
         call({"_id": {"$eq": "k"}}, REPLY if owner is None else REPLY_TO_OWNER, let={"c": {"$literal": asked}})
@@ -343,7 +345,7 @@ def test_a_document_that_is_gone_is_made_again(store: MongoStore, made: dict[int
 
 
 def test_nothing_is_made_where_nothing_is_gone(store: MongoStore) -> None:
-    """P8: one update and one read."""
+    """P8: a renewal costs one update and one read."""
     collection_of(store).find.side_effect = [[found_in("a")]]
     assert set(store.renew(["a"], RENEW, 5)) == {"a"}
     assert collection_of(store).update_many.call_args.kwargs["let"]["c"]["$literal"]["renew"] == ("g",)
@@ -365,7 +367,7 @@ def test_a_cycle_of_waits_is_seen_twice(
 
 
 def test_a_cycle_is_looked_for_in_what_was_read(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a lock without a document is in none."""
+    """F29: a lock without a document is in no cycle."""
     monkeypatch.setattr("django_mongolock.engine.store.mongo.cycle_of", lambda *read: SimpleNamespace(grants=read))
     first = {"now": NOW, "chain": ["second", "third"]}
     collection_of(store).aggregate.return_value = [first]
@@ -436,7 +438,7 @@ def at(number: int, which: int = 0) -> str:
 
 
 def test_messages_go_to_each_bell_together(tower: Tower) -> None:
-    """P8: one command for a bell, of which each message is tried. A bell that is good is looked at once in a minute."""
+    """P8: messages for one bell are one command, and each message is tried. A good bell is checked once a minute."""
     rung = [Bell(session, "g") for session in (at(3), at(5), at(3, 1))]
     for seconds, looks in ((0.0, [3, 5]), (59.9, [3, 5]), (0.1, [3, 5, 3, 5]), (0.0, [3, 5, 3, 5])):
         tower.now += seconds
@@ -449,7 +451,7 @@ def test_messages_go_to_each_bell_together(tower: Tower) -> None:
 
 
 def test_nothing_is_sent_to_a_bell_that_is_not_there(tower: Tower) -> None:
-    """F11: it would grow for ever. It is looked at again each time, and whoever listens makes it."""
+    """F11: a missing bell would grow without limit. The bell is checked again each time, and a listener makes it."""
     tower.bells.ring([Bell(at(3), "g")])
     tower.now, tower.there = tower.now + 60, False
     for _ in range(2):
@@ -459,7 +461,7 @@ def test_nothing_is_sent_to_a_bell_that_is_not_there(tower: Tower) -> None:
 
 
 def test_a_bell_that_cannot_be_rung_silences_no_other(tower: Tower) -> None:
-    """F11: a network error at one takes nothing from those who listen at the next."""
+    """F11: a network error at one bell takes nothing from the listeners of the next."""
     tower.there = AutoReconnect("connection closed")
     tower.bells.ring([Bell(at(3), "g"), Bell(at(5), "g")])
     assert tower.looks == [3, 5]

@@ -48,7 +48,7 @@ def kept_at(*kinds: str) -> Any:
     ],
 )
 def test_where_there_are_transactions(kinds: tuple[str, ...], told: str | None) -> None:
-    """Where there are no transactions, an error names the cure before anything is done."""
+    """Without transactions, an error names the cure before anything is done."""
     lock = kept_at(*kinds)
     with pytest.raises(LockMisused, match=told) if told else contextlib.nullcontext():
         assert transaction._transactional_store(lock) is lock._session().store
@@ -107,7 +107,7 @@ def test_what_a_transaction_writes_to_its_lock(matched: tuple[int, ...], whole: 
 
 
 def test_how_a_transaction_is_aborted() -> None:
-    """An open transaction is aborted. Its session ends in any case."""
+    """An open transaction is aborted. The client session ends in any case."""
     atomic = in_transaction(Held())
     assert play(atomic._abort()) == OVER
     assert play(atomic._abort(), **dict.fromkeys(OVER, labelled())) == OVER

@@ -44,7 +44,7 @@ class Hold:
 
 @pytest.fixture
 def new_threads() -> Iterator[Callable[..., WorkerThreads]]:
-    """Makes worker threads, which end with the test."""
+    """Return a function that makes worker threads, and end them with the test."""
     made: list[WorkerThreads] = []
 
     def new_threads(*sizes: int, **how: Any) -> WorkerThreads:
@@ -67,7 +67,7 @@ def waiting(threads: WorkerThreads) -> int:
     return sum(map(len, threads._lanes.waiting))
 
 
-# What comes back
+# Results
 
 
 def test_a_call_without_a_caller_may_fail(threads: WorkerThreads, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +84,7 @@ def test_a_call_without_a_caller_may_fail(threads: WorkerThreads, caplog: pytest
 
 
 def test_without_threads_the_caller_does_it(threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the interpreter shuts down no thread can be started: then calls are made where they are asked for."""
+    """While the interpreter shuts down, no thread can be started, and the caller makes its own calls."""
 
     def refuse(*args: object) -> int:
         raise RuntimeError("can't create new thread at interpreter shutdown")
@@ -97,7 +97,7 @@ def test_without_threads_the_caller_does_it(threads: WorkerThreads, monkeypatch:
 
 
 def test_closing_ends_the_threads_after_their_work(new_threads: Callable[..., WorkerThreads]) -> None:
-    """What was handed over before is done; later calls are made where they are asked for."""
+    """Calls handed over before closing are made. Later calls are made by their callers."""
     threads = new_threads(3)
     hold, done = Hold(threads, 3), []
     for number in range(10):
@@ -118,8 +118,8 @@ def test_closing_ends_the_threads_after_their_work(new_threads: Callable[..., Wo
 def test_what_is_slow_counts_no_more(
     new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F110: after a while another thread takes the place of one that is stuck, up to a bound; then those that
-    come wait until one of them ends. Nothing has to happen meanwhile for that."""
+    """F110: after a while another thread replaces a stuck one, up to a limit. Later calls then wait until one ends. The
+    replacement needs no other event."""
     monkeypatch.setattr(lanes, "SLOW", 0.1)
     threads = new_threads(2, 5)
     first, done = Hold(threads, 2), []
@@ -137,7 +137,7 @@ def test_what_is_slow_counts_no_more(
 
 
 def test_calls_that_find_all_threads_busy_leave_no_tickets(new_threads: Callable[..., WorkerThreads]) -> None:
-    """However many come meanwhile, each thread looks once more, which is enough; all of them are made."""
+    """However many calls come meanwhile, each thread looks once more. All calls are made."""
     threads, made = new_threads(2, 4), list[int]()
     hold = Hold(threads, 2)
     for number in range(100):
@@ -201,7 +201,7 @@ def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> No
 def test_a_call_that_does_not_end_is_given_up(
     threads: WorkerThreads, coroutine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F67: a call that does not keep to the seconds it was given holds its caller up for a bounded time only."""
+    """F67: a call that exceeds its time limit delays its caller only for a bounded time."""
     monkeypatch.setattr(worker_threads, "OVERTIME", 0.2)
     go, told = threading.Event(), list[str]()
     how: Any = {name: functools.partial(told.append, name) for name in ("on_withdrawn", "on_overdue")}
@@ -232,7 +232,8 @@ class Struck(Exception):
 
 @pytest.fixture
 def struck() -> Iterator[Callable[[float], object]]:
-    """Has the main thread struck by a signal, which raises `Struck`, after so many seconds; 0: never."""
+    """Return a function that lets a signal raise `Struck` in the main thread after *after* seconds. 0 turns the signal
+    off."""
 
     def strike(*args: object) -> None:
         raise Struck
@@ -250,7 +251,7 @@ needs_signals = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="nee
 def test_a_signal_handler_withdraws_what_it_interrupts(
     threads: WorkerThreads, struck: Callable[[float], object]
 ) -> None:
-    """F67: a blocking caller in which a signal handler raises takes back what has not begun."""
+    """F67: a blocking caller that is interrupted by a signal handler withdraws a call that has not begun."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     struck(0.2)
     with pytest.raises(Struck):
@@ -265,13 +266,13 @@ def test_a_signal_handler_withdraws_what_it_interrupts(
     ("connections", "most", "own"), [(0, 80, math.inf), (160, 80, 76), (100, 80, 16), (20, 16, 0), (3, 1, 0)]
 )
 def test_renewals_have_connections_that_no_other_thread_takes(connections: int, most: int, own: float) -> None:
-    """F20, F183: the threads of the session and those of the program need no more connections than there are; and of
-    the session's, a quarter is for renewals."""
+    """F20, F183: the threads of the session and of the program need no more connections than there are. A quarter of
+    the session's threads is for renewals."""
     assert thread_limits(connections) == (most, own)
 
 
 def test_the_threads_of_a_program_send_only_so_many_commands_themselves() -> None:
-    """F183: what comes then waits for one of the session's threads, whatever its key."""
+    """F183: further calls wait for a thread of the session, whatever their key."""
     threads = WorkerThreads(2, own=2)
     assert [threads.begin_own(key) for key in "abc"] == [True, True, False]
     threads.end_own("a")
