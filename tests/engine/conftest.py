@@ -25,8 +25,8 @@ from tests.support.waiting import eventually
 
 Document = dict[str, Any]
 
-#: Terms for tests, short and with a small margin, because the tests run on the same clock as the server. They are not
-#: shorter. A command takes a second on a loaded machine, and a renewal still has to be in time.
+#: Short terms with a small margin, because the tests run on the same clock as the server. Even shorter terms would fail
+#: on a loaded machine. A command takes a second there, and a renewal still has to be in time.
 QUICK = Terms(lease=3.0, margin=0.1, waiter_lease=3.0)
 
 

@@ -115,8 +115,7 @@ def test_what_a_newer_release_wrote_is_to_be_left_alone() -> None:
 
 
 def test_a_reply_tells_how_a_grant_stands() -> None:
-    """P4: times in a reply are for timers and people. They are never longer than a whole lease, whatever the clocks
-    say."""
+    """P4: times in a reply are for timers and people. No time is longer than a whole lease, whatever the clocks say."""
     mine, theirs, ends = holder(beat=3), holder(grant="g2", host="web2"), NOW + timedelta(seconds=10)
     others = {
         "granted": [{"to": "s2", "grant": "g3", "token": 6, "at": NOW}],
@@ -173,7 +172,7 @@ def test_a_bell_is_read_as_it_was_rung() -> None:
 
 
 def test_what_a_renewal_found() -> None:
-    """F55: whatever else stands there, the grants that can be read are."""
+    """F55: the readable grants are read, whatever else is stored."""
     asked = {"grant": "g", "beat": 3, "token": Int64(5), "release_requested_by": "a\nb"}
     odd = [7, {"grant": 7}, {"grant": "h", "beat": "3", "release_requested_by": 5}, asked]
     assert read_found({"token": 9, "holders": odd}) == Found(9, {"g": Beat(3, "a?b", 5), "h": Beat(0)}, {})

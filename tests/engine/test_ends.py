@@ -170,7 +170,7 @@ def test_a_command_that_outlasts_the_wait_queues_nobody(
 
 
 def test_a_hand_over_that_ends_while_it_is_asked_for(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F167: whoever looks while its giver ends it, without an answer, sees one or the other."""
+    """F167: a reader during the end of a hand-over without an answer sees one state or the other."""
     grant = new_grant(memory.session, memory.lock(), object())
     waiting, grant.waiting.handover_reserved = grant.waiting, True
 
@@ -322,7 +322,7 @@ def test_a_loss_is_told_once(memory: Memory, monkeypatch: pytest.MonkeyPatch, fo
 
 
 def test_a_request_that_is_found_after_the_release(memory: Memory, hold_up: HoldUp) -> None:
-    """F169: a release request is not reported for a released grant. Its object holds another grant by then."""
+    """F169: a release request is not reported for a released grant. The lock object holds another grant by then."""
     asked: list[object] = []
     lock = memory.lock(on_release_requested=asked.append).acquire()
     grant = grant_of(lock)
@@ -463,7 +463,7 @@ def test_a_minimum_hold_lasts_where_signals_strike_the_release(memory: Memory) -
 
 
 def test_a_loop_that_is_closed_while_it_releases(memory: Memory, hold_up: HoldUp) -> None:
-    """F171: its command failed, and no task can send another; the lock object lives on."""
+    """F171: the command of a closed loop failed, and no task can send another. The lock object lives on."""
     loop = asyncio.new_event_loop()
     lock = memory.lock()
     loop.run_until_complete(loop.create_task(lock.aacquire()))

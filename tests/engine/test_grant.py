@@ -161,8 +161,8 @@ def test_what_a_renewal_gives(make: Callable[..., Grant]) -> None:
 
 
 def test_a_renewal_that_failed_is_tried_again(make: Callable[..., Grant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F28, F44, F66: of a holder at once, or within a second; of a waiter later and later, up to a quarter of its
-    place."""
+    """F28, F44, F66: a holder's renewal is retried at once, or within a second. A waiter's is retried later and later,
+    up to a quarter of its place."""
     bounds = list[tuple[float, ...]]()
 
     def highest(*given: float) -> float:

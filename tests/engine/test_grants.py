@@ -110,7 +110,8 @@ def test_how_long_one_of_a_line_asks(memory: Memory, monkeypatch: pytest.MonkeyP
 
 
 def test_a_key_that_is_asked_for_at_once(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8: its first command is that of the grant; who was cancelled before sends none, and has not waited for it."""
+    """P8: the first command of an acquisition is that of the grant. A lock that was cancelled before sends no command,
+    and has not waited."""
     for trial in (False, True):
         steps = asking(memory, monkeypatch, "now", trial=trial)
         assert next(steps).step.trial == trial
@@ -286,7 +287,8 @@ def test_what_another_thread_has_is_not_dropped(memory: Memory) -> None:
 def test_a_grant_that_is_entered_again_lives_no_longer_than_its_objects(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6: also where the error of a release that was struck is kept, and with it the frames of that release."""
+    """P6: a re-entered grant is released although the error of an interrupted release is kept, with the frames of that
+    release."""
 
     def struck(*_: object) -> None:
         raise KeyboardInterrupt
@@ -336,7 +338,7 @@ def test_what_a_lock_object_is_not(memory: Memory) -> None:
 
 
 async def test_who_blocks_an_event_loop_is_warned(memory: Memory, recwarn: pytest.WarningsRecorder) -> None:
-    """The warning says how to acquire without blocking the loop. That form warns of nothing."""
+    """The warning says how to acquire without blocking the loop, and the suggested form causes no warning."""
     lock = memory.lock()
     async with lock:
         assert not recwarn

@@ -154,7 +154,7 @@ def test_who_waits_in_a_document_that_becomes_damaged(here: Here) -> None:
 @example("waiters", {"worker": "x"})
 @example("expires_at", DatetimeMS(2**62))
 def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
-    """F55: of the document."""
+    """F55: any value in any field of the document is harmless."""
     assert world.put(bson.encode(lively({field: value}, {})))
     assert_harmless(world)
 
@@ -167,7 +167,7 @@ def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
 @example("$ref", "x")
 @example("worker", Code("while (1) {}"))
 def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any) -> None:
-    """F55: of a holder and of a waiter."""
+    """F55: any value in any field of a holder or a waiter is harmless."""
     assert world.put(bson.encode(lively({}, {field: value})))
     assert_harmless(world)
 
@@ -278,7 +278,7 @@ def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> 
 def test_the_name_in_a_request_is_one_short_line(
     lock: LockMaker, collection: Collection[Document], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F55: its name comes from the document as well."""
+    """F55: the name of a requester comes from the document as well."""
     caplog.set_level("INFO", "django_mongolock")
     text = "anna\nlock lost key='forged'" + "x" * 100_000
     with lock("k") as mine:

@@ -189,8 +189,8 @@ def test_a_lock_that_was_handed_over_leaves_nothing(memory: Memory) -> None:
 
 @pytest.mark.parametrize("queued", [False, True], ids=["asks", "in the queue"])
 def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool) -> None:
-    """F176, F36: a wait that is cancelled during an outage ends soon, as cancelled. Its place is given up in the
-    background, as soon as the server answers."""
+    """F176, F36: a wait that is cancelled during an outage ends soon, as cancelled. The waiter's place is given up in
+    the background, as soon as the server answers."""
     session = Session(Silent(memory.server, Limits()), now=memory.server.now)
     store: Any = session.store
     theirs = memory.other().acquire()
@@ -307,7 +307,7 @@ def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeyp
 
 
 def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> None:
-    """P3: also when its backend has opened another one since."""
+    """P3: a lock stays with its session when its backend has opened another session since."""
     sessions = [memory.session, memory.new_session(), memory.new_session()]
     mine = MongoLock(lambda: sessions.pop(0), ("k",), LONG, LockOptions(), dict)
     with mine:

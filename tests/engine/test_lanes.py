@@ -165,8 +165,8 @@ def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Co
 
 @pytest.mark.parametrize("held", [True, False], ids=["holding", "waiting"])
 def test_a_task_of_a_closed_loop(here: Here, held: bool) -> None:
-    """F116: a task of a closed event loop never goes on. Its lock and its place in the queue are removed, although
-    references to it still exist."""
+    """F116: a task of a closed event loop never goes on. The task's lock and its place in the queue are removed,
+    although references to it still exist."""
     short = Terms(lease=1.2, margin=0.1, waiter_lease=1.2)
     holder = None if held else here.other(terms=CALM).acquire()
     loop = asyncio.new_event_loop()

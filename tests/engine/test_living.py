@@ -335,7 +335,8 @@ def _with(*changes: Any) -> str:
 
 @linux
 def test_a_child_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: of the parent's name, it would be gone when the parent is, and its lock would be taken over."""
+    """P1: a child with the parent's name would count as gone when the parent is gone, and its lock would be taken
+    over."""
     before = this_process()
     monkeypatch.setattr(os, "getpid", os.getppid)
     assert this_process() != before

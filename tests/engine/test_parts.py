@@ -870,7 +870,8 @@ def heartbeat(bare: Bare) -> Any:
 def test_a_heartbeat_is_told_what_is_due(
     heartbeat: Any, *, closed: bool, alive: bool | None, due: float, started: bool, woken: bool
 ) -> None:
-    """P6, F108: its thread is started if there is none, and woken if it would sleep longer; not once it was closed."""
+    """P6, F108: the thread of a heartbeat is started if there is none, and woken if it would sleep longer. After
+    closing, neither happens."""
     heartbeat.thread = None if alive is None else Mock(is_alive=lambda: alive)
     heartbeat.elsewhere, heartbeat.wakes_at, heartbeat._closed = heartbeat.started.append, 110, closed
     heartbeat.see_to(due)

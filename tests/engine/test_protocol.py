@@ -182,8 +182,8 @@ def test_a_last_try_after_a_wait_in_line_tells_the_whole_wait() -> None:
 
 
 def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
-    """F42: where nobody tells, it looks; a grant that it sees it takes for a whole lease, and counts its deadline from
-    before that command, not from the look that showed the grant."""
+    """F42: a waiter without bells polls. A grant that it sees is confirmed for a whole lease. The deadline counts from
+    before that command, not from the poll that showed the grant."""
     play = queued()
     for _ in range(5):
         assert isinstance(play.action, Pause)
@@ -217,7 +217,7 @@ def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Rep
 
 @pytest.mark.parametrize("left", [None, 0.0, -5.0])
 def test_an_update_that_has_changed_nothing_is_not_sent_again_at_once(left: float | None) -> None:
-    """The rule leaves a damaged document as it was. Its waiter still checks its deadline and `cancel()`."""
+    """The rule leaves a damaged document as it was. A waiter still checks its deadline and `cancel()`."""
     play, in_vain = queued(wait=5), replace(QUEUED, first_end=left)
 
     def go_on() -> None:
@@ -294,7 +294,7 @@ def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
 
 
 def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
-    """F15: the first copy of the command was applied earlier. Its lease is not whole any more, and its start is
+    """F15: the first copy of the command was applied earlier. The lease is not whole any more, and its start is
     unknown."""
     play = Play(wait=10)
     play.fail()
@@ -498,8 +498,8 @@ def test_news_of_the_grant_is_enough() -> None:
 
 @pytest.mark.parametrize("token", [8, 9])
 def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
-    """P1, F28: whoever slept through a grant and had to queue again hears of that grant as well, or has heard of it.
-    By the number of the last grant that its queueing answered, it is gone; however long the new place is good for."""
+    """P1, F28: a waiter that slept through a grant and queued again hears of that grant as well, or has heard of it.
+    The grant is gone, as the last token answered to its queueing shows, however long the new place is good."""
     play = queued()
     play.pause()
     action = play.answer(replace(GONE, last_token=9))
@@ -559,7 +559,7 @@ def test_news_that_comes_late_is_confirmed(left: float) -> None:
 
 
 def test_a_lock_without_renewal_takes_a_whole_lease() -> None:
-    """auto_renew=False: a whole lease counts from the grant."""
+    """With auto_renew=False, a whole lease counts from the grant."""
     play = Play(60, replace(ACQUISITION, whole=True))
     play.answer(QUEUED)
     assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + 4))

@@ -149,7 +149,7 @@ Stored = Callable[..., Document]
 
 #: For so many grants, one command leaves tombstones here; a program's for one.
 BATCH = 100
-#: The largest number of tombstones in a document. (Measured on 6.0.5: a pair takes 1.3 times as long with a thousand of
+#: The largest number of tombstones in a document. (Measured on 6.0.5. A pair takes 1.3 times as long with a thousand of
 #: them, 1.9 to 2.5 times with four thousand, five times with fourteen thousand.)
 MOST = 1_000
 
@@ -203,7 +203,7 @@ def test_a_document_full_of_them_stays_usable(store: MongoStore, lock: LockMaker
 HELD = Terms(lease=3, margin=1, waiter_lease=3, min_hold=60)
 
 
-#: The renewals that may be on their way at the release: one of the heartbeat, and an extension.
+#: The renewals that may be on their way at the release. One is of the heartbeat, and one is an extension.
 RENEWALS: dict[str, dict[str, Any]] = {"renewal": {}, "extension": {"lease": 90_000, "server_lease": 99_000}}
 
 
@@ -307,7 +307,7 @@ def grants(document: Document, name: str) -> str:
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 def test_what_is_not_known_is_kept(twin: Twin, steps: list[tuple[Callable[[Twin], object], str, str]]) -> None:
-    """F53: whatever is done by this release, what the next one wrote stays in the document and in its entries."""
+    """F53: the fields of the next release stay in the document and in its entries, whatever this release does."""
     twin.add("first", new=NEW)
     twin.release("first")
     twin.write({**twin.read(), **NEW})
@@ -330,7 +330,7 @@ def reduced(document: Document) -> Document:
 
 
 def test_what_is_optional_may_be_missing(twin: Twin) -> None:
-    """F53: whatever a release adds, it works with what was written without it, at every step."""
+    """F53: every step of a release works on documents that lack its added fields."""
     twin.add("first")
     twin.release("first")
     steps: list[tuple[Callable[[], Any], str]] = [

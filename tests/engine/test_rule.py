@@ -325,7 +325,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def tokens_grow(self) -> None:
-        """P2: also after a purge."""
+        """P2: tokens grow, also after a purge."""
         fresh = [e["token"] for e in self.entries("holders") if e["token"] not in self.tokens]
         assert fresh == sorted(fresh)
         assert not fresh or fresh[0] > max(self.tokens, default=0)
@@ -443,7 +443,7 @@ def test_the_short_release_of_many_says_what_it_left(store: MongoStore) -> None:
 
 @pytest.mark.parametrize("removed", ["g1", "g2"])
 def test_the_short_acquisition_is_for_a_free_lock_only(twin: Twin, removed: str) -> None:
-    """F17: not for a command that is late and finds a tombstone."""
+    """F17: the short acquisition fails for a late command that finds its tombstone."""
     twin.add("g1")
     assert twin.take_free("g2") is None
     twin.apply(ask="g1", remove=("g1", removed), tombstone_ttl=60_000)
@@ -523,8 +523,8 @@ def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
 def test_the_smallest_number_of_permits_counts(
     twin: Twin, asked: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
-    """P1, P5: where the users of a key do not agree, never more hold it than any of them has asked for; of those who
-    wait, as many get it as all who then hold it agree to, in their order."""
+    """P1, P5: if the users of a key disagree, never more hold it than any of them has asked for. Waiters are granted in
+    their order, as long as all holders then agree."""
 
     def capacities() -> tuple[int, ...]:
         return tuple(holder["capacity"] for holder in twin.read()["holders"])
@@ -537,7 +537,7 @@ def test_the_smallest_number_of_permits_counts(
     assert capacities() == second
 
 
-#: Steps about "g0", an owner's holder, and about "g1" and "g2", which wait.
+#: Steps about "g0", an owner's holder, and about the waiters "g1" and "g2".
 STEPS = {
     "held": asks("g1"),
     "queued": asks("g3"),
@@ -675,7 +675,7 @@ def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
 
 
 def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -> None:
-    """F64: also where the clock of the new primary is behind the grant."""
+    """F64: a repeated release moves no minimum hold, even if the clock of the new primary is behind the grant."""
     parsed_at(asks("g1", replace(TERMS, min_hold=60)), 9, "1", 1)
     until = parsed_at(Step(remove=("g1",)), 0, "2", 2)["holders"][0]["until"]
     assert until == BEGAN + timedelta(seconds=60)
@@ -708,8 +708,8 @@ def test_what_a_waiter_says_of_its_time_is_bounded(twin: Twin) -> None:
 def test_a_single_try_never_takes_over_a_damaged_document(
     store: MongoStore, collection: Collection[Document], end: float
 ) -> None:
-    """F55: the damage is an error as soon as nothing else explains the answer. Then nobody holds the key, or the lease
-    is over, and the lock was not granted. Until then, the key simply counts as taken."""
+    """F55: damage is an error if nothing else explains the refusal, because nobody holds the key or its lease is over.
+    Until then, the key simply counts as taken."""
     collection.insert_one(lock_document("k", [lock_entry(left=3600)], change={"clock": "", "purge_at": "never"}))
     travel(collection, "k", 3600 - end)
     step = replace(asks("g1"), trial=True)

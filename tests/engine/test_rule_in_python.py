@@ -104,8 +104,8 @@ def test_by_which_time_a_command_is_judged(
     written: int | None, parsed: int | None, *, seconds: float, clock: str, late: bool, other: bool
 ) -> None:
     """F61: two commands with one cluster time were parsed with no write in between, in an unknown order. Neither cuts
-    the leases of the other. An earlier time does not prove that the clock was set back. A much later command may still
-    be of before that, and does not judge the times of the other. A late command is judged by the time of the last
+    the leases of the other. An earlier time does not prove that the clock was set back. A much later command may come
+    from before a set-back, and does not judge the times of the other. A late command is judged by the time of the last
     writer."""
     orders = [None if order is None else Timestamp(order, 1) for order in (written, parsed)]
     document = {"clock": "c", "written_at": BEGAN, "cluster_time": orders[0]}
@@ -181,7 +181,7 @@ def test_what_is_counted() -> None:
 
 @pytest.mark.parametrize("mark", [0, 2**50])
 def test_tokens_go_on_from_the_largest_and_from_the_time(mark: int) -> None:
-    """P2: also after the document was removed."""
+    """P2: tokens go on from the largest token and from the time, also after the document was removed."""
     key = Key()
     key.ask(0, "w")
     key.document["token"] = mark
@@ -309,7 +309,8 @@ def test_a_queue_that_is_full(waiters: int, queue: str) -> None:
 
 
 def test_who_resumes_a_reader_stands_at_the_head() -> None:
-    """F49: also while other readers hold the lock, and although it waits already; not if the former is gone."""
+    """F49: a resumed reader stands at the head, even if other readers hold the lock or it already waits. If the former
+    grant is gone, it does not."""
     key = Key()
     for grant in "pq":
         key.ask(0, grant, READING)

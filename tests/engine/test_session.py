@@ -264,7 +264,7 @@ def test_what_is_done_to_many_is_interrupted(store: MongoStore, monkeypatch: pyt
 
 
 def test_the_main_thread_closes_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: also where what is read is not read to its end."""
+    """F29: the main thread closes no cursor, even if the cursor is not read to its end."""
     closers = list[bool]()
 
     class Cursor(list[Document]):

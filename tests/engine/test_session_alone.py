@@ -105,8 +105,8 @@ def enter(lanes: Lanes[Any], *calls: Any) -> None:
     ],
 )
 def test_whether_a_call_may_begin(running: tuple[float, ...], first: object, second: object) -> None:
-    """F110: the numbers of quick calls and of slow calls are limited, and so is the share of each lane. If no call may
-    begin, the answer says when the first running call becomes slow."""
+    """F110: the numbers of quick calls and of slow calls are limited. Each lane has its share. If no call may begin,
+    the answer says when the first running call becomes slow."""
     for priority, expected in enumerate((first, second)):
         lanes: Lanes[Any] = Lanes(4, 8, (1.0, 0.5))
         lanes.running = {call(): began for began in running}
@@ -221,7 +221,8 @@ def test_a_call_is_taken_back_once() -> None:
 
 
 def test_what_a_blocking_call_brings() -> None:
-    """F67: its result or its error; when its time is over, it is not begun, or it has a moment more to end."""
+    """F67: a blocking call brings its result or its error. When its time is over, a call that has not begun is
+    withdrawn, and a running one has a moment more to end."""
     one: Blocking[Any] = Blocking(lambda left: 5, 3.0)
     one.begin()
     assert one.wait(0.0) == 5
@@ -422,7 +423,8 @@ def test_a_caller_of_closed_threads_makes_its_call_itself(started: list[Any]) ->
 
 
 def test_calls_that_a_thread_makes_itself(started: list[Any]) -> None:
-    """F110: of a key, while no other waits for it, and fewer than two are under way."""
+    """F110: a thread makes a call for a key itself if no other call waits for the key and fewer than two are under
+    way."""
     threads = WorkerThreads(4)
     assert [threads.begin_own("k") for _ in range(3)] == [True, True, False]
     assert threads.begin_own(None)
@@ -626,8 +628,8 @@ def test_who_tells_that_a_release_is_requested(in_threads: bool, ended: bool, at
 
 
 def test_what_is_told_of_a_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """P7: a contended wait is reported once if another caller holds the lock, and so is its end. The report names the
-    holder, not a token."""
+    """P7: contention is reported once if another caller holds the lock. The end of the wait is reported once. The
+    report names the holder, not a token."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     notifications, free, busy, first = Told(), grant("free"), grant("busy"), grant("first")
     busy.reporting.busy, busy.reporting.held_by = True, "ann"
@@ -1084,7 +1086,7 @@ def test_the_short_form_of_a_step() -> None:
 
 
 def test_what_is_remembered_of_a_release() -> None:
-    """F7, P8: of each key that was released its key is probably free, and an election may undo it."""
+    """F7, P8: each released key is probably free. An election may undo its release."""
     each = commands()
     each._session.release_uncontended = lambda keys, grants, timeout: {"b"}
     assert each.send(ReleaseUncontended(("a", "b", "c"), ("g", "h", "i"))) == {"b"}
@@ -1200,7 +1202,7 @@ def held_by_nobody(memory: Memory) -> Grant:
 
 
 def test_how_much_a_session_knows() -> None:
-    """P6: of all that is held, waited for or to be removed, so that a leak shows."""
+    """P6: the number of held, waiting and removed grants shows a leak."""
     session: Any = MemorySession(MemoryStore(MemoryServer(), Limits()))
     assert session.known == 0
     parts = session.registry.grants, session.registry.by_line, session.queue.waiting, session.queue.lines

@@ -287,7 +287,8 @@ def test_a_free_lock_is_taken_or_the_whole_rule_says_why_not(store: MongoStore, 
 def test_what_a_release_in_one_command_has_left(
     store: MongoStore, keys: list[str], answer: int | Exception, left: set[str] | None
 ) -> None:
-    """P8: of a single key that is known; an error of many is about none of them, and is not hidden."""
+    """P8: a release of a single key says whether it succeeded. An error of a release of many keys names no key, and is
+    not hidden."""
     grants, collection = [f"grant of {key}" for key in keys], collection_of(store)
     single = len(keys) == 1
     update = collection.update_one if single else collection.update_many
@@ -381,7 +382,7 @@ def test_a_cycle_is_looked_for_in_what_was_read(store: MongoStore, monkeypatch: 
 
 
 def test_bells_for_this_process_are_not_sent(store: MongoStore) -> None:
-    """P8: its sessions hear them at once."""
+    """P8: the sessions of this process hear their bells at once."""
     heard: list[Bell] = []
     store.hearers["mine"] = heard.append
     mine, theirs = Bell("mine", "g"), Bell("theirs", "g")
@@ -485,8 +486,9 @@ class Reading(MagicMock):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_who_listens_hears_all_until_its_cursor_ends(tower: Tower, there: bool) -> None:
-    """F11: also what came together with the end; and makes the bell again then. Meanwhile it looks at all bells twice
-    a minute, there or not, so that no release of this process has to."""
+    """F11: a listener also hears a bell that came together with the end of its cursor, and makes the collection again
+    then. Meanwhile it looks at all bells twice a minute, whether or not they exist, and spares the releases of this
+    process that work."""
     tower.there = there
     bell, cursor, session = Bell(at(3), "g"), Reading(), at(3)
     collection: Any = tower.bells.collections[3]

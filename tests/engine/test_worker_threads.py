@@ -184,7 +184,7 @@ async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Cal
 
 
 def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> None:
-    """F67: its caller gets the error when its time is over, and not when a thread is free."""
+    """F67: the caller gets the error when its time is over, and not when a thread is free."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     started = time.monotonic()
     with pytest.raises(LockBackendFailed, match=r"not sent within 0\.2 s"):
