@@ -1,6 +1,6 @@
-"""What a test run leaves out: one sentence at its end; in CI a failure.
+"""Report the tests that a run leaves out.
 
-A pytest plugin: `-p tests.left_out`.
+The report is one sentence at the end of the run, and a failure in CI. This is a pytest plugin: `-p tests.left_out`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def in_ci() -> bool:
-    """Whether this is continuous integration, which sets CI."""
+    """Return whether this is continuous integration, where CI is set."""
     return bool(Env().bool("CI", default=False))
 
 

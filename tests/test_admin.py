@@ -1,4 +1,4 @@
-"""The admin of the locks: what somebody sees and does at 3 a.m., what nobody may, and what must not break it."""
+"""The admin of the locks at 3 a.m.: pages, actions, permissions, and robustness."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def select(client: Client, action: str, *keys: str, query: str = "?state=all", *
 
 
 def fields_of(response: Any) -> dict[str, list[str]]:
-    """What the form of a page sends if nothing is typed."""
+    """Return the fields that the form of a page sends if nothing is typed."""
     form = response.content.decode().split('id="content-main"')[1]
     fields: dict[str, list[str]] = {}
     for tag in re.findall(r"<input[^>]*>", form):
@@ -87,7 +87,7 @@ def notes(response: Any) -> str:
 
 
 class TestList:
-    """The list answers: who has what, since when, for how long still, who waits."""
+    """The list shows the holders, the times held and left, and the waiters."""
 
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
@@ -143,8 +143,8 @@ class TestList:
         ],
     )
     def test_filters_and_order(self, admin: Client, query: str, keys: list[str]) -> None:
-        """Held is what is shown first; what has been held for longest is at the top. Each column sorts, except where
-        free locks are listed, of which there may be a million."""
+        """Held locks are shown first, with the longest hold at the top. Each column sorts, except in the list of free
+        locks, because there may be a million of those."""
         assert rows(admin.get(LIST + query)) == keys
 
     @pytest.mark.parametrize("column", ["since", "left", "waiting", "waited", "key_link"])
@@ -157,7 +157,7 @@ class TestList:
 
     @pytest.mark.parametrize("state", ["", "held", "waited", "kept", "stale", "free", "all"])
     def test_the_default_order_is_one_of_querysets(self, state: str) -> None:
-        """What the list is sorted by before a column is chosen is a field or an expression, for each state (F141)."""
+        """The default order is a field or an expression of querysets, for each state (F141)."""
         request = RequestFactory().get(LIST, {"state": state})
         order = LockAdmin(Lock, site).get_ordering(request)
         assert {lock.key for lock in Lock.objects.order_by(*order)} == {"catalog", "order:5", "left:behind", "free:1"}
@@ -169,8 +169,9 @@ class TestList:
         assert rows(admin.get(LIST + query))
 
     def test_order_of_equals(self, admin: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A lock with several holders is as old as its first one. What is equal is in the order of the keys, so that no
-        page repeats another; and of more locks than are sorted, those are whose leases end first."""
+        """A lock with several holders is as old as its first one. Equal locks are in the order of their keys, so that
+        no page repeats another. Beyond the number of locks that are sorted, the locks with the first ends of leases are
+        taken."""
         locks.collection.delete_many({})
         locks.add("two", [entry(1, mode="shared", held_for=5), entry(2, mode="shared", held_for=500)])
         same, end = entry(3, held_for=100), now() + timedelta(seconds=900)
@@ -216,7 +217,7 @@ class TestList:
         assert admin.get(LIST + query).status_code == 400
 
     def test_the_longest_wait_first(self, admin: Client, locks: Locks) -> None:
-        """Waits are sorted by those who still wait: a waiter that died in the queue counts for nothing."""
+        """Waits are sorted by the living waiters. A waiter that died in the queue counts for nothing."""
         locks.add("older", [entry(1)], [waiter(2, left=-5, held_for=400), waiter(3, held_for=50)])
         locks.add("oldest", [entry(1)], [waiter(2, held_for=20), waiter(3, held_for=300)])
         response = admin.get(f"{LIST}?state=waited")
@@ -227,10 +228,10 @@ class TestList:
 
 
 class TestNext:
-    """What one would do next: ask, force, look at the process, or nothing."""
+    """The next step of an operator: ask, force, look at the process, or nothing."""
 
     def test_links_ask_first(self, admin: Client, locks: Locks) -> None:
-        """The page of a lock leads to the question, which changes nothing before it is answered, and back."""
+        """The page of a lock links to the question and back. Nothing changes before the question is answered."""
         locks.held("order/5&6", left=33)
         before = locks.read("order/5&6")
         page = admin.get(page_of("order/5&6"))
@@ -246,7 +247,7 @@ class TestNext:
 
 
 class TestKept:
-    """What is only kept for a minimum hold is not held: nobody is at work."""
+    """A lock that is only kept for a minimum hold is not held, because nobody is at work."""
 
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
@@ -257,7 +258,7 @@ class TestKept:
         locks.add("both", [entry(4, left=500, mode="shared", released=done), entry(5, mode="shared", label="reads")])
 
     def test_list_and_page(self, admin: Client) -> None:
-        """It has a list of its own; it says when it was done, and no pid as if that lived."""
+        """Kept locks have a list of their own. The page shows the end of the work, and no pid that may be dead."""
         assert rows(admin.get(LIST)) == ["at:work", "both"] or rows(admin.get(LIST)) == ["both", "at:work"]
         response = admin.get(f"{LIST}?state=kept")
         assert rows(response) == ["once"]
@@ -366,7 +367,7 @@ class TestPage:
 
     @pytest.mark.long
     def test_huge(self, locks: Locks, admin: Client) -> None:
-        """Of a queue of thousands the page shows the first twenty; all of them have a page of their own."""
+        """The page shows the first twenty of thousands of waiters. All of them have a page of their own."""
         locks.add("k", [entry(1)], [waiter(n) for n in range(3_000)])
         text = text_of(admin.get(page_of("k")))
         assert "first come, first served (3000)" in text
@@ -384,14 +385,14 @@ class TestPage:
 
 
 class TestRights:
-    """Who may do what: view is to look, force_release to take; nobody edits."""
+    """The view permission is for looking, force_release for taking. No user edits."""
 
     @pytest.fixture(autouse=True)
     def one(self, locks: Locks) -> None:
         locks.held("k")
 
     def test_no_button_without_its_permission(self, locks: Locks) -> None:
-        """Who may only look sees no action and no button; who may ask does not force."""
+        """A user who may only look sees no action and no button. A user who may ask cannot force."""
         looker = browser("view_lock")
         locks.stale("stale")
         assert b"force_release" not in looker.get(LIST).content
@@ -401,7 +402,7 @@ class TestRights:
         assert browser("view_lock", "ask_release_lock").post(RELEASE, shown).status_code == 403
 
     def test_no_editing(self, locks: Locks) -> None:
-        """Not even a superuser adds, edits or deletes: there are no addresses for it, and a POST is refused."""
+        """A superuser cannot add, edit or delete either. These pages do not exist, and a POST is refused."""
         root = browser(is_superuser=True)
         before = locks.read("k")
         for page in ("add/", "k/delete/"):
@@ -434,7 +435,7 @@ class TestForceRelease:
         assert entry_.get_admin_url() == page_of("k")
 
     def test_what_is_done_is_written_down(self, locks: Locks, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is read between a release and its entry in the log: that could fail."""
+        """Nothing is read between a release and its entry in the log, because a read could fail."""
         locks.held("k")
         asked = select(admin, "force_release", "k")
         monkeypatch.setattr(LockQuerySet, "db", property(lambda _self: 1 / 0))
@@ -442,7 +443,7 @@ class TestForceRelease:
         assert LogEntry.objects.get().object_id == "k"
 
     def test_many(self, locks: Locks, admin: Client) -> None:
-        """Several at once; what nobody holds, and what is damaged, is left out and that is said."""
+        """Several locks can be released at once. Locks that are free or damaged are left out, and the page says so."""
         locks.held("a", "b")
         locks.add("shared", [entry(n, mode="shared") for n in (5, 6)])
         locks.free("free")
@@ -504,7 +505,7 @@ class TestClearStale:
         assert LogEntry.objects.get().object_id == "a"
 
     def test_from_its_page(self, locks: Locks, admin: Client) -> None:
-        """Whoever clears a lock on its page comes back to that page."""
+        """Clearing a lock from its page leads back to that page."""
         locks.stale("a")
         form = fields_of(admin.get(page_of("a")))
         response = admin.post(f"{LIST}?state=all", {**form, "action": "clear_stale"})
@@ -576,7 +577,7 @@ class TestSpeed:
 
     @pytest.mark.long
     def test_clear_stale_locks(self, commands: Commands, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The command finds what is stale by an index, and clears it in batches: it looks at nothing else."""
+        """The command finds stale locks by an index, and clears them in batches. It looks at no other lock."""
         monkeypatch.setattr(named_locks, "BATCH", 20)
         locks.stale(*(f"stale:{number}" for number in range(50)))
         run("clear_stale_locks", "--no-input")
@@ -638,5 +639,5 @@ call_command("check")
 
 @pytest.mark.long
 def test_projects_without_the_admin() -> None:
-    """Nobody needs the admin to use locks, also edit locks, nor templates, nor to keep their history."""
+    """Locks, edit locks and their history need neither the admin nor templates."""
     python("-c", WITHOUT_ADMIN)

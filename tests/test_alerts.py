@@ -21,7 +21,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs/howto/monitoring"
 RULES = FOLDER / "alerts.yml"
 WITH_PROMTOOL = parts.needs("promtool")
 
-#: What is measured once a minute, when each alert is to fire: after so many minutes, but not before so many.
+#: The series for each alert, one value a minute. The alert fires after the first number of minutes, but not before the
+#: second.
 FIRING = {
     "LockLost": ({'mongolock_lost_total{template="a"}': "0x20 1x60"}, 22, 19),
     "LockDeadlock": ({'mongolock_not_acquired_total{template="a",reason="deadlock"}': "0x20 1x60"}, 22, 19),
@@ -78,7 +79,7 @@ def test_rules_are_tested() -> None:
 
 
 def expressions() -> list[str]:
-    """What the dashboard asks, with values for its variables."""
+    """Return the queries of the dashboard, with values for its variables."""
     panels = json.loads((FOLDER / "grafana.json").read_text())["panels"]
     asked = [target["expr"] for panel in panels for target in panel["targets"]]
     return [each.replace("$template", ".*").replace("$__rate_interval", "5m") for each in asked]

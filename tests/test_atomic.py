@@ -48,7 +48,7 @@ def make_ad(title: str) -> Ad:
 
 
 def titles() -> list[str]:
-    """What is seen outside of the transaction."""
+    """Return the titles that are visible outside of the transaction."""
     collection = mongo_connection().database[Ad._meta.db_table]
     return sorted(document["title"] for document in collection.find())
 
@@ -100,8 +100,8 @@ class TestAtomic:
         assert len(seen) == 1
 
     def test_nested(self) -> None:
-        """Blocks of the backend inside of it are part of it; it inside of one of those is refused. Those of Django do
-        nothing."""
+        """Blocks of the backend inside `lock.atomic()` are part of it. `lock.atomic()` inside such a block is refused.
+        Blocks of Django do nothing."""
         with transaction.atomic(using="mongo"), mongo_lock(new_key()) as lock, lock.atomic():
             make_ad("first")
         with mongo_lock(new_key()) as lock:
@@ -115,7 +115,8 @@ class TestAtomic:
 
     @pytest.mark.parametrize("at_the_end", [False, True])
     def test_renewals_of_other_locks(self, at_the_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """F117: they do not take the lock of the transaction along, which that would abort, until it has committed."""
+        """F117: renewals of other locks leave out the lock of the transaction until it has committed, because a renewal
+        would abort the transaction."""
         with mongo_lock(new_key()) as lock, mongo_lock(new_key()) as other:
             session, (grant,) = own(other).session, own(other).grants
             assert session is not None
@@ -141,7 +142,8 @@ class TestAtomic:
         assert titles() == ["one"]
 
     def test_a_grant_that_came_back(self) -> None:
-        """F120: with another token it is not the grant of this transaction. Others may have had the lock between."""
+        """F120: a grant with another token is not the grant of this transaction. Others may have had the lock
+        between."""
         with pytest.raises(LockLost), mongo_lock(new_key()) as lock, lock.atomic():
             locks = mongo_connection().database["mongolock_locks"]
             (holder,) = locks.find_one({"_id": lock.key})["holders"]
@@ -196,7 +198,7 @@ class TestAtomic:
 
     @pytest.mark.long
     def test_other_database(self) -> None:
-        """An alias that is not MongoDB has no transaction with the lock: the error names the cures."""
+        """An alias that is not MongoDB has no transaction with the lock. The error names the cures."""
         with mongo_lock(new_key()) as lock:
             with pytest.raises(ImproperlyConfigured, match=r"fenced_update.*on_commit"):
                 lock.atomic(using="default")
@@ -249,7 +251,7 @@ class TestFencedUpdate:
         assert getattr(one.get(), text) == "newer"
 
     def test_newer_on_a_replica(self, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where reads go to a replica, newer tokens are looked for where it was written."""
+        """If reads go to a replica, newer tokens are read from the database of the write."""
         queryset, field, _ = rows
         one = queryset.model.objects.filter(pk=queryset[0].pk)
         fenced_update(one, 7, field=field)
@@ -258,7 +260,7 @@ class TestFencedUpdate:
             fenced_update(one, 5, field=field)
 
     def test_several_rows(self, rows: Any) -> None:
-        """Of several rows, those with an older token are written; the others make it an error."""
+        """Rows with an older token are written. Other rows make the update an error."""
         queryset, field, _ = rows
         fenced_update(queryset.filter(pk=queryset[0].pk), 7, field=field)
         with pytest.raises(StaleToken):

@@ -1,4 +1,5 @@
-"""A server that asks who you are, and one that encrypts: what the least rights allow, which certificate is taken."""
+"""Servers with authentication and with TLS: the least rights that are enough, and the certificates that are
+accepted."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def role(name: str, *actions: str) -> Document:
 
 
 def history_roles() -> list[Document]:
-    """What a history needs, beside the documented roles: of a process, and of the user that migrates."""
+    """Return the roles that a history needs beside the documented roles. One is for a process, and one is for the user
+    that migrates."""
     history = {"db": DATABASE, "collection": "mongolock_locks_history"}
     actions = {
         "keeper": ("find", "insert"),
@@ -156,7 +158,7 @@ class TestRights:
 
     @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD)])
     def test_a_wrong_password(self, login: Connect, user: str, password: str) -> None:
-        """F14: is an error at once, which says what it is."""
+        """F14: a wrong password is an error at once, and the error says so."""
         login(user, password)
         with pytest.raises(LockBackendFailed, match="authentication failed") as refusal:
             mongo_lock("k", wait=30).acquire()
@@ -164,7 +166,7 @@ class TestRights:
         assert password not in str(refusal.value)
 
     def test_rights_that_are_taken_away(self, login: Connect, root: Any) -> None:
-        """F14: while a lock is held: it is in danger, and then lost; it never says that it is still held."""
+        """F14: a lock whose rights are revoked is in danger and then lost. It never claims to be still held."""
         login("least")
         with contextlib.ExitStack() as stack:
             lock = mongo_lock("k", lease=2).acquire()
@@ -246,7 +248,7 @@ class TestTLS:
     def test_the_documented_settings(
         self, encrypted: ReplicaSet, authority: Authority, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With the file of this CA in place of theirs, they are all it takes; they keep what was set before."""
+        """With the file of this CA, the documented settings are enough. They keep the earlier settings."""
         plain, found = documented_settings(monkeypatch)
         assert found["OPTIONS"].items() > plain["OPTIONS"].items()
         added = found["OPTIONS"].keys() - plain["OPTIONS"].keys()
@@ -262,10 +264,10 @@ class TestTLS:
         self.assert_refused(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile={other}", connect)
 
     def test_another_host(self, authority: Authority, connect: Connect) -> None:
-        """F14: so is the certificate of another host, signed by the right CA: it is not that of the server."""
+        """F14: a certificate of another host is refused, although the right CA signed it."""
 
         class Elsewhere(Mongod):
-            def hello(self) -> Document:  # nobody can ask it: that is the point
+            def hello(self) -> Document:  # no client can connect here, which is the point
                 return {"ok": 1}
 
         with Elsewhere(access=authority.access("db.example.org")) as server:

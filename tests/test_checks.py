@@ -40,7 +40,7 @@ def ids(found: list[CheckMessage]) -> list[str]:
 
 
 def check(settings: Settings, **changes: Any) -> list[CheckMessage]:
-    """What is said of MONGOLOCK with these changes."""
+    """Return the messages about MONGOLOCK with *changes*."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, **changes}
     return checks.check_settings(app_configs=None)
 
@@ -49,7 +49,7 @@ class TestValues:
     """Every setting, with every kind of wrong value."""
 
     def test_right(self, settings: Settings) -> None:
-        """The defaults, written out, are right; so is the test project."""
+        """The defaults, written out, are right. The test project is right, too."""
         defaults = {name: getattr(LockSettings(), name) for name in LockSettings.__dataclass_fields__}
         assert check(settings, **{**defaults, "DATABASE": "mongo"}) == []
 
@@ -130,7 +130,7 @@ class TestDatabase:
         [(None, "E001"), ("", "E001"), ("nothing", "E002"), (7, "E002"), (["mongo"], "E002"), ("default", "E003")],
     )
     def test_alias(self, settings: Settings, alias: Any, code: str) -> None:
-        """It must be there and be MongoDB; the hint names those that are. Until then, Django starts."""
+        """The alias must exist and be MongoDB. The hint names the possible ones. Django starts all the same."""
         found = check(settings, DATABASE=alias)
         assert ids(found) == [code]
         assert "mongo" in str(found[0].hint)
@@ -145,8 +145,8 @@ class TestDatabase:
         ids=["router", "setting"],
     )
     def test_forgotten(self, settings: Settings, forget: Callable[[Settings], None], code: str) -> None:
-        """F152: a missing router, or MONGOLOCK, without which the router does nothing, is told of before the errors
-        that come from it: those of all other models, which do not fit into MongoDB."""
+        """F152: a missing router, or missing MONGOLOCK, is reported first. Without it, the router does nothing, and all
+        other models cause errors because they do not fit into MongoDB."""
         forget(settings)
         with pytest.raises(SystemCheckError) as told:
             call_command("check", databases=["mongo"])
@@ -154,7 +154,7 @@ class TestDatabase:
         assert 0 < first.index(f"mongolock.{code}") < first.index("below come from this")
 
     def test_default_needs_no_router(self, settings: Settings) -> None:
-        """Where MongoDB is the default database everything is there anyway."""
+        """If MongoDB is the default database, no router is needed."""
         settings.DATABASES = {"default": {"ENGINE": "django_mongodb_backend", "NAME": "x"}}
         settings.DATABASE_ROUTERS = []
         assert check(settings, DATABASE="default") == []
@@ -216,10 +216,10 @@ def failing(connect: Callable[..., None]) -> Failing:
 
 @WITH_MONGO
 class TestServer:
-    """check --database: what the server is, and what the user may do."""
+    """check --database reports the properties of the server and the rights of the user."""
 
     def test_other_databases(self, away: None) -> None:
-        """Where the lock database is not among those asked for, nobody is asked."""
+        """If the lock database is not among the given databases, the check sends nothing."""
         assert checks.check_kinds(app_configs=None, databases=["default"]) == []
         assert checks.check_kinds(app_configs=None, databases=None) == []
 
@@ -230,7 +230,7 @@ class TestServer:
 
     @pytest.mark.long
     def test_a_majority_without_journals(self, connect: Connect) -> None:
-        """F68: what the majority has confirmed is lost when all members crash, so this is an error."""
+        """F68: without journals, writes confirmed by the majority are lost when all members crash. This is an error."""
         with ReplicaSet() as servers:
             client = servers.members[0].client()
             config = client.admin.command("replSetGetConfig")["config"]
@@ -243,7 +243,7 @@ class TestServer:
 
     @pytest.mark.long
     def test_lease_shorter_than_a_failover(self, connect: Connect, settings: Settings) -> None:
-        """Where there is something to fail over to, the lease must outlive it."""
+        """If the server can fail over, the lease must outlive the failover."""
         with ReplicaSet(members=2) as servers:
             connect(servers.uri)
             assert ids(ask()) == ["W103"]  # nothing is migrated here
@@ -255,8 +255,8 @@ class TestServer:
             connect()
 
     def test_sharded_cluster(self, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-        """Two mongos with different clocks may let two holders in. There is no mongos here: the server says that it is
-        one."""
+        """Two mongos with different clocks may let two holders in. There is no mongos here, and the server pretends to
+        be one."""
         command = Database.command
 
         def as_mongos(database: Database[Any], name: Any, *args: Any, **options: Any) -> Any:
@@ -295,7 +295,8 @@ class TestServer:
         refused: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """F223: each step fails for itself, as where Atlas refuses capped collections. What may be made is made."""
+        """F223: each step fails by itself, for example where Atlas refuses capped collections. The other objects are
+        made."""
         database = locks.collection.database
         for name in database.list_collection_names():
             database.drop_collection(name)
@@ -334,7 +335,7 @@ class TestServer:
 
     @pytest.mark.long
     def test_the_facts_disturb_nothing_else(self, locks: Locks, away: None) -> None:
-        """They are no part of the checks that migrate and a test run make; of a server that is away there are none."""
+        """The facts are no part of the checks of migrate and of a test run. A server that is away has no facts."""
         assert checks.check_server_facts not in registry.get_checks()
         assert checks.check_server_facts(app_configs=None, databases=["mongo"]) == []
 

@@ -1,4 +1,4 @@
-"""`claim`: a lock of an owner over several requests, in MongoDB, in memory, blocking and awaited."""
+"""`claim` is a lock of an owner over several requests, in MongoDB and in memory, blocking and awaited."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class TestClaim:
 
     @pytest.mark.long
     def test_ends_with_its_lease(self, do: Do, key: str) -> None:
-        """Without a renewal it is free soon after its lease; what it was is lost, and is not taken for held."""
+        """Without a renewal, a claim is free soon after its lease. The old claim is lost, and does not count as
+        held."""
         made = do(claim(key, owner="a", lease=0.3), "acquire")
         assert eventually(lambda: not made.held, 5)
         with pytest.raises(LockLost):
@@ -108,7 +109,8 @@ class TestClaim:
         assert taken(claim(key, owner="b"))
 
     def test_before_it_is_held(self, key: str) -> None:
-        """Its facts are an error that says what to call; its repr says what is known."""
+        """The facts of a claim that is not held are errors that name the missing call. The repr shows the known
+        facts."""
         made = claim(key, owner="a")
         for name in ("fencing_token", "acquired_at"):
             with pytest.raises(LockMisused, match=r"call acquire\(\) or renew\(\) first"):
@@ -200,7 +202,7 @@ class TestSession:
 
 
 def open_item(request: HttpRequest, item: int) -> HttpResponse:
-    """A person opens a work item, which is theirs from then on."""
+    """Open a work item, and claim it for the user."""
     try:
         return HttpResponse(str(claim(f"workitem:{item}", owner=request).acquire().fencing_token))
     except LockNotAcquired:
@@ -208,7 +210,7 @@ def open_item(request: HttpRequest, item: int) -> HttpResponse:
 
 
 def save_item(request: HttpRequest, item: int, last: bool) -> HttpResponse:
-    """A later request: it is written only while it is still theirs."""
+    """Save a work item in a later request, only while the claim is held."""
     try:
         work = claim(f"workitem:{item}", owner=request).renew()
     except LockLost:
@@ -270,7 +272,7 @@ class TestLooking:
 
 
 def test_time_is_local(key: str, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a claim believes is counted from before its command was sent, and no read makes it longer."""
+    """The belief in a claim counts from before its command was sent. No read makes it longer."""
     send = mongo_store()._find_and_modify
 
     def slow(*arguments: Any, **command: Any) -> Any:

@@ -1,4 +1,4 @@
-"""clear_stale_locks and list_locks: what they say, what they do, and what they leave alone."""
+"""The output and the effects of clear_stale_locks and list_locks, and the locks that they leave alone."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_json(*arguments: str) -> Any:
 
 
 def locks_of(*arguments: str) -> Any:
-    """What a command says of the named locks, which are the first kind."""
+    """Return a command's facts about the named locks, the first kind."""
     (answer,) = (found for found in run_json(*arguments)["kinds"] if found["kind"] == "locks")
     return answer
 
@@ -86,7 +86,7 @@ class TestClear:
         assert (after["holders"], after["expires_at"], after["expired"], after["token"]) == ([], None, 2, TOKEN + 50)
 
     def test_renewed_meanwhile(self, locks: Locks) -> None:
-        """F51: a lock that was renewed after it was found stale stays: the update itself looks again."""
+        """F51: a lock that was renewed after it was found stale stays, because the update checks it again."""
         locks.stale("k", "z")
         store = mongo_store()
         locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(1)], "expires_at": entry()["until"]}})
@@ -124,7 +124,8 @@ class TestClear:
         assert f"{len(DAMAGE)} damaged documents were not changed" in run("clear_stale_locks", "--no-input")[0]
 
     def test_after_a_failover(self, locks: Locks) -> None:
-        """What another primary wrote gets its lease once more, and is not counted as cleared; next time it is stale."""
+        """A lock written under another primary gets its lease once more, and is not counted as cleared. Next time it is
+        stale."""
         locks.stale("old", change={"clock": "another election"})
         locks.stale("new")
         answer = clear()
@@ -145,7 +146,7 @@ class TestClear:
         assert "stale" not in run("list_locks", "--key", "other")[0]
 
     def test_a_task_is_named_once(self, locks: Locks) -> None:
-        """The owner of a task's lock is the id of the task, which an error says once."""
+        """The owner of a task's lock is the id of the task, and an error names the id once."""
         locks.add("k", [entry(9, place="task shop.tasks.bill 7d0f-1", owner="7d0f-1")])
         with pytest.raises(LockNotAcquired) as refusal, mongo_lock("k", wait=0):
             pass
@@ -185,7 +186,7 @@ class TestWhich:
         assert left == {"ad:1", "order:1", "order:22", "order:old", "owned"} - set(expected)
 
     def test_update_judges_all_of_it(self) -> None:
-        """The update does not trust what was found before: neither time, nor owner, nor key."""
+        """The update trusts no time, owner or key that was found before."""
         store = mongo_store()
         for choice in (
             Choice("stale", older_than=3_600),
@@ -264,7 +265,7 @@ class TestAsking:
         ("text", "cleared"), [("y", True), ("Yes ", True), ("", False), ("n", False), ("yy", False)]
     )
     def test_answers(self, locks: Locks, answer: Callable[[str], list[str]], text: str, cleared: bool) -> None:
-        """It shows how many and the first of them, then asks."""
+        """The command shows the number and the first of the stale locks, and then asks."""
         locks.stale(*(f"k{number:02d}" for number in range(15)))
         asked = answer(text)
         out, _ = run("clear_stale_locks")
@@ -280,7 +281,7 @@ class TestOutput:
     """For people a table, for programs one object; exit codes for scripts."""
 
     def test_dry_run(self, locks: Locks) -> None:
-        """It tells who left them, and changes nothing."""
+        """A dry run names the processes that left the locks, and changes nothing."""
         locks.add("k", [entry(1, left=-65, place="task export", user="anna", host="web-9")])
         before = locks.read("k")
         out, _ = run("clear_stale_locks", "--dry-run")
@@ -358,7 +359,7 @@ class TestList:
         ],
     )
     def test_which(self, arguments: tuple[str, ...], expected: list[str]) -> None:
-        """Held by default; what ends first comes first."""
+        """Held locks are listed by default, in the order of their ends."""
         listed = locks_of("list_locks", *arguments)
         assert keys(listed["locks"]) == expected
         assert listed["more"] is ("--limit" in arguments)
@@ -418,7 +419,7 @@ class TestList:
             assert refusal.value.returncode == 3
 
     def test_encoding(self, locks: Locks) -> None:
-        """What the encoding of the output lacks is shown by its code."""
+        """Characters that the output's encoding lacks are shown by their codes."""
         locks.held("ключ:5")
         stream = io.TextIOWrapper(io.BytesIO(), "ascii")
         call_command("list_locks", "--key", "ключ:*", stdout=stream)
@@ -438,7 +439,7 @@ class TestList:
 
 
 class TestPatterns:
-    """What a pattern means, by a slow and simple judge."""
+    """The meaning of patterns, compared with a slow and simple judge."""
 
     @pytest.mark.parametrize(
         ("prefix", "end"),

@@ -51,7 +51,7 @@ class TestSettings:
 class TestRouter:
     @pytest.fixture(params=["mongo", DEFAULT_DB_ALIAS])
     def home(self, request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
-        """The alias of the locks: one of their own, or the default one."""
+        """Return the alias of the locks, which is one of their own or the default one."""
         settings.MONGOLOCK = {"DATABASE": request.param}
         yield request.param
         close_backends()
@@ -75,7 +75,7 @@ class TestRouter:
 
 
 def manage(*arguments: str, **environment: str) -> str:
-    """What a command of the test project prints."""
+    """Return the output of a command of the test project."""
     return python("-m", "testproject.manage", *arguments, folder=None, **environment)
 
 
@@ -181,7 +181,8 @@ print("all is well")
 
 @pytest.mark.long
 def test_mongo_default(mongo: MongoClient[dict[str, Any]]) -> None:
-    """F92: it can be migrated, checked and dumped, it locks its own instances, and its admin shows who holds them."""
+    """F92: a project on MongoDB alone can be migrated, checked and dumped, locks its own instances, and its admin shows
+    the holders."""
     name = f"mongolock_default_{uuid.uuid4().hex[:8]}"
     environment = {"MONGODB_NAME": name, "DJANGO_SETTINGS_MODULE": "testproject.settings_mongo"}
     try:

@@ -1,4 +1,4 @@
-"""What a lock records about its holder by itself: where it runs, and on whose behalf."""
+"""The facts that a lock records about its holder by itself: its place, and its user."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.urls(__name__)
 
 
 def facts_of_a_lock() -> dict[str, Any]:
-    """What stands in the document of a lock taken here."""
+    """Return the facts in the document of a lock taken here."""
     key = new_key()
     with mongo_lock(key):
         found = holder(key)
@@ -119,7 +119,7 @@ class TestPlace:
         assert current_request.get() is None
 
     async def test_middleware_is_both(self) -> None:
-        """It is sync or async by what it is put around; requests served side by side do not mix."""
+        """The middleware is sync or async like its wrapped function. Concurrent requests do not mix."""
 
         async def get_response(request: HttpRequest) -> HttpResponse:
             await asyncio.sleep(0.01)
@@ -147,7 +147,7 @@ class TestUser:
         assert client.get("/inside/").json()["user"] is None
 
     def test_async(self, user: User) -> None:
-        """A coroutine does not look the user up, which would block; it tells one who is known already."""
+        """A coroutine does not look the user up, because that would block. A user who is already known is recorded."""
         client = logged_in(user)
         assert client.get("/ainside/").json()["user"] is None
         assert client.get("/ainside-known/").json()["user"] == "ann@example.org"

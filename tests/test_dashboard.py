@@ -1,4 +1,4 @@
-"""The dashboard of the locks, and its JSON: what they tell, to whom, and at what cost."""
+"""The dashboard of the locks and its JSON: contents, permissions, and costs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestPage:
         assert "free:1" not in present
 
     def test_what_is_stale_is_calm(self, admin: Client, locks: Locks) -> None:
-        """F149: it is listed last, in grey, and is no problem; its page counts the lease that has ended."""
+        """F149: a stale lock is listed last, in grey, and is no problem. Its page counts the lease that has ended."""
         locks.stale("older", over=10, change={"expired": Int64(0)})
         response = admin.get(PAGE)
         assert "No problems" in section(response, "look")
@@ -157,7 +157,7 @@ class TestPage:
         assert "A waiter has been waiting for “z” for 6 min" in section(response, "look")
 
     def test_no_secrets(self, admin: Client, monitor: Client) -> None:
-        """Neither grants nor sessions. What a refresh replaces is no whole page."""
+        """Neither grants nor sessions are shown. A refresh replaces only a part of the page."""
         for response in (admin.get(PAGE), admin.get(f"{PAGE}?part=live"), monitor.get(STATUS)):
             assert response.status_code == 200
             assert b"secret" not in response.content
@@ -196,7 +196,8 @@ class TestPage:
 
 class TestNumbers:
     def test_kept(self, locks: Locks, admin: Client, monitor: Client) -> None:
-        """What is only kept is counted by itself: it is not held for longest, and its process need not live."""
+        """Kept locks are counted separately. They are not among the longest holds, and their processes need not
+        live."""
         locks.held("k")
         locks.add("once", [entry(2, left=9_000, held_for=800, released=now() - timedelta(seconds=700))])
         response = admin.get(PAGE)
@@ -217,7 +218,7 @@ class TestNumbers:
 
 class TestLimits:
     def test_capped(self, admin: Client, monitor: Client, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Where more is held than is looked at, no number pretends to be exact; what is stale is still counted."""
+        """If more locks are held than are read, no number pretends to be exact. Stale locks are still counted."""
         monkeypatch.setattr(overview, "MAX_HELD_EXAMINED", 3)
         monkeypatch.setattr(overview, "MAX_COUNTED", 5)
         locks.held("a", "b", "c", "d", "e", "f", "g")
@@ -246,7 +247,7 @@ class TestRights:
         assert (b"lock/status/" in client.get(PAGE).content) is False
 
     def test_strangers(self) -> None:
-        """They are refused. A view of the project that sets the user may show it."""
+        """Strangers are refused. A view of the project that sets the user may show the status."""
         assert Client().get(STATUS).status_code == 403
         assert browser("view_lock_status", is_active=False).get(STATUS).status_code == 403
         request = RequestFactory().get("/internal/locks/")
@@ -291,8 +292,8 @@ class TestStatus:
 
     @pytest.mark.long
     def test_away(self, away: None, admin: Client, monitor: Client) -> None:
-        """While MongoDB does not answer: a page and an object, with status 503, and no password. What could not be done
-        is not written down; of an action the page does not say that nothing was changed."""
+        """While MongoDB does not answer, the page and the JSON have status 503 and show no password. A failed action is
+        not logged. The page of an action does not claim that nothing was changed."""
         page, status = admin.get(PAGE), monitor.get(STATUS)
         forced = browser(*NAMES).post(RELEASE, {"lock": json.dumps(["locks", "k", [1]]), "reason": "x"})
         assert (page.status_code, status.status_code, forced.status_code) == (503, 503, 503)
@@ -318,7 +319,7 @@ class TestCost:
         first = len(commands.sent)
         commands.sent.clear()
         assert "300 held" in section(admin.get(PAGE), "tiles")
-        # The last two count the documents of the shop's document lock: what is held, and what is damaged.
+        # The last two count the documents of the shop's document lock, the held ones and the damaged ones.
         assert commands.names() == ["aggregate", "aggregate", "find", "find"]
         assert first <= 10 + 2 * bells.COLLECTIONS  # whether one can listen to each bell is two commands
         examined = [examined_by(locks, part) for part in parts(commands.sent[0])]
@@ -365,7 +366,7 @@ class TestDrawing:
         return overview.overview(mongo_store())
 
     def test_chain(self, locks: Locks) -> None:
-        """Who holds one lock and waits for another is one box, between the two."""
+        """A holder of one lock that waits for another is one box, between the two."""
         locks.add("a", [entry(1, worker="x")], [waiter(2, worker="y")])
         locks.add("b", [entry(3, worker="y")], [waiter(4, worker="z")])
         drawn = pictures.draw_graph(self.overview().waited_for)
@@ -414,7 +415,7 @@ class TestDrawing:
         assert lane.text.startswith("held for 2 min 3")
 
     def test_kept(self, locks: Locks) -> None:
-        """What is only kept was held until its work was done, and no longer."""
+        """A kept lock was held until its work was done, and no longer."""
         done = now() - timedelta(seconds=150)
         locks.add("once", [entry(1, left=9_000, held_for=200, released=done)])
         (lane,) = pictures.draw_lanes(self.overview().recent, now()).lanes
@@ -463,8 +464,8 @@ class TestDrawing:
     def test_the_unknown(
         self, told: Collection[dict[str, Any]], admin: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """F148: what was before the first event that is kept, or read, is drawn as unknown; what the history covers is
-        not."""
+        """F148: the time before the first event that was kept or read is drawn as unknown. The time that the history
+        covers is not."""
 
         def unknown(path: str, name: str) -> list[int]:
             (lane,) = (lane for lane in admin.get(path).context[name].lanes if lane.key == "k")
@@ -479,7 +480,7 @@ class TestDrawing:
         assert unknown(f"{LIST}k/change/", "hour") == pytest.approx([80], abs=1)
 
     def test_a_deadlock_that_is_over(self, told: Collection[dict[str, Any]], admin: Client) -> None:
-        """Who gave up of late is said at the top."""
+        """Recently ended deadlocks are reported at the top."""
         told.insert_one({"key": "k", "event": "deadlock", "at": now() - timedelta(seconds=9), "label": "van"})
         told.insert_one({"key": "k", "event": "deadlock", "at": now() - timedelta(minutes=6), "label": "cart"})
         said = section(admin.get(PAGE), "look")
@@ -487,7 +488,7 @@ class TestDrawing:
         assert "cart" not in said
 
     def test_no_events(self, told: Collection[dict[str, Any]], locks: Locks) -> None:
-        """F148: that a lock has no events is one fact, and nothing is said of why."""
+        """F148: the page says that a lock has no events, and not why."""
         locks.held("quiet")
         page = browser("view_lock", "view_lockevent").get(f"{LIST}quiet/change/")
         assert "The history has no event of this lock." in text_of(page)
@@ -502,7 +503,8 @@ class TestDrawing:
         assert [mark.kind for mark in lane.marks].count("hold") == 3
 
     def test_hand_over(self, locks: Locks) -> None:
-        """Who held it before held it until the next one, who had waited, got it; otherwise nobody knows how long."""
+        """A previous holder held the lock until the next one, a waiter, got it. Without a waiter, the end is
+        unknown."""
         before = entry(1, held_for=200)
         locks.add("handed", [entry(2, held_for=100, since=now() - timedelta(seconds=150))], (), {"last_holder": before})
         locks.add("free", (), (), {"last_holder": before})

@@ -105,12 +105,12 @@ def fill(locks: Locks) -> None:
 
 
 def settled(page: Any, expression: str) -> None:
-    """Wait until it is true in the page, which lets nobody evaluate anything inside of it, later."""
+    """Wait until *expression* is true in the page. The page allows no later evaluation inside of it."""
     assert eventually(lambda: page.evaluate(expression) or page.wait_for_timeout(50), 15), expression
 
 
 class TestLive:
-    """It refreshes by itself, and disturbs nobody who reads."""
+    """The page refreshes by itself, and disturbs no reader."""
 
     @pytest.mark.witness
     def test_keeps_focus_and_scroll(self, visit: Visit, locks: Locks) -> None:
@@ -159,7 +159,7 @@ class TestLive:
             assert page.inner_text("#look ul") == shown
 
     def test_pause(self, visit: Visit, locks: Locks) -> None:
-        """Paused it stays as it is, and asks for nothing; then it goes on."""
+        """A paused page stays as it is, and sends nothing. Resumed, it goes on."""
         locks.held("k")
         with visit() as page:
             page.focus("#mongolock-pause")
@@ -193,7 +193,7 @@ class TestLive:
 
 
 class TestEverybody:
-    """Who has no JavaScript, no mouse, a narrow screen or other eyes can use it."""
+    """The page can be used without JavaScript, without a mouse, on a narrow screen, and with low vision."""
 
     def test_keyboard(self, visit: Visit, locks: Locks) -> None:
         """Everything that can be pressed or scrolled is reached by Tab, and one sees where one is."""
@@ -215,8 +215,8 @@ class TestEverybody:
     @pytest.mark.parametrize("language", ["en", "de"])
     @pytest.mark.parametrize("width", [320, 390, 640, 768, 1280])
     def test_read(self, visit: Visit, locks: Locks, settings: Settings, width: int, language: str) -> None:
-        """F146: of every incident of the demo one reads the key, the holder, who waits, and for how long it is held: as
-        text, in a box of its own that nothing covers or cuts."""
+        """F146: for every incident of the demo, the page shows the key, the holder, the waiters and the time held as
+        text. Each text has a box of its own that nothing covers or cuts."""
         settings.LANGUAGE_CODE = language
         incidents = {
             "import:books": ("the nightly import", "till 3"),
@@ -256,7 +256,7 @@ class TestEverybody:
             assert box["x"] + box["width"] <= width
 
     def test_a_quiet_site(self, visit: Visit, locks: Locks) -> None:
-        """F150: where two locks are held and nobody waits, the dashboard is one screen; the index links to it."""
+        """F150: with two held locks and no waiters, the dashboard fits on one screen. The index links to it."""
         for number in range(2):
             locks.add(f"order:{number}", [entry(number, left=30, held_for=3)], change={"contended": Int64(0)})
         with visit("/admin/", every=60, viewport={"width": 1280, "height": 800}) as page:

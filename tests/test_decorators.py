@@ -1,4 +1,5 @@
-"""`mongo_locked` on every kind of callable that is no view: those are in test_views, tasks in tests/celery."""
+"""`mongo_locked` on every kind of callable except views and tasks. Views are in test_views, and tasks are in
+tests/celery."""
 
 from __future__ import annotations
 
@@ -58,10 +59,10 @@ class Till:
 
 
 class TestCallables:
-    """What is no cell of tests/test_contention_policies.py, where the body of every kind runs under its lock."""
+    """Cases that are no cell of tests/test_contention_policies.py. The body of every kind runs there under its lock."""
 
     def test_generator_is_still_one(self, name: str) -> None:
-        """What is sent, thrown and returned goes through, and @contextmanager works on top of it."""
+        """Sent, thrown and returned values go through, and @contextmanager works on top."""
 
         @mongo_locked("echo:{name}")
         def echo(name: str) -> Any:
@@ -82,7 +83,7 @@ class TestCallables:
         assert holders(f"echo:{name}") == []
 
     async def test_async_generator_is_still_one(self, name: str) -> None:
-        """So is an async one. If it is closed early, its own cleanup runs under the lock."""
+        """An async generator stays one as well. If it is closed early, its own cleanup runs under the lock."""
         cleaned: list[int] = []
 
         @mongo_locked("aecho:{name}")
@@ -165,10 +166,10 @@ def find(name: str) -> dict[str, Any]:
 
 
 class TestContention:
-    """What happens instead of the call when the lock is busy. The body never runs."""
+    """The outcome of a call when the lock is busy. The body never runs."""
 
     def test_skip(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
-        """SKIPPED, which is false, and a line in the log: nobody should have to guess that work was not done."""
+        """The call returns SKIPPED, a false value, and logs a line. Skipped work is visible."""
         work = mongo_locked("busy:{name}", wait=0, on_contention="skip")(lambda name: "ran")
         with caplog.at_level(logging.INFO, "django_mongolock"), held_elsewhere(f"busy:{name}", lease=20):
             assert not work(name)
@@ -213,7 +214,7 @@ app: Any = Celery("decorators", broker="memory://", set_as_current=False)
 
 
 class TestRefused:
-    """What cannot work is refused when it is decorated, and the message says what to do."""
+    """Decorations that cannot work are refused at once, with a message that names the cure."""
 
     @pytest.mark.parametrize(
         ("decorate", "problem"),
@@ -261,7 +262,7 @@ class TestRefused:
 
 
 def test_celery_refuses_wrong_arguments_where_the_task_is_sent() -> None:
-    """As it does for every task: the lock does not hide how the function is called."""
+    """A locked task refuses wrong arguments like every task, because the lock does not hide the signature."""
 
     @app.task(shared=False)  # type: ignore[untyped-decorator]
     @mongo_locked("ad:{ad_id}")

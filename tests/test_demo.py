@@ -48,7 +48,7 @@ def test_check_finds_nothing_wrong(kind: list[str]) -> None:
 
 @pytest.mark.timeout(LIMIT + 30)
 def test_without_locks_exports_go_wrong() -> None:
-    """Without locks the same traffic goes on until it shows a wrong re-export; that is what it is expected to show."""
+    """Without locks, the same traffic goes on until it shows a wrong re-export. The demo expects that."""
     ended = run("--check", "--no-locks", "--seconds", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert number(ended.stdout, "wrong re-exports") > 0
@@ -56,7 +56,7 @@ def test_without_locks_exports_go_wrong() -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_runs_until_its_end(end: signal.Signals) -> None:
-    """It prints where everything is and how to log in; all that it started ends with it, however it ends."""
+    """The demo prints its addresses and its login. All its processes end with it, however it ends."""
     with running_demo() as demo:
         text = read_until(demo, "Ctrl-C")
         base, password = re.search(r"(http://\S+)/\n", text), re.search(r"admin / (\S+)", text)

@@ -1,4 +1,4 @@
-"""dev.py: one command on a fresh machine, one line of advice where that cannot be."""
+"""dev.py needs one command on a fresh machine, and gives one line of advice if it cannot work."""
 
 import ast
 import hashlib
@@ -193,7 +193,7 @@ def test_it_installs_once(dev: ModuleType, project: Path, monkeypatch: pytest.Mo
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no flock on Windows")
 @pytest.mark.skipif(os.name == "nt", reason="links need a right there")
 def test_a_linked_environment_is_left_alone(dev: ModuleType, tmp_path: Path) -> None:
-    """A .venv that is a link to another folder's keeps every file: it is in use there."""
+    """A .venv that links to another folder keeps every file, because it is in use there."""
     other = tmp_path / "other"
     other.mkdir()
     files = {other / "pyvenv.cfg", other / dev.STAMP.name}
@@ -206,7 +206,7 @@ def test_a_linked_environment_is_left_alone(dev: ModuleType, tmp_path: Path) -> 
 
 
 def test_a_second_run_waits_for_the_first_to_install(dev: ModuleType, installed: Path) -> None:
-    """Two terminals may begin at once: the second starts when the first has finished installing."""
+    """If two terminals begin at once, the second starts when the first has finished installing."""
     with dev.one_at_a_time():
         second = subprocess.Popen([sys.executable, "dev.py", "test"], cwd=installed, stdout=subprocess.PIPE, text=True)
         assert not eventually(lambda: second.poll() is not None, seconds=0.2)

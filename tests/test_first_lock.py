@@ -1,7 +1,7 @@
-"""The first lock of a process is as fast as any other: what it needs is imported when Django is set up (F76).
+"""The first lock of a process is as fast as any other, because its imports happen when Django is set up (F76).
 
-An import inside the first request is paid by whoever comes first, and under gevent or eventlet by everybody who comes
-until it has ended: it looks for libraries with programs, and what it has half imported is there for all to see.
+An import inside the first request delays that request. Under gevent or eventlet, it delays all requests until it has
+ended. The import runs programs to find libraries, and other requests see half-imported modules.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 #: Nothing of Django is imported below this room.
 FIRST_WITH_DJANGO = "conf"
 FRAMEWORKS = ("django", "django_mongodb_backend", "celery")
-#: Apps of their own, which the core does not know.
+#: Separate apps that the core does not know.
 OPT_IN = {"documents", "versions", "editing", "history"}
 
 
@@ -71,7 +71,8 @@ def imports(module: str, path: Path) -> Iterator[str]:
 
 
 def arrows(root: Path) -> dict[str, set[str]]:
-    """Which of our modules each imports. What a package exports is imported from the package."""
+    """Return the imported modules of ours for each module. A name that a package exports is imported from the
+    package."""
     known = modules(root)
 
     def resolve(name: str) -> str:
@@ -145,7 +146,7 @@ def test_imports_go_one_way() -> None:
 
 @pytest.mark.long
 def test_no_modules_import_one_another() -> None:
-    """Not even by way of others, inside functions or for type checkers."""
+    """No modules import each other, also not through others, inside functions or for type checkers."""
     assert circles(ROOT) == []
 
 
@@ -157,7 +158,7 @@ def test_nothing_in_the_core_knows_what_stands_beside_it() -> None:
 
 #: Names that Django gives to a class inside another one, or in a module of its own.
 DJANGOS = {"Meta", "Media", "Command", "Migration"}
-#: Where a class begins.
+#: The beginning of a class.
 CLASS = re.compile(r"^ *class (\w+)[(:]", re.MULTILINE)
 
 
@@ -172,7 +173,7 @@ def defined_twice(root: Path) -> dict[str, list[str]]:
 
 
 def test_a_name_is_one_class() -> None:
-    """Who reads the name of a class knows which one is meant."""
+    """The name of a class is unique."""
     assert defined_twice(ROOT) == {}
 
 
@@ -195,7 +196,7 @@ def test_a_name_of_two_classes_is_found(tmp_path: Path) -> None:
     ],
 )
 def test_an_arrow_that_turns_round_is_found(tmp_path: Path, path: str, source: str, arrow: str) -> None:
-    """The tests above can fail: a planted import is found, wherever it stands."""
+    """The tests above can fail. An import is found anywhere in a file."""
     planted = tmp_path / path
     planted.parent.mkdir(parents=True, exist_ok=True)
     planted.write_text(source)
@@ -204,7 +205,7 @@ def test_an_arrow_that_turns_round_is_found(tmp_path: Path, path: str, source: s
 
 
 def test_a_circle_is_found(tmp_path: Path) -> None:
-    """Of three modules, in a type checker's import and inside a function."""
+    """A circle of three modules is found through a type checker's import and an import inside a function."""
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine/a.py").write_text("from . import b")
     (tmp_path / "engine/b.py").write_text("if TYPE_CHECKING:\n    from .c import C")

@@ -1,4 +1,4 @@
-"""Asking for a lock and taking it, in the admin and by command: what is said before, what is done, what is kept."""
+"""Requesting and forcing releases, in the admin and by command: the warnings, the effects, and the records."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def message(key: str) -> str:
 
 
 class TestThePage:
-    """It says what will happen, to whom, and since when they hold it; nothing happens before."""
+    """The page shows the effect, the holders and their times before anything happens."""
 
     @pytest.mark.parametrize("action", ACTIONS)
     def test_says_who_and_since_when(self, locks: Locks, admin: Client, action: str) -> None:
@@ -69,7 +69,7 @@ class TestThePage:
 
 
 class TestTheReason:
-    """A release is not forced without one; it is kept, and the holder and the signal get it."""
+    """A forced release needs a reason. The reason is recorded, and the holder and the signal get it."""
 
     def test_force_needs_one(self, locks: Locks, admin: Client) -> None:
         """Without a reason the page comes again, with what was shown; nothing is done."""
@@ -83,7 +83,7 @@ class TestTheReason:
         assert not LogEntry.objects.exists()
 
     def test_again_only_for_those_who_were_shown(self, locks: Locks, admin: Client) -> None:
-        """The holder changed meanwhile: the page that comes again is not suddenly about somebody else."""
+        """The holder changed meanwhile. The repeated page does not turn to another holder."""
         locks.held("a")
         locks.add("b", [entry(n, mode="shared") for n in (1, 2)])
         page = select(admin, "force_release", "a", "b")
@@ -112,7 +112,8 @@ class TestTheReason:
         assert facts["reason"].startswith("web-3 hangs")
 
     def test_the_holder_learns_it(self, locks: Locks, admin: Client) -> None:
-        """Who asks, where and why; without a reason, who and where."""
+        """The holder learns the requester, the place and the reason. Without a reason, the holder learns the other
+        two."""
         locks.held("a", "b")
         page = select(admin, "ask_to_release", "a", "b")
         done = admin.post(ASK, {**fields_of(page), "reason": "we deploy"}, follow=True)
@@ -128,12 +129,12 @@ class TestTheReason:
 
 
 class TestWhoIsMeant:
-    """Those who were shown and chosen, and nobody else."""
+    """Only the shown and chosen holders are affected."""
 
     @pytest.mark.long
     @pytest.mark.parametrize("action", ACTIONS)
     def test_one_of_several(self, locks: Locks, admin: Client, action: str) -> None:
-        """Of the holders of one lock, single ones can be chosen."""
+        """Single holders of a lock can be chosen."""
         locks.add("k", [entry(n, mode="semaphore", capacity=3) for n in (1, 2, 3)])
         page = select(admin, action, "k")
         fields = fields_of(page)
@@ -149,7 +150,7 @@ class TestWhoIsMeant:
 
 
 class TestTheHistory:
-    """What happened to a lock is on its page, and in a list of all."""
+    """The events of a lock are on its page, and in a list of all events."""
 
     @pytest.mark.long
     def test_list(self, history: Any, admin: Client, commands: Commands) -> None:
@@ -187,7 +188,7 @@ class TestTheCommand:
     """`release_lock` says who and why as well."""
 
     def test_one_of_several(self, locks: Locks) -> None:
-        """By its fencing token, which `list_locks` and the admin show."""
+        """A holder is chosen by its fencing token. `list_locks` and the admin show the token."""
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
         run("release_lock", "k", "--no-input", "--token", str(TOKEN + 2))
         assert [holder["token"] for holder in locks.read("k")["holders"]] == [TOKEN + 1]
@@ -265,7 +266,7 @@ def test_release_lock_takes_a_lock_from_its_holder(locks: Locks, caplog: pytest.
 
 
 def test_what_is_said_fits(locks: Locks) -> None:
-    """Of who asks and why, the holder gets as much as is stored; a token is of a key, whatever number it is."""
+    """The stored text of requester and reason is cut to its limit. A token belongs to a key, whatever its number."""
     locks.held("k")
     run("release_lock", "k", "--ask", "--by", "anna", "--reason", "x" * 256)
     assert locks.read("k")["holders"][0]["release_requested_by"] == f"anna: {'x' * 250}"

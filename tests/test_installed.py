@@ -1,4 +1,4 @@
-"""The wheel in a fresh environment, where this checkout is not: what a stranger gets. Needs the network."""
+"""A stranger's view: the wheel in a fresh environment without this checkout. This test needs the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Keys: from model instances and from templates. Different calls never meet; what makes no key is refused."""
+"""Keys from model instances and from templates. Different calls never share a key. Values that make no key are
+refused."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def fill(template: str, /, **values: Any) -> str:
 
 
 def meaning(values: tuple[Any, ...]) -> list[str]:
-    """What values say: 5 and "5" are the same order, and so are the two ways to write é."""
+    """Return the meaning of *values*. 5 and "5" are the same order, and so are the two ways to write é."""
     return [unicodedata.normalize("NFC", str(value)) for value in values]
 
 
@@ -88,7 +89,7 @@ class TestTemplates:
             KeyTemplate(template)
 
     def test_unknown_parameter(self) -> None:
-        """A field that is no parameter of the function is an error at once, which names those that there are."""
+        """A field that is no parameter of the function is an error at once. The error names the parameters."""
 
         def pay(request: object, order_id: int) -> None: ...
 
@@ -128,7 +129,7 @@ class TestTemplates:
         ],
     )
     def test_value_without_a_key(self, value: object, problem: str) -> None:
-        """What has no text that two processes agree on is refused, and the message names the template."""
+        """A value without a text that two processes agree on is refused. The message names the template."""
         with pytest.raises(TypeError, match="key template 'x:{a}'.*" + problem):
             fill("x:{a}", a=value)
 
