@@ -1,4 +1,4 @@
-"""Fixtures for all tests: the MongoDB of the test run, and an empty collection in it."""
+"""Fixtures for all tests."""
 
 import os
 import uuid

@@ -577,7 +577,7 @@ class TestSpeed:
 
     @pytest.mark.long
     def test_clear_stale_locks(self, commands: Commands, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The command finds stale locks by an index, and clears them in batches. It looks at no other lock."""
+        """The command finds stale locks by an index, and clears them in batches. No other lock is read."""
         monkeypatch.setattr(named_locks, "BATCH", 20)
         locks.stale(*(f"stale:{number}" for number in range(50)))
         run("clear_stale_locks", "--no-input")

@@ -142,7 +142,7 @@ class TestAtomic:
         assert titles() == ["one"]
 
     def test_a_grant_that_came_back(self) -> None:
-        """F120: a grant with another token is not the grant of this transaction. Others may have had the lock
+        """F120: a grant with another token is not the grant of this transaction. Another process may have had the lock
         between."""
         with pytest.raises(LockLost), mongo_lock(new_key()) as lock, lock.atomic():
             locks = mongo_connection().database["mongolock_locks"]

@@ -1,5 +1,4 @@
-"""Servers with authentication and with TLS: the least rights that are enough, and the certificates that are
-accepted."""
+"""Servers with authentication and with TLS, with the least rights and with various certificates."""
 
 from __future__ import annotations
 
@@ -166,7 +165,7 @@ class TestRights:
         assert password not in str(refusal.value)
 
     def test_rights_that_are_taken_away(self, login: Connect, root: Any) -> None:
-        """F14: a lock whose rights are revoked is in danger and then lost. It never claims to be still held."""
+        """F14: a lock whose rights are revoked is in danger and then lost. The lock never claims to be still held."""
         login("least")
         with contextlib.ExitStack() as stack:
             lock = mongo_lock("k", lease=2).acquire()
@@ -248,7 +247,7 @@ class TestTLS:
     def test_the_documented_settings(
         self, encrypted: ReplicaSet, authority: Authority, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With the file of this CA, the documented settings are enough. They keep the earlier settings."""
+        """With the file of this CA, the documented settings are enough. The earlier settings are kept."""
         plain, found = documented_settings(monkeypatch)
         assert found["OPTIONS"].items() > plain["OPTIONS"].items()
         added = found["OPTIONS"].keys() - plain["OPTIONS"].keys()
@@ -267,7 +266,7 @@ class TestTLS:
         """F14: a certificate of another host is refused, although the right CA signed it."""
 
         class Elsewhere(Mongod):
-            def hello(self) -> Document:  # no client can connect here, which is the point
+            def hello(self) -> Document:  # no client can connect here (the point of the test)
                 return {"ok": 1}
 
         with Elsewhere(access=authority.access("db.example.org")) as server:

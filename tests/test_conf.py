@@ -51,7 +51,7 @@ class TestSettings:
 class TestRouter:
     @pytest.fixture(params=["mongo", DEFAULT_DB_ALIAS])
     def home(self, request: pytest.FixtureRequest, settings: Settings) -> Iterator[str]:
-        """Return the alias of the locks, which is one of their own or the default one."""
+        """Return the alias of the locks. The alias is one of their own or the default one."""
         settings.MONGOLOCK = {"DATABASE": request.param}
         yield request.param
         close_backends()

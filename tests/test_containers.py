@@ -1,4 +1,4 @@
-"""Run docs/howto/testing.md: a user's test on a real replica set, with a stand-in for Docker.
+"""Run docs/howto/testing.md with a user's test on a real replica set, and with a stand-in for Docker.
 
 The stand-in for the container starts a mongod. tests/test_testcontainers.py does the same with Docker itself.
 """

@@ -100,7 +100,8 @@ class TestPage:
         assert "free:1" not in present
 
     def test_what_is_stale_is_calm(self, admin: Client, locks: Locks) -> None:
-        """F149: a stale lock is listed last, in grey, and is no problem. Its page counts the lease that has ended."""
+        """F149: a stale lock is listed last, in grey, and is no problem. The page of the lock counts the lease that has
+        ended."""
         locks.stale("older", over=10, change={"expired": Int64(0)})
         response = admin.get(PAGE)
         assert "No problems" in section(response, "look")
@@ -157,7 +158,7 @@ class TestPage:
         assert "A waiter has been waiting for “z” for 6 min" in section(response, "look")
 
     def test_no_secrets(self, admin: Client, monitor: Client) -> None:
-        """Neither grants nor sessions are shown. A refresh replaces only a part of the page."""
+        """The pages show no grants and no sessions. A refresh replaces only a part of the page."""
         for response in (admin.get(PAGE), admin.get(f"{PAGE}?part=live"), monitor.get(STATUS)):
             assert response.status_code == 200
             assert b"secret" not in response.content
@@ -196,7 +197,7 @@ class TestPage:
 
 class TestNumbers:
     def test_kept(self, locks: Locks, admin: Client, monitor: Client) -> None:
-        """Kept locks are counted separately. They are not among the longest holds, and their processes need not
+        """Kept locks are counted separately. A kept lock is not among the longest holds, and its process need not
         live."""
         locks.held("k")
         locks.add("once", [entry(2, left=9_000, held_for=800, released=now() - timedelta(seconds=700))])

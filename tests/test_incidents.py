@@ -1,4 +1,4 @@
-"""Requesting and forcing releases, in the admin and by command: the warnings, the effects, and the records."""
+"""Requesting and forcing releases, in the admin and by command, with the warnings, the effects, and the records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stranger's view: the wheel in a fresh environment without this checkout. This test needs the network."""
+"""Test the wheel in a fresh environment without this checkout, as a stranger gets it. This test needs the network."""
 
 from __future__ import annotations
 

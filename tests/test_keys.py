@@ -38,7 +38,7 @@ def fill(template: str, /, **values: Any) -> str:
 
 
 def meaning(values: tuple[Any, ...]) -> list[str]:
-    """Return the meaning of *values*. 5 and "5" are the same order, and so are the two ways to write é."""
+    """Return the meaning of *values*. 5 and "5" are the same order, and the two ways to write é are the same text."""
     return [unicodedata.normalize("NFC", str(value)) for value in values]
 
 

@@ -1,6 +1,6 @@
-"""A kind of locks is one class: what is added to the kinds is in every list, page, count and check.
+"""A kind of locks is one class. Each added kind is in every list, page, count and check.
 
-What the commands and the pages do with another kind, the tests of document locks show: documents/test_looking.py.
+The tests of document locks (documents/test_looking.py) show the commands and pages with another kind.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = WITH_MONGO
 
 
 class Rooms:
-    """Locks on meeting rooms, which this process keeps in a dictionary: who is in which room, and for how long."""
+    """Locks on meeting rooms, kept in a dictionary of this process with the person and the time of each room."""
 
     name, title = "rooms", "rooms"
     model = alias = None
@@ -122,7 +122,8 @@ class TestAdmin:
         assert '<bdi class="mongolock-key">12345</bdi>' in client.post(f"{ADMIN}others/", chosen).content.decode()
 
     def test_foreign_text(self, rooms: Rooms) -> None:
-        """What hides or reverses text is shown by its code, on the page, in the confirmation and in the messages."""
+        """Characters that hide or reverse text are shown by their codes, on the page, in the confirmation and in the
+        messages."""
         rooms.rooms = {"blue\u202e": ("anna\u2066", -60.0)}
         client = browser("view_lock", "force_release_lock", "clear_document_lock")
         chosen = {"force": "selected", "lock": '["rooms", "blue\\u202e", "anna\\u2066"]'}
@@ -132,9 +133,9 @@ class TestAdmin:
             assert ("blue\\u202e" in text, "anna\\u2066" in text) == (True, True)
 
     def test_held_only(self, locks: Locks, rooms: Rooms) -> None:
-        """Where only locks of other kinds are held, the dashboard does not say that none was acquired."""
+        """If only locks of other kinds are held, the dashboard does not say that no lock was acquired."""
         locks.collection.delete_many({})
-        del rooms.rooms["green"]  # stale, which is a problem
+        del rooms.rooms["green"]  # stale and therefore a problem
         page = browser("view_lock").get(DASHBOARD).content.decode()
         assert "<bdi>rooms</bdi>" in page
         assert "No lock was acquired recently" not in page
@@ -200,7 +201,8 @@ class TestAdmin:
         assert "≥ 3 locks of “rooms” are damaged" in page
 
     def test_named_locks_need_their_own_right(self, rooms: Rooms, locks: Locks) -> None:
-        """Who may clear what is stale of other kinds neither clears nor sees named locks with the same forms."""
+        """A user with the right to clear stale locks of other kinds neither clears nor sees named locks with the same
+        forms."""
         locks.stale("stale")
         client = browser("clear_document_lock", "force_release_lock")
         named = json.dumps(["locks", "k", [TOKEN + 1]])
@@ -216,5 +218,5 @@ class TestAdmin:
 
 
 def test_checks(rooms: Rooms) -> None:
-    """What it has to say is among the checks of the database."""
+    """The checks of a kind are among the checks of the database."""
     assert "rooms.I001" in [found.id for found in check_kinds(app_configs=None, databases=["mongo"])]

@@ -1,4 +1,4 @@
-"""What a run leaves out: said in one sentence, and a failure in CI. Runs of pytest in a project of their own."""
+"""The sentence about left-out tests, and the failure in CI. The tests run pytest in a project of their own."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.mark.long
 def test_the_sentence_for_dev_py(run: Run, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of pytest-xdist all leave a module out: that is one. dev.py gets the sentence in a file."""
+    """A module that all workers of pytest-xdist leave out counts once. dev.py gets the sentence in a file."""
     monkeypatch.setenv(left_out.FILE, "sentence")
     assert "left out" not in run("module", "passes", arguments=("-n", "2")).stdout.str()
     assert (pytester.path / "sentence").read_text() == "left out: 1 for the reasons that pytest gives"

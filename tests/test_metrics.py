@@ -1,4 +1,4 @@
-"""What Prometheus and OpenTelemetry see of the locks of this process."""
+"""The metrics of this process's locks in Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ Number = Callable[..., float]
 
 @pytest.fixture(params=["prometheus", "opentelemetry"])
 def number(request: pytest.FixtureRequest, mongolock: MemoryLocks) -> Number:
-    """number("acquired", template="a"): what that instrument stands at; how often, for a histogram."""
+    """Return a function such as number("acquired", template="a"). The result is the value of the instrument, or the
+    count of a histogram."""
     if request.param == "prometheus":
         registry = CollectorRegistry()
         metrics: Any = PrometheusMetrics(registry)
@@ -159,7 +160,8 @@ class TestNumbers:
             assert number("held", template=template, mode=mode) == 1
 
     def test_a_decorated_function(self, number: Number) -> None:
-        """Its name, where it has no template: that is one key for all its calls."""
+        """A decorated function without a template uses its name as the template, because all its calls share one
+        key."""
 
         @mongo_locked()
         def nightly() -> None: ...
@@ -244,7 +246,7 @@ class TestActivation:
 
     @pytest.mark.long
     def test_opentelemetry(self, tmp_path: Path) -> None:
-        """What is measured comes to the provider that is set later, as by `opentelemetry-instrument`."""
+        """Measurements reach a provider that is set later, as by `opentelemetry-instrument`."""
         code = """
 from opentelemetry.metrics import set_meter_provider
 from opentelemetry.sdk.metrics import MeterProvider

@@ -59,7 +59,7 @@ pytestmark = WITH_MONGO
 
 
 def test_blocking_in_a_coroutine_is_warned_of() -> None:
-    """It works, but a wait would stop every task of the event loop. Each way to do it is told where it is done."""
+    """Blocking works, but would stop every task of the event loop. Each way to block is reported with its place."""
 
     async def block() -> None:
         with mongo_lock("k"):
@@ -75,7 +75,7 @@ def test_blocking_in_a_coroutine_is_warned_of() -> None:
 
 
 def test_a_wrong_setting_does_not_open_the_locks_to_other_apps(settings: Settings) -> None:
-    """Or `migrate` would report the models of all apps, which do not fit into MongoDB."""
+    """Otherwise `migrate` would report the models of all apps, because they do not fit into MongoDB."""
     settings.MONGOLOCK = {"DATABASE": "mongo", "LEASE": "long"}
     assert MongoLockRouter().allow_migrate("mongo", "auth") is False
     assert MongoLockRouter().allow_migrate("mongo", "django_mongolock") is True
@@ -150,7 +150,8 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
         (lambda: mongo_lock("a", timeout=5), "it could mean two things: use lease= "),  # type: ignore[call-arg]
         (lambda: mongo_semaphore("a", 3, ttl=5), "use lease="),  # type: ignore[call-arg]
         (lambda: mongo_lock("a", blocking=False), "use wait=: wait=0 for a single try"),  # type: ignore[call-arg]
-        # what other locks take: a time in the second place, a number as the key, the options of `threading` and Redis
+        # arguments of other lock libraries, such as a time in the second place, a number as the key, and options of
+        # `threading` and Redis
         (lambda: mongo_lock("a", 10), "did you mean wait=10?"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a", False), "did you mean wait=0?"),  # type: ignore[arg-type]
         (lambda: mongo_lock("a", timedelta(minutes=1)), "did you mean wait=60.0?"),  # type: ignore[arg-type]
@@ -203,7 +204,7 @@ def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks, do: Callab
         do(lock.atomic(), "__enter__")
 
 
-# What a project has forgotten
+# Forgotten parts of a project
 
 
 def test_the_app_is_not_installed(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
@@ -226,7 +227,7 @@ def test_the_router_is_missing(settings: Settings, db: None) -> None:
 
 
 def test_a_call_that_should_be_retried_without_celery(monkeypatch: pytest.MonkeyPatch, mongolock: MemoryLocks) -> None:
-    """Where Celery is not imported, no task runs that could come back: the lock is busy, nothing else is wrong."""
+    """Without Celery, no task runs that could be retried. The lock is busy, and nothing else is wrong."""
 
     @mongo_locked("a", on_contention="retry", wait=0)
     def call() -> None: ...
@@ -263,7 +264,7 @@ def test_a_server_that_cannot_be_reached_is_named(mongo_uri: str, uri: str, said
 
 
 def described(*servers: ServerDescription, kind: str = "ReplicaSetNoPrimary") -> str:
-    """What is said of a client that knows these servers."""
+    """Return the text about a client that knows *servers*."""
     known = {server.address: server for server in servers}
     number = getattr(TOPOLOGY_TYPE, kind)
     topology = TopologyDescription(number, known, "rs0", None, None, TopologySettings())
@@ -328,7 +329,7 @@ def with_all(*args: Any, **kwargs: Any) -> None: ...
     ],
 )
 def test_a_policy_of_the_wrong_arity_is_refused_at_decoration(called: Any, policy: Callable[..., Any]) -> None:
-    """It takes the error, and then whatever the call may have."""
+    """A policy takes the error, and then any arguments of the call."""
     said = unmeant(lambda: mongo_locked("k", on_contention=policy)(called))
     assert "def busy(error, *args, **kwargs)" in said
 
@@ -353,7 +354,8 @@ def test_a_policy_that_fits(called: Any, policy: Callable[..., Any]) -> None:
 
 
 def test_a_locked_command_is_checked_where_it_is_written() -> None:
-    """Its on_contention is another one than that of mongo_locked; its key and its options are those of a lock."""
+    """The on_contention of a locked command differs from that of mongo_locked. The key and the options are those of a
+    lock."""
     with pytest.raises(ValueError, match=r'Command\.on_contention is "fail" or "skip", not \'respond\''):
         type("Command", (LockedCommand,), {"on_contention": "respond"})
     with pytest.raises(ValueError, match="key template"):
@@ -429,7 +431,7 @@ urlpatterns = [path("<int:pk>/", late)]
 
 
 def test_what_only_views_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    """The checks import the views themselves: Django's own one, which does, may come after them."""
+    """The checks import the views themselves, because Django's own check, the usual importer, may come later."""
     (tmp_path / "late_views.py").write_text(LATE_VIEWS)
     monkeypatch.syspath_prepend(tmp_path)
     settings.ROOT_URLCONF = "late_views"

@@ -1,4 +1,5 @@
-"""The Lock model: what is held is what the server says, nothing is written through the ORM, and nothing breaks it."""
+"""The Lock model shows the state of the server. Nothing is written through the ORM, and no document breaks the
+model."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ class TestQueries:
         assert keys(Lock.objects.waited_for()) == ["held"]
 
     def test_kept(self, locks: Locks) -> None:
-        """What is only kept for a minimum hold is neither held nor stale: nobody is at work, and nobody died. When that
-        is over, the lock is free."""
+        """A lock that is only kept for a minimum hold is neither held nor stale, because nobody is at work and nobody
+        died. After the hold, the lock is free."""
         locks.add("kept", [entry(1, released=now(), owner="me")])
         locks.add("over", [entry(2, left=-5, released=now(), owner="me")])
         locks.add("both", [entry(3, mode="shared", released=now(), owner="me"), entry(4, mode="shared")])
@@ -102,7 +103,7 @@ class TestQueries:
         ],
     )
     def test_what_no_snapshot_has(self, three: Locks, narrow: Callable[[LockQuerySet], Any]) -> None:
-        """What is more than a condition and an order is refused, rather than left out."""
+        """A query that is more than a condition and an order is refused. No part of it is ignored."""
         found = narrow(Lock.objects.held())
         list(found)
         with pytest.raises(NotSupportedError, match="slice"):
@@ -227,7 +228,7 @@ def is_damaged(document: Document) -> bool:
 
 
 class TestDamage:
-    """Whatever stands in one document, the others are still found."""
+    """Damage in one document does not hide the other documents."""
 
     @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
     def test_any_type_in_any_field(self, locks: Locks, value: Any) -> None:
@@ -263,7 +264,7 @@ class TestDamage:
         assert "further down" in (lock.damage or "")
 
     def test_no_date_of_python(self, locks: Locks) -> None:
-        """A date after the year 9999 has no word in Python: the others are still read."""
+        """Python cannot represent a date after the year 9999. The other documents are still read."""
         locks.held("good")
         locks.add("bad", [entry()], change={"expires_at": DatetimeMS(2**60)})
         assert {lock.key: lock.state for lock in Lock.objects.snapshots()} == {

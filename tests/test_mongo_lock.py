@@ -1,4 +1,4 @@
-"""`mongo_lock` and `mongo_semaphore`: the engine with the project's settings, on a real server."""
+"""`mongo_lock` and `mongo_semaphore` run the engine with the project's settings, on a real server."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class TestKeys:
         ids=str,
     )
     def test_not_text(self, factory: Factory, key: Any) -> None:
-        """F58: what is no text is a TypeError before anything is sent; also a subclass of str."""
+        """F58: a key that is not exactly a str raises TypeError before any command. A subclass of str raises it,
+        too."""
         with pytest.raises(TypeError, match="a lock key must be a str, not "):
             factory(key)
 
@@ -122,8 +123,8 @@ class TestOptions:
 
     @pytest.mark.parametrize(("error", "option", "value"), WRONG)
     def test_wrong_options(self, error: type[Exception], option: str, value: Any) -> None:
-        """Each is refused by its name when the lock is made, not when it is needed: it could never be granted, or would
-        not mean what it says."""
+        """A wrong option is refused by its name when the lock is made. Such a lock could never be granted, or would not
+        do what its option says."""
         makers: list[Callable[..., Any]] = [mongo_semaphore, mongo_locked]
         for make in makers:
             with pytest.raises(error, match=option):
@@ -178,7 +179,8 @@ class TestSettings:
             assert 70 < lock.remaining <= 77
 
     def test_old_locks_are_given_back(self, settings: Settings) -> None:
-        """What was held under the old settings is released when they change, rather than renewed by nobody."""
+        """Locks held under the old settings are released when the settings change. Otherwise no session would renew
+        them."""
         key = new_key()
         lock = mongo_lock(key).acquire()
         settings.MONGOLOCK = {"DATABASE": "mongo", "LEASE": 20}
@@ -211,7 +213,7 @@ class TestSettings:
         ],
     )
     def test_wrong(self, settings: Settings, value: Any, problem: str) -> None:
-        """What cannot work at all is an ImproperlyConfigured that says what to write."""
+        """Settings that cannot work raise ImproperlyConfigured with the cure."""
         settings.MONGOLOCK = value
         with pytest.raises(ImproperlyConfigured, match=problem):
             mongo_lock("key")
@@ -249,7 +251,8 @@ class TestSignals:
     """Signals tell of this process's own locks; a receiver that fails breaks nothing."""
 
     async def test_async_receiver(self, caplog: pytest.LogCaptureFixture) -> None:
-        """An async receiver cannot be called from a running loop by a sync send; that breaks no lock, and is logged."""
+        """A sync send cannot call an async receiver from a running loop. The lock is not affected, and the error is
+        logged."""
 
         async def listen(**event: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What a person on call reads: the order in which to act, and a true sentence."""
+"""The pages for a person on call show the next steps in order, and a true sentence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TestSafeOrder:
 
     @pytest.mark.parametrize("page", [page_of("k"), f"{LIST}force-release/?key=k"])
     def test_a_silent_one(self, locks: Locks, staff: Client, page: str) -> None:
-        """It hears no request. The page says how long to wait, and where the process may still run."""
+        """A silent holder hears no request. The page says how long to wait, and where the process may still run."""
         locks.add("k", [entry(7, left=8, held_for=75, label="import")])
         text = text_of(staff.get(page))
         assert re.search(r"◌ silent Its holder was last heard of 2\d s ago. If you do nothing: free in \d", text)
@@ -66,7 +66,7 @@ class TestSafeOrder:
 
 
 class TestHistory:
-    """F224: the history says who, which lock, what happened, for how long; at first only what went wrong."""
+    """F224: the history shows the person, the lock, the event and the duration. At first it lists only failures."""
 
     EVENTS = "/admin/mongolock_history/lockevent/"
 

@@ -20,9 +20,9 @@ from tests.support.programs import said_by
 from tests.test_admin import DASHBOARD, LIST, browser, page_of
 
 pytestmark = WITH_MONGO
-#: Three hours and half a minute: the minutes do not change while a test runs.
+#: Three hours and half a minute. The minutes do not change while a test runs.
 LONG = 3 * 3_600 + 30
-#: So many seconds of a lease of 33 are left, right after a renewal.
+#: The seconds left of a lease of 33, right after a renewal.
 FRESH = 32.0
 Parties = list[dict[str, Any]]
 
@@ -38,7 +38,7 @@ def _of_many() -> Parties:
 
 
 def _of_two() -> Parties:
-    """Readers: the first one has released the lock, and kept it."""
+    """Return two readers. The first one has released the lock and kept it."""
     return [entry(1, left=FRESH, held_for=2 * LONG, released=now(), mode="shared"), *_held(mode="shared")]
 
 
@@ -61,7 +61,7 @@ STATES: dict[str, tuple[Callable[[], Parties], Callable[[], Parties], float, str
     "one of two has released": (_of_two, list, 4, "works", "3 h 0 min", 0),
     "free": (list, list, 4, "free", "", 0),
 }  # fmt: skip
-#: What one surface says of the lock: a word, for how long it has been held, how many wait.
+#: A surface's statement about the lock: its state, the time held, and the number of waiters.
 Said = tuple[str, str, int]
 
 

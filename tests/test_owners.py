@@ -1,4 +1,4 @@
-"""Owners: what is theirs, how it is taken from them, and web sessions as owners."""
+"""Locks of owners: their rights, a release by others, and web sessions as owners."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestRelease:
 
     @pytest.mark.parametrize("how", ["function", "queryset"])
     def test_among_other_holders(self, how: str) -> None:
-        """Of a lock that several hold, only the owner's grant is taken."""
+        """If several callers hold a lock, only the owner's grant is taken."""
         key = new_key()
         mine = mongo_lock(key, mode="shared", owner="job 5").acquire()
         with held_elsewhere(key, mode="shared", owner="job 6"):
@@ -94,7 +94,7 @@ class TestSession:
 
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_a_new_session(self, asynchronous: bool) -> None:
-        """It is stored with the response, not before; later requests have the owner of the first."""
+        """The owner is stored with the response, not before. Later requests have the owner of the first."""
         request = request_of()
         owner = async_to_sync(asession_owner)(request) if asynchronous else session_owner(request)
         assert not Session.objects.exists()
@@ -103,7 +103,7 @@ class TestSession:
         assert session_owner(again) == owner != session_owner(request_of())
 
     def test_a_session_in_the_cookie(self) -> None:
-        """It has no key that stays: its owner is random, and kept in it."""
+        """A session in the cookie has no lasting key. The owner is random, and kept in the session."""
         first, other = (request_of(signed_cookies.SessionStore()) for _ in range(2))
         owner = session_owner(first)
         first.session["basket"] = [1]

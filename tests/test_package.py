@@ -1,4 +1,4 @@
-"""What is published: the sdist and the wheel, their files and what they say of themselves."""
+"""The published sdist and wheel, with their files and their metadata."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_sdist_is_what_the_wheel_is_made_of(packages: Packages) -> None:
 
 
 def test_metadata(metadata: Message) -> None:
-    """The version is that of the module; what is promised is what tox runs; each classifier is one that PyPI knows."""
+    """The version is that of the module, the promises are those of tox, and PyPI knows each classifier."""
     classifiers = metadata.get_all("Classifier", [])
     assert metadata["Version"] == django_mongolock.__version__
     assert metadata["License-Expression"] == "MIT"
@@ -87,7 +87,7 @@ def test_the_package_page_stands_alone(metadata: Message) -> None:
         text=True,
         check=False,
     )
-    assert tracked.stdout.split() in ([], ["pyproject.toml"])  # none in an sdist, which is no checkout
+    assert tracked.stdout.split() in ([], ["pyproject.toml"])  # none in an sdist, because it is no checkout
 
 
 def test_nothing_published_depends_on_the_server_in_the_dependency_groups(metadata: Message) -> None:
@@ -113,7 +113,8 @@ def test_built_twice_it_is_the_same(packages: Packages, tmp_path: Path) -> None:
 
 
 def test_actions_are_pinned() -> None:
-    """Each by a commit, which cannot be moved, with its version for Dependabot; or it is a workflow of this commit."""
+    """Each action is pinned by a commit, because a commit cannot be moved, with its version for Dependabot. Workflows
+    of this commit are exempt."""
     for path in (ROOT / ".github/workflows").glob("*.yml"):
         used = re.findall(r"uses: (.*)", path.read_text())
         assert used
@@ -122,8 +123,8 @@ def test_actions_are_pinned() -> None:
 
 
 def test_nothing_runs_before_the_upload() -> None:
-    """The job that builds a release runs pinned tools only; what is tested and published is what it built, from a
-    commit that has passed all checks."""
+    """The job that builds a release runs only pinned tools. The tested and published files are built from a commit that
+    has passed all checks."""
     jobs = re.split(r"(?m)^  (?=\w+:$)", (ROOT / ".github/workflows/release.yml").read_text().partition("\njobs:\n")[2])
     by_name = {job.partition(":")[0]: job for job in jobs if job.strip()}
     checks = by_name.pop("checks")

@@ -1,4 +1,4 @@
-"""`manage.py run_leader`: a program on the one process that leads."""
+"""`manage.py run_leader` runs a program in the one process that leads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
     leading = run_leader(start, key, *program(written))
     assert eventually(written.spans, 60)
     (first,) = written.spans()
-    assert lock_info(key).holders[0].label == Path(program(written)[0]).name  # F229: its program, not "leader"
+    assert lock_info(key).holders[0].label == Path(program(written)[0]).name  # F229: the program's name, not "leader"
     run_leader(start, key, *program(written))
     assert eventually(lambda: lock_info(key).waiting == 1, 60)
     if how == "release":
@@ -139,8 +139,8 @@ while True:
 @pytest.mark.long
 @pytest.mark.parametrize("then", ["another signal", "request"])
 def test_asked_to_end(start: Start, tmp_path: Path, then: str) -> None:
-    """F114: signals are the program's to answer. It leads until the program has ended, however often it is asked, and
-    does not stand for election again, even if its term ends meanwhile."""
+    """F114: the program answers signals. The command leads until the program has ended, however many signals come. The
+    command does not stand for election again, even if its term ends meanwhile."""
     key, begun = new_key("leader"), tmp_path / "begun"
     process = run_leader(start, key, sys.executable, "-c", SLOW_TO_END, str(begun))
     assert eventually(begun.exists, 60)

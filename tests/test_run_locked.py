@@ -58,7 +58,7 @@ class TestProgram:
 
     @pytest.mark.long
     def test_the_label_is_the_program(self, start: Start) -> None:
-        """Its arguments are not stored, for they may be passwords; and they may have several lines."""
+        """Arguments of the program are not stored, because they may be passwords or have several lines."""
         key = new_key()
         code, _, err = finished(start("run_locked", key, "--", "/bin/sh", "-c", "true\n: --password=hunter2"))
         assert (code, err) == (0, "")
@@ -80,7 +80,7 @@ class TestProgram:
 
     @pytest.mark.long
     def test_waits(self, start: Start) -> None:
-        """It waits in the queue for as long as it may; stopped there, it leaves."""
+        """The command waits in the queue up to its limit. A command that is stopped there leaves the queue."""
         key = new_key()
         with held_elsewhere(key):
             waits, stopped = (start(*shell(key, "echo ran", "--wait", "60s")) for _ in range(2))
@@ -93,7 +93,8 @@ class TestProgram:
     @pytest.mark.long
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT])
     def test_signals(self, start: Start, number: signal.Signals) -> None:
-        """What is sent to us is the program's to answer; we stay until it has ended, and give the lock back then."""
+        """The program answers the signals that are sent to the command. The command stays until the program has ended,
+        and then releases the lock."""
         key = new_key()
         name = number.name.removeprefix("SIG")
         process = start(*shell(key, f"trap 'echo got; exit 7' {name}; echo ready; while :; do sleep 0.05; done"))
@@ -104,7 +105,7 @@ class TestProgram:
         assert holders(key) == []
 
     def test_a_signal_before_popen_returns(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The program runs a moment before we know its number; what comes then is passed on after it."""
+        """The program runs a moment before its pid is known. A signal in that moment is passed on afterwards."""
         ready = tmp_path / "ready"
 
         class Slow(subprocess.Popen[bytes]):
@@ -128,7 +129,8 @@ class TestProgram:
 
     @pytest.mark.long
     def test_dashes(self, start: Start) -> None:
-        """What follows the first -- is the program's, with every other --; without one, the error names the cure."""
+        """Arguments after the first -- belong to the program, including every other --. Without --, the error names the
+        cure."""
         assert finished(start("run_locked", new_key(), "--", "echo", "--", "-x", "--"))[1] == "-- -x --\n"
         code, _, err = finished(start("run_locked", new_key(), "echo", "-x"))
         assert code == 2
@@ -190,7 +192,7 @@ class TestProgram:
 
 class TestLockedCommand:
     def test_runs(self) -> None:
-        """It has its lock, with the key of its options, until it has ended."""
+        """The command holds its lock until its end, with the key of its options."""
         source, out = new_key(), io.StringIO()
         call_command(Command(), source, stdout=out)
         key = f"import:{source.replace(':', '%3A')}"
@@ -199,7 +201,7 @@ class TestLockedCommand:
         assert holders(key) == []
 
     def test_busy(self, name: str) -> None:
-        """It fails with 75, or says so and succeeds."""
+        """A busy command fails with 75, or says so and succeeds."""
         with held_elsewhere(f"import:{name}", label="another"):
             with pytest.raises(CommandError, match="another") as caught:
                 call_command(Command(), name)
@@ -211,7 +213,7 @@ class TestLockedCommand:
             call_command(Patient(), name)
 
     def test_no_key(self) -> None:
-        """What makes no key is a wrong command line."""
+        """Options that make no key are a wrong command line."""
         with pytest.raises(CommandError, match="a lock key has at most 512 bytes") as caught:
             call_command(Command(), "x" * 3_000)
         assert caught.value.returncode == 2
@@ -228,7 +230,7 @@ class TestLockedCommand:
 
     @pytest.mark.long
     def test_terminated(self, start: Start, name: str) -> None:
-        """SIGTERM ends it in order: the lock is given back."""
+        """SIGTERM ends the command in order, and the lock is released."""
         process = start(name, "--seconds", "300", module="tests.locked_command")
         assert process.stdout is not None
         assert process.stdout.readline().startswith("token")
@@ -245,7 +247,7 @@ class TestLockedCommand:
         assert caught.value.returncode == UNAVAILABLE
 
     def test_its_own_errors(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What the command itself raises is not taken for ours, nor is the loss of another lock."""
+        """An error of the command itself is not taken for ours. The loss of another lock is not, either."""
 
         def handle(self: Any, **options: Any) -> None:
             with mongo_lock(f"import:{options['source']}", wait=0):

@@ -1,4 +1,4 @@
-"""The servers that tests and demo run on: they start, can be broken, come back, and never outlive their starter."""
+"""The servers for tests and demo start, can be broken, come back, and never outlive their starter."""
 
 import signal
 import subprocess

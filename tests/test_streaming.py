@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.urls(__name__)
 
 SOURCE = Path(__file__).read_bytes()
-#: What streams have cleaned up, and how many held the lock then.
+#: The number of holders at the cleanup of each stream.
 CLEANED: dict[str, int] = {}
 
 
@@ -151,7 +151,7 @@ class TestWsgi:
         assert is_free(name)
 
     def test_file_of_the_server(self, name: str) -> None:
-        """A file that the server sends by itself: it still can, and closes it afterwards."""
+        """The server can still send a file by itself, and closes the file afterwards."""
         sent: list[Any] = []
 
         class Wrapper:
@@ -172,7 +172,8 @@ class TestWsgi:
             assert eventually(lambda: is_free(name) and len(warned) > 0)
 
     def test_lost(self, name: str) -> None:
-        """A lock that was lost breaks the stream off, so that nobody takes it for whole; then it is closed quietly."""
+        """A lost lock breaks the stream off, so that no client takes the stream for complete. The stream is then closed
+        quietly."""
         response = VIEWS["stream"](RequestFactory().get("/"), name)
         iterator = iter(response)
         next(iterator)
@@ -185,7 +186,7 @@ class TestWsgi:
 
 
 class Browser:
-    """What an ASGI server is to an application, and a client that may leave."""
+    """An ASGI server for an application, with a client that may leave."""
 
     def __init__(self, after: int | None = None) -> None:
         self.body: list[bytes] = []
@@ -205,7 +206,7 @@ class Browser:
             self.body.append(message["body"])
             if self.after is not None and len(self.body) >= self.after:
                 self.gone.set()
-                await asyncio.sleep(5)  # a client that takes no more: the server cancels us here
+                await asyncio.sleep(5)  # a client that takes no more, so that the server cancels us here
 
     async def get(self, url: str, query: bytes = b"") -> None:
         scope = {
@@ -244,10 +245,10 @@ class TestAsgi:
 
 
 async def test_closed_in_its_loop(name: str) -> None:
-    """By Django's test client, which closes the response early in the loop's own thread: it cleans up soon after."""
+    """Django's test client closes the response early in the loop's own thread. The response cleans up soon after."""
     response: Any = await AsyncClient().get(f"/endless/{name}/")
     await anext(aiter(response.streaming_content))
-    # Django would look at the connections of this thread, which it refuses to do inside of a loop.
+    # Django would check the connections of this thread, but refuses to do so inside of a loop.
     request_finished.disconnect(close_old_connections)
     try:
         response.close()

@@ -1,4 +1,4 @@
-"""Tenants with a database each: a name says where it lives."""
+"""Tenants with a database each. A name says where each object is."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def db(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[tuple[str
 
 
 class TestTenants:
-    """A database for each tenant: the same keys in each are different objects and people."""
+    """Each tenant has a database. The same keys in each are different objects and people."""
 
     def test_rows(self, db: tuple[str, str], locks: Locks) -> None:
         """F210: Row 1 of one tenant is not row 1 of the other, for row locks and edit locks; a proxy is the same
@@ -53,7 +53,7 @@ class TestTenants:
         assert [status.editor and status.editor.who for status in states] == ["mine", "other", "other"]
 
     def test_a_prefix_for_each(self, settings: Settings, locks: Locks) -> None:
-        """F210: KEY_PREFIX may be a callable, which is asked each time."""
+        """F210: KEY_PREFIX may be a callable. The callable is called each time."""
         tenant = ["one:"]
         set_locks(settings, KEY_PREFIX=lambda: tenant[0])
         with mongo_lock("a") as first:

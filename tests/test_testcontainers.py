@@ -31,7 +31,7 @@ ENTRYPOINT ["/mongod", "--dbpath", "/data"]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[docker.DockerClient]:
-    """A Docker engine: the one that DOCKER_HOST or the usual socket leads to, or one of our own."""
+    """Return a Docker engine of DOCKER_HOST, of the usual socket, or of our own."""
     parts.require("a Docker engine")
     with contextlib.ExitStack() as stack:
         if not parts.runs_docker():
@@ -77,7 +77,7 @@ def libraries(program: Path) -> list[Path]:
 
 
 def test_a_lock_is_held_in_a_container(container_uri: str) -> None:
-    """People with Docker test their locks against a container: one holder at a time, tokens that grow."""
+    """A lock against a container has one holder at a time, and tokens that grow."""
     session = Session(MongoStore(StoreConfig({"host": container_uri}, "locks")))
     try:
         with MongoLock(lambda: session, ("k",)) as first:

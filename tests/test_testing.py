@@ -1,4 +1,4 @@
-"""For our users' tests: what `mongolock`, `override_locks` and `LockTestMixin` do. None of it may need a database."""
+"""`mongolock`, `override_locks` and `LockTestMixin` for users' tests, without any database."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TestLockedView(LockTestMixin, SimpleTestCase):
         self.mongolock.assert_free()
 
     def test_busy(self) -> None:
-        """Who waits for what the test itself holds has waited at once."""
+        """A wait for a lock that the test itself holds ends at once."""
         with self.mongolock.hold("order:5"):
             response = pay(RequestFactory().get("/"), 5)
         assert response.status_code == 423
@@ -72,7 +72,7 @@ class TestLockedView(LockTestMixin, SimpleTestCase):
 
 
 class TestOverride:
-    """Where `override_locks` may stand, and that nothing of it stays."""
+    """The places of `override_locks`, and the removal of its effects."""
 
     @override_locks(kwarg_name="locks")
     async def test_on_a_coroutine_function(self, locks: MemoryLocks) -> None:
@@ -102,7 +102,7 @@ class TestOverride:
 
 
 class TestLeftBehind:
-    """F94: what a test holds at its end, and tests inside of tests."""
+    """F94: locks that a test still holds at its end, and tests inside of tests."""
 
     def test_a_lock_that_is_still_held_is_reported(self) -> None:
         """With its key and the line that took it; a lock that the test holds itself is none."""
@@ -122,7 +122,7 @@ class TestLeftBehind:
             locks.assert_released()
 
     def test_a_thread_that_still_waits_is_reported(self) -> None:
-        """It will never get the lock."""
+        """The thread will never get the lock."""
         errors: list[LockError] = []
 
         def wait() -> None:
@@ -161,7 +161,7 @@ class TestLeftBehind:
 
     @pytest.mark.parametrize("strict", [False, True])
     def test_strict_in_a_test_case(self, strict: bool) -> None:
-        """By an attribute of the class; what tearDown releases is released."""
+        """The attribute of the class counts. Locks released in tearDown are not reported."""
 
         class Case(LockTestMixin, SimpleTestCase):
             mongolock_strict = strict
@@ -186,7 +186,7 @@ class TestLeftBehind:
     @pytest.mark.filterwarnings("ignore::ResourceWarning")
     @pytest.mark.parametrize("reported", [False, True])
     def test_what_was_dropped(self, reported: bool) -> None:
-        """It is left behind, too, whether or not it has been released since. That is said once."""
+        """A dropped lock is left behind, too, even if it has been released since. The report comes once."""
 
         @override_locks(strict=True, kwarg_name="locks")
         def drop(locks: MemoryLocks) -> None:
@@ -290,7 +290,8 @@ class TestLose:
 
 class TestTime:
     def test_a_day_is_quick(self, mongolock: MemoryLocks) -> None:
-        """F94: of a quarter of a million renewals of a second's lease, only the first and the last are made."""
+        """F94: in a day, a lock with a lease of a second has a quarter of a million renewals. Only the first and the
+        last are made."""
         began = time.process_time()
         with mongo_lock("a", lease=1) as mine, mongolock.hold("b", lease=1) as theirs:
             mongolock.advance(timedelta(days=1))

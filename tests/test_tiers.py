@@ -32,7 +32,7 @@ class TestFile:
 """
 SHORT = {"short", "witness", "witness_of_a_long_file"}
 LONG = {"long", "of_a_long_file"}
-#: By which the cases here are judged: one that takes a second adds that to it.
+#: The clock of these cases. A case that takes a second adds one to it.
 CLOCK = [0.0]
 HEAD = """
 import pytest
@@ -123,7 +123,7 @@ def by_that_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("by_that_clock")
 def test_a_case_that_takes_too_long(pytester: pytest.Pytester, cases: str, errors: int) -> None:
-    """It fails, with what to do; fixtures that others share are not its own, and what is marked may take its time."""
+    """A case over the limit fails, with advice. Shared fixtures do not count, and marked cases may take their time."""
     pytester.makepyfile(cases)
     result = pytester.runpytest_inprocess(plugins=[tiers.Stopwatch(0.5)])
     result.assert_outcomes(passed=1 if cases in {LONG_CASE, OWN_SETUP} else 2, errors=errors)

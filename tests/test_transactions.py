@@ -1,4 +1,4 @@
-"""`release="on_commit"`: the lock is given back after the outermost end of every transaction, however it ends (F47)."""
+"""`release="on_commit"` releases the lock after the outermost end of every transaction, however it ends (F47)."""
 
 # ruff: noqa: PT012, PT031, SIM117 - blocks inside of blocks are what is tested here
 
@@ -50,7 +50,7 @@ def manual(rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def story(rows: Rows) -> Iterator[list[str]]:
-    """What has happened, in order; a release says what others see of the rows then."""
+    """Return the list of events in order. A release records the rows that others see."""
     told: list[str] = []
 
     def look(**event: Any) -> None:
@@ -77,8 +77,8 @@ def work(rows: Rows, story: list[str], **options: Any) -> None:
 class TestOnCommit:
     @pytest.mark.filterwarnings("ignore:.*was released inside the transaction")
     def test_naive(self, rows: Rows, story: list[str]) -> None:
-        """What a plain lock does inside a transaction: whoever gets it next does not see the row. These tests would
-        find it."""
+        """A plain lock inside a transaction releases early, and the next holder does not see the row. These tests would
+        find that."""
         with transaction.atomic(using="file"):
             work(rows, story)
         story.append(f"{len(rows())} rows")
@@ -102,7 +102,7 @@ class TestOnCommit:
         assert rows() == ["a"] * written + ["after"]
 
     def test_savepoint_rollback(self, rows: Rows, story: list[str]) -> None:
-        """The lock was taken inside a savepoint that is rolled back: it stays until the outermost end."""
+        """A lock that was taken inside a savepoint outlasts the savepoint's rollback, until the outermost end."""
         with transaction.atomic(using="file"):
             rows.write("first")
             with pytest.raises(ZeroDivisionError), transaction.atomic(using="file"):
@@ -191,7 +191,7 @@ class TestOnCommit:
         assert story == ["acquire", "release, 0 rows", "closed", "release, 0 rows"]
 
     def test_autocommit_off(self, manual: Rows, story: list[str]) -> None:
-        """Where the program ends its transactions itself, that is what counts, not the end of a block."""
+        """If the program ends its transactions itself, its commit or rollback counts, not the end of a block."""
         for end in (transaction.commit, transaction.rollback):
             manual.write("a")
             with transaction.atomic(using="manual"), mongo_lock(new_key(), release="on_commit"):
@@ -209,7 +209,7 @@ class TestLoss:
 
     @pytest.mark.parametrize("inside", [True, False])
     def test_refused(self, rows: Rows, inside: bool) -> None:
-        """Lost before the end of its block, as always, or between that and the commit: the commit is refused, and the
+        """The lock is lost before the end of its block, or between that and the commit. The commit is refused, and the
         connection goes on."""
         with pytest.raises(LockLost), transaction.atomic(using="file"):
             with mongo_lock(new_key(), release="on_commit") as lock:
@@ -278,7 +278,7 @@ class TestWarning:
     """A lock that is given back inside an open transaction says so, once for each place."""
 
     def test_warned_once(self, rows: Rows) -> None:
-        """It names the database, the place and the cures."""
+        """The warning names the database, the place and the cures."""
         with pytest.warns(RuntimeWarning, match="released inside the transaction that is open on 'file'") as caught:
             for _ in range(3):
                 with transaction.atomic(using="file"):
@@ -305,7 +305,7 @@ class TestWarning:
 
     @pytest.mark.parametrize("release", ["now", "on_commit"])
     def test_not_warned(self, rows: Rows, release: Any) -> None:
-        """Who has said what is meant is not warned."""
+        """A caller that has chosen a release is not warned."""
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             with transaction.atomic(using="file"), mongo_lock(new_key(), release=release):
@@ -313,7 +313,7 @@ class TestWarning:
 
 
 class TestTestCase(TestCase):
-    """Tests run in a transaction of their own: it does not count, or every lock of a test would stay."""
+    """The transaction of a test case does not count. Otherwise every lock of a test would stay."""
 
     databases = {"default"}  # noqa: RUF012
 

@@ -1,4 +1,4 @@
-"""Versions: what was changed since it was read is not written over. On SQLite, PostgreSQL and MongoDB."""
+"""A save never overwrites a change made since the read. These tests run on SQLite, PostgreSQL and MongoDB."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestSave:
         assert again.changed["count"] == ("<CombinedExpression: F(count) + Value(1)>", 0)
 
     def test_update_fields(self, db: str) -> None:
-        """The version need not be among them: it is checked and raised all the same."""
+        """The version is checked and raised, even if update_fields does not name it."""
         first, second = two(db)
         first.count = 1
         first.save(update_fields=["count"])
@@ -140,7 +140,7 @@ class TestSave:
         assert Named.objects.using(db).count() == 2
 
     def test_a_new_row_with_a_key_of_its_own(self, db: str) -> None:
-        """Where there is none, forced updates say so as always."""
+        """A forced update of a missing row raises the usual error."""
         with pytest.raises(DatabaseError) as caught:
             Thing(title="x").save(using=db, force_update=True)
         assert not isinstance(caught.value, VersionConflict)
@@ -186,7 +186,8 @@ class TestSave:
         assert not Thing.objects.using(db).defer("version").get(pk=made.pk).get_deferred_fields()
 
     def test_a_deferred_field_that_is_loaded_later(self, db: str) -> None:
-        """It may be newer than the rest; the rest stays what was read, and is not saved over a change."""
+        """A field that is loaded later may be newer than the rest. The rest stays as it was read, and is not saved over
+        a change."""
         made = make(db, count=1)
         for read in (Thing.objects.using(db), models.QuerySet[Thing](Thing, using=db)):
             thing = read.defer("count").get(pk=made.pk)
@@ -198,7 +199,7 @@ class TestSave:
             refused(thing.save)
 
     def test_refresh(self, db: str) -> None:
-        """After refresh_from_db() it is read again. A part of it is not: the older version stays what was read."""
+        """After refresh_from_db() the version is new. A partial refresh keeps the older version."""
         first, second = two(db)
         first.count = 5
         first.save()
@@ -229,8 +230,7 @@ class TestSave:
         assert (copy.version, stored(copy, db).version) == (2, 2)
 
     def test_fixtures(self, db: str) -> None:
-        """F209: loaddata writes what the fixture says over what is there, but the version grows: what was read
-        before is
+        """F209: loaddata writes the fixture over the stored row, but raises the version. Saving an older copy is
         refused. A new row has the version of the fixture, or none."""
         thing = make(db)
         thing.save()
@@ -251,7 +251,7 @@ class TestSave:
         assert stored(new, db).version == 1
 
     def test_rows_from_before_the_field(self, db: str) -> None:
-        """Version null (a document that has none): it is checked as well, and gets its first number."""
+        """A row with version null (or a document without one) is checked as well, and gets its first number."""
         made = Bare.objects.using(db).create(title="a")
         models.QuerySet(Bare, using=db).update(revision=None)
         if connections[db].vendor == "mongodb":
@@ -268,8 +268,8 @@ class TestSave:
 
     @pytest.mark.parametrize(("model", "name"), [(Bare, "revision"), (Renamed, "revision"), (ThingProxy, "version")])
     def test_kinds_of_models(self, db: str, model: Any, name: str) -> None:
-        """The field alone is enough, whatever it is called and whatever the manager hides; a model that looks before it
-        updates, whose field called version is another one; a proxy has the version of its model."""
+        """The field alone is enough, whatever its name and whatever the manager hides. A model may read before it
+        updates, or have another field called version. A proxy has the version of its model."""
         first, second = two(db, model, title="hidden")
         first.save()
         assert getattr(first, name) == getattr(stored(first, db), name) == 2
@@ -304,7 +304,7 @@ class TestDelete:
         assert "deleted meanwhile" in str(refused(second.delete))
 
     def test_relations(self, db: str) -> None:
-        """What hangs on it goes too, and what protects it protects it, its version included."""
+        """Cascades delete related rows. A protected row stays, with its version."""
         thing = make(db)
         Part._base_manager.using(db).create(thing=thing)
         guard = Guard._base_manager.using(db).create(thing=thing)
@@ -320,7 +320,7 @@ class TestDelete:
         assert thing.delete() == (2, {"versioned.Part": 1, "versioned.Thing": 1})
 
     def test_set_null_raises_the_version(self, db: str) -> None:
-        """What Django itself changes is a change."""
+        """A change by Django itself raises the version."""
         topic = Topic._base_manager.using(db).create(name="t")
         first = stored(make(db, topic=topic), db)
         topic.delete()
@@ -360,7 +360,8 @@ class TestInheritance:
         assert not Base.objects.using(db).exists()
 
     def test_a_child_that_is_refused(self, db: str) -> None:
-        """Where its parent is rolled back with it, it has the version that is stored: it can be corrected and saved."""
+        """If the parent is rolled back with the child, the instance has the stored version, and can be corrected and
+        saved."""
         Child.objects.using(db).create(name="n", extra="taken")
         child = Child.objects.using(db).create(name="n", extra="e")
         child.extra = "taken"
@@ -371,7 +372,7 @@ class TestInheritance:
         child.save()
 
     def test_a_child_for_a_parent_that_is_there(self, db: str) -> None:
-        """The way of Django's documentation: the parent was read, so this is a change of it."""
+        """A child made from a read parent, as in Django's documentation, counts as a change of the parent."""
         parent = Base.objects.using(db).create(name="n")
         child = Child(base_ptr=parent, extra="e")
         child.__dict__.update({**parent.__dict__})
@@ -381,10 +382,11 @@ class TestInheritance:
 
 
 class TestQuerySet:
-    """What writes many rows at once."""
+    """Methods that write many rows at once."""
 
     def test_update_raises_the_version(self, db: str) -> None:
-        """Whoever has read before is refused; a version given by hand is taken; nothing to change changes nothing."""
+        """Saving an earlier copy is refused. An explicit version is taken. An update without a change changes
+        nothing."""
         first, second = two(db)
         assert Thing.objects.using(db).filter(title="a").update(count=F("count") + 5) == 1
         assert (stored(first, db).count, stored(first, db).version) == (5, 2)
@@ -427,7 +429,7 @@ class TestQuerySet:
         assert (stored(hidden, db).title, stored(hidden, db).revision) == ("seen", 2)
 
     def test_bulk_update_of_two_copies(self, db: str) -> None:
-        """Of two copies of one row, one would be lost without a word; the same instance twice is harmless."""
+        """If two copies of one row were written, one would be lost silently. The same instance twice is harmless."""
         one, other = two(db)
         one.count, other.title = 5, "b"
         with pytest.raises(ValueError, match=r"in the list twice.*Read each row once"):
@@ -470,7 +472,7 @@ class TestQuerySet:
             editor.delete_model(Pair)
 
     def test_upserts_are_refused(self, db: str) -> None:
-        """They would write over what nobody has read."""
+        """Upserts would overwrite rows that the caller has not read."""
         with pytest.raises(ValueError, match=r"update_conflicts=True.*use bulk_update"):
             Thing.objects.using(db).bulk_create(
                 [Thing(title="a")], update_conflicts=True, update_fields=["count"], unique_fields=["title"]
@@ -478,7 +480,7 @@ class TestQuerySet:
 
     @on_sql  # the backend for MongoDB has no ignore_conflicts
     def test_what_bulk_create_may_not_have_made(self, db: str) -> None:
-        """With ignore_conflicts nobody knows whose the row is: it has to be read before it is saved."""
+        """With ignore_conflicts, the origin of the row is unknown. The row has to be read before it is saved."""
         Named.objects.using(db).create(pk="a", value=1)
         (ignored,) = Named.objects.using(db).bulk_create([Named(pk="a", value=2)], ignore_conflicts=True)
         with pytest.raises(ValueError, match="read without its version"):
@@ -486,7 +488,8 @@ class TestQuerySet:
         assert Named.objects.using(db).get().value == 1
 
     def test_update_or_create_tries_again(self, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without row locks somebody may come between its read and its write. It wants to set values, so it does."""
+        """Without row locks, another writer may come between its read and its write. The method retries, because it
+        wants to set values."""
         made = make(db)
         asked: list[int] = []
 
@@ -502,7 +505,7 @@ class TestQuerySet:
 
 
 class TestTransactions:
-    """What a transaction around it changes."""
+    """The effects of a surrounding transaction."""
 
     @on_sql
     def test_a_savepoint_keeps_the_rest(self, db: str) -> None:
@@ -536,7 +539,7 @@ class TestTransactions:
 
     @on_sql
     def test_an_error_after_the_commit(self, db: str) -> None:
-        """What is committed is the version that the instance has."""
+        """The instance has the committed version."""
         soft = SoftThing(pk=uuid.uuid4())
         soft.save(using=db)
         with failing_hook(SoftThing, db):
@@ -564,7 +567,7 @@ class TestField:
     """The field, apart from any database."""
 
     def test_unfit_options(self) -> None:
-        """It counts; it cannot be a key."""
+        """A version counts, and cannot be a key."""
         with pytest.raises(TypeError, match="VersionField cannot be primary_key, unique"):
             VersionField(primary_key=True, unique=True)
 

@@ -1,4 +1,4 @@
-"""What each database says when it means "try again", and that retry_on_conflict does."""
+"""The errors of each database that mean "try again", and retry_on_conflict with them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ class TestTwoWriters:
 @pytest.mark.long
 @on("postgres", "mariadb", "mongo")
 def test_a_deadlock(db: str, retried: list[str]) -> None:
-    """F86: two lock two rows crosswise: the one that the database picks runs again (40P01, 1213, WriteConflict)."""
+    """F86: two transactions lock two rows crosswise. The one that the database picks runs again (40P01, 1213,
+    WriteConflict)."""
     keys = [Thing.objects.create(title=title).pk for title in "ab"]
     both = threading.Barrier(2)
 
@@ -295,7 +296,7 @@ def from_driver(**facts: Any) -> DatabaseError:
     ],
 )
 def test_what_means_try_again(error: Exception, overtaken: bool) -> None:
-    """By the codes of the drivers, never by words, which are translated."""
+    """Errors are judged by the codes of the drivers, never by words, because words are translated."""
     assert is_passing(error)
     assert is_overtaken(error) is overtaken
 
@@ -312,5 +313,6 @@ def test_what_means_try_again(error: Exception, overtaken: bool) -> None:
     ],
 )
 def test_what_does_not(error: Exception) -> None:
-    """A violated constraint, a full disk, a lost connection: it is unknown whether the command was carried out."""
+    """A violated constraint, a full disk or a lost connection is not retried, because the outcome of the command may be
+    unknown."""
     assert not is_passing(error)

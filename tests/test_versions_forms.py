@@ -40,7 +40,7 @@ from tests.versioned.shapes import Named, Shape, Thing, Topic
 __all__ = ["db", "home", "postgres"]
 
 
-#: What a refused form says; in the middle, which fields were changed.
+#: The error of a refused form, with the changed fields in the middle.
 SAID = (
     "Not saved: this was changed while you were editing it. %s"
     "What you typed is still here: save again to replace what is stored."
@@ -58,12 +58,12 @@ class TextForm(ThingForm):
 
 
 def sent_of(form: Any) -> dict[str, Any]:
-    """What a browser would send back of a form untouched."""
+    """Return the data that a browser would send back of an untouched form."""
     return {bound.html_name: "" if (value := bound.value()) is None else value for bound in form}
 
 
 def page_of(thing: Thing, kind: type[ThingForm] = ThingForm) -> dict[str, Any]:
-    """What a browser would send back of its page."""
+    """Return the data that a browser would send back of the page of *thing*."""
     return sent_of(kind(instance=again(thing)))
 
 
@@ -91,7 +91,8 @@ class TestForm:
     """VersionedModelForm in a view of one's own, on each database."""
 
     def test_what_changed_is_said_and_typing_stays(self, thing: Thing) -> None:
-        """The fields are named, mine stays in its field; what I left alone takes theirs; sent again, it is saved."""
+        """The error names the changed fields, and my field keeps my text. A field that I left alone takes the stored
+        value. The second send saves."""
         sent = page_of(thing)
         somebody_else(thing, title="theirs <b>", count=7)
         form = form_of(thing, {**sent, "title": "mine"})
@@ -104,14 +105,14 @@ class TestForm:
         assert (again(thing).title, again(thing).count, again(thing).version) == ("mine", 7, 3)
 
     def test_a_change_elsewhere_in_the_object(self, thing: Thing) -> None:
-        """The version counts, not only the fields of the form; then no field has a complaint."""
+        """The version counts, not only the fields of the form. No field has an error then."""
         sent = page_of(thing)
         somebody_else(thing)
         form = form_of(thing, {**sent, "title": "mine"})
         assert form.errors == {"__all__": [SAID % ""]}
 
     def test_nothing_to_save_is_no_conflict(self, thing: Thing) -> None:
-        """Who writes what is there already loses nothing and takes nothing away."""
+        """A user who writes the stored value overwrites nothing."""
         sent = page_of(thing)
         somebody_else(thing, title="b")
         assert form_of(thing, {**sent, "title": "b"}).is_valid()
@@ -133,7 +134,7 @@ class TestForm:
         assert Thing.objects.count() == 2
 
     def test_a_form_with_more_than_columns(self, thing: Thing) -> None:
-        """What is not a column may be written by the form's own save(): then any change counts."""
+        """The form's own save() may write data that is not a column. Any change counts then."""
 
         class More(ThingForm):
             more = forms.CharField(required=False)
@@ -175,7 +176,8 @@ class TestForm:
         assert str(form["topic"].value()) == str(new.pk)
 
     def test_what_a_browser_changes_was_left_alone(self, thing: Thing) -> None:
-        """F89: line ends and spaces at the end: the field that nobody touched takes what is stored, to the letter."""
+        """F89: browsers change line ends and trailing spaces. An untouched field takes the stored value, to the
+        letter."""
         somebody_else(thing, title="one\ntwo ")
         form = form_of(thing, {**page_of(thing, TextForm), "title": "one\r\ntwo", "count": 5}, TextForm)
         assert form.is_valid(), form.errors
@@ -211,7 +213,7 @@ class TestForm:
         assert (again(thing).title, again(thing).count) == ("mine", 7)
 
     def test_deleted_between_validation_and_save(self, thing: Thing) -> None:
-        """Then it says so, and keeps what was typed."""
+        """The form reports the deletion, and keeps the typed text."""
         form = form_of(thing, {**page_of(thing), "title": "mine"})
         assert form.is_valid()
         again(thing).delete()
@@ -261,7 +263,7 @@ WRAPPED: Any = RelatedFieldWidgetWrapper(forms.TextInput(), None, None, can_add_
     ],
 )
 def test_what_a_browser_sends_back(field: forms.Field, value: Any, comes_back: Any) -> None:
-    """Of a field that is left alone, by widget."""
+    """A browser sends an untouched value back in the form of its widget."""
     assert sent_back(field, value) == comes_back
 
 
@@ -292,7 +294,7 @@ class CustomerForm(SealedModelForm):
 
 
 class TestEmbedded:
-    """Documents in documents: what they hold counts, each value of it."""
+    """Embedded documents are compared by each of their values."""
 
     def customer(self, city: str = "Bern", others: tuple[str, ...] = ("Bern",), **values: Any) -> Customer:
         """As it is read."""
@@ -302,7 +304,7 @@ class TestEmbedded:
         return found
 
     def form(self, stored: Customer, city: str, others: tuple[str, ...] = ("Bern",), note: str = "new") -> Any:
-        """What is sent of the page of a customer in Bern, when another one may be stored."""
+        """Return the form sent from the page of a customer in Bern, for the *stored* customer."""
         rows = {f"others-{number}-name": name for number, name in enumerate(others)}
         count = {"others-TOTAL_FORMS": len(others), "others-INITIAL_FORMS": len(others)}
         seal = CustomerForm(instance=self.customer())["version_read"].value()
@@ -332,7 +334,7 @@ class TestEmbedded:
         assert (city["city-name"] if isinstance(city, dict) else city.name) == now.get("city", "Bern")
 
     def test_what_is_saved(self) -> None:
-        """What nobody has changed is no conflict; what is typed is taken, an emptied list too."""
+        """An unchanged field is no conflict. A typed value is taken. An emptied list is taken, too."""
         form = self.form(self.customer(), "Zurich", ())
         assert form.is_valid(), form.errors
         assert (form.instance.city.name, form.instance.others, form.instance.note) == ("Zurich", [], "new")
@@ -370,7 +372,7 @@ class ReplicaRouter:
 
 @WITH_MONGO
 class TestAdmin:
-    """VersionedAdmin: the change page, the list, deleting."""
+    """VersionedAdmin, with the change page, the list, and deleting."""
 
     def test_conflict_on_the_change_page(self, person: Client) -> None:
         """Nothing is written; saved when it is sent again."""
@@ -386,7 +388,7 @@ class TestAdmin:
         assert (Rate.objects.get().value, Rate.objects.get().note, Rate.objects.get().version) == (5, "mine", 3)
 
     def test_the_key_of_another(self, person: Client) -> None:
-        """What is saved under another key is a copy, as Django makes it: no other object is written over."""
+        """Saving under another key makes a copy, as in Django. No other object is overwritten."""
         Rate.objects.create(name="USD", value=2)
         tab = Tab(person, PAGE)
         assert tab.send(name="USD").status_code == 200
@@ -399,7 +401,7 @@ class TestAdmin:
         ]
 
     def test_faster_than_the_save(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Also somebody who comes between the check and the write ends up on the same page."""
+        """A change between the check and the write leads to the same page."""
         tab, saved, save = Tab(person, PAGE), list[str](), RateAdmin.save_model
 
         def slow(self: Any, request: Any, obj: Any, form: Any, change: bool) -> None:
@@ -409,7 +411,7 @@ class TestAdmin:
             save(self, request, obj, form, change)
 
         monkeypatch.setattr(RateAdmin, "save_model", slow)
-        # The update was made in the request's own transaction here, and rolled back with it: what is left is a retry.
+        # The update was made in the request's own transaction here, and rolled back with it. Only the retry remains.
         assert tab.send(note="mine").status_code == 302
         assert saved == ["mine"]
         assert Rate.objects.get().note == "mine"
@@ -430,7 +432,7 @@ class TestAdmin:
         assert tab.fields["note"] == ("n" if times == 1 else "mine")
 
     def test_deleted_while_it_was_edited(self, person: Client) -> None:
-        """What was typed is still there, and can be saved as a new one."""
+        """The typed text is still there, and can be saved as a new object."""
         tab = Tab(person, PAGE)
         Rate.objects.all().delete()
         tab.send(note="mine")
@@ -455,7 +457,7 @@ class TestAdmin:
         assert [rate.value for rate in Rate.objects.all()] == [10, 200]
 
     def test_an_untouched_row_of_the_list(self, person: Client) -> None:
-        """Where nothing was typed and nothing shown has changed, nobody is bothered."""
+        """If nothing was typed and no shown value has changed, there is no conflict."""
         Rate.objects.create(name="USD", value=2)
         tab = Tab(person, LIST)
         Rate.objects.filter(pk="USD").update(note="new")
@@ -463,7 +465,7 @@ class TestAdmin:
         assert [(rate.value, rate.note) for rate in Rate.objects.all()] == [(10, "n"), (2, "new")]
 
     def test_what_a_user_sees_no_more(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What was typed into an object that is hidden by now is shown, to be created again under another key."""
+        """If the object is hidden by now, the typed text is shown, to be created again under another key."""
         tab, queryset = Tab(person, PAGE), RateAdmin.get_queryset
         monkeypatch.setattr(RateAdmin, "get_queryset", lambda *args: queryset(*args).exclude(note="closed"))
         Rate.objects.update(note="closed")
@@ -476,7 +478,7 @@ class TestAdmin:
         assert person.post(f"{PAGE}?_to_field=value", tab.fields).status_code == 400, "Django's own answer"
 
     def test_a_replica_that_is_behind(self, settings: Settings) -> None:
-        """What a page is compared with comes from where it is saved, rows of inlines too."""
+        """A page is compared with the database in which it is saved, including rows of inlines."""
         settings.DATABASE_ROUTERS = [ReplicaRouter()]
         for request, alias in ((RequestFactory().get("/"), "replica"), (RequestFactory().post("/"), "primary")):
             request.user = User(is_superuser=True, is_active=True)
@@ -489,13 +491,14 @@ class TestAdmin:
         ("address", "typed"), [(PAGE, {"value": "5"}), (LIST, {"form-0-value": "5"}), (f"{LIST}add/", {"name": "USD"})]
     )
     def test_an_error_after_the_commit(self, person: Client, address: str, typed: dict[str, str]) -> None:
-        """It is raised: the page is not sent again, which would make a second object or say that nothing was saved."""
+        """The error is raised. The page is not shown again, because it would make a second object or say that nothing
+        was saved."""
         tab = Tab(person, address)
         with failing_hook(Rate, "mongo"):  # where Django runs such a function at once
             tab.send({"value": "1"} | typed, _save="Save")
 
     def test_an_action_is_run_once(self, person: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Its conflict is its own: what it did before is not done twice."""
+        """A conflict of an action is its own. Earlier effects of the action are not repeated."""
         runs: list[str] = []
 
         def twice(admin: Any, request: Any, queryset: Any) -> None:
@@ -535,7 +538,7 @@ class TestAdmin:
         assert person.get(DELETE).status_code == 302, "Django's own answer"
 
     def test_deleting_in_a_popup(self, person: Client) -> None:
-        """What else is in the address stays there; who may not delete learns nothing."""
+        """Other parameters of the address stay. A user who may not delete learns nothing."""
         popup = f"{DELETE}?_popup=1&_to_field=name"
         asked = person.get(popup, follow=True)
         assert asked.status_code == 200
@@ -556,7 +559,8 @@ class ThingInline(VersionedForms, admin.TabularInline):  # type: ignore[misc,typ
 
 
 class TopicAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """Things under their topic; without the log, the template and the redirect, which need them in the project."""
+    """Things under their topic. The log, the template and the redirect are left out, because they need the project's
+    own database."""
 
     inlines = (ThingInline,)
 
@@ -648,7 +652,7 @@ class JoiningManager(VersionedManager["Joined"]):
 
 
 class Joined(Thing):
-    """Its base manager joins, too."""
+    """A model with a base manager that joins, too."""
 
     objects = JoiningManager()
 
@@ -659,7 +663,7 @@ class Joined(Thing):
 
 
 class OnePage(VersionedAdmin):
-    """Without the log and the redirects, which need the project's own database."""
+    """An admin without the log and the redirects, because they need the project's own database."""
 
     def log_change(self, *args: Any) -> Any:
         return None
@@ -681,7 +685,7 @@ class OnePage(VersionedAdmin):
 
 
 class OtherDatabase(OnePage):
-    """The `MultiDBModelAdmin` of Django's documentation: it names the database itself."""
+    """The `MultiDBModelAdmin` of Django's documentation, with an explicit database."""
 
     using = ""
 
@@ -728,7 +732,8 @@ def test_pages_of_other_managers_and_databases(
 
 
 def test_rows_of_a_page_are_locked(db: str) -> None:
-    """F212: Where the database can, nobody writes to the rows of a page between their comparison and their save."""
+    """F212: if the database can lock rows, nobody writes to the rows of a page between their comparison and their
+    save."""
     topic = Topic._base_manager.create(name="t")
     thing = Thing.objects.create(title="a", topic=topic)
     with all_or_nothing(db), CaptureQueriesContext(connections[db]) as queries:

@@ -50,7 +50,7 @@ class WithoutAKey(View):
         return HttpResponse(str(len(holders(f"{__name__}.WithoutAKey.dispatch"))))
 
 
-# For the tests of transactions: views that write one row. They are given their locks in `TRANSACTIONAL`.
+# Views that write one row, for the tests of transactions. The views are given their locks in `TRANSACTIONAL`.
 
 
 def write(request: Any, name: str) -> HttpResponse:
@@ -67,7 +67,7 @@ def write(request: Any, name: str) -> HttpResponse:
 
 
 def naive(request: HttpRequest, name: str) -> HttpResponse:
-    """What one writes first: it releases before Django commits."""
+    """Write a row as most people would at first. The lock is released before Django commits."""
     with mongo_lock(f"row:{name}"):
         return write(request, name)
 
@@ -99,7 +99,7 @@ async def aget(self: Any, request: Any, name: str) -> HttpResponse:
 
 
 def a_class(base: Any = View, get: Any = get) -> Any:
-    """A view class of its own: the lock changes the class itself."""
+    """Make a new view class, because the lock changes the class itself."""
     return type("Made", (base,), {"get": get})
 
 
@@ -175,7 +175,7 @@ class TestViewClasses:
 
 
 class TestResponse:
-    """What a client sees when the lock is not to be had."""
+    """The response to a client when the lock is busy."""
 
     @pytest.mark.parametrize(
         ("accept", "kind"),
@@ -191,7 +191,8 @@ class TestResponse:
         ],
     )
     def test_accept(self, name: str, accept: dict[str, str], kind: str) -> None:
-        """JSON, a page or text, as the client prefers. It names neither key nor holder, and is not cached."""
+        """The response is JSON, a page or text, as the client prefers. The response names neither key nor holder, and
+        is not cached."""
         with held_elsewhere(f"view:{name}", label="secret label", owner="secret owner", lease=5):
             answer = Client().get(f"/function/{name}/", headers=accept)
         assert answer.status_code == 423
@@ -240,8 +241,8 @@ class TestResponse:
         ],
     )
     def test_retry_after(self, usual: float | None, held_for: float, left: float, said: str) -> None:
-        """It speaks of the work: what such holds usually take, else as long again; at most what is left of the lease,
-        at least a second."""
+        """Retry-After is the usual duration of such holds, or else the time held so far once more. The limits are the
+        rest of the lease and one second."""
         error = LockNotAcquired("key", retry_after=left)
         error.usual, error.held_for = usual, held_for
         assert make_response(RequestFactory().get("/"), error)["Retry-After"] == said
@@ -317,7 +318,7 @@ rows = pytest.fixture(atomic_rows)
 
 @pytest.fixture
 def at_release(rows: Rows) -> Iterator[list[tuple[str, list[str]]]]:
-    """What a second connection sees at the moment when a lock has been released: (kind of key, rows)."""
+    """Return the list of the kinds of keys and the rows, as a second connection sees them at each release."""
     seen: list[tuple[str, list[str]]] = []
 
     def look(*, key: str, **event: Any) -> None:
@@ -358,7 +359,7 @@ class TestAtomicRequests:
 
     @pytest.mark.parametrize("kind", ["below_api_view", "api_method", "api_class", "above_api_view"])
     def test_api_exception(self, kind: str, name: str, at_release: Any, rows: Any) -> None:
-        """What Django REST framework answers as an error is rolled back before the release, too."""
+        """An error response of Django REST framework is rolled back before the release, too."""
         assert Client().get(f"/write-{kind}/{name}/?forbidden").status_code == 403
         assert at_release == [("row", [])]
         assert rows() == []
@@ -370,19 +371,19 @@ class TestAtomicRequests:
 
     @pytest.mark.parametrize("kind", ["waits", "waits_inside"])
     def test_busy(self, kind: str, name: str, rows: Any) -> None:
-        """No transaction is open while a view waits for its lock, nor while it has one and waits for another."""
+        """No transaction is open while a view waits for its lock, or while it holds one and waits for another."""
         with held_elsewhere(f"row:{name}"):
             assert Client().get(f"/write-{kind}/{name}/").content == b"False"
 
     @pytest.mark.parametrize("kind", ["none_below", "none_above", "none_class", "none_method"])
     def test_non_atomic_requests(self, kind: str, name: str, rows: Any) -> None:
-        """A view that wants no transaction has none, above or below the lock: what it wrote stays."""
+        """A view without a transaction has none above or below the lock. The view's writes stay."""
         with pytest.raises(ZeroDivisionError):
             Client().get(f"/write-{kind}/{name}/?fail")
         assert rows() == [name]
 
     async def test_asgi(self, name: str, at_release: Any) -> None:
-        """The same order under the async handler, which runs sync views in threads."""
+        """The async handler runs sync views in threads. The order is the same."""
         await AsyncClient().get(f"/write-function/{name}/")
         await AsyncClient().get(f"/write-method/{name}/")
         assert at_release == [("row", [name]), ("row", [name, name])]

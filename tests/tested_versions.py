@@ -1,8 +1,8 @@
-"""Run what a new Django or Python can break on the oldest and the newest pair: `python3 dev.py versions`.
+"""Run the tests that a new Django or Python can break on the oldest and the newest pair: `python3 dev.py versions`.
 
-The oldest pair is that of .venv. The newest pair is made in .venv-newest: the newest Python of this machine, with the
-newest Django and django-mongodb-backend that the index has today. With --write, the table of
-docs/reference/compatibility.md is written, with the commit that was run. Further arguments go to pytest.
+The oldest pair is that of .venv. The newest pair is made in .venv-newest, from the newest Python of this machine and
+the newest Django and django-mongodb-backend of the index. With --write, the table of docs/reference/compatibility.md is
+written, with the commit that was run. Further arguments go to pytest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD: Final = """\
 | pair | Python | Django | django-mongodb-backend | PyMongo | MongoDB | tests |
 |---|---|---|---|---|---|---|
 """
-#: What needs Django's own ways: the pages of the admin, the edit locks, the versions of rows, the checks.
+#: Tests that depend on Django's own ways, such as the pages of the admin, edit locks, versions of rows, and checks.
 TESTS: Final = (
     "tests/test_admin.py",
     "tests/test_dashboard.py",
@@ -37,7 +37,7 @@ TESTS: Final = (
     "tests/test_versions_forms.py",
     "tests/test_checks.py",
 )
-#: Not among them: what others write into a lock is shown alike on each Django.
+#: Without these, because texts that others write into a lock look alike on each Django.
 SELECTED: Final = "not hostile and not damage"
 #: The oldest Python of the newest Django.
 NEEDED: Final = (3, 12)
