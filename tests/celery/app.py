@@ -20,7 +20,7 @@ from django_mongolock.engine.lock.lock import MongoLock
 from tests.celery.records import DIRECTORY, Story, listen, note, work
 from tests.support.looking import holders
 
-#: What `keep` leaves behind.
+#: Locks that `keep` leaves behind.
 kept: list[MongoLock] = []
 HERE = Path(os.environ.get(DIRECTORY, "/nonexistent"))
 
@@ -37,7 +37,7 @@ if DIRECTORY in os.environ:
 
 
 def directory() -> Path:
-    """Where the records are: of this worker, or of the test that sends."""
+    """Return the folder of the records, either this worker's or the sending test's."""
     return HERE
 
 
@@ -88,7 +88,7 @@ def at_work(name: str, task_id: str) -> None:
 
 @app.task(bind=True)
 def by_hand(self: Task[Any, Any], keys: list[str], name: str, clean_up: float) -> str:
-    """The same, with blocks: it comes back by itself, and what it sends is sent while it holds its locks."""
+    """Do the same with blocks. The task retries itself, and sends its message while it holds its locks."""
     try:
         with ExitStack() as stack:
             for key in keys[:-1]:
@@ -140,7 +140,7 @@ def told_once_per(self: Task[Any, Any], key: str, name: str) -> str:
 @app.task
 @mongo_locked("{key}", wait=10)
 def facts(key: str) -> list[Any]:
-    """Where its lock is held, and on whose behalf."""
+    """Return the place and the owner of the lock's holder."""
     (found,) = holders(key)
     return [found["place"], found["owner"]]
 
@@ -277,5 +277,5 @@ def two_locks(self: Task[Any, Any], outer: str, inner: str, name: str) -> str:
 
 
 def killed(pid: int, where: Path) -> None:
-    """Write down that a process was killed, whose body has no end."""
+    """Note that a process was killed, because its body has no end."""
     note(where, "killed", victim=pid)

@@ -1,4 +1,4 @@
-"""Tasks that come back, without a worker: what is sent, when, and what it remembers."""
+"""Tasks that come back, without a worker: their messages, their times, and their memory."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def comes_back(sent: list[Any], error: Exception, headers: Any = None, **request
 
 @pytest.mark.parametrize(("times", "longest"), [(0, 0.25), (1, 0.5), (3, 2), (5, 5), (90, 5)])
 def test_the_countdown_doubles(sent: list[Any], times: int, longest: float) -> None:
-    """It comes back soon at first, and then every few seconds; never all at once."""
+    """A task comes back soon at first, and then every few seconds. Tasks never come back all at once."""
     countdowns = {comes_back(sent, BUSY, carries(times))["countdown"] for _ in range(20)}
     assert len(countdowns) > 10
     assert all(longest / 2 <= each <= longest for each in countdowns)
@@ -119,7 +119,7 @@ def test_the_countdown_doubles(sent: list[Any], times: int, longest: float) -> N
 
 
 def test_the_end_of_the_lease(sent: list[Any]) -> None:
-    """It comes sooner where the lease of the holder ends sooner."""
+    """A task comes back sooner if the lease of the holder ends sooner."""
     assert comes_back(sent, LockNotAcquired("key", retry_after=1), carries(9))["countdown"] <= 1
 
 
@@ -180,7 +180,8 @@ def lock_unless(call: LockedCall, away: Any, key: str) -> Any:
 
 
 def test_one_message_from_one_run(sent: list[Any], key: str) -> None:
-    """F232: a helper under "retry" inside of somebody's try multiplies nothing: a swallowed Retry sends no message."""
+    """F232: a helper under "retry" in a caller's try block multiplies nothing, because a swallowed Retry sends no
+    message."""
     process: Any = mongo_locked(f"{key}:{{row}}", on_contention="retry", wait=0)(lambda row: row)
 
     def rows() -> str:
@@ -211,7 +212,7 @@ def test_some_failures_are_final(sent: list[Any], settings: Settings, limit: flo
 
 
 def test_a_retry_of_its_own_starts_afresh() -> None:
-    """What a message remembers of its wait is not carried on by what the task itself sends when it runs."""
+    """The memory of a wait in a message is not carried on to messages that the task itself sends."""
     with in_task(task, headers={**carries(7), "theirs": 1}) as request:
         assert mongo_locked(uuid.uuid4().hex, on_contention="retry")(ran)() == "ran"
         assert request.headers == {"theirs": 1}
@@ -250,7 +251,7 @@ def outcome(function: Any, sent: list[Any]) -> Any:
 
 @pytest.mark.parametrize("end", ["cold shutdown", "forced", "no document"])
 def test_no_proof(sent: list[Any], key: str, end: str) -> None:
-    """F230, F231: a run that is gone without a report of its worker has not ended: the second delivery runs."""
+    """F230, F231: a run without a report of its worker may be gone, but has not ended. The second delivery runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     run = OtherRun(key, task, "the-id")
     run.state = "" if end == "cold shutdown" else states.SUCCESS
@@ -304,7 +305,7 @@ async def async_generator() -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("function", [coroutine, generator, async_generator])
 def test_a_second_delivery_to_other_functions(sent: list[Any], key: str, function: Any) -> None:
-    """F95: of every kind that a task may call."""
+    """F95: a second delivery is recognised in every kind of function that a task may call."""
     locked = mongo_locked(key, wait=0)(function)
 
     async def call() -> Any:
@@ -370,7 +371,8 @@ def test_the_first_run_cannot_be_read(sent: list[Any], key: str, monkeypatch: py
 
 
 def test_a_retry_that_overtakes(sent: list[Any], key: str) -> None:
-    """F96: a retry without a countdown starts while the run that sent it still ends. It is no second delivery."""
+    """F96: a retry without a countdown starts while the run that sent it still ends. The retry is no second
+    delivery."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     with OtherRun(key, task, "the-id", retries=0):
         assert deliver(function, retries=1) is Retry
@@ -380,7 +382,8 @@ def test_a_retry_that_overtakes(sent: list[Any], key: str) -> None:
 
 
 def test_a_run_meets_its_sender(sent: list[Any], key: str) -> None:
-    """F122: it comes again, under any policy, and is never dropped, although its sender has ended by then."""
+    """F122: a run that meets its sender comes again under any policy, and is never dropped, although its sender has
+    ended by then."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     headers: dict[str, Any] = {MESSAGE: "second"}
     with OtherRun(key, task, "the-id"):
@@ -393,7 +396,8 @@ def test_a_run_meets_its_sender(sent: list[Any], key: str) -> None:
 
 
 def test_a_minimum_hold_of_its_own(sent: list[Any], key: str) -> None:
-    """What a task keeps locked for the minimum hold is no run of it: the policy decides, also in its next run."""
+    """A key that a task keeps locked for the minimum hold is no run of the task. The policy decides, also in the next
+    run."""
     function: Any = once_per(key, hours=1)(ran)
     assert deliver(lambda: (function(), function())) == ("ran", SKIPPED)
     assert deliver(function) is deliver(function, retries=1) is SKIPPED
@@ -403,7 +407,7 @@ def test_a_minimum_hold_of_its_own(sent: list[Any], key: str) -> None:
 
 
 def test_two_coroutines_of_one_run(sent: list[Any], key: str) -> None:
-    """The one that waits for the other in vain gets the error: it is no second delivery."""
+    """If one coroutine waits in vain for another of its run, it gets the error. The coroutine is no second delivery."""
 
     @mongo_locked(key, wait=0.1)
     async def function() -> None:
@@ -417,7 +421,8 @@ def test_two_coroutines_of_one_run(sent: list[Any], key: str) -> None:
 
 
 def test_it_is_sent_when_the_run_has_ended(sent: list[Any], key: str, settings: Settings) -> None:
-    """F122: until then, nothing is sent, so the next run meets no lock of this one. What is caught is not sent."""
+    """F122: nothing is sent before the end of the run, and the next run meets no lock of this one. A caught Retry is
+    not sent."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.01}
     outer: Any = mongo_locked(f"{key} outer", on_contention="retry")(lambda work: work())
     inner: Any = mongo_locked(key, on_contention="retry")(ran)
@@ -440,7 +445,7 @@ def test_it_is_sent_when_the_run_has_ended(sent: list[Any], key: str, settings: 
     assert holders(f"{key} outer") == []
 
 
-# Where there is no later
+# Tasks without a later run
 
 
 @app.task(max_retries=0, shared=False)
@@ -450,7 +455,8 @@ def returning(key: str) -> str:
 
 
 def test_without_a_worker(key: str) -> None:
-    """A task that is called as a function, or runs where it is sent, is locked as well; it has no later, and fails."""
+    """A task that is called as a function, or that runs where it is sent, is locked as well. Without a later run, it
+    fails."""
     assert (returning(key), returning.apply((key,)).get()) == ("ran", "ran")
     with held_elsewhere(key):
         with pytest.raises(LockNotAcquired):
@@ -473,8 +479,8 @@ def come_back_to(broker: str, *, late: bool) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize("late", [True, False])
 def test_broker_away(monkeypatch: pytest.MonkeyPatch, settings: Settings, late: bool) -> None:
-    """F106, F127: a task that cannot be sent again is handed back to the broker; acknowledged, it fails. It is never
-    lost without a word."""
+    """F106, F127: a task that cannot be sent again is handed back to the broker. An acknowledged task fails. No task is
+    lost silently."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 0.2}
     monkeypatch.setattr(retry_task, "GIVE_BACK", 0.2)
     monkeypatch.setattr(retry_task, "PAUSE", 0.1)

@@ -16,7 +16,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
-#: Each way in which a task can end: the task, its arguments, the options of its message.
+#: The ways in which a task can end, each with its task, its arguments, and the options of its message.
 WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "success": (tasks.once, {}, {}),
     "failure": (tasks.once, {"how": "fail"}, {}),

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
 @pytest.fixture
 def mongod() -> Iterator[ReplicaSet]:
-    """A MongoDB for the workers, which a test can kill."""
+    """Start a MongoDB for the workers that a test can kill."""
     with ReplicaSet() as server:
         yield server
 

@@ -1,4 +1,4 @@
-"""F98: tasks that cannot run now leave the pool to those that can; what a killed process of the pool held is free."""
+"""F98: tasks that cannot run now leave the pool to those that can. Locks of a killed process of the pool are free."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def begun(here: Place, name: str) -> int:
 
 
 def test_a_killed_process(place: MakePlace, name: str) -> None:
-    """What the killed process of a task held is free long before its lease ends, however the task took it."""
+    """The lock of a killed process is free long before its lease ends, however the task took it."""
     here = place()
     here.start(concurrency=4)
     keys = []

@@ -1,4 +1,5 @@
-"""Where tasks, messages and locks meet: canvases, second deliveries, outages, shutdowns. With a real Redis."""
+"""The meetings of tasks, messages and locks in canvases, second deliveries, outages and shutdowns, with a real
+Redis."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_a_shutdown_after_a_second_delivery(place: MakePlace, name: str, end: si
 
 @pytest.mark.parametrize("value", ["x" * 600, "a\nb"])
 def test_the_next_task_of_a_chain(place: MakePlace, name: str, value: str) -> None:
-    """F191: whatever the argument is of which the key is made."""
+    """F191: the next task of a chain runs, whatever argument its key is made of."""
     here = place()
     here.start()
     assert done(here, chain(tasks.given.s(value), tasks.tail.s()).delay()) == "tail"

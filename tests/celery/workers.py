@@ -36,7 +36,7 @@ class Worker:
             self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
 
     def kill(self) -> None:
-        """As a machine that loses power: the worker and its pool, at once."""
+        """Kill the worker and its pool at once, like a machine that loses power."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -123,9 +123,10 @@ def _sent(headers: dict[str, Any], **kwargs: Any) -> None:
 
 @contextlib.contextmanager
 def placed(directory: Path, broker: str, mongo: str = "", **config: Any) -> Iterator[Place]:
-    """The application of this process sends to the queue of the place. Its workers are killed at the end.
+    """Let the application of this process send to the queue of the place. The workers are killed at the end.
 
-    mongo: the MongoDB of its workers, if not that of the test run. config: Celery's settings.
+    mongo: the MongoDB of the workers, or "" for that of the test run.
+    config: Celery's settings.
     """
     place = Place(directory, broker, mongo, **config)
     app = tasks.app

@@ -88,7 +88,7 @@ def forget() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leave_nothing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test leaves to the background is not tried again after it: the next test may count or strike commands."""
+    """Stop background retries at the end of a test. Otherwise the next test might count or strike their commands."""
     over, add = threading.Event(), Errands.in_background
 
     def add_own(errands: Errands, call: Callable[[], bool | None], pauses: Sequence[float]) -> None:
@@ -106,7 +106,7 @@ def new_ids(make: Callable[[], Any]) -> Iterator[Any]:
 
 @pytest.fixture
 def appname() -> str:
-    """The name that the client of a collection gives to the server: a failpoint can be aimed at it."""
+    """Return the client's name at the server. A failpoint can be aimed at that name."""
     return f"test-{uuid.uuid4().hex}"
 
 
@@ -167,9 +167,12 @@ def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[.
 
 @pytest.fixture
 def strike(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
-    """Raises in place of the answers to the commands of these numbers, or of these and all later ones: they are carried
-    out, unless they are *lost*. before: called with the number of each command. Returns what was sent. What an earlier
-    test has left to the background does not count."""
+    """Return a function that raises errors in place of the answers to the commands of some numbers, or to all later
+    ones as well.
+
+    The commands are carried out unless they are *lost*. *before* is called with the number of each command. The
+    function returns the list of sent commands. Background commands of earlier tests do not count.
+    """
     mine, make = list[Courier](), Courier.__init__
 
     def made(courier: Courier, *arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which acquisitions are granted, which are refused, and what the refusals say."""
+"""The acquisitions that are granted, those that are refused, and the texts of the refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.programs import python
 
 pytestmark = WITH_MONGO
-#: What makes the name of a process that has ended.
+#: A program that prints its process's name. The process then ends.
 NAME = "from django_mongolock.engine.protocol.processes import this_process; print(this_process())"
 
 
@@ -57,7 +57,8 @@ class TestGranted:
         ids=str,
     )
     def test_granted(self, ground: Ground, before: dict[str, Any]) -> None:
-        """F136: it has no holder, or its holder's work has ended or is stale, whoever asks and whatever its state."""
+        """F136: a document is granted if it has no holder, or if the work of its holder has ended or is stale, whatever
+        the owner and the state."""
         id_ = ground.add(7, **before)
         started = datetime.now(UTC).replace(tzinfo=None)
         held = ground.lock.acquire((id_, 7), "exporting", owner="me")
@@ -69,7 +70,8 @@ class TestGranted:
         assert ground.raw(id_)["price"] == 5
 
     def test_changes_come_with_the_grant(self, ground: Ground) -> None:
-        """They are written by the same update, as they are: text that names a field is text; so is an owner."""
+        """The changes are written by the same update, unchanged. Text that looks like a field stays text, also in an
+        owner."""
         id_ = ground.add(1)
         changes = {"price": 9, "title": "$price", "body": "$$NOW"}
         held = ground.lock.acquire((id_, 1), "exporting", changes=changes, owner="$price")
@@ -81,7 +83,8 @@ class TestGranted:
 
     @pytest.mark.parametrize("missing", [{}, {"documentVersion": None}], ids=str)
     def test_no_version(self, plain: Ground, missing: Document) -> None:
-        """A document that never had a version has version 0, and 1 after the first grant; it is granted once."""
+        """A document that never had a version has version 0, and 1 after the first grant. The document is granted
+        once."""
         plain.collection.insert_one({"_id": "old", **missing})
         read = plain.raw("old")
         held = plain.lock.acquire(read, "exporting", final="exported")
@@ -93,7 +96,8 @@ class TestGranted:
 
     @pytest.mark.parametrize("version", [0, -3, Int64(7), 2**31 - 1, 2**40])
     def test_any_whole_number_is_a_version(self, plain: Ground, version: int) -> None:
-        """It stays one, also past 32 bits, and a long one stays long: its type is part of the schema of others."""
+        """A whole number stays one, also past 32 bits, and a long one stays long. The type is part of other programs'
+        schema."""
         held = plain.lock.acquire((plain.add(version), version), "exporting", changes={"documentVersions": 2})
         assert held.version == version + 1 == plain.raw(held.id)["documentVersion"]
         held.update(price=1)
@@ -116,7 +120,7 @@ class TestRefused:
         return caught.value
 
     def test_no_such_document(self, ground: Ground) -> None:
-        """It was deleted, or never was."""
+        """The document was deleted, or never existed."""
         id_ = ground.add(1)
         ground.collection.delete_one({"_id": id_})
         error = self.refused(ground, id_, 1)
@@ -166,7 +170,7 @@ class TestRefused:
         ids=str,
     )
     def test_damaged(self, plain: Ground, role: str, value: Any) -> None:
-        """What cannot be read is not taken for free: fails closed, and names the field."""
+        """An unreadable document does not count as free. The error names the field."""
         id_ = plain.add(7, state="exported")
         plain.change(id_, **{role: value})
         error = self.refused(plain, id_, 7)
@@ -183,7 +187,7 @@ class TestRefused:
             ground.lock.acquire((id_, 7), "exporting", wait=None)
 
     def test_freed_in_the_moment_of_looking(self, plain: Ground, strike: Any) -> None:
-        """Whoever is refused, and finds the document free then, asks again."""
+        """A caller that is refused, and then finds the document free, asks again."""
         id_ = plain.add(7, holder="other", state="exporting")
         strike(plain, before=lambda number: plain.change(id_, holder=None) if number == 2 else None)
         assert plain.lock.acquire((id_, 7), "exporting").version == 8
@@ -255,7 +259,7 @@ class TestWaiting:
     """wait=: again and again, and with the document as it is then."""
 
     def test_freed(self, ground: Ground, strike: Any) -> None:
-        """It is read again, and the work is chosen for what it is then."""
+        """The document is read again, and the work is chosen for its new state."""
         id_ = ground.add(1, holder="other", state="exporting", opted_in=True)
         more = {"opted_in": False, "version": 5}
         strike(ground, before=lambda number: ground.change(id_, holder=None, **more) if number == 4 else None)
@@ -269,7 +273,8 @@ class TestWaiting:
         assert (held.pending, held.version) == ("withdrawing", 6)
 
     def test_bounded(self, plain: Ground) -> None:
-        """Then it is refused with what there is; a document that is deleted meanwhile, at once."""
+        """After the wait, the document is refused with the facts found. A document that is deleted meanwhile is refused
+        at once."""
         id_ = plain.add(1, holder="other", state="exporting")
         started = time.monotonic()
         with pytest.raises(DocumentHeld):
@@ -285,7 +290,7 @@ class TestWaiting:
 
 
 class TestWrongCalls:
-    """What cannot be meant is reported before anything is sent."""
+    """A call that cannot be meant is reported before any command."""
 
     @pytest.mark.parametrize(
         ("document", "options", "problem"),

@@ -75,7 +75,7 @@ def test_wrong_model(wrong: dict[str, Any], problem: str) -> None:
 
 
 def test_wrong_places(mongo_uri: str) -> None:
-    """What is no place for documents."""
+    """Places that cannot hold documents."""
 
     class Abstract(models.Model):
         class Meta:
@@ -166,7 +166,7 @@ def test_another_backend(make: Callable[..., Ground], settings: Settings) -> Non
 
 
 def test_the_apps_that_are_missing(settings: Settings) -> None:
-    """E026: a document lock, a VersionField and an EditLockMixin each name their app."""
+    """E026: a document lock, a VersionField and an EditLockMixin each name their missing app."""
     from django.contrib import admin
 
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("django_mongolock.")]

@@ -62,7 +62,7 @@ def test_model(write: Callable[..., Any]) -> None:
 
 
 def test_several_documents(collection: Collection[Document], write: Callable[..., Any]) -> None:
-    """Of several documents, those with an older token are written; the others make it an error."""
+    """Documents with an older token are written. Other documents make the update an error."""
     collection.insert_many([{"_id": 1, "fencing_token": 7}, {"_id": 2, "fencing_token": None}, {"_id": 3, "other": 1}])
     with pytest.raises(StaleToken):
         write(collection, 5, filter={"other": {"$exists": False}}, price=9)
@@ -125,7 +125,7 @@ def test_a_late_copy(plain: Ground, strike: Callable[..., Any], monkeypatch: pyt
 
 
 def test_a_lost_answer(plain: Ground, strike: Callable[..., Any]) -> None:
-    """What was written counts, also where the filter does not find it any more."""
+    """A written document counts, even if the filter does not find it any more."""
     plain.add(1, price=1)
     strike(plain, 1)
     assert fenced_update(plain.collection, 5, {"price": 2}, filter={"price": 1}) == 1

@@ -1,4 +1,4 @@
-"""What a flow may do with a document that it holds, blocking and awaited; how a block ends; and batches."""
+"""The methods of a held document, blocking and awaited, the ends of a block, and batches."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ class TestMethods:
         assert held.remaining > 50
 
     def test_several_writers(self, ground: Ground, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Tasks of the flow write at the same time, such as one that renews: one after the other. A failure waits for
-        none of them."""
+        """Concurrent writes of tasks in a flow, including a renewal, run one after the other. A failure waits for none
+        of them."""
 
         async def write() -> None:
             await asyncio.gather(*(held.aupdate({"price": number}) for number in range(5)), held.arenew())
@@ -124,7 +124,8 @@ class TestMethods:
         assert held.fail()
 
     def test_given_up_while_a_thread_writes(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What is given up knows every write that has begun, and no other one begins: it is released."""
+        """A document that is given up knows every write that has begun, and begins no other. The document is
+        released."""
         writing, failing, given_up = Own.writing, Own.failing, list[Any]()
         monkeypatch.setattr(Courier, "send_in_background", lambda _, command: given_up.append(command))
         one, two = (plain.lock.acquire((plain.add(1), 1), "exporting") for _ in range(2))
@@ -178,7 +179,7 @@ class TestMethods:
 
     @pytest.mark.parametrize("name", WRITES)
     def test_taken_away(self, ground: Ground, held: Any, name: str) -> None:
-        """Whoever lost it is told who has it now, and writes nothing."""
+        """A flow that lost its document is told the new holder, and writes nothing."""
         ground.change(held.id, holder=None, state="withdraw_failed")
         other = ground.lock.acquire((held.id, 2), "exporting", owner="other")
         before = ground.raw(held.id)
@@ -275,7 +276,7 @@ class TestBlock:
         ],
     )
     def test_end(self, ground: Ground, body: Any, options: Any, state: str, error: Any) -> None:
-        """As the block said; failed after any error, which goes on."""
+        """The document ends as the block said. After any error, the document has failed, and the error goes on."""
         id_ = ground.add(1)
         block = ground.lock.hold((id_, 1), "exporting", **options)
         with pytest.raises(error) if error else nullcontext(), block as held:
@@ -304,7 +305,7 @@ class TestBlock:
                 assert isinstance(pool.submit(held.renew).exception(), DocumentLockLost)
 
     def test_inside_a_transaction(self, plain: Ground, settings: Any) -> None:
-        """F90: released before the transaction of another database is committed: a warning, once for each place."""
+        """F90: a release before the commit of another database's transaction causes a warning, once for each place."""
         transactions._reported.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -327,7 +328,7 @@ class TestBlock:
         assert plain.read(held.id, "state", "holder") == ("failed" if error else "exported", None)
 
     def test_forgotten(self, ground: Ground) -> None:
-        """An object that is gone, of a batch, too: a warning that says where, and it is released."""
+        """An object that is dropped, even of a batch, is released with a warning that names the place."""
         place = "test_holding.py"
         for acquire in (
             lambda id_: ground.lock.acquire((id_, 1), "exporting"),
@@ -344,7 +345,7 @@ class TestBatch:
     """Several documents, each by itself."""
 
     def test_in_the_order_asked(self, ground: Ground) -> None:
-        """F138: not in that of their ids; each once."""
+        """F138: a batch is in the order of the request, not of the ids, and has each document once."""
         ids = [ground.add(1) for _ in range(5)]
         asked = [ids[number] for number in (3, 0, 4, 0, 2)]
         with ground.lock.acquire_many([(id_, 1) for id_ in asked], "exporting", final="exported") as batch:
@@ -360,7 +361,7 @@ class TestBatch:
             assert [held.id for held in batch] == [True]
 
     def test_moments_with_a_zone(self, plain: Ground) -> None:
-        """They are ids, also where the client returns them with their zone."""
+        """Moments are valid ids, also if the client returns them with their zone."""
         place = plain.collection.with_options(CodecOptions[Document](tz_aware=True))
         lock: DocumentLock[Any] = DocumentLock(place, **OTHERS, pending=PENDING, final=FINAL, stale_after=60)
         place.insert_many([{"_id": datetime(2030, 1, day, tzinfo=UTC)} for day in (1, 2)])
@@ -369,7 +370,7 @@ class TestBatch:
             assert not [held for held in batch if held.fail()]
 
     def test_each_by_itself(self, ground: Ground) -> None:
-        """One that is refused has its error, one that fails does not fail the others, the rest is ended in the end."""
+        """A refused document has its error. A failed one does not fail the others. The rest is ended at the end."""
         ids = [ground.add(1), ground.add(2), ground.add(1, holder="other", state="exporting")]
         ids += [ground.add(1) for _ in range(3)]
         with ground.lock.acquire_many([(id_, 1) for id_ in ids], "withdrawing", final="withdrawn") as batch:

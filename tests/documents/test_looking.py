@@ -1,4 +1,4 @@
-"""Who is at which document now, in lists, commands, admin and dashboard; the sweep; and forced releases."""
+"""Held documents in lists, commands, admin and dashboard, the sweep, and forced releases."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ MAY = ("view_lock", "force_release_lock")
 
 
 def stuck(ground: Ground, seconds: float = 100, **values: Any) -> Any:
-    """A document that somebody has held for so long, by the server's clock, which is ours here."""
+    """Add a document that has been held for *seconds*, by the server's clock. The tests run on the same clock."""
     time = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=seconds)
     return ground.add(**{"version": 4, "holder": "dead", "state": "exporting", "time": time, **values})
 
 
-#: What no sweep takes.
+#: Documents that no sweep takes.
 LEFT: list[dict[str, Any]] = [
     {"seconds": 30},
     {"seconds": -1_000},
@@ -63,7 +63,7 @@ def fail(*arguments: Any, **options: Any) -> None:
 
 @pytest.fixture
 def shop(db: None, mongo: MongoClient[Document]) -> Ground:
-    """The ads of the demo, which have an admin."""
+    """Return the ads of the demo, because they have an admin."""
     raw = mongo[str(connections["mongo"].settings_dict["NAME"])]["shop_ad"]
     return Ground(ad_exports, raw, USUAL, new_ids(ObjectId))
 
@@ -81,7 +81,7 @@ class TestLists:
     """Held, stale and damaged documents, by the server's clock."""
 
     def test_by_state(self, ground: Ground) -> None:
-        """They are told apart; the one held for longest comes first; ended work is in no list."""
+        """The states are told apart, and the longest hold comes first. Ended work is in no list."""
         stale, held = stuck(ground), stuck(ground, 5)
         untimed = ground.add(1, holder="old", state="exporting")
         damaged, odd = stuck(ground, holder=5), stuck(ground, 3, state="new")
@@ -122,7 +122,7 @@ class TestLists:
         assert (seen.seconds, seen.as_json()["left_seconds"]) == (0.0, 60.0)
 
     def test_which(self, ground: Ground) -> None:
-        """Of one owner, for so long, with these ids, so many; of a sweep as well."""
+        """Lists and sweeps can be limited to one owner, to a least hold, to ids, and to a number."""
         old, mine, young = stuck(ground, 500), stuck(ground, holder="me"), stuck(ground)
         see = ground.lock.snapshots
         assert ids(see("stale", owner="me")) == ids(see(ids=[mine])) == [mine]
@@ -146,8 +146,8 @@ class TestSweep:
     """clear_stale: pending becomes its failed state, without a holder."""
 
     def test_frees(self, ground: Ground) -> None:
-        """Each pending state gets its own failed one, and a new version. What is held for less, has no holder, or has
-        ended, stays as it is."""
+        """Each pending state gets its own failed state and a new version. A shorter hold, a free document and ended
+        work stay."""
         left = [stuck(ground, **values) for values in LEFT]
         before = [ground.raw(id_) for id_ in left]
         first, second = stuck(ground), stuck(ground, 200, state="withdrawing")
@@ -160,7 +160,7 @@ class TestSweep:
         assert [ground.raw(id_) for id_ in left] == before
 
     def test_the_retry_takes_it_from_there(self, ground: Ground) -> None:
-        """What was freed is what a retry job needs; the dead one, if it lives, writes nothing."""
+        """A retry job can use the freed document. The old holder, if it lives, writes nothing."""
         dead = ground.lock.acquire((ground.add(1), 1), "exporting")
         ground.age(dead.id, 100)
         (freed,) = ground.lock.clear_stale().cleared
@@ -171,7 +171,7 @@ class TestSweep:
         assert ground.read(dead.id, "state", "version") == ("exported", 5)
 
     def test_renewed_or_finished_meanwhile(self, plain: Ground, strike: Any) -> None:
-        """The update itself looks again: what was found stale, and is not any more, stays."""
+        """The update checks again. A document that was found stale and is not any more stays."""
         renewed, finished, left = (stuck(plain) for _ in range(3))
 
         def change(number: int) -> None:
@@ -200,7 +200,7 @@ class TestSweep:
         "values", [{"time": "long ago"}, {"version": "4"}, {"version": 4.5}, {"holder": 5}, {"holder": ["a"]}], ids=str
     )
     def test_damaged(self, plain: Ground, values: dict[str, Any]) -> None:
-        """It is reported, left as it is, and stops no other."""
+        """A damaged document is reported, stays as it is, and stops no other."""
         bad, good = stuck(plain), stuck(plain)
         plain.change(bad, **values)
         before = plain.raw(bad)
@@ -209,7 +209,7 @@ class TestSweep:
         assert plain.raw(bad) == before
 
     def test_an_id_that_is_no_key_of_a_dict(self, plain: Ground) -> None:
-        """What another program has stored and holds is reported, and stops no other."""
+        """A held document of another program with an odd id is reported, and stops no other."""
         good = stuck(plain)
         plain.collection.insert_one({**plain.raw(good), "_id": {"a": 1}})
         swept = plain.lock.clear_stale()
@@ -277,7 +277,7 @@ class TestChecks:
         ],
     )
     def test_index(self, plain: Ground, locks: Locks, keys: list[str], options: Any, enough: bool) -> None:
-        """W105: it begins with the state or the time, and has all documents."""
+        """W105: the index begins with the state or the time, and has all documents."""
         plain.collection.insert_one({})
         plain.collection.create_index([(key, 1) for key in keys], **options)
         found = check_kinds(app_configs=None, databases=["mongo"])
@@ -285,7 +285,7 @@ class TestChecks:
         assert check_kinds(app_configs=None, databases=["default"]) == []
 
     def test_the_index_serves(self, plain: Ground) -> None:
-        """What the sweep and the lists ask of the server reads documents that are at work, not those that are free."""
+        """The queries of the sweep and the lists read documents at work, not free ones."""
         plain.collection.create_index([("exportStatus", 1), ("lockTimestamp", 1)])
         for number in range(200):
             plain.add(1, state=("new", "exported", "failed")[number % 3])
@@ -299,7 +299,7 @@ class TestChecks:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A terminal; what it answers to the questions, and then the questions."""
+    """Provide a terminal. The list holds its answers to the questions first, and the questions afterwards."""
     answers: list[str] = []
 
     def ask(question: str) -> str:
@@ -341,7 +341,8 @@ class TestListLocks:
     @pytest.mark.long
     @pytest.mark.parametrize("command", [("list_locks", "--all"), ("clear_stale_locks", "--no-input")])
     def test_away(self, plain: Ground, locks: Locks, away: Any, command: tuple[str, ...]) -> None:
-        """A document lock that cannot be read hides no other, nor stops its sweep; and the exit code tells."""
+        """A document lock that cannot be read hides no other, and does not stop the sweep of others. The exit code
+        tells."""
         id_, out = stuck(plain), io.StringIO()
         with pytest.raises(CommandError, match="away: MongoDB did not answer") as caught:
             call_command(*command, stdout=out)
@@ -423,7 +424,7 @@ def clear(*arguments: str) -> str:
 
 
 def run_json(*arguments: str) -> dict[str, Any]:
-    """What the command says of the documents, by lock."""
+    """Return the facts of the command about documents, by lock."""
     return {found["kind"]: found for found in json.loads(clear("--json", *arguments))["kinds"]}
 
 
@@ -458,7 +459,7 @@ class TestClearStaleLocks:
 
 
 def shown(page: str) -> list[str]:
-    """What the forms of a page submit as documents."""
+    """Return the documents that the forms of a page submit."""
     return [unescape(value) for value in re.findall(r'name="lock" value="([^"]*)"', page)]
 
 
@@ -497,7 +498,7 @@ class TestPage:
         assert address not in browser("view_lock").get(ADDRESS).content.decode()
 
     def test_many(self, plain: Ground) -> None:
-        """So many of each lock, and more of them if one lock is shown."""
+        """The page shows a limited number of each lock, and more if one lock is chosen."""
         for number in range(25):
             stuck(plain, number)
         client = browser("view_lock")
@@ -507,7 +508,7 @@ class TestPage:
         assert "… and more" not in page
 
     def test_force(self, shop: Ground) -> None:
-        """The question shows what will happen and wants a reason; then only what was shown is taken, and logged."""
+        """The question shows the effect and wants a reason. Only the shown documents are taken, and logged."""
         ad = Ad.objects.create(price=1, user_id="7", title="a bike")
         for id_ in (ad.pk, changed := stuck(shop)):
             shop.change(id_, holder="flow 7", state="exporting", time=datetime.now(UTC))
@@ -543,8 +544,8 @@ class TestPage:
         assert len(plain.lock.snapshots()) == 1
 
     def test_permission(self, plain: Ground) -> None:
-        """Who may see locks sees the documents. To force takes the permission that named locks have for it, at both
-        steps; to release the stale one for that, or the same."""
+        """A user who may see locks sees the documents. Forcing needs the permission of named locks, at both steps.
+        Releasing a stale document needs that permission, or its own."""
         id_ = stuck(plain)
         box = shown(browser("force_release_lock", "view_lock").get(ADDRESS).content.decode())
         for permissions, clears in (((), False), (("view_lock",), False), (MAY_CLEAR, True), (MAY, True)):
@@ -565,7 +566,7 @@ class TestPage:
         ["", "5", "[]", '["x", "5", "me"]', '["test", {"$oid": "x"}, "me"]', '["test", [1], "me"]', '["test", "5", 5]'],
     )
     def test_forged(self, plain: Ground, value: str) -> None:
-        """What no form of ours has is refused."""
+        """A value that no form of ours has is refused."""
         assert browser(*MAY).post(FORCE, {"lock": value, "reason": "x"}).status_code == 400
 
     def test_action(self, shop: Ground) -> None:
@@ -616,7 +617,7 @@ class TestClearing:
         assert errors == [str(LockBackendFailed("it is away")), *([errors[0]] if every else [None])]
 
     def test_action(self, shop: Ground) -> None:
-        """Of the selected documents, those that are stale; who may change ads may not do it for that."""
+        """The action clears the stale ones of the selected documents. The right to change ads is not enough."""
         rest = {"price": 1, "user_id": "7", "title": "x"}
         ads = [Ad.objects.create(**rest) for _ in range(3)]
         for ad, seconds in zip(ads, (100, 100, 5), strict=True):

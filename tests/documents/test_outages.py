@@ -26,7 +26,7 @@ from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
 Call = Callable[..., Any]
-#: What each write is called with, if anything.
+#: The arguments of each write.
 GIVEN: dict[str, tuple[Any, ...]] = {"finish": ("exported", {"price": 9}), "update": ({"price": 9},)}
 
 
@@ -35,7 +35,7 @@ def states(ground: Ground, ids: list[Any]) -> list[tuple[Any, Any]]:
 
 
 class TestLostAnswers:
-    """One look at token and version shows what was done; it is done once."""
+    """One read of token and version shows the outcome. The work is done once."""
 
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     def test_acquire(self, ground: Ground, strike: Call, lost: bool) -> None:
@@ -48,7 +48,7 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("how", ["acquire", "acquire_many"])
     def test_never_known(self, ground: Ground, strike: Call, do: Call, how: str) -> None:
-        """Not reported as held; what it may have been granted is released in the background."""
+        """An unknown outcome is not reported as held. A possible grant is released in the background."""
         ids = [ground.add(1) for _ in range(2)]
         strike(ground, 1, 2)
         with pytest.raises(LockBackendFailed):
@@ -57,7 +57,7 @@ class TestLostAnswers:
         assert eventually(lambda: states(ground, taken) == [("failed", None)] * len(taken))
 
     def test_two_runs_of_one_flow(self, plain: Ground, strike: Call) -> None:
-        """Whoever finds his owner's name in the document does not take another run's grant for his own."""
+        """A flow that finds its owner's name in the document does not take another run's grant for its own."""
         other = plain.lock.acquire((plain.add(1), 1), "exporting", owner="task")
         strike(plain, 1)
         with pytest.raises(DocumentChanged):
@@ -67,7 +67,7 @@ class TestLostAnswers:
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     @pytest.mark.parametrize("name", ["finish", "update", "renew", "fail"])
     def test_held(self, ground: Ground, do: Call, strike: Call, name: str, lost: bool) -> None:
-        """Done once, and known to be done; a failure is left to the background, which finds out."""
+        """The write is done once, and known to be done. A failure is left to the background, and settled there."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         strike(ground, 1, lost=lost)
         with pytest.raises(LockBackendFailed) if name == "fail" else nullcontext():
@@ -108,7 +108,7 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("raised", [False, True])
     def test_a_version_of_another_is_not_mine(self, plain: Ground, strike: Call, raised: bool) -> None:
-        """A writer without the lock raises the version by one just when an update is lost: it is not taken for done."""
+        """Another writer raises the version by one just when an update is lost. The update does not count as done."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting")
         strike(
             plain,
@@ -125,7 +125,7 @@ class TestLostAnswers:
         assert held.fail()
 
     def test_finished_and_acquired(self, ground: Ground, do: Call, strike: Call) -> None:
-        """F85: it was written, then the next flow came: the error does not say that nothing was written."""
+        """F85: the write was done before the next flow came. The error does not say that nothing was written."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         found: list[Any] = []
         strike(
@@ -183,7 +183,7 @@ class TestLostAnswers:
         assert tried[0] is not None
 
     def test_a_refusal_says_nothing_of_the_first_copy(self, plain: Ground, strike: Call) -> None:
-        """What the copy got that was not answered is put back."""
+        """A grant to the unanswered copy is released."""
         id_ = plain.add(1)
         strike(plain, 1)
         strike(plain, 2, error=LockBackendFailed("it may not do this any more", passing=False), lost=True)
@@ -193,7 +193,7 @@ class TestLostAnswers:
 
 
 class TestEveryExit:
-    """F82, F84: what is left is put back, with one wait for all."""
+    """F82, F84: the rest is released, with one wait for all documents."""
 
     @pytest.mark.parametrize("number", range(1, 6))
     @pytest.mark.parametrize("error", [LockBackendFailed("away"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
@@ -212,8 +212,8 @@ class TestEveryExit:
 
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     def test_batch_away(self, plain: Ground, do: Call, strike: Call, lost: bool) -> None:
-        """MongoDB is away at the end of a batch: two sendings for all documents together, then the background, which
-        has one command for the one that was sent, and one for the rest."""
+        """MongoDB is away at the end of a batch. All documents together are sent twice, and then in the background. The
+        background has one command for the sent document, and one for the rest."""
         ids = [plain.add(1) for _ in range(10)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
         sent = strike(plain, 1, 2, lost=lost)
@@ -224,7 +224,7 @@ class TestEveryExit:
         assert eventually(lambda: states(plain, ids) == [(first, None), *[("failed", None)] * 9], 15)
 
     def test_batch_interrupted(self, plain: Ground, strike: Call) -> None:
-        """Ctrl-C in the middle of the end: what is left is released all the same."""
+        """Ctrl-C in the middle of the end does not keep the rest from being released."""
         ids = [plain.add(1) for _ in range(10)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
         strike(plain, 4, error=KeyboardInterrupt(), lost=True)
@@ -259,7 +259,7 @@ class TestEveryExit:
         assert eventually(lambda: states(plain, taken) == [("failed", None)] * len(taken), 15)
 
     def test_between_two_lines_of_the_runner(self, plain: Ground) -> None:
-        """What was granted is released, too, if the answer never comes back to the steps."""
+        """A granted document is released, even if the answer never comes back to the steps."""
         plan = plain.lock._plan("exporting")
         request = plan.request((plain.add(1), 1))
         steps = acquire(context := plain.lock.context(), plan.owns([request])[request.id], request)
@@ -279,7 +279,7 @@ class TestEveryExit:
 
     @pytest.mark.long
     def test_a_process_that_ends(self, plain: Ground) -> None:
-        """What it has left to the background is tried before it is gone."""
+        """The background work of a process is tried before the process ends."""
         id_ = plain.add(1)
         program = f"""
 import django; django.setup()
@@ -323,7 +323,7 @@ class TestServer:
 
     @pytest.mark.parametrize(("code", "words"), [(13, "may not do this"), *[(n, str(n)) for n in (112, 365, 14031)]])
     def test_refused(self, plain: Ground, failpoint: Call, code: int, words: str) -> None:
-        """F82: what the server says about itself is no refusal of the document; and the error quotes no command."""
+        """F82: an error about the server is no refusal of the document. The error quotes no command."""
         id_ = plain.add(1)
         failpoint("findAndModify", errorCode=code)
         with pytest.raises(LockBackendFailed, match=words) as caught:
@@ -332,7 +332,7 @@ class TestServer:
         assert plain.read(id_, "version") == 1
 
     def test_codes(self) -> None:
-        """F82: what is said about the document: a validator, a unique index, a path without fields, its size."""
+        """F82: errors about the document concern a validator, a unique index, a path without fields, or its size."""
         others = {24, 50, 112, 290, 365, 462, 10058, 13388, 14031}
         for code in {*helpers_shared._RETRYABLE_ERROR_CODES, *others}:
             assert refusal_of(OperationFailure("", code)) is None, code
@@ -343,7 +343,7 @@ class TestServer:
 
 
 class TestForks:
-    """F63: a child neither ends what its parent holds, nor writes to it, nor gets it too."""
+    """F63: a child does not end its parent's documents, does not write to them, and does not get them too."""
 
     pytestmark = FORKS
 
@@ -360,7 +360,7 @@ class TestForks:
 
     @pytest.mark.parametrize("name", ["finish", "update", "renew", "__enter__", "fail"])
     def test_the_child_goes_on(self, ground: Ground, do: Call, name: str) -> None:
-        """It holds nothing, and nothing is sent."""
+        """The child holds nothing, and sends nothing."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         before = ground.raw(held.id)
 
@@ -389,7 +389,7 @@ class TestForks:
 
     @pytest.mark.parametrize("owner", [None, "task-5"])
     def test_both_go_on_to_ask(self, ground: Ground, owner: str | None) -> None:
-        """What was prepared before the fork is granted to one of the two; the child has threads of its own."""
+        """A block prepared before the fork is granted to one of the two. The child has threads of its own."""
         id_ = ground.add(1)
         block = ground.lock.hold((id_, 1), "exporting", final="exported", owner=owner)
         in_child(block.acquire)

@@ -1,4 +1,4 @@
-"""The seams to Django: which instance, which field, which primary key. F132 to F138, each as it was found."""
+"""The seams to Django, such as instances, fields, and primary keys. F132 to F138, each as it was found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class TestTheDocumentAsItWillBe:
 
     @pytest.mark.parametrize("many", [False, True])
     def test_pending(self, ground: Ground, many: bool) -> None:
-        """The how-to's own example: an ad that is opted out is withdrawn, not exported; what was read stays as read."""
+        """The how-to's own example: an ad that is opted out is withdrawn, not exported. The read instance stays as it
+        was."""
         id_ = ground.add(1, opted_in=True)
         read = ground.lock._source.instance(ground.raw(id_))
         options: dict[str, Any] = {"changes": {"opted_in": False}, "final": "withdrawn"}
@@ -59,7 +60,7 @@ class TestTheDocumentAsItWillBe:
         ids=["embedded", "in an array", "missing"],
     )
     def test_inside_of_embedded_models(self, make: Callable[..., Ground], change: Any, look: Any) -> None:
-        """By the names that the fields have in the documents; what was read stays as read."""
+        """Embedded fields are named as in the documents. The read instance stays as it was."""
         ground = make(EmbeddingAdvert)
         ground.add(1, settings={"in": True}, several=[{"in": True}])
         read, seen = rows(EmbeddingAdvert).get(), list[Any]()
@@ -90,7 +91,7 @@ class TestTheDocumentAsItWillBe:
         assert ground.read(held.id, "other_id") == other.pk
 
     def test_final(self, ground: Ground) -> None:
-        """Also with the changes of `finish`; and inside of arrays."""
+        """The final state is chosen with the changes of `finish`, and inside of arrays."""
 
         def end(ad: Any) -> str:
             return "exported" if (ad["tags"] if isinstance(ad, dict) else ad.tags)[0] == "in" else "withdrawn"
@@ -129,7 +130,7 @@ class TestPrimaryKeys:
 
 
 class TestTwoLocks:
-    """F134: two locks of the same documents share no field; then they are independent."""
+    """F134: two locks of the same documents share no field, and are therefore independent."""
 
     def declare(self, place: Any, **options: Any) -> DocumentLock[Any]:
         given = {"state": "other", "holder": "by", "version": "v", "time": "at", "name": "second", **options}
@@ -163,7 +164,7 @@ class TestTwoLocks:
         assert plain.read(id_, "state") == "exported"
 
     def test_of_a_model(self, adverts: Ground) -> None:
-        """Also if one of them is declared on the collection of the model."""
+        """The rule applies if one of the locks is declared on the collection of the model."""
         late = self.declare(adverts.lock._source.collection, holder="lockedBy")
         adverts.lock.snapshots()
         with pytest.raises(ValueError, match="share"):
@@ -191,7 +192,7 @@ class TestSaving:
         ids=["save", "update_fields", "form", "bulk_update", "delete"],
     )
     def test_outdated(self, adverts: Ground, save: Any) -> None:
-        """Refused: the flow holds what it has, and ends as if nothing had been."""
+        """An outdated save is refused. The flow keeps its document, and ends undisturbed."""
         ad, held = self.outdated(adverts)
         ad.price = 9
         with pytest.raises(VersionConflict) as caught:
@@ -201,7 +202,7 @@ class TestSaving:
         assert set(caught.value.changed) <= {"price"}  # the fields of the lock are not what the user has typed
 
     def test_up_to_date(self, adverts: Ground) -> None:
-        """What was read while a flow is at work saves the rest: the flow's end is refused, and done again."""
+        """An instance read during a flow saves the other fields. The flow's end is refused once, and repeated."""
         ad, held = self.outdated(adverts)
         saves: list[Any] = [lambda one: one.save(), lambda one: rows().bulk_update([one], ["price", "state"])]
         for number, save in enumerate(saves):
@@ -242,7 +243,7 @@ class TestSaving:
         held.instance.save()  # as the flow has left it
 
     def test_in_a_transaction(self, adverts: Ground) -> None:
-        """The document is the flow's, whatever becomes of a transaction: a rollback takes nothing back."""
+        """The flow owns the document whatever happens to a transaction. A rollback takes nothing back."""
         with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
             with contextlib.suppress(KeyError), mongo_atomic("mongo"):
                 held.instance.price = 9
@@ -251,7 +252,7 @@ class TestSaving:
             assert adverts.read(held.id, "price", "version") == (9, held.version)
 
     def test_lost_in_the_block(self, adverts: Ground) -> None:
-        """What was taken away writes nothing."""
+        """A document that was taken away is not written."""
         with pytest.raises(DocumentLockLost), adverts.lock.hold((adverts.add(1), 1), "exporting") as held:  # noqa: PT012
             adverts.change(held.id, holder="other")
             held.instance.price = 9
@@ -292,8 +293,7 @@ class TestSaving:
         assert adverts.read(made.pk, "state") == "new"
 
     def test_a_copy_of_what_is_held(self, adverts: Ground) -> None:
-        """A copy with a key of its own is another document, which no one holds, and its saves leave the held one
-        alone."""
+        """A copy with its own key is another document without a holder. Saving the copy leaves the held one alone."""
         id_ = adverts.add(1, title="original", body="", tags=[], opted_in=True)
         with adverts.lock.hold((id_, 1), "exporting", final="exported") as held:
             copied = held.instance
@@ -308,8 +308,8 @@ class TestSaving:
 
     @pytest.mark.parametrize(("using", "error"), [("mongo", VersionConflict), ("default", DatabaseError)])
     def test_a_held_instance_elsewhere(self, adverts: Ground, using: str, error: type[Exception]) -> None:
-        """Under another key, where another version is, or in another database, which has no such table: it is saved
-        there, if at all, and the held document stays as it is."""
+        """The held instance is saved under another key with another version, or in another database without such a
+        table. The instance is saved there, if at all, and the held document stays as it is."""
         other = adverts.add(5)
         with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
             ad = held.instance
@@ -348,7 +348,7 @@ class TestDeferred:
         assert adverts.read(id_, "holder") is None
 
     def test_with_it(self, adverts: Ground) -> None:
-        """`only()` of a VersionedManager reads it: the version that was read is what counts."""
+        """`only()` of a VersionedManager reads the version. The read version counts."""
         id_ = adverts.add(1)
         outdated, ad = rows().only("title").get(), rows().only("title")
         adverts.change(id_, version=7)

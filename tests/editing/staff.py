@@ -37,7 +37,8 @@ def staff(name: str = "", *permissions: str, superuser: bool = False) -> Client:
 
 
 def fields_of(page: Any) -> dict[str, str]:
-    """What a browser would send back of the form untouched: hidden fields, inputs, areas, chosen options."""
+    """Return the data that a browser would send back of the untouched form, from hidden fields, inputs, areas, and
+    chosen options."""
     text = page.content.decode()
     body = re.search(r'<form[^>]*id="[a-z_-]+"[^>]*novalidate>(.*?)</form>', text, re.DOTALL) or re.search(
         r'<form method="post" id="order(?:-form)?">(.*?)</form>', text, re.DOTALL
@@ -65,13 +66,13 @@ def text_of(page: Any) -> str:
 
 
 def state_of(page: Any) -> str:
-    """What the panel says, in a word."""
+    """Return the state that the panel shows, in a word."""
     found = re.search(r'data-mongolock-editing="([a-z]+)"', page.content.decode())
     return found[1] if found else ""
 
 
 def tell(client: Client, address: str, action: str, fields: dict[str, str], **more: Any) -> Any:
-    """What the page's script sends, and the answer."""
+    """Send the data of the page's script, and return the answer."""
     mark = "&" if "?" in address else "?"
     names = ("edit_lock_tab", "version_read")
     data = {**{name: fields[name] for name in names if name in fields}, **more}
@@ -79,7 +80,7 @@ def tell(client: Client, address: str, action: str, fields: dict[str, str], **mo
 
 
 def holders(obj: Model | str) -> list[dict[str, Any]]:
-    """Who holds the edit lock, as it is stored."""
+    """Return the stored holders of the edit lock."""
     found = mongo_store().latest.find_one({"_id": edit_key(obj)}) or {}
     held: list[dict[str, Any]] = found.get("holders", [])
     return held
@@ -106,7 +107,7 @@ class Tab:
 
     @property
     def state(self) -> str:
-        """What the panel says, in a word."""
+        """The state that the panel shows, in a word."""
         return state_of(self.page)
 
     @property
@@ -122,17 +123,17 @@ class Tab:
 
     @property
     def fields(self) -> dict[str, str]:
-        """What the form has."""
+        """The fields of the form."""
         return fields_of(self.page)
 
     def send(self, typed: dict[str, str] | None = None, **more: str) -> Any:
-        """Send the form with what was typed; return the answer, which is shown if it is a page."""
+        """Send the form with *typed*, and return the answer. If the answer is a page, it is shown."""
         answer = self.client.post(self.address, self.fields | (typed or {}) | more)
         self.page = answer if answer.status_code == 200 else self.page
         return answer
 
     def tell(self, action: str, **more: Any) -> Any:
-        """What the page's script sends, and the answer."""
+        """Send the data of the page's script, and return the answer."""
         return tell(self.client, self.address, action, self.fields, **more).json()
 
     def take_over(self, token: str, more: str = "") -> Any:

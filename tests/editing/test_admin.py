@@ -1,4 +1,4 @@
-"""`EditLockMixin`: one tab edits, the others read; no change is lost."""
+"""`EditLockMixin` lets one tab edit while the others read. No change is lost."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ LIST = "/admin/shop/order/"
 
 
 class TestPage:
-    """Who gets which page."""
+    """The page for each user."""
 
     def test_first_comes_first(self, order: Order) -> None:
-        """The first tab edits; that of another user reads, and shows who is editing, since when, last seen."""
+        """The first tab edits. Another user's tab reads, and shows the editor with the times of the start and of the
+        last sign of life."""
         anna, ben = Tab("anna", order), Tab("ben", order)
         assert (anna.state, anna.fields["item"], ben.state) == ("mine", "bike", "busy")
         assert "This is being edited by anna." in ben.text
@@ -48,7 +49,7 @@ class TestPage:
 
     @pytest.mark.parametrize("ended", [False, True])
     def test_save(self, order: Order, locks: Locks, *, ended: bool) -> None:
-        """What is typed is saved, and the lock is free; also where its lease had ended, and nobody came."""
+        """The typed text is saved, and the lock is free. This holds after the end of its lease, if nobody came."""
         anna = Tab("anna", order)
         if ended:
             locks.collection.delete_many({})
@@ -57,7 +58,7 @@ class TestPage:
         assert holders(order) == []
 
     def test_a_second_tab_of_the_same_user(self, order: Order) -> None:
-        """It is told so, and may take over from itself without a permission."""
+        """A second tab of the same user says so, and may take over without a permission."""
         first = Tab("anna", order)
         second = Tab(first.client, order)
         assert second.state == "busy"
@@ -101,7 +102,7 @@ class TestPage:
         assert chief.state == "busy", "it is taken from who was shown, not from who came after"
 
     def test_without_the_permission_to_change(self, order: Order) -> None:
-        """Who may only look takes no lock, and is told of none."""
+        """A user who may only look takes no lock, and is told of none."""
         viewer = Client()
         user = User.objects.create(username="viewer", is_staff=True)
         user.user_permissions.set(Permission.objects.filter(codename="view_order"))
@@ -121,7 +122,7 @@ class TestPage:
         assert holders(order) == []
 
     def test_the_session_key_is_nowhere(self, order: Order) -> None:
-        """Not in the lock, not in the page; and the tab's name is not in the lock either."""
+        """The session key is neither in the lock nor in the page. The tab's name is not in the lock either."""
         anna = Tab("anna", order)
         key, stored = anna.client.session.session_key, repr(holders(order))
         assert key
@@ -137,10 +138,10 @@ class TestPage:
 
 
 class TestScript:
-    """What the page's script tells and is told."""
+    """The messages of the page's script, and the answers."""
 
     def test_a_beat_keeps_it(self, order: Order) -> None:
-        """It pushes the end of the lease, and any process may serve it."""
+        """A beat moves the end of the lease, and any process may serve it."""
         anna = Tab("anna", order)
         (before,) = holders(order)
         close_backends()
@@ -184,7 +185,7 @@ class TestScript:
         ],
     )
     def test_asked_to_finish(self, order: Order, asks: str, told: str) -> None:
-        """Whoever asks the holder to release, in the lock admin, is heard in the form, with the reason."""
+        """A release request in the lock admin shows up in the form, with its reason."""
         anna = Tab("anna", order)
         operations.ask_to_release(mongo_store(), edit_key(order), asks)
         answer = anna.tell("beat")
@@ -195,14 +196,14 @@ class TestScript:
         anna = Tab("anna", order)
         page = staff("boss", superuser=True).get("/locks/django_mongolock/lock/")
         assert "edit lock · user anna" in text_of(page)
-        assert "session:" not in page.content.decode()  # a hash, which says nothing to people
+        assert "session:" not in page.content.decode()  # a hash, useless to people
         (holder,) = holders(order)
         operations.force_release(mongo_store(), edit_key(order), [holder["grant"]])
         assert anna.tell("beat")["state"] == "free"
 
     @pytest.mark.parametrize("junk", ["nonsense", "", "beat"])
     def test_junk(self, order: Order, junk: str) -> None:
-        """What makes no sense takes nothing and breaks nothing."""
+        """Junk takes nothing and breaks nothing."""
         fields = {"edit_lock_tab": "" if junk == "beat" else "$x\x00", "version_read": "junk"}
         more = {"idle": "-1", "edit_lock_take_over": "²"}
         assert tell(staff("anna"), page_of(order), junk or "take-over", fields, **more).status_code == 200
@@ -213,7 +214,7 @@ class TestSave:
 
     @pytest.mark.long
     def test_who_lost_the_lock_saves_nothing(self, order: Order) -> None:
-        """While another one edits; what was typed stays in its field."""
+        """A user who lost the lock to another editor saves nothing. The typed text stays in its field."""
         anna = Tab("anna", order)
         Tab("boss", order, TAKES).take_over(token_of(order))
         anna.send(item="car")
@@ -226,8 +227,8 @@ class TestSave:
         assert Order.objects.get().item == "bike"
 
     def test_changed_meanwhile(self, order: Order) -> None:
-        """What was changed is named, and who did it; mine stays, what I left alone takes theirs; sent again, it is
-        saved."""
+        """The page names the changes and their author. My text stays, and an untouched field takes the stored value.
+        The second send saves."""
         anna, boss = Tab("anna", order), Tab("boss", order, TAKES)
         boss.take_over(token_of(order))
         boss.send(item="boat", price="7", state="paid")
@@ -257,7 +258,8 @@ class TestSave:
 
     @pytest.mark.parametrize("seal", [None, "", "junk", "another"])
     def test_a_page_that_does_not_say(self, order: Order, seal: str | None) -> None:
-        """Nobody can tell what it has seen: it is not saved. What the page of another object says is worth nothing."""
+        """A page without its seal is not saved, because its contents are unknown. The seal of another object's page is
+        worth nothing."""
         anna = Tab("anna", order)
         sent = anna.fields | {"item": "car"}
         del sent["version_read"]
@@ -293,7 +295,7 @@ class TestSave:
         assert "Save as new" not in Tab("ben", order).text
 
     def test_popup(self, order: Order) -> None:
-        """It has the lock as any page; saved, it closes itself, and the lock is free."""
+        """A popup has the lock like any page. After the save, it closes itself, and the lock is free."""
         address = f"{page_of(order.buyer)}?_popup=1&_to_field=id"
         anna, ben = Tab("anna", address), Tab("ben", address)
         assert (anna.state, ben.state) == ("mine", "busy")
@@ -306,7 +308,8 @@ class TestSave:
     @pytest.mark.parametrize("taken", [False, True])
     @pytest.mark.parametrize("changed", [False, True])
     def test_take_over_and_save_when_it_is_free(self, order: Order, *, taken: bool, changed: bool) -> None:
-        """Also where this page has taken it meanwhile: saved, or shown both versions; nobody is told of himself."""
+        """Taking over and saving works when the lock is free, or when this page has taken it meanwhile. The page saves,
+        or shows both versions. No user is reported to himself."""
         anna, boss = Tab("anna", order, TAKES), Tab("boss", order, TAKES)
         boss.take_over(token_of(order))
         anna.send(item="car")
@@ -328,7 +331,7 @@ class TestSave:
         assert holders(order) == []
 
     def test_deleted_meanwhile(self, order: Order) -> None:
-        """What was typed is shown, to be made anew."""
+        """The typed text is shown, to be created again."""
         anna = Tab("anna", order)
         order.delete()
         anna.send(item="car")
@@ -348,7 +351,7 @@ class TestSave:
         assert sorted(each.item for each in Order.objects.all()) == ["bike", "car"]
 
     def test_a_form_whose_clean_raises(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-        """What was left alone takes what is stored, whatever else is wrong with the form."""
+        """An untouched field takes the stored value, whatever else is wrong with the form."""
 
         def clean(self: Any) -> Any:
             if self.cleaned_data["item"] == "bad":
@@ -367,7 +370,7 @@ class TestSave:
 
     @pytest.mark.long
     def test_a_race_in_the_moment_of_the_save(self, mongo: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever is faster between the look and the save is found out by the database, and shown."""
+        """If another writer is faster between the read and the save, the database detects it, and the page shows it."""
         ad = Ad.objects.create(user_id="1", title="boat", price=5)
         documents = mongo[connections["mongo"].settings_dict["NAME"]][Ad._meta.db_table]
         anna, save = Tab("anna", ad), Ad.save
@@ -435,8 +438,8 @@ class TestInlines:
         assert sorted(Order.objects.values_list("price", flat=True)) == [9, 50]
 
     def test_rows_that_are_gone_or_new(self, anna: Tab, bike: int, rows: list[Order]) -> None:
-        """A row that was added or deleted meanwhile keeps nobody from saving. What was typed into a deleted row is
-        shown, until the row is marked."""
+        """A row that was added or deleted meanwhile does not prevent saving. Text typed into a deleted row is shown
+        until the row is marked."""
         Order.objects.create(buyer=rows[1].buyer, item="added", price=1)
         Order.objects.filter(item="bike").delete()
         anna.send({f"order_set-{bike}-item": "car", f"order_set-{1 - bike}-item": "cap"})
@@ -480,7 +483,7 @@ class TestKeys:
         assert holders(obj) == []
 
     def test_a_key_that_is_too_long(self) -> None:
-        """Or is none at all: it goes in by a hash, and two have two locks."""
+        """A key that is too long, or not allowed, is replaced by a hash. Two such keys have two locks."""
         keys = {edit_key(PlainRate, "x" * n) for n in (10, 600, 601, 9_999)} | {edit_key(PlainRate, "x\x00")}
         assert len(keys) == 5
         assert all(key.startswith("edit:rates.plainrate:") and len(key) <= 512 for key in keys)
@@ -490,10 +493,10 @@ class TestKeys:
 
 
 class TestDeleting:
-    """What another user is editing is not deleted."""
+    """An object that another user is editing is not deleted."""
 
     def test_the_page(self, order: Order) -> None:
-        """The editor himself may; others are sent to the page, which says who edits."""
+        """The editor may delete. Other users are sent to the page, with the name of the editor."""
         anna, ben, pk = Tab("anna", order).client, staff("ben"), order.pk
         address = page_of(order).replace("change", "delete")
         for answer in (ben.get(address, follow=True), ben.post(address, {"post": "yes"}, follow=True)):
@@ -567,7 +570,7 @@ class TestList:
 
 
 class TestWithoutMongo:
-    """While MongoDB is away: a warning, and the version; or nothing at all."""
+    """While MongoDB is away, the page shows a warning and checks the version, or does nothing at all."""
 
     @pytest.mark.long
     def test_open(self, order: Order, away: None) -> None:
@@ -600,8 +603,8 @@ class TestWithoutMongo:
     def test_many(
         self, order: Order, settings: Settings, monkeypatch: pytest.MonkeyPatch, away: None, closed: bool
     ) -> None:
-        """Of many objects that are deleted, one waits for MongoDB. With EDIT_FAIL_CLOSED neither the list nor the pages
-        that delete change anything."""
+        """When many objects are deleted, only one waits for MongoDB. With EDIT_FAIL_CLOSED, neither the list nor the
+        pages that delete change anything."""
         set_locks(settings, EDIT_FAIL_CLOSED=closed)
         Order.objects.create(buyer=order.buyer, item="hat", price=1)
         reads, read = list[EditLock](), EditLock.read

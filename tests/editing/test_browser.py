@@ -73,7 +73,8 @@ class Person:
 
 
 class Requests:
-    """Those that the server is answering. While there are any, SQLite refuses to empty its tables after a test."""
+    """The requests that the server is answering. SQLite refuses to empty its tables after a test while there are
+    any."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
@@ -88,7 +89,7 @@ class Requests:
         self.last = time.monotonic()
 
     def are_over(self) -> bool:
-        """Also what a tab has sent when it was closed."""
+        """Return whether all requests have ended, including those of a closed tab."""
         return not self.threads and time.monotonic() - self.last > 0.3
 
 
@@ -131,7 +132,7 @@ def save(tab: Any, then: str = "**/shop/order/") -> None:
 
 
 def take_over(tab: Any) -> None:
-    """Take the lock from the editor, and wait until the page says so, which may be a new one."""
+    """Take the lock from the editor, and wait until the page says so. The page may be a new one."""
     tab.click("summary")
     tab.click("text=Yes, take over")
     says(tab, "You are editing this.")
@@ -215,7 +216,7 @@ def test_refused_and_on(people: Callable[..., Person], order: Order, settings: S
 
 
 def test_both_in_turn(people: Callable[..., Person], order: Order) -> None:
-    """Who lost it takes it back in its place, with the permission, and loses nothing of what was typed."""
+    """A user who lost the lock takes it back with the permission, and loses none of the typed text."""
     first = people("anna", "take_over_edit_lock").open(page_of(order))
     second = people("boss", "take_over_edit_lock").open(page_of(order))
     first.fill("[name=item]", "car")
@@ -345,7 +346,7 @@ def test_second_tab(people: Callable[..., Person], order: Order) -> None:
 
 
 def test_double_click(people: Callable[..., Person], order: Order) -> None:
-    """The browser asks for the page twice, and shows one: it is not told of itself."""
+    """The browser requests the page twice, and shows one. The page does not report its own user as another editor."""
     anna = people("anna")
     anna.open(page_of(order)).close(run_before_unload=True)
     assert eventually(lambda: not holders(order))
@@ -369,7 +370,7 @@ def test_idle(people: Callable[..., Person], order: Order, settings: Settings) -
 
 
 def test_draft(people: Callable[..., Person], order: Order) -> None:
-    """What was typed and not saved is offered again in the same tab, and goes with the save."""
+    """Unsaved text is offered again in the same tab, and ends with the save."""
     tab = people("anna").open(page_of(order))
     tab.fill("[name=item]", "car")
     tab.select_option("[name=state]", "paid")
@@ -387,7 +388,7 @@ def test_draft(people: Callable[..., Person], order: Order) -> None:
 
 
 def test_draft_of_another(people: Callable[..., Person], order: Order) -> None:
-    """F208: A draft belongs to its user: who logs in next in the same tab is offered nothing, and finds nothing."""
+    """F208: A draft belongs to its user. The next user in the same tab is offered nothing, and finds nothing."""
     anna = people("anna")
     tab = anna.open(page_of(order))
     tab.fill("[name=item]", "private")

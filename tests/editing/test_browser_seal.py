@@ -1,4 +1,4 @@
-"""What a real browser sends back of what it was shown: on the form, in the list and on the page that deletes (F91)."""
+"""The data that a real browser sends back, on the form, in the list and on the page that deletes (F91)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`EditLock`: the lock of one tab, in MongoDB and in memory, blocking and awaited."""
+"""`EditLock` is the lock of one tab, in MongoDB and in memory, blocking and awaited."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_taking_over(do: Do, key: str) -> None:
     assert not do(carla, "take_over", token).held
     assert [editor(do(anna, name)).name for name in ("beat", "release")] == ["ben", "ben"]
     do(ben, "release")
-    assert do(carla, "take_over", token).held  # nobody has it: it is free
+    assert do(carla, "take_over", token).held  # nobody holds it any more
 
 
 def test_succeeding(do: Do, key: str) -> None:
@@ -90,8 +90,8 @@ def until_let_in(do: Do, other: EditLock) -> None:
 
 @pytest.mark.long
 def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
-    """By the server's clock: nobody has to clean up. F62: whoever goes on for longer than its lease knows before by its
-    own clock that it has the lock no more."""
+    """The lease ends by the server's clock, without any cleaning up. F62: a tab that goes on for longer than its lease
+    knows the end earlier, by its own clock."""
     set_locks(settings, EDIT_LEASE=2)
     anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
     mine = do(anna, "take")
@@ -118,7 +118,8 @@ def test_taken_twice(do: Do, key: str, settings: Settings) -> None:
 
 @pytest.mark.long
 def test_a_look_makes_no_belief_longer(do: Do, key: str, settings: Settings, locks: Locks) -> None:
-    """F62: not where another primary's clock makes the lock look as if it lasted, nor for who has not renewed it."""
+    """F62: a read does not extend a tab's belief, even if another primary's clock makes the lock look longer. A tab
+    that has not renewed gains nothing, either."""
     set_locks(settings, EDIT_LEASE=2)
     anna = EditLock(key, ANNA)
     assert do(anna, "take").held
@@ -142,7 +143,7 @@ _AN_HOUR_LATER = {
 
 
 class TestForks:
-    """An edit lock is the tab's, for the time of a request: what that forks has nothing to do with it."""
+    """An edit lock belongs to the tab for the time of a request. Forked children of the request have no part in it."""
 
     pytestmark: ClassVar = FORKS
 
@@ -188,7 +189,7 @@ def test_away(do: Do, key: str, away: None) -> None:
 
 
 def test_a_damaged_document(do: Do, key: str, locks: Locks) -> None:
-    """It is a problem of its own object: nobody is told that the lock is free."""
+    """A damaged document is a problem of its own object. No user is told that the lock is free."""
     locks.collection.insert_one({"_id": key, "holders": "nonsense"})
     status = do(EditLock(key, ANNA), "take")
     assert (bool(status.problem), status.held, status.free) == (True, False, False)
@@ -208,7 +209,7 @@ def test_one_command(key: str, locks: Locks, commands: Commands) -> None:
 
 
 def test_a_crowd(key: str, locks: Locks) -> None:
-    """Of many tabs at the same moment, one gets it; of many take-overs from it, one."""
+    """If many tabs come at the same moment, one gets the lock. If many take it over, one succeeds."""
     tabs = [EditLock(key, Person(str(number), f"user{number}")) for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
         (winner,) = [status for status in pool.map(EditLock.take, tabs) if status.held]

@@ -1,4 +1,4 @@
-"""Edit locks and versions among the admin classes of other people: what was refused is not saved."""
+"""Edit locks and versions together with admin classes of other people. A refused change is not saved."""
 
 # ruff: noqa: DJ008 - they are never shown
 # mypy: disable-error-code="comparison-overlap"
@@ -129,7 +129,7 @@ def made(own: type, *, first: bool, base: type = EditLockMixin) -> type:
 
 @pytest.mark.parametrize("first", [True, False])
 class TestRefused:
-    """What is refused is not saved, whatever the other class overrides, with or without super()."""
+    """A refused change is not saved, whatever the other class overrides, with or without super()."""
 
     @pytest.mark.parametrize("own", [OwnForm, OwnBoldForm])
     def test_a_stale_page(self, use: Callable[..., Any], order: Order, own: type, *, first: bool) -> None:
@@ -169,7 +169,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("action", ["delete_selected", "at_once"])
     def test_deleting(self, use: Callable[..., Any], order: Order, action: str, *, first: bool) -> None:
-        """F200: What another user is editing is not deleted."""
+        """F200: An object that another user is editing is not deleted."""
         use(made(OwnDelete, first=first))
         Tab("anna", order)
         ben = Tab("ben", LIST)
@@ -220,10 +220,10 @@ def secret(locks: Locks) -> Secret:
 
 
 class TestValues:
-    """What is compared is the value that the page showed."""
+    """The value that the page showed is compared."""
 
     def test_a_value_that_is_stored_otherwise_each_time(self, use: Callable[..., Any], secret: Secret) -> None:
-        """F202: It is saved on the page, in the list, and deleted; and another value is noticed."""
+        """F202: The value is saved on the page and in the list, and can be deleted. Another value is noticed."""
         use(SecretAdmin, Secret)
         anna = Tab(staff("root", superuser=True), secret)
         assert anna.send(token="mine").status_code == 302
@@ -278,7 +278,7 @@ class BuyerWithRows(EditLockMixin, admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 class TestDeleted:
-    """What was deleted while a user typed can be created again."""
+    """An object deleted while a user typed can be created again."""
 
     @pytest.mark.parametrize("base", [EditLockMixin, VersionedAdmin])
     def test_with_rows(self, use: Callable[..., Any], order: Order, base: Any) -> None:
@@ -293,7 +293,7 @@ class TestDeleted:
         assert sorted(each.item for each in made.order_set.all()) == ["bike", "new"]
 
     def test_without_the_right_to_add(self, use: Callable[..., Any], order: Order) -> None:
-        """F205: What was typed stays on the page, and nothing is created."""
+        """F205: The typed text stays on the page, and nothing is created."""
         use(type("Fixed", (EditLockMixin, admin.ModelAdmin), {"has_add_permission": lambda *_: False}))
         anna = Tab("anna", order)
         order.delete()
@@ -317,7 +317,7 @@ class TestBusyList:
         return Tab("anna", LIST)
 
     def test_another_row_was_changed(self, tab: Tab) -> None:
-        """F206: It keeps what the other user has written."""
+        """F206: The row keeps the other user's values."""
         Order.objects.filter(item="hat").update(price=7)
         assert tab.send({"form-1-price": "9", "_save": "Save"}).status_code == 302
         assert sorted(Order.objects.values_list("item", "price")) == [("bike", 9), ("hat", 7)]
