@@ -1,4 +1,4 @@
-"""The same tests on both backends: what a lock means does not depend on where it is kept."""
+"""The same tests on both backends. The meaning of a lock does not depend on its store."""
 
 import time
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class World:
         raise NotImplementedError
 
     def elsewhere(self, *keys: str, **options: Any) -> MongoLock:
-        """A lock of another process. Its worker is the thread, as here."""
+        """Return a lock of another process. Its worker is the calling thread."""
         session = self.new_session()
         self.sessions.append(session)
         permits = options.pop("permits", None)
@@ -51,7 +51,7 @@ class World:
         return any(grant.lease.until for grant in grants)
 
     def kill(self, lock: MongoLock) -> None:
-        """The process that holds *lock* is killed: it is not renewed any more."""
+        """Let the process that holds *lock* look killed. Its lease is not renewed any more."""
         session = own(lock).session
         assert session is not None
         for grant in list(session.registry.grants.values()):
@@ -59,7 +59,7 @@ class World:
             session.ending.forget(grant)
 
     def take_away(self, lock: MongoLock) -> None:
-        """An operator takes *lock* away from its holder, which does not learn of it."""
+        """Take *lock* away from its holder, as an operator does. The holder does not learn of it."""
         (session, (grant,)) = (own(lock).session, own(lock).grants)
         assert session is not None
         session.store.apply(lock.key, Step(ask=grant.id, remove=(grant.id,), force=True), 10)
@@ -138,7 +138,7 @@ def world(request: pytest.FixtureRequest, settings: Any) -> Iterator[World]:
 
 @pytest.fixture
 def memory() -> Iterator[MemoryWorld]:
-    """The backend in memory alone, whose clock a test can move to the second."""
+    """The backend in memory alone. A test can move its clock to the second."""
     with override_locks():
         made = MemoryWorld()
         yield made

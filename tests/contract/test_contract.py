@@ -1,4 +1,4 @@
-"""What `mongo_lock`, `mongo_semaphore` and `mongo_locked` promise: on MongoDB and in memory, blocking and async."""
+"""The promises of `mongo_lock`, `mongo_semaphore` and `mongo_locked`, on MongoDB and in memory, blocking and async."""
 
 import asyncio
 import threading
@@ -26,7 +26,7 @@ def key(world: World) -> str:
 
 
 def test_a_try_that_waits(key: str, face: Face, elsewhere: Elsewhere) -> None:
-    """F155: for as long as it is asked to, whatever the lock was made with. It returns whether the lock is held."""
+    """F155: a try waits for the given time, whatever the wait of the lock, and returns whether the lock is held."""
     lock = mongo_lock(key, wait=0)
     with elsewhere(key):
         began = time.monotonic()
@@ -47,7 +47,8 @@ class TestOne:
     """One lock, one holder."""
 
     def test_how_a_lock_stands(self, key: str, face: Face, elsewhere: Elsewhere) -> None:
-        """P2: before, in and after its block. What is known of its last grant stays, for a record of what was done."""
+        """P2: the facts of a lock before, in and after its block. The facts of its last grant stay, for a record of the
+        work."""
         lock = mongo_lock(key)
         assert (lock.held, lock.lost, lock.remaining, repr(lock)) == (False, False, 0, f"<MongoLock {key!r} not held>")
         for name in FACTS:
@@ -89,7 +90,7 @@ class TestOne:
             assert set(lock.fencing_tokens) == set(lock.keys)
 
     def test_taking_it_again_is_an_error_or_meant(self, key: str, elsewhere: Elsewhere) -> None:
-        """F45: one that is meant is held until the last release, in any order; it is one grant."""
+        """F45: a key that is taken again on purpose is held until the last release, in any order, by one grant."""
         outer, inner = mongo_lock(key).acquire(), mongo_lock(key, reentrant=True)
         with pytest.raises(LockReentry, match="reentrant=True"):
             mongo_lock(key).acquire()
@@ -121,7 +122,7 @@ def cancelled(lock: MongoLock) -> None:
 
 
 class TestTurns:
-    """Who waits gets it in its turn."""
+    """Waiters get the lock in their turn."""
 
     async def test_handed_over_to_a_coroutine(self, key: str, elsewhere: Elsewhere) -> None:
         first = elsewhere(key)
@@ -298,6 +299,6 @@ def test_a_closed_session_says_so(key: str, world: World, elsewhere: Elsewhere) 
     with pytest.raises(LockMisused, match="closed"):
         again.acquire()
     began = time.monotonic()
-    world.sessions[-1].close()  # once more: what was refused leaves nothing to wait for
+    world.sessions[-1].close()  # once more, because refused locks leave nothing to wait for
     assert time.monotonic() - began < 1
     assert mongo_lock(key).try_acquire()

@@ -62,7 +62,8 @@ def test_a_term(key: str, elsewhere: Elsewhere) -> None:
 
 
 def test_a_term_ends_while_its_lock_is_held() -> None:
-    """Its lease is not renewed: the work is to stop when a third of it is left, so that no two are at work."""
+    """The lease is not renewed. The work is told to stop when a third of the lease is left, so that no two are at
+    work."""
     with override_locks() as locks, leader("late", lease=30) as term:
         assert term.left == pytest.approx(20, abs=1)
         with locks.unavailable():
@@ -74,7 +75,7 @@ def test_a_term_ends_while_its_lock_is_held() -> None:
 
 
 async def test_a_term_in_a_coroutine(key: str) -> None:
-    """Its event is one of asyncio, which other threads set, too."""
+    """The event of the term belongs to asyncio. Other threads can set it, too."""
     async with leader(key) as term:
         assert (term.held, term.ended.is_set()) == (True, False)
         with pytest.raises(TimeoutError):  # which ends nothing
@@ -88,7 +89,7 @@ async def test_a_term_in_a_coroutine(key: str) -> None:
     assert (term.held, term.ended.is_set(), lock_info(key).state) == (False, True, "free")
 
 
-#: What ends a term at once: a request, a forced release, which the next renewal finds, and the work itself.
+#: Events that end a term at once: a request, a forced release found by the next renewal, and the end of the work.
 ENDS: dict[str, Callable[[str, BaseTerm], object]] = {
     "asked": lambda key, term: ask(key),
     "forced": lambda key, term: force(key),
@@ -119,7 +120,7 @@ def test_an_end_in_order(key: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ENDS)
 async def test_a_coroutine_is_cancelled(key: str, how: str) -> None:
-    """Where it waits, in the same cases. Its term has ended by then."""
+    """The coroutine is cancelled where it waits, in the same cases. The term has ended by then."""
     seen: list[bool] = []
 
     async def work(term: AsyncTerm) -> str:
@@ -174,7 +175,7 @@ async def test_no_thread_of_the_executor(key: str) -> None:
 
 
 def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
-    """F102: a term begins with a whole lease, not what was left of a place in the queue; it does not end at once."""
+    """F102: a term begins with a whole lease, not with the rest of a place in the queue, and does not end at once."""
     remaining: list[float] = []
 
     def work(term: Term) -> str:
@@ -245,7 +246,8 @@ def test_errors(key: str) -> None:
 
 @pytest.mark.parametrize("more", [[], [KeyError()]], ids=["nothing else", "another error"])
 async def test_a_loss_in_a_group_of_tasks(key: str, more: list[Exception]) -> None:
-    """As the loss itself: it stands again. Unless there is another error."""
+    """A loss in a group of tasks counts as the loss itself, and the leader stands again. Another error in the group is
+    raised."""
     terms: list[AsyncTerm] = []
 
     async def lose(error: Exception) -> None:

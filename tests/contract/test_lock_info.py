@@ -88,7 +88,7 @@ def test_those_behind_a_waiter_of_their_process_are_counted(locks: Locks) -> Non
 
 
 def test_a_key_that_nothing_has_used(key: str, look: Any) -> None:
-    """It is free, and looking at it leaves nothing behind."""
+    """An unused key is free, and reading its state leaves nothing behind."""
     found = look(key)
     assert (found.key, found.state, found.holders, found.waiters, found.left) == (key, "free", (), (), None)
     assert abs((datetime.now(UTC) - found.now).total_seconds()) < 60

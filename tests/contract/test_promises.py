@@ -1,6 +1,6 @@
-"""Each promise of the library, and short cases that are about it and about nothing else.
+"""Short cases for each promise of the library, and for nothing else.
 
-Those that need times to the second run in memory, where a test moves the clock; the others on MongoDB, too.
+Cases that need times to the second run in memory, where a test moves the clock. The others run on MongoDB, too.
 """
 
 import threading
@@ -30,7 +30,7 @@ from tests.support.looking import document, holder, new_key
 from tests.support.waiting import eventually
 
 WRITES = {"findAndModify", "update"}
-#: What the server adds to a lease of ten seconds before it lets others in.
+#: The margin that the server adds to a lease of ten seconds before it lets others in.
 MARGIN = 1
 
 
@@ -99,7 +99,8 @@ class TestOneHolder:
         lock.release()
 
     def test_a_minimum_hold_keeps_others_out_until_its_end(self, memory: MemoryWorld, key: str) -> None:
-        """P1: the lock was given back at once, and nobody gets it before the hold is over; then at once."""
+        """P1: the lock was released at once, and nobody gets it before the hold is over. After the hold, a waiter gets
+        it at once."""
         mongo_lock(key, min_hold=20).acquire().release()
         other = memory.elsewhere(key, wait=0)
         with pytest.raises(LockNotAcquired, match="minimum hold"):
@@ -134,13 +135,14 @@ class TestOrder:
         assert elsewhere(key, wait=0).acquire().fencing_token > token
 
     def test_a_token_is_no_smaller_than_the_time(self, world: World, key: str) -> None:
-        """P2: so a document that is made anew goes on above all that the one before it gave."""
+        """P2: a token is no smaller than the time. A document that is made again therefore continues above all earlier
+        tokens."""
         before = time.time()
         with mongo_lock(key) as lock:
             assert lock.fencing_token >= int(before * 1000) - 1000
 
     def test_a_clock_that_is_behind(self, world: World, key: str) -> None:
-        """P2: where the last token is ahead of the clock, the next ones are one more each."""
+        """P2: if the last token is ahead of the clock, each next token is one more."""
         mongo_lock(key).acquire().release()
         ahead = Int64((time.time() + 3_600) * 1000)
         if isinstance(world, MemoryWorld):
@@ -162,7 +164,8 @@ class TestDurable:
     """P3: a grant is reported when a majority has it in its journals."""
 
     def test_each_command_that_grants_waits_for_the_majority(self, commands: Commands, key: str) -> None:
-        """P3: of a free key, of a key with readers, and when it is asked for again."""
+        """P3: each granting command waits for the majority, for a free key, for a key with readers, and for a
+        re-entered key."""
         with (
             mongo_lock(key),
             mongo_lock(f"{key}:r", mode="shared"),
@@ -193,7 +196,7 @@ class TestOneClock:
 
     @WITH_MONGO
     def test_no_command_has_a_time_of_the_client(self, commands: Commands, key: str, in_thread: InThread) -> None:
-        """P4: no date, and no number that is one: neither to acquire, wait and extend, nor to renew and release."""
+        """P4: no command has a date or a number that is one, to acquire, wait, extend, renew or release."""
         with mongo_lock(key, lease=600) as lock, mongo_lock(f"{key}:other", lease=600):
             waiter = mongo_lock(key)
             waiting = in_thread(waiter.acquire)
@@ -229,7 +232,7 @@ class TestFair:
     def test_a_hand_over_goes_to_who_came_first(
         self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread
     ) -> None:
-        """P5: of two that wait in other processes, the release grants the lock to the first."""
+        """P5: if two waiters of other processes wait, the release grants the lock to the first."""
         holder, order = elsewhere(key).acquire(), []
 
         def wait(name: str) -> None:
@@ -243,7 +246,8 @@ class TestFair:
         assert eventually(lambda: order == ["first", "second"])
 
     def test_no_one_overtakes_a_waiter(self, world: World, key: str, elsewhere: Elsewhere, in_thread: InThread) -> None:
-        """P5: one that asks just after the release is behind the one that waits, also if it would be first to ask."""
+        """P5: a caller that asks just after the release stands behind a waiter, even if its command would arrive
+        first."""
         holder, leave = elsewhere(key).acquire(), threading.Event()
 
         def wait() -> None:
@@ -258,7 +262,7 @@ class TestFair:
 
     @pytest.mark.parametrize("expired", [False, True], ids=["granted the lock", "its place has expired"])
     def test_a_dead_waiter_is_passed_over(self, memory: MemoryWorld, key: str, *, expired: bool) -> None:
-        """P5, F41, F42: it delays the queue by its place in it, and by no more."""
+        """P5, F41, F42: a dead waiter delays the queue by its place, and by no more."""
         holder = memory.elsewhere(key, lease=600).acquire()
         store = memory.new_session().store
         for name, place in (("dead", 10), ("next", 100)):
@@ -277,7 +281,7 @@ class TestNothingLeaks:
     """P6: after the last client is gone, a key is free again within one lease."""
 
     def test_a_killed_holder(self, memory: MemoryWorld, key: str) -> None:
-        """P6: nobody renews its lease, which ends."""
+        """P6: the lease of a killed holder is not renewed, and ends."""
         dead = memory.elsewhere(key, lease=100).acquire()
         memory.kill(dead)
         memory.let_pass(80)
@@ -304,12 +308,13 @@ class TestNothingLeaks:
 
 @pytest.mark.witness
 class TestForks:
-    """P1, P6: a fork, which has all that its parent has but the lock."""
+    """P1, P6: a forked child has everything of its parent except the lock."""
 
     pytestmark = FORKS
 
     def test_a_forked_child_holds_nothing(self, key: str) -> None:
-        """P1, P6, F30: it holds nothing, gives nothing back, and waits for its parent; whose lock is as it was."""
+        """P1, P6, F30: a forked child holds nothing, releases nothing, and waits for its parent. The parent's lock
+        stays as it was."""
         lock = mongo_lock(key).acquire()
 
         def child() -> None:
@@ -355,7 +360,7 @@ class TestLosses:
         assert lock.fencing_token == token  # what was lost is known still
 
     def test_a_loss_that_an_extension_finds(self, world: World, key: str, face: Face) -> None:
-        """P7: what is gone cannot be extended: an error, and the loss is reported at once."""
+        """P7: a lost lock cannot be extended. The error and the report of the loss come at once."""
         heard: list[MongoLock] = []
         lock = face.acquire(mongo_lock(key, lease=600, on_lost=heard.append))
         world.take_away(lock)
@@ -374,7 +379,7 @@ class TestLosses:
         assert not lock.release()
 
     def test_an_error_of_the_block_is_not_hidden(self, world: World, key: str, face: Face) -> None:
-        """P7: it comes out, with a note on the loss."""
+        """P7: the error of the block is raised, with a note on the loss."""
         with pytest.raises(ZeroDivisionError) as caught, face.block(mongo_lock(key, lease=600)) as lock:  # noqa: PT012
             world.take_away(lock)
             raise ZeroDivisionError
@@ -393,7 +398,8 @@ class TestCheap:
         assert commands.names() == ["findAndModify", "update"]
 
     def test_a_hand_over(self, commands: Commands, key: str, in_thread: InThread) -> None:
-        """P8: what is handed over within a process costs one command: it gives back, and takes for the next."""
+        """P8: a hand-over within a process costs one command. The command releases the lock, and acquires it for the
+        next."""
         holder, waiter = mongo_lock(key, lease=600).acquire(), mongo_lock(key, lease=600)
         in_thread(waiter.acquire)
         assert eventually(lambda: own(waiter).wanted is not None)
@@ -404,7 +410,8 @@ class TestCheap:
         waiter.release()
 
     def test_renewals_go_together(self, commands: Commands, key: str) -> None:
-        """P8, F40: those of ten locks are one update and one read, by which one is found that was taken away."""
+        """P8, F40: the renewals of ten locks are one update and one read. The read finds the lock that was taken
+        away."""
         locks = [mongo_lock(f"{key}:{number}", lease=600).acquire() for number in range(10)]
         mongo_store().collection.update_one({"_id": f"{key}:7"}, {"$set": {"holders": []}})
         session = locks[0]._current_session()
@@ -418,10 +425,10 @@ class TestCheap:
 
 
 class TestNoConsensus:
-    """P9: a holder that is paused may act after its lease; what is written under a fence is not."""
+    """P9: a paused holder may act after its lease. A fenced write of such a holder is refused."""
 
     def test_the_token_of_a_late_holder_is_smaller(self, memory: MemoryWorld, key: str) -> None:
-        """P9: so a storage that compares tokens refuses what it writes after the next one has begun."""
+        """P9: the token of a late holder is smaller. A storage that compares tokens refuses its late writes."""
         late = mongo_lock(key, lease=10, auto_renew=False).acquire()
         memory.let_pass(10)
         now = memory.elsewhere(key).acquire()

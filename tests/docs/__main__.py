@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
     print(f"docs: {SITE / 'index.html'}", flush=True)
     if arguments == ["--build"]:
         return 0
-    whole = ["--numprocesses", "3", "-m", "program or not program"]  # the tutorial, too, which takes its minutes
+    whole = ["--numprocesses", "3", "-m", "program or not program"]  # with the tutorial, although it takes minutes
     return pytest.main([*whole, *arguments, "tests/docs", *sorted({*ELSEWHERE.values()})])
 
 

@@ -1,9 +1,9 @@
-"""The examples of a page, and the comments that say what to do with them.
+"""The examples of a page, and the comments about running them.
 
-A block of Python is run with what the blocks before it have defined. Readers do not see these comments:
+A block of Python is run with the names of the blocks before it. Readers do not see these comments:
 
-    <!-- invisible-code-block: python        run as well, in this place: what an example needs, and what it has to do
-    <!-- fixtures: app, settings -->         what the blocks of the page have beside the names of `test_examples`
+    <!-- invisible-code-block: python        run as well, in this place: needs of an example, and its checks
+    <!-- fixtures: app, settings -->         fixtures for the blocks of the page, beside the names of `test_examples`
     <!-- skip: next (NAME) -->               the next block is run by the test of that name instead
     <!-- long -->                            the page takes longer than a short test may
 """
@@ -36,7 +36,7 @@ STEP: Final = re.compile(
 
 @dataclass(frozen=True)
 class Step:
-    """A block: what it is, its text, its line in the page."""
+    """A block of a page, with its kind, its text, and its line."""
 
     kind: str
     text: str

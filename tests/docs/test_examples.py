@@ -27,7 +27,7 @@ from tests.support.waiting import eventually
 
 __all__ = ["forget"]
 RUN = [page for page in pages() if "```py" in page.text and page.name not in ELSEWHERE]
-#: What the examples and their checks may use: what a settings file has, and the words of the tests.
+#: The names that examples and their checks may use, from a settings file and from the tests.
 NAMES = {
     "document": document,
     "eventually": eventually,
@@ -80,7 +80,7 @@ def locks_alias() -> Iterator[None]:
 
 @pytest.fixture
 def tables() -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Make the tables of the models that a page has defined by now; they are dropped at the end."""
+    """Make the tables of the models that a page has defined by now, and drop them at the end."""
     made: list[tuple[Any, type[models.Model]]] = []
 
     def make(names: dict[str, Any]) -> None:

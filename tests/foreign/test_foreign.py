@@ -1,4 +1,4 @@
-"""CPython's tests of locks, on MongoDB and in memory. Those that do not apply are in exempt.py."""
+"""CPython's tests of locks, on MongoDB and in memory. exempt.py lists those that do not apply."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FOUND: Final = found()
 
 
 def each(names: Iterable[str], *backends: str) -> pytest.MarkDecorator:
-    """Those tests on both backends, or on these."""
+    """Parametrize with the tests of *names* on *backends*, or on both backends."""
     chosen = itertools.product(backends or ("mongo", "memory"), set(names) & set(FOUND))
     parameters = [pytest.param(*one, id="-".join(one)) for one in sorted(chosen)]
     return pytest.mark.parametrize(("backend", "name"), parameters, indirect=["backend"])
@@ -67,7 +67,7 @@ def problems(test: unittest.TestCase) -> list[str]:
 
 @each(set(FOUND) - EXEMPT.keys() - NOT_RUN.keys())
 def test_what_applies(prepared: unittest.TestCase) -> None:
-    """What another project expects of a lock, ours does."""
+    """Our locks do what another project expects of a lock."""
     if found := problems(prepared):
         pytest.fail("\n".join(found), pytrace=False)
 
@@ -75,7 +75,7 @@ def test_what_applies(prepared: unittest.TestCase) -> None:
 @IN_THREADS
 @each(EXEMPT)
 def test_what_does_not_apply(prepared: unittest.TestCase, name: str) -> None:
-    """No exemption is dead: a test that is exempt fails."""
+    """An exempt test fails. No exemption is dead."""
     assert problems(prepared), f"it passes: take it out of exempt.py ({EXEMPT[name]})"
 
 

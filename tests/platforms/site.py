@@ -1,4 +1,4 @@
-"""What runs under locks: a number that is read, and a moment later written. Without a lock, some counts get lost."""
+"""The work under locks: a number is read, and written a moment later. Without a lock, some counts get lost."""
 
 from __future__ import annotations
 

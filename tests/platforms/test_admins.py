@@ -1,4 +1,4 @@
-"""Packages of other people in the admin: history, themes, import and export. See `admins`, which each runs."""
+"""Packages of other people in the admin, with history, themes, import and export. Each test runs `admins`."""
 
 from __future__ import annotations
 

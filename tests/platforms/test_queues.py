@@ -64,7 +64,10 @@ def test_coming_back(redis: Redis, worker: str) -> None:
 
 @pytest.mark.parametrize("later", [False, True])
 def test_django_tasks(tmp_path: Path, later: bool) -> None:
-    """Two workers of its database backend. later: a task whose lock is held comes back."""
+    """Two workers of the database backend count under a lock.
+
+    later: whether a task that meets a held lock is retried.
+    """
     name = key()
     more = {
         "PLATFORM_QUEUE": "django-tasks",

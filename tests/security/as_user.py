@@ -1,6 +1,8 @@
-"""A project that is `tests.outside`, as a user of MongoDB: runs what standard input says, and reports as JSON.
+"""Act in the project `tests.outside` as a user of MongoDB. The tasks come from standard input, and the reports are
+JSON.
 
-``python -m tests.security.as_user`` gets a JSON list of tasks: the words of a command, or the name of a function here.
+``python -m tests.security.as_user`` gets a JSON list of tasks. A task is the words of a command, or the name of a
+function here.
 """
 
 import io

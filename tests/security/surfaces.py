@@ -1,4 +1,4 @@
-"""Every page, endpoint and command of the package. What is new must be added here: `test_surfaces` compares."""
+"""Every page, endpoint and command of the package. A new one must be added here, because `test_surfaces` compares."""
 
 import io
 import re
@@ -61,7 +61,7 @@ COMMANDS: Final[dict[str, list[list[str]]]] = {
         ["{key} other", "--", "/nowhere/{key}"],
     ],
 }  # fmt: skip
-#: The addresses at which an object is edited under an edit lock: those of an admin, and of views of one's own.
+#: The addresses at which an object is edited under an edit lock, in an admin and in a project's own views.
 EDITED: Final[dict[str, str]] = {
     "change": "/admin/shop/order/{}/change/",
     "delete": "/admin/shop/order/{}/delete/",
@@ -69,7 +69,7 @@ EDITED: Final[dict[str, str]] = {
     "own": "/own/{}/",
     "async": "/async/{}/",
 }
-#: What the package gives a project for its own addresses: each class with the methods that answer requests.
+#: The classes of the package for a project's own addresses, with the methods that answer requests.
 MIXINS: Final[dict[str, set[str]]] = {
     "EditLockMixin": {"changeform_view", "changelist_view", "delete_view", "history_form_view"},
     "EditLockViewMixin": {"get", "post"},
@@ -123,7 +123,7 @@ def operator(*permissions: str, **fields: Any) -> Client:
 
 
 def said(*command: str) -> str:
-    """What a command says, also if it is an error."""
+    """Return the output of a command, also if it is an error."""
     out = io.StringIO()
     try:
         call_command(*command, stdout=out, stderr=out)

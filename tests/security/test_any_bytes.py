@@ -24,7 +24,7 @@ from tests.test_admin import LIST, browser
 pytestmark = [WITH_MONGO, pytest.mark.long]
 
 METHODS = ["get", "head", "options", "post", "put", "patch", "delete"]
-#: What the script of an edit lock sends, what it does not, and no message of it.
+#: Messages of an edit lock's script, messages that it does not send, and an empty message.
 ACTIONS = ["take", "take-over", "beat", "leave", "read", "nonsense", ""]
 HEADERS = st.dictionaries(
     st.sampled_from(
@@ -123,7 +123,7 @@ def test_any_bytes(locks: Locks, name: str, *, is_edited: bool) -> None:
 
 @pytest.mark.parametrize("query", ["_to_field=", "_to_field=pk", "_to_field=%00", "_popup=1&_to_field="])
 def test_queries_of_popups(locks: Locks, query: str) -> None:
-    """F75: what Django's own lists take as the name of a field."""
+    """F75: names of fields that Django's own lists accept do no harm."""
     locks.held("k")
     client = operator()
     for paths in PAGES.values():

@@ -1,4 +1,4 @@
-"""What looking at locks costs, however many wait for them, and however large the documents of another program are."""
+"""The cost of looking at locks, with any number of waiters and with large documents of another program."""
 
 import json
 import sys
@@ -46,7 +46,7 @@ def test_fifty_thousand_waiters(locks: Locks) -> None:
 
 
 def memory(name: str) -> int:
-    """What the system says of the memory of this process, in megabytes."""
+    """Return the memory of this process in megabytes, as the system reports it."""
     (found,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
     return int(found.split()[1]) // 1_000
 
@@ -115,8 +115,8 @@ def ads(mongo: MongoClient[Document]) -> Iterator[tuple[Collection[Document], Do
 
 @linux
 def test_giants_with_a_lock_in_them(locks: Locks, ads: tuple[Collection[Document], DocumentLock[Document]]) -> None:
-    """Sixteen documents of 15 MB, in every field that the lock reads (an `_id` has 7): each page and command answers,
-    and none reads them. What cannot be judged is shown as damaged, and is left as it is."""
+    """Sixteen documents of 15 MB, in every field that the lock reads (an `_id` has 7), are not read. Each page and
+    command answers. A document that cannot be judged is shown as damaged, and stays as it is."""
     collection, lock = ads
     fields = lock.rules.fields
     holder, at, version, token = fields.holder, fields.time, fields.version, fields.token

@@ -1,4 +1,4 @@
-"""Forms, addresses and settings that no page and no person of good will makes: what the reading of the source found."""
+"""Forms, addresses and settings that neither a page nor a well-meaning person makes, found by reading the source."""
 
 import json
 import pickle
@@ -34,7 +34,7 @@ from tests.test_admin import LIST
 
 SECRET = "hunter2"
 
-#: What is no `_id` of any document, or not for long: in the words of extended JSON.
+#: Values in extended JSON that are no `_id` of any document, or not for long.
 IDS = [
     "9" * 30, "null", "NaN", "1e400", "[1]", "{}", "true", '""', '"\\ud800"', "x", "[" * 100_000,
     *(f'{{"${name}": {value}}}' for name, value in [
@@ -53,7 +53,7 @@ IDS = [
 
 @pytest.fixture
 def document_locks(mongo: MongoClient[Document]) -> Iterator[list[str]]:
-    """The names of a document lock of a model, and of one of a collection, whose ids may be anything."""
+    """Return the names of a document lock of a model, and of one of a collection with arbitrary ids."""
     collection = mongo[str(connections["mongo"].settings_dict["NAME"])]["hand_made"]
     collection.insert_many([{"_id": ObjectId(), "state": "busy", "lockedBy": "h"}, {"_id": "a", "state": "busy"}])
     lock: DocumentLock[Document] = DocumentLock(
@@ -68,7 +68,7 @@ def document_locks(mongo: MongoClient[Document]) -> Iterator[list[str]]:
 @WITH_MONGO
 @pytest.mark.parametrize(("path", "more"), [("others/", {"force": "x"}), ("force-release/", {"reason": "x"})])
 def test_ids_of_documents(locks: Locks, document_locks: list[str], path: str, more: dict[str, str]) -> None:
-    """F75: what can be no document gets 400, and what is none here is not found; an expression finds none."""
+    """F75: an impossible id gets 400, an unknown one is not found, and an expression finds nothing."""
     client = operator()
     for name in ("locks", *document_locks):
         for id_ in IDS:
@@ -123,7 +123,7 @@ class TestAddresses:
     @pytest.mark.parametrize("path", ["//evil.example/a/", r"/\evil.example/a/", "/\t/evil.example/a/", r"/\/evil/",
                                       "/\n/evil.example/", "/a?b#c", "/a\u202eb", '/"><script>'])  # fmt: skip
     def test_own_address(self, rf: RequestFactory, path: str) -> None:
-        """Neither slashes nor backslashes nor what a browser leaves out make it the name of a host."""
+        """Slashes, backslashes and characters that a browser leaves out do not make the address the name of a host."""
         request = rf.get("/")
         request.path = path
         for address in (own_address(request), own_address(request, QueryDict("a=b"))):
@@ -149,8 +149,8 @@ class TestSecrets:
         assert SECRET not in repr(shown)
 
     def test_digests(self, settings: Settings) -> None:
-        """What a page carries of a value that it does not show, such as a PIN, cannot be compared with guesses; and the
-        same value looks different in another field."""
+        """A page carries a digest of a value that it does not show, such as a PIN. The digest cannot be compared with
+        guesses. The same value has another digest in another field."""
         field, other = Order._meta.get_field("item"), Order._meta.get_field("state")
         first = digest(field, "1234")
         assert digest(field, "1234") == first != digest(other, "1234")
@@ -159,7 +159,7 @@ class TestSecrets:
 
 
 def test_a_refused_document_steers_no_terminal() -> None:
-    """As every other error: what the server said of a document goes through `printable`, also after pickling."""
+    """Like every other error, the server's text about a document goes through `printable`, also after pickling."""
     error = DocumentRefused("ads", "x\u202e", "a\x1b[2Jb\u202e")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
     assert str(error).isprintable()

@@ -1,4 +1,4 @@
-"""A value from outside means one thing, or nothing at all: the forms of a template's fields; what makes no key."""
+"""A value from outside has one meaning or none. The forms of a template's fields, and values that make no key."""
 
 import json
 import time
@@ -66,7 +66,7 @@ class TestForms:
         ],
     )
     def test_no_value(self, form: str, values: list[Any]) -> None:
-        """What is none is refused, in words that name the template, and short ones."""
+        """An invalid value is refused in a short text that names the template."""
         for value in values:
             with pytest.raises(LockKeyInvalid, match="key template 'x:") as refusal:
                 lock_key(f"x:{{a:{form}}}", a=value)
@@ -77,7 +77,7 @@ class TestForms:
     @example("\ud800", "shop.Order")
     @example("\0", "uuid")
     def test_anything(self, value: Any, form: str) -> None:
-        """F75: whatever a request brings, it is a key or LockKeyInvalid; and a key that is made is in its form."""
+        """F75: every value of a request makes a key or LockKeyInvalid. A key that is made has its form."""
         try:
             key = str(lock_key(f"x:{{a:{form}}}", a=value))
         except LockKeyInvalid:
@@ -150,7 +150,7 @@ class TestForgottenF:
         assert mongo_locked("note:{text}")(lambda text: "ran")(visitor) == "ran"
         assert mongo_lock(lock_key("x:{a}", a="{b}")).key == "x:{b}"
         assert mongo_lock(lock_key("x:{{a}}")).key == "x:{a}"
-        assert mongo_locked("x:{{a}}")(lambda: "ran")() == "ran"  # a template, whose braces are text
+        assert mongo_locked("x:{{a}}")(lambda: "ran")() == "ran"  # a template with braces as text
 
 
 class TestCost:
@@ -207,7 +207,7 @@ class Plain(View):
 
 
 def plain() -> Any:
-    """A class of its own, which may be decorated."""
+    """Return a new class that may be decorated."""
     return type("Plain", (Plain,), {})
 
 
@@ -265,7 +265,7 @@ class TestViews:
         assert "'request.user.pk' is None" in caplog.text
 
     def test_the_own_error_of_a_view(self) -> None:
-        """What the view itself raises stays an error 500: it is a mistake in the code."""
+        """An error of the view itself stays an error 500, because it is a mistake in the code."""
 
         @mongo_locked("own:{name}", on_contention="respond")
         def wrong(request: HttpRequest, name: str) -> HttpResponse:
@@ -288,7 +288,7 @@ class TestViews:
 
 
 def warnings(*patterns: Any) -> list[CheckMessage]:
-    """What the check says of these addresses."""
+    """Return the messages of the check about these addresses."""
     with pytest.MonkeyPatch.context() as patch:
         resolver = type("Resolver", (), {"url_patterns": list(patterns)})
         patch.setattr("django_mongolock.management.checks.get_resolver", resolver)
@@ -299,7 +299,7 @@ WITH_TEXT = {"function", "afunction", "class", "method", "decorated", "viewset"}
 
 
 class TestCheck:
-    """W010: a view whose key has text from the address."""
+    """W010: a view has a key with text from the address."""
 
     @pytest.mark.parametrize(
         "address",
@@ -312,8 +312,8 @@ class TestCheck:
         ],
     )
     def test_every_kind_of_view(self, address: Any) -> None:
-        """Functions, classes, methods, and what other decorators make of them, below other addresses, too; with and
-        without a converter, and behind a regular expression, whose digits have many spellings as well."""
+        """The check finds functions, classes, methods and decorated ones, below other addresses, too. The text may have
+        a converter or none, or come from a regular expression, because its digits have many spellings as well."""
         [found] = warnings(address)
         assert found.id == "mongolock.W010"
         assert all(part in str(found) for part in ("'seen:{name}'", "name>", "{name:app.Model}", "{name!s}"))
@@ -329,8 +329,8 @@ class TestCheck:
         ],
     )
     def test_nothing_to_say(self, address: Any) -> None:
-        """Of values that a converter or a form brings into one spelling, of slugs, which are names, and of a text that
-        is said to be one in each of its spellings."""
+        """Values that a converter or a form brings into one spelling cause no message. Slugs, which are names, and
+        texts declared as exact cause none, either."""
         assert warnings(address) == []
 
     def test_this_project(self, settings: Settings) -> None:

@@ -18,7 +18,7 @@ from tests.test_authentication import DATABASE, PASSWORD, Authority, documented_
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[2]
-#: What a site runs, and what it must not print.
+#: Commands of a site, and texts that they must not print.
 COMMANDS = [
     ["check"], ["check", "--database", "locks"], ["locks"], ["admin"], ["list_locks", "--all"],
     ["list_locks", "--deadlocks"], ["clear_stale_locks", "--no-input"], ["release_lock", "handed", "--no-input"],
@@ -85,7 +85,7 @@ def test_the_documented_commands(guarded: str) -> None:
         assert "no issues" in deployed[name]["out"] + reports[name]["out"]
 
 
-#: What `migrate` says of each documented right that is taken away, if it fails at all.
+#: The check that `migrate` reports for each missing documented right, if it fails at all.
 FAILS = {
     ("mongolock_locks", "find"): "E102",
     ("mongolock_locks", "insert"): "E102",

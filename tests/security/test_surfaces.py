@@ -1,4 +1,4 @@
-"""What others wrote, on every page and in the output of every command; and any bytes at every address."""
+"""Texts of others on every page and in the output of every command, and any bytes at every address."""
 
 import base64
 import html
@@ -47,13 +47,13 @@ STATUS = f"{LIST}status/"
 HTML = "<i x=1>'\""
 #: Reverses what follows, hides it, erases a terminal, ends a line, is no character.
 EVIL = f"a\u202eb\u2066c\u200fd\x1b[2Je\x9bf\u2028g\x07h{HTML}"
-#: What a key may have of that.
+#: The part of that text which a key may have.
 EVIL_KEY = f"k\u202e\u2066\u200fevil{HTML}"
 FACTS = ("label", "owner", "user", "place", "host", "thread")
 
 
 def test_no_surface_is_missing() -> None:
-    """These are all pages, actions and commands that there are: what is new must be attacked as well."""
+    """The lists name all pages, actions and commands. A new one must be attacked as well."""
     assert set(PAGES) == known_pages()
     assert set(COMMANDS) == known_commands()
     assert known_actions() == ACTIONS
@@ -66,7 +66,7 @@ def shown(text: str) -> set[str]:
 
 
 def seen(page: str) -> str:
-    """What a person sees of a page: its text, and the texts of attributes that are shown or read out."""
+    """Return the text of a page that a person sees, including attributes that are shown or read out."""
     attributes = re.findall(r'\b(?:title|aria-label|data-label|alt|placeholder)="([^"]*)"', page)
     return html.unescape(" ".join([re.sub(r"<[^>]*>", " ", page), *attributes]))
 
@@ -123,7 +123,7 @@ class TestShown:
 
     @pytest.mark.parametrize("name", COMMANDS)
     def test_commands(self, evil: Locks, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-        """What every command prints, and its errors; it prints something about the lock, too."""
+        """Every command prints something about the lock, and neither its output nor its errors show the text raw."""
         texts = [said(name, *(each.format(key=EVIL_KEY, owner=EVIL) for each in words)) for words in COMMANDS[name]]
         text = "".join([*texts, *capfd.readouterr()])  # also what a program says that it starts
         found = shown(text)
@@ -189,7 +189,7 @@ class TestAnotherSite:
 
 
 class TestLogs:
-    """A value cannot pass for a field, nor for a line."""
+    """A value cannot pass for a field or for a line."""
 
     @pytest.mark.parametrize(
         ("value", "text"),
@@ -230,7 +230,7 @@ def test_printable(text: str) -> None:
 @pytest.mark.long
 @WITH_MONGO
 def test_no_second_place_for_guesses(locks: Locks) -> None:
-    """No password is looked at: the login page is the only place to guess at."""
+    """No password is checked here. The login page is the only place to guess passwords."""
     operator("view_lock_status", username="monitor", password=make_password("right"))
     sent = "Basic " + base64.b64encode(b"monitor:right").decode()
     response = Client().get(STATUS, headers={"Authorization": sent})
@@ -245,8 +245,8 @@ EVIL_NAME = "a\u202eb\x1b[2J<i x=1>"
 @WITH_MONGO
 @pytest.mark.parametrize("action", ["clear_stale_documents", "force_release_documents"])
 def test_what_the_log_of_the_admin_shows(locks: Locks, action: str) -> None:
-    """The name of a holder, which any program may have written, goes through `printable` into the history of an object
-    and the list of recent actions, which are Django's own pages."""
+    """The name of a holder may come from any program. It goes through `printable` into the history of an object and the
+    list of recent actions, both pages of Django."""
     ad = Ad.objects.create(
         user_id="u", title="bike", price=5, export_status="exporting", locked_by=EVIL_NAME,
         lock_timestamp=timezone.now().replace(year=2020),

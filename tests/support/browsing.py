@@ -1,4 +1,5 @@
-"""What the tests in a real browser share: the browser, a strict Content-Security-Policy, somebody who is logged in."""
+"""Common parts of the tests in a real browser, such as the browser, a strict Content-Security-Policy, and a user who is
+logged in."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(running: Any, base: str, user: User, **options: Any) -> Iterator[Any]:
-    """A page of the browser for *user*; what it complains of is in `page.complaints`, and must be nothing."""
+    """Open a page of the browser for *user*. Its complaints are in `page.complaints`, and must be none."""
     client = Client()
     client.force_login(user)
     context = running.new_context(base_url=base, **options)

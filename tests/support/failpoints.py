@@ -28,7 +28,7 @@ def failpoint(
             client.admin.command("configureFailPoint", name, mode="off")
 
 
-#: The servers whose faults this process sets: it may set several.
+#: The servers with faults set by this process. A process may set several.
 _reserved: set[str] = set()
 
 

@@ -36,7 +36,7 @@ HOSTILE_KEYS = [
     "y" * 512,
 ]
 
-#: What somebody else may have written into one field of a lock that is held, and a word of what is said of it.
+#: Values that somebody else may have written into one field of a held lock, and a word of the error about each.
 DAMAGE: dict[str, tuple[Document, str]] = {
     "token is a double": ({"token": 1.5}, "token"),
     "token is too large": ({"token": Int64(2**63 - 1)}, "token"),
@@ -177,7 +177,7 @@ class Locks:
         ensure_indexes(self.collection)
 
     def explain(self, sent: Document) -> Document:
-        """The statistics of an aggregation that was sent. It does not go through the whole collection."""
+        """Return the statistics of a sent aggregation, and assert that it does not scan the whole collection."""
         asked = {"aggregate": sent["aggregate"], "pipeline": sent["pipeline"], "cursor": {}}
         found = self.collection.database.command("explain", asked, verbosity="executionStats")
         assert "COLLSCAN" not in str(found)

@@ -21,7 +21,7 @@ NOBODY = "mongodb://user:hunter2@127.0.0.1:9/?directConnection=true"
 
 
 class Commands(monitoring.CommandListener):
-    """What a client sends, but for what every connection does."""
+    """The commands that a client sends, except those of every connection."""
 
     def __init__(self) -> None:
         self.sent: list[Document] = []
@@ -37,7 +37,7 @@ class Commands(monitoring.CommandListener):
         pass
 
     def names(self) -> list[str]:
-        """What was sent, by name."""
+        """Return the names of the sent commands."""
         return [next(iter(command)) for command in self.sent]
 
     def clear(self) -> None:
@@ -57,7 +57,7 @@ def locks(db: None, mongo: MongoClient[Document]) -> Iterator[Locks]:
 
 @pytest.fixture
 def history(locks: Locks, settings: Settings) -> Iterator[Collection[Document]]:
-    """The collection of the history: one is kept, and there is none yet."""
+    """Turn the history on, and provide its collection. The collection does not exist yet."""
     collection = locks.collection.database[f"{locks.collection.name}_history"]
     collection.drop()
     settings.MONGOLOCK = {**settings.MONGOLOCK, "HISTORY": 1}
@@ -84,7 +84,7 @@ def connect(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[...,
 
 @pytest.fixture
 def commands(connect: Callable[..., None]) -> Commands:
-    """What the engine sends from now on."""
+    """Record the commands of the engine from now on."""
     listener = Commands()
     connect(event_listeners=[listener])
     return listener
@@ -106,7 +106,7 @@ def face(request: pytest.FixtureRequest) -> Face:
 
 @pytest.fixture
 def do(face: Face) -> Callable[..., Any]:
-    """Calls a method of any object by its name: the method itself, or its awaited twin."""
+    """Return a function that calls a method of any object by its name, either the method itself or its awaited twin."""
     return face.call
 
 

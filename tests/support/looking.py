@@ -1,4 +1,4 @@
-"""What tests of the Django layer share: keys of their own, somebody else who holds them, what is stored."""
+"""Common parts of the tests of the Django layer, such as new keys, another holder, and stored documents."""
 
 import threading
 import uuid
@@ -24,7 +24,7 @@ def document(key: str, using: str | None = None) -> dict[str, Any]:
 
 
 def holders(key: str, using: str | None = None) -> list[dict[str, Any]]:
-    """Who holds *key*, as it is stored."""
+    """Return the stored holders of *key*."""
     found: list[dict[str, Any]] = document(key, using).get("holders", [])
     return found
 
@@ -37,7 +37,7 @@ def holder(key: str) -> dict[str, Any]:
 
 @contextmanager
 def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
-    """What a receiver of *signal* is told within the block."""
+    """Record the arguments for a receiver of *signal* within the block."""
     told: list[dict[str, Any]] = []
 
     def note(**facts: Any) -> None:
@@ -52,7 +52,7 @@ def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
 
 @contextmanager
 def in_another_thread(lock: MongoLock) -> Iterator[MongoLock]:
-    """Another thread holds *lock*: that is contention, not reentry. Raises LockNotAcquired if it is refused."""
+    """Hold *lock* in another thread, as contention instead of reentry. LockNotAcquired is raised if it is refused."""
     ready, done = threading.Event(), threading.Event()
     errors: list[LockNotAcquired] = []
 

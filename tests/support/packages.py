@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Packages:
-    """What is uploaded: two files."""
+    """The two files that are uploaded."""
 
     sdist: Path
     wheel: Path
@@ -46,6 +46,6 @@ def build(folder: Path) -> Packages:
 
 
 def find(folder: Path) -> Packages:
-    """Those that are in *folder*."""
+    """Return the packages in *folder*."""
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return Packages(sdist, wheel)

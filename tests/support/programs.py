@@ -37,7 +37,7 @@ def python(*arguments: str, folder: Path | None = None, **environment: str) -> s
 
 
 def said_by(*command: str) -> str:
-    """What a management command prints, which runs in this process."""
+    """Return the output of a management command that runs in this process."""
     out = io.StringIO()
     call_command(*command, stdout=out)
     return out.getvalue()
@@ -63,7 +63,7 @@ def starting() -> Iterator[Start]:
     yield start
     for process in started:
         process.send_signal(signal.SIGCONT)
-        process.terminate()  # so that it ends the program too, which would keep the pipes open
+        process.terminate()  # ends the program too, because the program would keep the pipes open
     for process in started:
         try:
             process.communicate(timeout=30)
@@ -75,7 +75,7 @@ def starting() -> Iterator[Start]:
 
 
 def processes() -> dict[int, int]:
-    """The parent of each process that is no zombie, which has ended."""
+    """Return the parent of each process. Zombies are left out, because they have ended."""
     table = subprocess.run(["ps", "-eo", "pid=,ppid=,stat="], capture_output=True, text=True, check=True).stdout
     rows = (line.split() for line in table.splitlines())
     return {int(pid): int(parent) for pid, parent, state in rows if not state.startswith("Z")}

@@ -1,4 +1,4 @@
-"""A network before one server, which can be slow, or hold up what goes through it."""
+"""A network before one server that can be slow or hold up traffic."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What both type checkers refuse, each by itself: no ignore here may be unnecessary for mypy, nor for pyright."""
+"""Code that both type checkers refuse. No ignore here may be unnecessary for mypy or for pyright."""
 # pyright: reportUnnecessaryTypeIgnoreComment=true
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""python3 dev.py bench: that it measures what it says, and throws out what is no lock. Its figures are no test."""
+"""python3 dev.py bench measures its subject, and throws out libraries that are no locks. The figures are no test."""
 
 import json
 import os
@@ -163,13 +163,13 @@ def fine(bench: Bench) -> Iterator[Piece]:
 
 
 def breaks(bench: Bench) -> Iterator[Piece]:
-    """It breaks after its first table."""
+    """Break after the first table."""
     yield Table("first", ["a"], [["x"]])
     raise ValueError("broken")
 
 
 def hangs(bench: Bench) -> Iterator[Piece]:
-    """It never ends."""
+    """Never end."""
     yield Table("begun", ["a"])
     time.sleep(60)
 
@@ -186,7 +186,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     fakes: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What it had found until then is kept, the others are asked, and the exit code says that not all went well."""
+    """The findings until then are kept, the other questions are asked, and the exit code reports the failure."""
     file, started = tmp_path / "figures.json", time.monotonic()
     with pytest.raises(SystemExit):
         command.main(["fien"])
@@ -207,7 +207,7 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
 
 @pytest.mark.long
 def test_quick_questions_end_to_end(tmp_path: Path) -> None:
-    """Also the one that reaches into a session of the engine, whose names move."""
+    """Quick questions work, including the one that uses a session of the engine by names that may change."""
     file = tmp_path / "figures.json"
     said = python("-m", "bench", "alone", "held", "--quick", "--json", str(file), folder=ROOT)
     assert "One node: acquire and release, uncontended" in said
@@ -222,7 +222,7 @@ def test_quick_questions_end_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_workers_end_with_those_who_started_them(tmp_path: Path) -> None:
-    """Nothing is left behind where the command is killed: a worker that nobody talks to any more ends."""
+    """If the command is killed, nothing is left behind, because a worker without a partner ends."""
     code = "from bench.workers import Worker; w = Worker(); print(w.pid, flush=True); input()"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -16,7 +16,7 @@ LATER = 100.0
 
 
 def _who(name: str) -> str:
-    """Whose attempt it is: "a.1" is one of a's."""
+    """Return the process of an attempt. "a.1" is one of a's."""
     return name.partition(".")[0]
 
 
@@ -157,7 +157,7 @@ def late(seconds: float = 8, keys: str = "k", **facts: Any) -> Story:
     return story.refused(10 + seconds, "a")
 
 
-#: What the records tell, and the rules that accuse it.
+#: The records of a story, and the rules that accuse it.
 CASES: dict[str, tuple[Story, str]] = {
     # Two at once
     "one after another": (Story().hold(10, 11, "a", 1).hold(11.1, 12, "b", 2), ""),
@@ -364,7 +364,7 @@ CASES: dict[str, tuple[Story, str]] = {
     "the other was stopped": (overtaken(3).tell("stopped", 14, "harness", u=16, group=2), "order"),
     "it did not get to run": (overtaken(3).tell("starved", 14, "a", u=16), ""),
     "the other did not get to run": (overtaken(3).tell("starved", 14, "b", u=16), "order"),
-    # F66: what happens to one key costs nobody another
+    # F66: a fault of one key costs nobody another key
     "lost without a reason": (suffering(), "suffered"),
     "its own key was stuck": (suffering().fault(15, 20, key="k"), ""),
     "another key was stuck": (suffering().fault(15, 20, key="l"), "suffered"),
@@ -429,7 +429,7 @@ CASES: dict[str, tuple[Story, str]] = {
 
 @pytest.mark.parametrize(("story", "found"), CASES.values(), ids=CASES)
 def test_what_is_accused(story: Story, found: str) -> None:
-    """Records of each kind, and what the rules find in them: what breaks a promise, and the like that breaks none."""
+    """The rules find stories that break a promise, and not similar ones that break none."""
     assert story.rules() == found
 
 
@@ -450,7 +450,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 def test_a_pid_that_is_used_again(tmp_path: Path) -> None:
-    """It is another process, and another group: the first of them was killed, the second was not."""
+    """A pid that is used again is another process in another group. The first was killed, and the second was not."""
     one = Journal(tmp_path, "one")
     one.write("kill", group=one.pid)
     two = Journal(tmp_path, "two")
@@ -461,7 +461,7 @@ def test_a_pid_that_is_used_again(tmp_path: Path) -> None:
 
 
 def test_a_torn_line(tmp_path: Path) -> None:
-    """Whoever was killed while it wrote has written nothing; damage elsewhere is an error."""
+    """A process that was killed while it wrote has written nothing. Damage elsewhere is an error."""
     journal = Journal(tmp_path, "one")
     (path,) = tmp_path.iterdir()
     with path.open("a") as file:

@@ -1,4 +1,4 @@
-"""The interpreter of the pipelines that are sent: it does what MongoDB does, on thousands of documents."""
+"""The interpreter of the sent pipelines does the same as MongoDB, on thousands of documents."""
 
 import contextlib
 import random

@@ -1,4 +1,5 @@
-"""The tool that breaks the engine: a mutant is what runs, nothing of it stays, and the simulation finds a defect."""
+"""The tool that breaks the engine. A mutant runs in place of the code and leaves nothing, and the simulation finds a
+defect."""
 
 import ast
 import importlib
@@ -70,7 +71,7 @@ def test_every_mutant_can_be_compiled_and_differs() -> None:
 
 @pytest.mark.long
 def test_a_larger_sample_begins_with_a_smaller_one() -> None:
-    """So what is known of one need not be run again for the other."""
+    """Results of a smaller sample need not be repeated for a larger one."""
     assert mutants.sample(40, seed=1)[:20] == mutants.sample(20, seed=1)
 
 
@@ -146,7 +147,8 @@ def test_the_end_of_a_minimum_hold_is_not_moved() -> None:
 
 
 def test_whom_another_command_grants_has_its_place_only() -> None:
-    """P5, P6: it may be dead, and then the next one waits for no whole lease."""
+    """P5, P6: a waiter that another command grants may be dead. The grant lasts only for its place, and the next waiter
+    does not wait for a whole lease."""
     waits = {"waiters": [{"grant": "g", "until": BEGIN + timedelta(seconds=4)}], "holders": []}
     there = {**held(9), "holders": [{**held(9)["holders"][0], "waiter_lease": 5_000}]}
     assert len(list(places(waits, there, Step()))) == 1
@@ -156,7 +158,8 @@ def test_whom_another_command_grants_has_its_place_only() -> None:
 
 
 def test_a_minimum_hold_is_not_ended_by_a_release() -> None:
-    """A release before its end leaves the holder; an operator's does not, nor one of a lease that is over."""
+    """A release before the end of a minimum hold leaves the holder. An operator's release does not, and neither does
+    one after the lease."""
     free = {"holders": [], "written_at": BEGIN + timedelta(seconds=2)}
     assert len(list(minimum_holds(held(30), free, Step(remove=("g",))))) == 1
     assert list(minimum_holds(held(30), free, Step(remove=("g",), force=True))) == []
@@ -174,7 +177,7 @@ def test_what_was_removed_for_good_does_not_come_back() -> None:
 
 
 def test_an_election_ends_nobodys_place() -> None:
-    """F21: whoever waits has a whole place by the new clock, unless it leaves."""
+    """F21: a waiter has a whole place by the new clock, unless it leaves."""
     waits: dict[str, Any] = {"clock": "a", "holders": [], "waiters": [{"grant": "g"}]}
     free: dict[str, Any] = {"holders": [], "waiters": []}
     assert len(list(elections(waits, {**free, "clock": "b"}, Step()))) == 1

@@ -1,4 +1,4 @@
-"""The network in between: it holds up, loses and cuts off what it is told to, and tells members from clients."""
+"""The network between clients and members delays, loses and cuts off on demand, and tells members from clients."""
 
 import contextlib
 import os
@@ -73,7 +73,7 @@ def connect(network: Network, member: int = 0) -> socket.socket:
 
 
 def answers(connection: socket.socket, seconds: float = 5.0) -> bytes:
-    """What comes back in time; nothing if nothing does, or the connection is closed."""
+    """Return the answer that comes in time, or nothing if there is none or the connection is closed."""
     connection.settimeout(seconds)
     with contextlib.suppress(TimeoutError, ConnectionError):
         return connection.recv(100)
@@ -93,7 +93,7 @@ def test_slow(network: Network) -> None:
 
 
 def test_a_command_arrives_after_its_sender_has_gone(network: Network, echo: Echo) -> None:
-    """F17: what was held up is delivered, although the connection that sent it was closed."""
+    """F17: a command that was held up is delivered, although its connection was closed."""
     with connect(network) as connection:
         connection.sendall(b"one")
         assert answers(connection) == b"one"
@@ -128,7 +128,7 @@ def test_a_reply_is_lost(network: Network, echo: Echo) -> None:
 
 
 def test_a_reply_is_lost_by_what_it_says(network: Network, echo: Echo) -> None:
-    """One that is chosen is lost with its connection; the others get through."""
+    """The chosen reply is lost with its connection. The other replies get through."""
     network.loses = lambda reply: reply == b"two"
     with connect(network) as connection:
         for sent, answered in ((b"one", b"one"), (b"two", b"")):
@@ -153,7 +153,7 @@ def test_half_open(network: Network, echo: Echo) -> None:
 
 
 def test_members_are_told_from_clients(network: Network, echoes: list[Echo]) -> None:
-    """What holds for clients does not hold for a member, nor for its way to itself."""
+    """Rules for clients do not apply to a member, or to a member's way to itself."""
     hello = bson.encode({"hello": 1, "hostInfo": f"here:{echoes[1].port}"})
 
     def gets_through(member: int, first: bytes) -> bool:

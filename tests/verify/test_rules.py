@@ -39,7 +39,7 @@ def over(*what: str) -> Story:
 
 
 def stood(story: Story, until: float) -> Story:
-    """Its entry stands in the document from 10 on, although the attempt is over."""
+    """Tell that the entry stands in the document from 10 on, although the attempt is over."""
     return story.tell("stood", 10.0, "servers", u=until, why=OVER, key="k", id="a")
 
 
@@ -87,7 +87,7 @@ CASES: dict[str, tuple[Story, str]] = {
     "one gives up, and there was no deadlock": (
         held().ask(1.5, "a.1", "l", within="a", **LEASE).refused(2.6, "a.1", "LockDeadlock"), "deadlock"
     ),
-    # What is abandoned is gone long before its lease ends.
+    # An abandoned entry is gone long before its lease ends.
     "an entry that goes soon": (stood(over("dropped"), 10.9), ""),
     "an entry that stays": (stood(over("dropped"), 11.1), "stood"),
     "while a fault is in the way": (stood(over("dropped").fault(10.0, 11.0), 15.0), ""),
@@ -101,6 +101,6 @@ CASES: dict[str, tuple[Story, str]] = {
 
 @pytest.mark.parametrize(("story", "found"), CASES.values(), ids=CASES)
 def test_what_is_accused(story: Story, found: str) -> None:
-    """P1, P7, F45: what only virtual time can judge. The rules of the fault runs are left to their own tests."""
+    """P1, P7, F45: only virtual time can judge these. The rules of the fault runs have their own tests."""
     history = story.history(VIRTUAL)
     assert " ".join(violation.rule for rule in MORE_RULES for violation in rule(history)) == found

@@ -44,8 +44,8 @@ def test_no_promise_is_broken(first: int) -> None:
 
 @pytest.mark.long
 def test_a_seed_is_always_the_same_run() -> None:
-    """What a seed does depends on nothing else, so that a failure can be run again: not on earlier runs, nor on the
-    order of sets, which another process has otherwise."""
+    """The outcome of a seed depends on nothing else, so that a failure can be run again. Earlier runs and the order of
+    sets, different in another process, do not matter."""
     first = told(simulate(7, 6.0))
     assert told(simulate(8, 6.0)) != first
     assert told(simulate(7, 6.0)) == first
@@ -60,7 +60,7 @@ def test_every_fault_is_chosen_by_some_seed() -> None:
 
 @pytest.mark.long
 def test_every_fault_is_injected() -> None:
-    """Each is begun and healed, and so is what the processes do to themselves."""
+    """Each fault is begun and healed. The processes' own faults are, too."""
     events = [Event(name, 1.0 + place / 2, place) for place, name in enumerate(FAULTS)]
     outcome = simulate(13, 20.0, sorted([*events, *schedule(13, 20.0)], key=lambda event: event.at))
     seen = {record["name"] for record in outcome.records if record["what"] == "fault"}
@@ -107,7 +107,7 @@ def test_what_is_abandoned_and_not_removed_is_found(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def no_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F69 again: a waiter that comes back to the queue has just arrived."""
+    """Remove the arrival time (F69 again). A waiter that comes back to the queue has then just arrived."""
     monkeypatch.setattr(Commands, "with_arrival", lambda self, step, grant, now: step)
 
 

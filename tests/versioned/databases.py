@@ -57,7 +57,7 @@ def added(kind: str, where: str, name: str = "versions") -> Iterator[str]:
 
 
 def config(kind: str, where: str) -> dict[str, Any]:
-    """What stands in DATABASES for it; *where* is its file or its URI."""
+    """Return the entry in DATABASES for *kind*. *where* is its file or its URI."""
     if kind.startswith("sqlite"):
         mode = "DELETE" if kind == "sqlite_journal" else "WAL"
         options = {"init_command": f"PRAGMA journal_mode={mode}; PRAGMA synchronous=OFF;"}
@@ -113,7 +113,7 @@ def home(
 
 @contextlib.contextmanager
 def failing_hook(model: type[Model], alias: str, signal: Any = post_save) -> Iterator[None]:
-    """What is to run after the first commit meets a conflict of its own."""
+    """Let a function that is to run after the first commit raise a conflict of its own."""
 
     def fail() -> None:
         raise VersionConflict("mails.Mail", 1, 1)

@@ -55,13 +55,13 @@ class ThingProxy(Thing):
 
 
 class Part(Shape):
-    """What goes when its thing goes."""
+    """A model that is deleted with its thing."""
 
     thing = models.ForeignKey(Thing, on_delete=models.CASCADE, related_name="parts")
 
 
 class Guard(Shape):
-    """What keeps its thing from being deleted."""
+    """A model that keeps its thing from being deleted."""
 
     thing = models.ForeignKey(Thing, on_delete=models.PROTECT)
 
@@ -118,7 +118,7 @@ class Renamed(VersionedModel, Shape):
 
 
 class Named(VersionedModel):
-    """Its key is a name, which is not made but given."""
+    """A model with a given key instead of a made one."""
 
     name = models.CharField(primary_key=True, max_length=50, db_column="_id")
     value = models.IntegerField(default=0)
@@ -129,7 +129,7 @@ class Named(VersionedModel):
 
 
 class Pair(VersionedModel):
-    """Its key has two columns, which MongoDB does not have."""
+    """A model with a key of two columns. MongoDB has no such keys."""
 
     pk = models.CompositePrimaryKey("left", "right")
     left = models.IntegerField()
@@ -142,7 +142,7 @@ class Pair(VersionedModel):
 
 
 class Soft(Shape):
-    """Its delete() deletes nothing."""
+    """A model with a delete() that deletes nothing."""
 
     deleted = models.BooleanField(default=False)
 
