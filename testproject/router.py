@@ -12,7 +12,7 @@ from testproject.mongo import MongoModel
 class MongoModelRouter:
     """Send each MongoModel to MongoDB.
 
-    MongoLockRouter, which follows in DATABASE_ROUTERS, keeps other models off that alias.
+    MongoLockRouter is the next one in DATABASE_ROUTERS, and keeps other models off that alias.
     """
 
     def db_for_read(self, model: type[models.Model], **_hints: Any) -> str | None:

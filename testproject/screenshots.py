@@ -32,7 +32,7 @@ ORDER = "/admin/shop/order/{order}/change/"
 #: How long the traffic runs before the first picture, in seconds: to have something to show.
 WARM_UP = 20.0
 WIDE, NARROW = 1100, 320
-#: The processes of the incident: a name, a label, and the locks that it acquires one after the other.
+#: The processes of the incident, each with a name, a label, and the locks that it acquires one after the other.
 CAST = [
     ("catalog", "import of the catalog", "catalog:import"),
     ("report", "nightly report", "report:nightly", "catalog:import"),
@@ -44,8 +44,13 @@ CAST = [
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture. height: of what is shown. of: only this element. before: what is done on the page first. shared:
-    a second person has the page open already."""
+    """One picture.
+
+    height: the height of the shown part.
+    of: the only element to show.
+    before: actions on the page first.
+    shared: whether a second person has the page open already.
+    """
 
     name: str
     path: str
@@ -145,7 +150,7 @@ def new_order() -> int:
 
 def visit(context: BrowserContext, name: str, running: site.Site, address: str) -> Page:
     """A user logs in and opens a page."""
-    # Without the list of the other models, which says nothing about locks.
+    # Hide the list of the other models, because it says nothing about locks.
     context.add_init_script("localStorage.setItem('django.admin.navSidebarIsOpen', 'false')")
     page = context.new_page()
     page.goto(f"/admin/login/?next={address}")
@@ -157,7 +162,7 @@ def visit(context: BrowserContext, name: str, running: site.Site, address: str) 
 
 
 def shrink(path: Path) -> None:
-    """Make a picture small: a page has few colours."""
+    """Make a picture small. A page has few colours."""
     from PIL import Image
 
     with Image.open(path) as picture:

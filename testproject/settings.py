@@ -62,11 +62,11 @@ SHOP_MONGO_ALIAS = "mongo"
 SHOP_LOCKING = env.bool("SHOP_LOCKING", default=True)
 # "on" keeps the locks of ads in the ads themselves, see `testproject.shop.ad_events`.
 SHOP_DOCUMENT_LOCKS = env.bool("SHOP_DOCUMENT_LOCKS", default=False)
-# "on" lets the staff begin the incidents of `testproject.shop.night`, which start programs.
+# With "on", the staff can begin the incidents of `testproject.shop.night`. These start programs.
 SHOP_INCIDENTS = env.bool("SHOP_INCIDENTS", default=False)
 # Seconds after which an ad that a flow holds by the lock in the ad itself is stuck.
 SHOP_STALE_AFTER = env.float("SHOP_STALE_AFTER", default=60.0)
-# Where the slow external service answers: this project, by default.
+# The address of the slow external service. By default, this project answers there.
 EXTERNAL_URL = env.str("EXTERNAL_URL", default="http://127.0.0.1:8000/external")
 EXTERNAL_DELAY = (0.04, 0.2)  # seconds, from and to
 EXTERNAL_FAILURES = env.float("EXTERNAL_FAILURES", default=0.03)  # share of calls answered with 503
@@ -95,7 +95,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    # After authentication: it writes the view and the user on each lock taken in a request.
+    # After authentication, because the middleware writes the view and the user on each lock taken in a request.
     "django_mongolock.context.LockContextMiddleware",
 ]
 TEMPLATES = [
@@ -142,7 +142,7 @@ CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_BEAT_SCHEDULE = {
     "retry-failed-exports": {"task": "testproject.shop.tasks.retry_exports", "schedule": 2.0},
 }
-if SHOP_DOCUMENT_LOCKS:  # two runs at once, which nothing but the locks in the ads keeps apart
+if SHOP_DOCUMENT_LOCKS:  # for two runs at once, kept apart only by the locks in the ads
     CELERY_BEAT_SCHEDULE["retry-once-more"] = CELERY_BEAT_SCHEDULE["retry-failed-exports"]
 
 if env.bool("MONGOLOCK_TEST_OLD_SERVER", default=False):

@@ -28,7 +28,7 @@ from django_mongolock.engine.store.mongo import MongoStore, StoreConfig
 from testproject.servers import Mongod, ReplicaSet
 
 DATABASE: Final = "scale"
-#: Threads that have locks: the locks of a thread that has ended are released.
+#: Threads with locks. The locks of a thread that has ended would be released.
 POOLS: Final[list[ThreadPoolExecutor]] = []
 
 

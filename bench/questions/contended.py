@@ -56,7 +56,7 @@ def contended(bench: Bench) -> Iterator[Piece]:
 
 
 def run(bench: Bench, contender: Contender, count: int, seconds: float) -> Run:
-    """So many processes: over and over for so long, and then some times each of them once."""
+    """Let *count* processes acquire over and over for *seconds*, and then each of them once, some times."""
     key, world, needs = fresh_key("hot"), bench.world, contender.needs
     with workers(count) as crew:
         bench.open(crew, contender)

@@ -42,7 +42,7 @@ def shaped(bench: Bench, size: int) -> tuple[float, float, float]:
 
 
 def work(state: State, key: str, count: int, begin: float, end: float) -> tuple[list[Turn], float]:
-    """In the worker: so many threads, over and over."""
+    """Run *count* threads in the worker, over and over."""
     turns: list[Turn] = []
 
     def over_and_over(number: int) -> None:

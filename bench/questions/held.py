@@ -1,4 +1,4 @@
-"""What do locks cost that are held for long?"""
+"""The cost of locks that are held for long."""
 
 import threading
 import time
@@ -48,7 +48,8 @@ def held(bench: Bench) -> Iterator[Piece]:
 
 
 def hold(state: State, key: str, count: int, terms: Terms) -> float:
-    """In the worker: hold so many locks. They are written at once: to acquire each would take minutes. KB of each."""
+    """Hold *count* locks in the worker, and return the KB of each. The locks are written at once, because to acquire
+    each would take minutes."""
     session: Session = get_backend(ALIAS).session()
     collection = mongo_store(ALIAS).collection
     # By another session: whoever has released a lock looks soon whether that was undone, and renews on that occasion.
@@ -93,6 +94,6 @@ def forget(state: State) -> None:
 
 
 def _known(state: State) -> tuple[Session, list[Grant]]:
-    """What `hold` has made."""
+    """Return the session and the grants that `hold` has made."""
     made: tuple[Session, list[Grant]] = state["held"]
     return made

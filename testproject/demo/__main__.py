@@ -32,7 +32,7 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class CheckError(Exception):
-    """The check found a violation, which is in the report."""
+    """The error of a check that found a violation. The report names the violation."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,7 +144,7 @@ def _findings(running: site.Site, seconds: float, *, locking: bool) -> Iterator[
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for logs and the SQLite file; it is kept if the run fails."""
+    """Make a folder for logs and the SQLite file. The folder is kept if the run fails."""
     folder = Path(tempfile.mkdtemp(prefix="mongolock-demo-"))
     try:
         yield folder
@@ -183,7 +183,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _port(text: str) -> int:
-    """The number of a port. Raises argparse's error, which is one line."""
+    """Return the number of a port, or raise argparse's error of one line."""
     if not text.isdecimal() or int(text) > 65_535:
         raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, not {text}")
     return int(text)

@@ -30,7 +30,7 @@ class Answer:
 
 
 class Browser:
-    """One session on the site at *base*. Its cookies are safe to share between threads."""
+    """One session on the site at *base*. Threads may share its cookies."""
 
     def __init__(self, base: str) -> None:
         self.base = base

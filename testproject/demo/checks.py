@@ -1,4 +1,4 @@
-"""What ``--check`` verifies, while the traffic runs and after it."""
+"""The checks of ``--check``, while the traffic runs and after it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Finding:
 
 
 def abandoned_locks() -> Iterator[Finding]:
-    """Kill a program and a worker that hold a lock each: one is cleared by the command, one becomes free in time."""
+    """Kill a program and a worker that hold a lock each. The command clears one, and the other becomes free in time."""
     taken, swept = "demo:abandoned", "demo:swept"
     kill_program(swept)
     killed_at = _kill_worker(taken)  # killed last: its lease ends last
@@ -64,7 +64,7 @@ def traffic(did: Counter[str]) -> Iterator[Finding]:
 
 
 def await_wrong_export(running: Site) -> None:
-    """Continue the traffic until a flow has overtaken another one, which is rare on a busy machine."""
+    """Continue the traffic until a flow has overtaken another one. This is rare on a busy machine."""
     end = time.monotonic() + CHANCE_SECONDS
     while not audit.judge().wrong_exports and time.monotonic() < end:
         running.watch(1.0)

@@ -1,6 +1,6 @@
 """Programs that hold locks, or get into trouble with them: ``python -m testproject.demo.night PROGRAM LABEL KEY…``.
 
-They run until SIGTERM, or until they have nothing left to do.
+A program runs until SIGTERM, or until it has nothing left to do.
 """
 
 from __future__ import annotations

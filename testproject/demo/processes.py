@@ -56,10 +56,10 @@ class Running:
 
 
 class Processes:
-    """Start processes; on leaving the block end all that still run, children included.
+    """A block that starts processes. At its end all that still run are ended, children included.
 
-    Each gets its own process group, so that a Ctrl-C in the terminal reaches only the demo, which
-    ends the others in order. A group that does not end in time is killed.
+    Each process gets its own process group. A Ctrl-C in the terminal reaches only the demo, and the demo ends the
+    others in order. A group that does not end in time is killed.
     """
 
     def __init__(self, logs: Path, env: Mapping[str, str]) -> None:
@@ -146,7 +146,7 @@ def _end(running: Running) -> int:
 
 
 def _kill_group(leader: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a group: a pool's children may outlive their parent."""
+    """Kill the rest of a group. The children of a pool may outlive their parent."""
     deadline = time.monotonic() + 2
     with suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < deadline:

@@ -92,7 +92,7 @@ class Site:
 def databases(
     folder: Path, base: str, uri: str, *, locking: bool, in_documents: bool = False
 ) -> Iterator[dict[str, str]]:
-    """Point the environment at fresh databases; yield it. Those in MongoDB are dropped at the end."""
+    """Point the environment at fresh databases, and yield it. Databases in MongoDB are dropped at the end."""
     name = f"mongolock_demo_{secrets.token_hex(3)}"
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "testproject.settings",

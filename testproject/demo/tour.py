@@ -1,4 +1,5 @@
-"""``--incident``: a guided tour of a bad night. It presses the buttons of the start page, and says what to do next."""
+"""``--incident``, a guided tour of a bad night. The tour presses the buttons of the start page, and names the next
+step."""
 
 from __future__ import annotations
 

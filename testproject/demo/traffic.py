@@ -1,7 +1,7 @@
-"""The users of the demo: sellers who change their minds, buyers who click twice.
+"""The users of the demo. Sellers change their minds, and buyers click twice.
 
-Its own process, ``python -m testproject.demo.traffic BASE SELLER…``; the sellers' password comes
-from the environment. Ends on SIGTERM and prints what it did as one line of JSON.
+The users are a process of their own, ``python -m testproject.demo.traffic BASE SELLER…``. The sellers' password comes
+from the environment. The process ends on SIGTERM, and prints its deeds as one line of JSON.
 """
 
 from __future__ import annotations

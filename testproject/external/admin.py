@@ -26,7 +26,7 @@ class ReadOnlyAdmin(ModelAdmin):
 
 @admin.register(ShownAd)
 class ShownAdAdmin(ReadOnlyAdmin):
-    """What the service shows now."""
+    """The ads that the service shows now."""
 
     list_display = ("ad_id", "shown", "version", "sequence")
     list_filter = ("shown",)
@@ -44,7 +44,7 @@ class CallAdmin(ReadOnlyAdmin):
 
     @admin.display(ordering="started_at")
     def started(self, call: Call) -> str:
-        """When the call came, to the millisecond: that is what overlaps are about."""
+        """Return the time of the call, to the millisecond, because overlaps are about milliseconds."""
         return timezone.localtime(call.started_at).isoformat(" ", "milliseconds")[:-6]
 
     @admin.display

@@ -26,7 +26,7 @@ class Call(MongoModel):
     """One call, written when it ended, in an append-only log."""
 
     class Kind(models.TextChoices):
-        """What the caller wanted."""
+        """The purpose of a call."""
 
         EXPORT = "export"
         WITHDRAW = "withdraw"

@@ -27,7 +27,7 @@ def delay() -> float:
 class AdView(View):
     """One ad of the service, at ``/external/ads/<id>/?version=<n>``.
 
-    The service believes its callers: the last call wins, whatever version it names.
+    The service believes its callers. The last call wins, whatever version it names.
     """
 
     def put(self, request: HttpRequest, ad_id: str) -> HttpResponse:

@@ -8,7 +8,7 @@ from testproject.rates.models import Rate
 
 @admin.register(Rate)
 class RateAdmin(VersionedAdmin):
-    """Rates, which can be edited one by one or in the list."""
+    """Rates that can be edited one by one or in the list."""
 
     list_display = ("name", "value", "note", "version")
     list_editable = ("value",)

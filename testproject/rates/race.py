@@ -81,7 +81,7 @@ def run(barrier: Barrier, alias: str, writers: int, *, plain: bool) -> list[int]
 
 
 def write(barrier: Barrier, alias: str, runs: int, number: int, plain: bool) -> None:
-    """What each process does: its values in each run, all at the same time as the others."""
+    """Set the values of one process in each run, at the same time as the other processes."""
     from testproject.rates.services import set_rate, set_rate_plainly
 
     try:

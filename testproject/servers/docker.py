@@ -17,14 +17,14 @@ STOP_TIMEOUT = 20.0
 class Docker(Server):
     """A dockerd with its own containerd, behind a socket in its directory. Published ports are on loopback.
 
-    It changes no rules of the firewall, so its containers reach nothing outside.
+    The rules of the firewall stay as they are. The containers therefore reach nothing outside.
     """
 
     title = "dockerd"
 
     @property
     def uri(self) -> str:
-        """What DOCKER_HOST is to be."""
+        """The value for DOCKER_HOST."""
         return f"unix://{self.path}"
 
     @property

@@ -1,4 +1,4 @@
-"""MongoDB servers: one mongod, or a replica set of them."""
+"""MongoDB servers, as one mongod or as a replica set."""
 
 import contextlib
 import importlib.util
@@ -49,11 +49,11 @@ class Access:
 
     @property
     def query(self) -> str:
-        """What a client's URI has to say."""
+        """The additional options of a client's URI."""
         return f"&tls=true&tlsCAFile={self.authority}" if self.certificate else ""
 
     def options(self, directory: Path) -> list[str]:
-        """What goes into the server's command line."""
+        """Return the options for the server's command line."""
         options = []
         if self.users:
             key = directory / "keyfile"  # members of a set know each other by it
@@ -70,10 +70,11 @@ OPEN: Final = Access()
 
 
 class Mongod(Server):
-    """A mongod: standalone, or a member of *replica_set*, which the caller initiates.
+    """A mongod, standalone or a member of *replica_set*. The caller initiates the set.
 
-    *parameters* go to --setParameter, for instance {"enableTestCommands": 1, "ttlMonitorSleepSecs": 1};
-    *oplog_mb* is the size of the oplog in MB; *access* is how clients connect.
+    parameters: values for --setParameter, for instance {"enableTestCommands": 1, "ttlMonitorSleepSecs": 1}.
+    oplog_mb: the size of the oplog in MB.
+    access: the way in which clients connect.
     """
 
     title = "mongod"
@@ -176,8 +177,8 @@ class ReplicaSet(Runnable):
     def primary(self, timeout: float = 60.0) -> Mongod:
         """Return the member that is primary, after an election if need be.
 
-        Where two believe that they are (one was paused or cut off), it is the one elected last. Raises
-        ServerError when there is none within *timeout* seconds.
+        If two believe that they are (one was paused or cut off), the one elected last is returned. ServerError is
+        raised if there is none within *timeout* seconds.
         """
         with patience(timeout, "the replica set has no primary") as still_time:
             while not (primaries := self.primaries()):
@@ -219,23 +220,24 @@ class ReplicaSet(Runnable):
     def _step_up(client: MongoClient[dict[str, Any]]) -> bool:
         try:
             client.admin.command("replSetStepUp")
-        except OperationFailure:  # it has to wait, or does not support this yet: then the first one elects itself
+        # a member that has to wait, or does not support this yet, lets the first one elect itself
+        except OperationFailure:
             return bool(client.admin.command("hello").get("isWritablePrimary"))
         return True
 
 
 @contextlib.contextmanager
 def mongodb(uri_env: str = "MONGODB_URI", *, parameters: Mapping[str, str | int] | None = None) -> Iterator[str]:
-    """Yield the URI of a MongoDB: the one that the environment names, else one that runs until the block ends.
+    """Yield the URI of a MongoDB. If the environment names none, the server runs until the block ends.
 
-    Raises ServerError when the server that the environment names cannot be used.
+    ServerError is raised if the server that the environment names cannot be used.
     """
     if uri := _environment(uri_env):
         try:
             with MongoClient[dict[str, Any]](uri, serverSelectionTimeoutMS=int(CONTACT_TIMEOUT * 1000)) as client:
                 client.admin.command("ping")
         except (PyMongoError, ValueError) as error:
-            # Not the driver's own text: it may contain the URI, and so a password.
+            # The driver's own text is left out, because it may contain the URI with a password.
             raise ServerError(f"cannot use the server that {uri_env} names ({type(error).__name__})") from None
         yield uri
     else:

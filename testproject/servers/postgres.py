@@ -15,9 +15,10 @@ USER = "postgres"
 
 
 class Postgres(UnprivilegedServer):
-    """A PostgreSQL server with one empty database, `postgres`; it keeps nothing and trusts all connections on loopback.
+    """A PostgreSQL server with one empty database, `postgres`. The server keeps nothing, and trusts all connections on
+    loopback.
 
-    It refuses to run as root: root starts it as the system's user postgres.
+    PostgreSQL refuses to run as root. Root therefore starts it as the system's user postgres.
     """
 
     title = "postgres"
@@ -56,7 +57,8 @@ class Postgres(UnprivilegedServer):
         try:
             with socket.create_connection((HOST, self.port), timeout=1.0) as connection:
                 connection.sendall(struct.pack("!ii", len(who) + 8, 3 << 16) + who)
-                return connection.recv(1) == b"R"  # its answer about authentication; E: it is starting up
+                # the answer about authentication; an E means that the server is starting up
+                return connection.recv(1) == b"R"
         except OSError:
             return False
 

@@ -45,7 +45,7 @@ class ServerError(Exception):
 
 
 class Runnable:
-    """What is started by `with`, and closed at its end or where the start fails half way."""
+    """A thing that is started by `with`, and closed at its end or when the start fails half way."""
 
     def start(self) -> None:
         """Start, and wait until it can be used; raise ServerError where it cannot."""
@@ -79,7 +79,7 @@ class Server(Runnable):
         self.paused = False
         #: Variables that the process gets beside those of its starter: LD_PRELOAD, FAKETIME and the like.
         self.environment: dict[str, str] = {}
-        #: The system's user that runs the process; None: that of its starter.
+        #: The system's user that runs the process, or None for that of its starter.
         self.user: str | None = None
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -103,7 +103,7 @@ class Server(Runnable):
 
     @property
     def directory(self) -> Path:
-        """Where the server keeps its data and its log; made when first asked for, removed by close()."""
+        """The folder of the server's data and its log. The folder is made on first use, and removed by close()."""
         if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix=f"{self.title}-"))
         return self._directory
@@ -154,7 +154,7 @@ class Server(Runnable):
                 still_time()
 
     def kill(self) -> None:
-        """End the server at once (SIGKILL). Its data stay, for restart()."""
+        """End the server at once (SIGKILL). The data stay, for restart()."""
         for process in (self._process, self._watcher):
             if process is not None:
                 process.kill()
@@ -187,7 +187,7 @@ class Server(Runnable):
 
 @contextlib.contextmanager
 def patience(seconds: float, complaint: str) -> Iterator[Callable[[], None]]:
-    """Yield a short sleep for a waiting loop; it raises ServerError(complaint) once *seconds* are over."""
+    """Yield a short sleep for a waiting loop. The sleep raises ServerError(complaint) once *seconds* are over."""
     end = time.monotonic() + seconds
 
     def still_time() -> None:
@@ -223,7 +223,7 @@ def _last_words(log: Path) -> str:
 
 
 def _complaint(line: str) -> str:
-    """Return the text of a plain log line, or of mongod's JSON for an error; else nothing."""
+    """Return the text of a plain log line, or of mongod's JSON for an error. Other lines give an empty text."""
     try:
         entry = json.loads(line)
     except ValueError:

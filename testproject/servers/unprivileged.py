@@ -17,7 +17,7 @@ class UnprivilegedServer(Server):
 
     @property
     def data(self) -> Path:
-        """Where the server keeps its data."""
+        """The folder of the server's data."""
         return self.directory / "data"
 
     @classmethod

@@ -77,9 +77,10 @@ def _tell(held: HeldDocument[Ad]) -> None:
 
 
 def switch_all(user_id: str, **changes: Any) -> dict[str, str]:
-    """One event for all ads of a user, whose settings may have changed as well. Returns the state of each.
+    """Send one event for all ads of a user, and return the state of each. The settings of the user may have changed as
+    well.
 
-    Those that another flow has now are exported one by one, after it.
+    Ads that another flow has now are exported one by one, after it.
     """
     ads = Ad.objects.alive().filter(user_id=user_id)
     if not settings.SHOP_LOCKING:

@@ -1,4 +1,4 @@
-"""What a seller or a buyer may send."""
+"""The input of sellers and buyers."""
 
 from __future__ import annotations
 

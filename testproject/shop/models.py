@@ -21,7 +21,7 @@ class Order(models.Model):
     """Something that is paid once and then shipped once."""
 
     class State(models.TextChoices):
-        """Where an order stands."""
+        """The progress of an order."""
 
         NEW = "new"
         PAID = "paid"

@@ -1,6 +1,7 @@
-"""A bad night: incidents to practise on. Buttons on the start page begin them, and ``dev.py demo --incident`` in turn.
+"""A bad night, with incidents to practise on. Buttons on the start page begin them, and ``dev.py demo --incident`` in
+turn.
 
-Each has steps: what to look at, what to press. A step is over when the locks say that it was done.
+Each incident has steps with things to look at and buttons to press. A step is over when the locks say that it was done.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Step:
-    """What to look at, what to press, and whether that was done."""
+    """A step, with its text, its button, and its end."""
 
     look: Callable[[], str]
     press: str
@@ -83,7 +84,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Incident:
-    """Trouble: what one hears of it, how it begins, what to do, and what was to be learned."""
+    """Trouble, with its news, its beginning, its cure, and its lesson."""
 
     name: str
     title: str
@@ -265,7 +266,7 @@ def _end() -> None:
 
 
 def status() -> list[dict[str, Any]]:
-    """What there is, how far each is, and what to do next."""
+    """Return all incidents, with their progress and the next step."""
     with _mutex:
         return [_status(incident, _runs.get(incident.name)) for incident in INCIDENTS]
 

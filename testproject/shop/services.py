@@ -2,7 +2,7 @@
 
 An export reads the ad, decides what the external service must have, sends it (slowly), and stores what was sent. If two
 flows do this for one ad at once, the one that read the older state may call last, and show an ad again that was deleted
-or opted out. So the caller holds the ad's lock during the whole export.
+or opted out. The caller therefore holds the ad's lock during the whole export.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from testproject.shop.models import Ad, Order, Seller
 logger = logging.getLogger(__name__)
 
 PAYMENT_SECONDS = 0.05
-# A change that was not exported for so long has lost its event: the retry job exports it.
+# The seconds after which a change that was not exported has lost its event. The retry job exports it.
 LOST_EVENT_SECONDS = 15.0
 
 
 class OrderStateError(Exception):
-    """The order *order_id* is in *state* and cannot take this step; None: the user has no such order."""
+    """The order *order_id* is in *state* and cannot take this step. None means that the user has no such order."""
 
     def __init__(self, order_id: str, state: str | None) -> None:
         super().__init__(order_id, state)
@@ -62,7 +62,7 @@ def change_seller(user_id: str, *, exports: bool) -> int:
     """Switch the exports of all ads of a user; return the number of ads."""
     Seller.objects.update_or_create(pk=user_id, defaults={"exports": exports})
     ads = Ad.objects.alive().filter(user_id=user_id)
-    # After the seller, not before: a flow that reads the new version also reads the new setting.
+    # The ads come after the seller, because a flow that reads the new version must also read the new setting.
     return ads.count() if settings.SHOP_DOCUMENT_LOCKS else ads.change()
 
 
@@ -103,7 +103,7 @@ def tell(ad: Ad) -> Ad.ExportStatus:
 
 
 def write_status(ad: Ad, status: Ad.ExportStatus, **changes: Any) -> str:
-    """Store what was sent. That is no change of the ad: its version stays."""
+    """Store the exported status. The ad itself does not change, and its version stays."""
     Ad.objects.filter(pk=ad.pk).update(export_status=status, document_version=F("document_version"), **changes)
     return status.value
 
@@ -138,7 +138,7 @@ def _export_or_leave(ad_id: str, *, wait: float) -> str:
         with ad_lock(ad_id, wait=wait):
             return export_ad(ad_id)
     except LockNotAcquired:
-        return "busy"  # its version is ahead of what was exported: the retry job exports it
+        return "busy"  # an ad with a version ahead of its export is left to the retry job
 
 
 # Orders. The caller holds the order's lock.

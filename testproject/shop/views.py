@@ -59,7 +59,7 @@ def _may_begin(request: HttpRequest) -> bool:
 
 @method_decorator(login_required, name="dispatch")
 class AdsView(View):
-    """``/api/ads/``: a seller's ads."""
+    """The ads of a seller, at ``/api/ads/``."""
 
     def post(self, request: HttpRequest) -> HttpResponse:
         """Create one, and let a task export it."""
@@ -70,7 +70,7 @@ class AdsView(View):
 
 @method_decorator(login_required, name="dispatch")
 class AdView(View):
-    """``/api/ads/<id>/``: one ad of one's own."""
+    """One ad of one's own, at ``/api/ads/<id>/``."""
 
     def patch(self, request: HttpRequest, ad_id: str) -> HttpResponse:
         """Change some fields, and let a task export the ad."""
@@ -118,7 +118,8 @@ def create_order(request: HttpRequest) -> HttpResponse:
 @login_required
 @locked("order:{order_id}", wait=0, on_contention="respond")
 def pay(request: HttpRequest, order_id: str) -> HttpResponse:
-    """``/api/orders/<id>/pay/``: a double click meets the lock, a later one the order's state."""
+    """Pay an order, at ``/api/orders/<id>/pay/``. A double click meets the lock, and a later click the order's
+    state."""
     try:
         return _order(services.pay_order(order_id, _user_key(request)))
     except services.OrderStateError as error:
@@ -129,7 +130,7 @@ def pay(request: HttpRequest, order_id: str) -> HttpResponse:
 @login_required
 @locked("order:{order_id}", wait=2, on_contention="respond")
 async def ship(request: HttpRequest, order_id: str) -> HttpResponse:
-    """``/api/orders/<id>/ship/``: the same lock, in an async view."""
+    """Ship an order in an async view under the same lock, at ``/api/orders/<id>/ship/``."""
     user = await request.auser()
     try:
         return _order(await services.ship_order(order_id, user.pk))

@@ -36,7 +36,7 @@ class World:
         raise NotImplementedError
 
     def elsewhere(self, *keys: str, **options: Any) -> MongoLock:
-        """Return a lock of another process. Its worker is the calling thread."""
+        """Return a lock of another process, with the calling thread as its worker."""
         session = self.new_session()
         self.sessions.append(session)
         permits = options.pop("permits", None)
@@ -51,7 +51,7 @@ class World:
         return any(grant.lease.until for grant in grants)
 
     def kill(self, lock: MongoLock) -> None:
-        """Let the process that holds *lock* look killed. Its lease is not renewed any more."""
+        """Let the process that holds *lock* look killed, so that its lease is not renewed any more."""
         session = own(lock).session
         assert session is not None
         for grant in list(session.registry.grants.values()):

@@ -89,7 +89,8 @@ async def test_a_term_in_a_coroutine(key: str) -> None:
     assert (term.held, term.ended.is_set(), lock_info(key).state) == (False, True, "free")
 
 
-#: Events that end a term at once: a request, a forced release found by the next renewal, and the end of the work.
+#: Events that end a term at once. These are a request, a forced release found by the next renewal, and the end of the
+#: work.
 ENDS: dict[str, Callable[[str, BaseTerm], object]] = {
     "asked": lambda key, term: ask(key),
     "forced": lambda key, term: force(key),

@@ -124,7 +124,7 @@ class Reader:
         return command.replace("8000", str(self.port)).replace("runserver", f"runserver {self.port}")
 
     def shell(self, script: str) -> str:
-        """Run *script* to its end. Its background processes may go on, because no pipe is waited for."""
+        """Run *script* to its end. The background processes of the script may go on, because no pipe is waited for."""
         shown = self.folder / "shown"
         shown.unlink(missing_ok=True)  # what is still in the background writes into the former one
         with shown.open("w") as output:

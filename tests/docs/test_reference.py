@@ -77,7 +77,7 @@ def sources() -> list[tuple[Path, ast.Module]]:
 
 
 def check_ids() -> set[str]:
-    """Return the ids of all system checks. They are written out, whole or as a number that `checks` completes."""
+    """Return the ids of all system checks. An id is written out, whole or as a number that `checks` completes."""
     texts = {
         node.value
         for _, tree in sources()

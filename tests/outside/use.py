@@ -1,5 +1,5 @@
-"""Use the installed package: a lock, its model, a view that meets it, the pages of the admin, and a command. An error
-is raised if one fails."""
+"""Use the installed package, with a lock, its model, a view that meets it, the pages of the admin, and a command. An
+error is raised if one fails."""
 
 import importlib.util
 import io

@@ -1,4 +1,4 @@
-"""The work under locks: a number is read, and written a moment later. Without a lock, some counts get lost."""
+"""The work under locks. A number is read, and written a moment later. Without a lock, some counts get lost."""
 
 from __future__ import annotations
 

@@ -329,8 +329,8 @@ class TestCheck:
         ],
     )
     def test_nothing_to_say(self, address: Any) -> None:
-        """Values that a converter or a form brings into one spelling cause no message. Slugs, which are names, and
-        texts declared as exact cause none, either."""
+        """Values that a converter or a form brings into one spelling cause no message. Slugs and texts declared as
+        exact cause none, either."""
         assert warnings(address) == []
 
     def test_this_project(self, settings: Settings) -> None:

@@ -245,7 +245,7 @@ EVIL_NAME = "a\u202eb\x1b[2J<i x=1>"
 @WITH_MONGO
 @pytest.mark.parametrize("action", ["clear_stale_documents", "force_release_documents"])
 def test_what_the_log_of_the_admin_shows(locks: Locks, action: str) -> None:
-    """The name of a holder may come from any program. It goes through `printable` into the history of an object and the
+    """The name of a holder may come from any program. `printable` cleans the name for the history of an object and the
     list of recent actions, both pages of Django."""
     ad = Ad.objects.create(
         user_id="u", title="bike", price=5, export_status="exporting", locked_by=EVIL_NAME,

@@ -41,7 +41,7 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def opened(running: Any, base: str, user: User, **options: Any) -> Iterator[Any]:
-    """Open a page of the browser for *user*. Its complaints are in `page.complaints`, and must be none."""
+    """Open a page of the browser for *user*. The page must have no complaints (`page.complaints`) at the end."""
     client = Client()
     client.force_login(user)
     context = running.new_context(base_url=base, **options)

@@ -1,4 +1,4 @@
-"""The harness itself: a short run of many faults, and proof that it finds the faults of a broken lock."""
+"""The harness itself, with a short run of many faults, and proof that it finds the faults of a broken lock."""
 
 import re
 import sys
@@ -49,9 +49,9 @@ def test_no_promise_is_broken_in_a_short_run(tmp_path: Path) -> None:
 
 
 def test_opportunities() -> None:
-    """A run counts a rival that is let in past a stopped holder, and a rival that waits when the holder is killed. It
-    counts an attempt without an answer before it knows that it holds the lock, and a release that another primary does
-    not know."""
+    """A run counts a rival that is let in past a stopped holder, and a rival that waits when the holder is killed. An
+    attempt without an answer counts if it does not know yet that it holds the lock. A release that another primary does
+    not know counts, too."""
     story = Story().ask(10, "a").got(10, "a", 1).see(10, "a", 1.5).ask(10, "b").got(12, "b", 2).see(12, "b", 1.0)
     story.tell("stopped", 10.5, "harness", u=13, group=story.pid("a")).leave(14, "b").lost(14, "a", told=14)
     story.ask(20, "b.2").got(20, "b.2", 3).see(20, "b.2", 1.5).ask(20, "c", wait=20.0).got(24, "c", 4).leave(25, "c")

@@ -57,7 +57,7 @@ class _Connection:
 
 
 class Network:
-    """The proxies of a cluster: one for each of *ports*."""
+    """The proxies of a cluster, one for each of *ports*."""
 
     def __init__(self, ports: Sequence[int], seed: int = 0) -> None:
         self.ports: list[int] = []

@@ -1,4 +1,4 @@
-"""A process's connection to the simulated servers. Its commands travel, wait, get lost, or arrive late."""
+"""A process's connection to the simulated servers. The commands travel, wait, get lost, or arrive late."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ class SimStore:
             exchange.sender = None
         answer = exchange.answers[0]
         if isinstance(answer, _NotPrimary):
-            # As the driver does: it looks for the primary, and reports the failure.
+            # Like the driver, look for the primary, and report the failure.
             self._known = self._servers.named
             kernel.sleep(min(max(0.0, end - kernel.now()), kernel.chance.uniform(0.0, 0.1)))
             raise LockBackendFailed("MongoDB has no primary that answers", key)
@@ -244,7 +244,7 @@ class SimStore:
         return delay + (chance.uniform(0.0, link.late_by) if chance.random() < link.late else 0.0)
 
     def _arrive(self, work: Callable[[Parsed], Work], exchange: Exchange, named: str) -> None:
-        """The command is at the server: it is parsed, and carried out by the primary alone."""
+        """Handle a command at the server. The server parses it, and the primary alone carries it out."""
         if self.link.cut:
             return
         servers = self._servers
@@ -303,7 +303,7 @@ class SimStore:
         document, write = servers.apply(parsed, key, step, self.limits, given, short=short)
         parsed.has_written |= write is not None
         if majority and (newest := servers.newest()) is not None:
-            yield newest  # where nothing was to be written, too: the server waits for all that it has
+            yield newest  # also without a write, because the server waits for all that it has
         if not reply:
             return write is not None
         return reply_of(key, document, step.ask, parsed.moment.now, step.owner)

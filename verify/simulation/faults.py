@@ -105,7 +105,7 @@ def _lowest(world: World) -> float:
 
 
 def clock_set_back(world: World, chance: random.Random) -> Steps:
-    """Set the clock of the running primary back. It stands still, goes back some seconds, or goes back far."""
+    """Set the clock of the running primary back. The clock stands still, goes back some seconds, or goes back far."""
     far = chance.choice([0.9, 0.9, 2 * SKEW, FAR_BACK])
     member, kernel = world.servers.primary, world.kernel
     ahead = member.ahead(kernel)
