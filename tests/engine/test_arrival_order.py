@@ -1,6 +1,6 @@
-"""First come, first served, over all threads, tasks and processes, whoever else of a process waits too (F69, P5).
+"""First come, first served, over all threads, tasks and processes, with any number of other waiters (F69, P5).
 
-Attempts arrive `GAP` seconds apart, since two processes have no clock in common. The order of arrival is therefore
+Attempts arrive `GAP` seconds apart, because two processes have no clock in common. The order of arrival is therefore
 known if a command's way to the server is short.
 """
 

@@ -39,7 +39,7 @@ def listening(session: Session) -> bool:
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cursor whose reads come back soon, so that it soon notices what the test does to it."""
+    """Let cursors return soon, so that they soon notice the actions of the test."""
     monkeypatch.setattr(bells, "AWAIT_MS", 100)
 
 
@@ -47,7 +47,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def queued(
     lock: LockMaker, session: Session, other: LockMaker, in_thread: InThread, stored: Callable[..., Document]
 ) -> Iterator[tuple[MongoLock, Waiter]]:
-    """A lock that another session holds, and somebody who waits for it and listens."""
+    """Return a lock that another session holds, and a waiter that listens for it."""
     theirs = other(terms=CALM).acquire()
     waiter = Waiter(in_thread, lock(terms=CALM, wait=None))
     assert eventually(lambda: bool(stored()["waiters"]))
@@ -59,18 +59,18 @@ def queued(
 
 
 def thread_of(session: Session) -> threading.Thread | None:
-    """The thread that listens."""
+    """Return the listening thread."""
     return session.waits.listener._thread
 
 
 def mine(session: Session) -> Any:
-    """The grant that the session waits for."""
+    """Return the grant that the session waits for."""
     (grant,) = session.queue.waiting.values()
     return grant
 
 
 def bell_of(session: Session, token: int) -> Bell:
-    """A bell that tells the session's waiter of a grant with this token."""
+    """Return a bell that reports a grant with *token* to the session's waiter."""
     return Bell(session.id, mine(session).id, News(token, datetime.now(UTC)))
 
 
@@ -321,7 +321,7 @@ def test_one_listener_for_a_process_and_only_while_it_waits(here: Here, monkeypa
 
 
 def test_a_holder_that_wants_to_know_is_asked_at_once(session: Session, lock: LockMaker, new_session: Any) -> None:
-    """A request to release rings, too: nobody waits for the next renewal."""
+    """A release request rings a bell, so that it does not have to wait for the next renewal."""
     asked = threading.Event()
     with lock(terms=CALM, on_release_requested=lambda _: asked.set()):
         assert listening(session)

@@ -23,7 +23,10 @@ NUMBER, SIZE = 300, 100
 
 
 class Renewals:
-    """The renewals of a session that a test counts, and may have fail. stuck: keys whose documents answer nothing."""
+    """The renewals of a session. A test counts them, and may let them fail.
+
+    stuck: keys with documents that answer nothing.
+    """
 
     def __init__(self, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sizes, self.down, self.stuck = list[int](), False, set[str]()
@@ -37,7 +40,8 @@ class Renewals:
         return self._renew(keys, step, timeout)
 
     def beat(self, seconds: float = 0.0) -> list[int]:
-        """Let time go by without the heartbeat, and renew what is due. Return the numbers of keys in each command."""
+        """Let time go by without the heartbeat, and renew the due grants. Return the numbers of keys in each
+        command."""
         self.sizes.clear()
         self._session.store.server._moved += seconds  # type: ignore[attr-defined]
         self._session.renewals.do_due(self._session.now())
@@ -57,7 +61,8 @@ def hold(memory: Memory, number: int) -> list[Any]:
 
 
 def test_an_outage_unfolds_no_renewal(memory: Memory, renewals: Renewals) -> None:
-    """F180, P8: while nobody answers, each batch is tried again as a whole; afterwards a beat costs what it did."""
+    """F180, P8: while the server does not answer, each batch is retried as a whole. After the outage, a beat costs as
+    little as before."""
     locks = hold(memory, NUMBER)
     renewals.down = True
     for pause in (10, 0, 1, 1, 1):

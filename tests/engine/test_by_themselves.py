@@ -174,7 +174,8 @@ def test_plain_text_is_not_gone_through_letter_by_letter(monkeypatch: pytest.Mon
 
 
 def test_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """F57, F60: an event and its facts, none of which can pass for another; the same as fields, for who reads JSON."""
+    """F57, F60: a line in the log has an event and facts that cannot pass for one another. Readers of JSON get the same
+    facts as fields."""
     caplog.set_level(logs.INFO, "django_mongolock")
     logs.log(logs.DEBUG, "not wanted")
     logs.log(logs.INFO, "lock lost", key="a", why='two "words"', label="x=y", token=5, left=1.5, place="", at=Path("/"))
@@ -255,7 +256,8 @@ def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
     ids=lambda value: str(value)[:40] if isinstance(value, (str, bool)) else "",
 )
 def test_what_an_error_of_the_driver_becomes(error: PyMongoError, at: Any, told: str, passing: bool) -> None:
-    """F14, F86: whether trying again may help, and nothing of the command; in its words, the cause as well."""
+    """F14, F86: the error says whether a retry may help, and shows nothing of the command. The cause is translated as
+    well."""
     with pytest.raises(LockBackendFailed, match=told) as caught, errors.bounded(2.0, at, "the right"):
         raise error
     assert caught.value.passing is passing
@@ -382,7 +384,10 @@ def test_where_a_server_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Cursor:
-    """A cursor that finds nothing. stays: whether it is alive after that."""
+    """A cursor that finds nothing.
+
+    stays: whether it is alive after that.
+    """
 
     def __init__(self, stays: bool) -> None:
         self.alive, self.stays = True, stays
@@ -447,7 +452,8 @@ def test_a_collection_with_a_limit(
 
 
 def test_indexes_are_looked_for_once_in_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F144: in the background, by a thread that keeps no process from ending; made if one is missing."""
+    """F144: missing indexes are made in the background once in a minute, by a thread that keeps no process from
+    ending."""
     now, started, made = 1_000.0, list[Any](), list[str]()
     monkeypatch.setattr(clock, "now", lambda: now)
     monkeypatch.setattr("threading.Thread", lambda **how: SimpleNamespace(start=lambda: started.append(how)))
@@ -467,11 +473,11 @@ def test_indexes_are_looked_for_once_in_a_minute(monkeypatch: pytest.MonkeyPatch
     assert made == []
     del there["mongolock_purge_at"], there["mongolock_contended"]
     layout._make_missing(collection)
-    assert made == list(layout.INDEXES)  # the server makes those that are missing
+    assert made == list(layout.INDEXES)  # the server makes only missing ones
 
 
 def test_a_bell_is_told_to_the_session_of_this_process() -> None:
-    """Or else it is rung for another one."""
+    """A bell for another session is rung at the server."""
     heard: list[Bell] = []
     store: Any = SimpleNamespace(hearers={"mine": heard.append})
     for session in ("mine", "another"):
@@ -520,7 +526,7 @@ class Held:
 
 
 def in_transaction(lock: Any, matches: bool = True) -> Any:
-    """A transaction that has begun, with its calls named."""
+    """Return a transaction that has begun, with its calls named."""
     atomic: Any = Atomic(lock, MongoClient(connect=False))
     atomic._grants = lock.grants
     atomic._registry = SimpleNamespace(see_to=lambda grant: lock.calls.append("see to"))
@@ -536,7 +542,10 @@ def in_transaction(lock: Any, matches: bool = True) -> Any:
 
 
 def play(calls: Generator[Any, Any, Any], **fails: BaseException | None) -> list[str]:
-    """Make the calls of a transaction; those that are named fail. Return their names, and what was raised."""
+    """Make the calls of a transaction, and return their names and the raised error.
+
+    fails: the errors of the calls that fail.
+    """
     made, outcome = list[str](), None
     try:
         while True:
@@ -548,7 +557,7 @@ def play(calls: Generator[Any, Any, Any], **fails: BaseException | None) -> list
             outcome = fails.get(made[-1])
     except StopIteration:
         return made
-    except Exception as error:  # noqa: BLE001 - it is what is looked at
+    except Exception as error:  # noqa: BLE001 - the error is checked
         return [*made, type(error).__name__]
 
 
@@ -596,7 +605,8 @@ UNCLEAR = ["commit_transaction", "command", "LockBackendFailed"]
 def test_how_a_transaction_ends(
     given: dict[str, Any], fails: dict[str, Any], made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: with which calls, and which error; the lock is renewed as usual then, in any case."""
+    """P9: each end of a transaction makes these calls, and raises this error. Afterwards the lock is renewed as usual
+    in any case."""
     monkeypatch.setattr(transaction, "COMMIT_LIMIT", given.get("limit", 30.0))
     lock = Held()
     lock.lost = given.get("lost", False)
@@ -606,7 +616,7 @@ def test_how_a_transaction_ends(
 
 
 def test_a_commit_is_repeated_while_its_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P9, F7: by a commit that is safe to repeat, until the limit; and no other error is repeated."""
+    """P9, F7: a commit that is safe to repeat is repeated until the limit. After any other error it is not repeated."""
     monkeypatch.setattr(clock, "now", itertools.count().__next__)
     made = play(in_transaction(Held())._commit(), commit_transaction=labelled(UNKNOWN))
     assert made == ["commit_transaction"] * 30 + ["OperationFailure"]
@@ -615,7 +625,7 @@ def test_a_commit_is_repeated_while_its_outcome_is_unknown(monkeypatch: pytest.M
 
 
 def test_what_begins_no_transaction() -> None:
-    """P9: another object than a client; a second entry; a lock that is lost."""
+    """P9: a transaction refuses an object that is no client, a second entry, and a lost lock."""
     with pytest.raises(TypeError, match='using="locks"'):
         Atomic(Held(), "locks")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="needs a client"):
@@ -795,7 +805,7 @@ def test_where_a_call_of_another_part_is_made(errands: Any, threads: NoThreads) 
 def test_how_often_an_errand_is_tried(
     errands: Any, outcomes: list[bool | None], tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once after each pause, or until it has an answer, but not for ever; each pause is its own."""
+    """An errand is tried once after each pause until it has an answer, with a limit. Each errand has its own pauses."""
     monkeypatch.setattr(errands_module, "MOST_TRIES", 3 if outcomes == [None] * 3 else MOST_TRIES)
     monkeypatch.setattr(clock, "now", lambda: 100.0)
     left, due = iter(outcomes), list[float]()
@@ -831,7 +841,8 @@ class Inbox(SimpleQueue[Any]):
 
 
 def test_errands_are_tried_when_they_are_due(errands: Any, threads: NoThreads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of their times, by one thread that keeps time and sleeps meanwhile; no other one waits for that."""
+    """One thread tries the errands in the order of their times, and sleeps meanwhile. No other thread waits for
+    that."""
     made = list[tuple[float, str]]()
 
     def tried(name: str) -> bool:
@@ -910,7 +921,8 @@ def test_errands_of_a_process_that_ends(errands: Any, threads: NoThreads, monkey
 
 
 def test_releases_are_remembered_until_a_majority_has_them() -> None:
-    """F7: until then an election may undo them, and they are made again at the next primary; but not for ever."""
+    """F7: an election may undo a release until a majority has it. Until then the release is repeated at the next
+    primary, within a limit."""
 
     def release(key: str, primary: str = "one", at: float = 100.0) -> UnconfirmedRelease:
         return UnconfirmedRelease(Apply(key, Step()), primary, at)
@@ -1019,7 +1031,8 @@ def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 def test_for_how_long_it_is_listened() -> None:
-    """P8: while somebody waits, and a moment longer; a listener that hears nothing for seconds is deaf."""
+    """P8: the listener listens while a caller waits, and a moment longer. A listener that hears nothing for seconds is
+    deaf."""
     session: Any = Hearing([[None, "bell", "bell"]])
     listener: Any = Listener(session, session)
     session.waited = False

@@ -1,4 +1,4 @@
-"""Clocks: of primaries that do not agree, that are set back or forward, and of clients. On real members."""
+"""Clocks of clients and of primaries that disagree or are set back or forward, on real members."""
 
 import contextlib
 import time
@@ -34,12 +34,12 @@ class Servers:
         self.replica_set.start()
 
     def ahead(self, number: int) -> float:
-        """By how much the clock of a member is ahead of ours, in seconds."""
+        """Return the seconds by which the clock of a member is ahead of ours."""
         with self.members[number].client() as client:
             return float(client.admin.command("hello")["localTime"].timestamp() - time.time())
 
     def answers(self) -> bool:
-        """Whether a write is confirmed within three seconds."""
+        """Return whether a write is confirmed within three seconds."""
         with self.members[0].client(3.0) as client, contextlib.suppress(PyMongoError):
             client[DATABASE]["answers"].insert_one({})
             return True
@@ -86,14 +86,14 @@ def lock(session: Session, lease: float, *, wait: float = 0, renew: bool = False
 
 
 def left_by_a_killed_process(session: Session, lease: float) -> MongoLock:
-    """A lock that its process has forgotten."""
+    """Return a lock that its process has forgotten."""
     dead = lock(session, lease).acquire()
     session.registry.grants.clear()
     return dead
 
 
 def tries(session: Session, seconds: float) -> list[float]:
-    """Try to take the lock for so long; when it was had."""
+    """Try to take the lock for *seconds*, and return the times of success."""
     end, had = clock.now() + seconds, []
     while clock.now() < end:
         with contextlib.suppress(Exception):

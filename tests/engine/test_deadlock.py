@@ -1,4 +1,4 @@
-"""Deadlocks over threads, tasks and processes: found from the documents, and only where there is one."""
+"""Deadlocks over threads, tasks and processes are found in the documents, and only real ones."""
 
 import asyncio
 import threading
@@ -40,7 +40,10 @@ def queue_is(entries: Entries, key: str, length: int) -> bool:
 
 
 def ring(in_thread: InThread, makers: Sequence[LockMaker], entries: Entries) -> list[Waiter]:
-    """Each holds one key, and wants that of the next; the last closes the cycle, and is the youngest waiter."""
+    """Let each waiter hold one key and want the key of the next.
+
+    The last waiter closes the cycle, and is the youngest.
+    """
     names = [f"key{number}" for number in range(len(makers))]
     wanted = names[1:] + names[:1]
     parties = [
@@ -107,7 +110,7 @@ def test_processes_find_their_deadlock(collection: Collection[Document], entries
 
 
 def documents_of(*asked: tuple[str, str, Terms]) -> tuple[list[Document], datetime]:
-    """The documents, and the time, when workers have asked for keys, one after the other."""
+    """Return the documents and the time after workers have asked for keys, one after the other."""
     server = MemoryServer()
     for key, worker, terms in asked:
         add = entry(f"{key} {worker}", "s", terms, {}, worker)

@@ -1,4 +1,4 @@
-"""Locks that no process keeps alive, and those whose grant another one replaces: in memory."""
+"""Locks that no process keeps alive, and locks with a grant that another one replaces, in memory."""
 
 import os
 import re
@@ -138,7 +138,8 @@ def test_the_main_thread_parks_nothing_itself(memory: Memory, monkeypatch: pytes
     "what", ["held", "in doubt", "taken away", "found lost", "away", "a parent's", "not acquired", "two keys"]
 )
 def test_a_held_lock_is_parked(memory: Memory, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one command, so that nobody gets it in between; the lock object holds nothing then, whatever came of it."""
+    """A held lock is parked in one command, so that nobody gets it in between. The lock object holds nothing then,
+    whatever the outcome."""
     lock = memory.lock(*(("a", "b") if what == "two keys" else ("k",)), terms=OWNED)
     if what != "not acquired":
         lock.acquire()
@@ -190,7 +191,7 @@ def away(key: str | None) -> None:
 
 
 def watch(session: Any, name: str, calls: list[Any]) -> None:
-    """Keep with what a method of the session's store is called."""
+    """Record the arguments of a method of the session's store."""
     method = getattr(session.store, name)
 
     def watched(*arguments: Any) -> Any:
@@ -295,7 +296,7 @@ def test_a_downgrade_is_tried_until_the_end_of_the_lease(memory: Memory, monkeyp
     asked = downgrade(own(lock))
     assert isinstance(next(asked), Apply)
     assert asked.throw(LockBackendFailed("away", "k")) == Pause(ANY, CALM.lease)
-    (reader,) = memory.session.queue.waiting.values()  # so that it can be woken; in no line
+    (reader,) = memory.session.queue.waiting.values()  # can be woken, but stands in no line
     assert (reader.terms.mode, memory.session.queue.lines) == ("shared", {})
     assert reader.id in memory.session.registry.grants
     asked.close()

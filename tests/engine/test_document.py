@@ -163,7 +163,7 @@ def test_a_damaged_entry_in_a_reply_is_an_error(name: str, told: str) -> None:
 
 
 def test_a_bell_is_read_as_it_was_rung() -> None:
-    """F55: and what nobody of ours has written there is none."""
+    """F55: a bell is read as it was rung. A message in a foreign form is no bell."""
     for bell in (Bell("s", "g", News(5, NOW)), Bell("s", "g")):
         assert read_bell(bell.message) == bell
     heard = {"to": "s", "grant": "g"}
@@ -180,7 +180,7 @@ def test_what_a_renewal_found() -> None:
 
 
 def test_the_server_lets_a_lease_live_longer_than_its_holder_believes() -> None:
-    """P1: by a tenth of it, and by the margin at least."""
+    """P1: the server's lease is longer by a tenth, and by the margin at least."""
     terms = Terms(lease=30.0, margin=1.0, clock_margin=0.1)
     assert (terms.server_lease, terms.server_lease_of(5.0)) == (33.0, 6.0)
     assert (terms.holder_lease_of(30.0), terms.holder_lease_of(5.0)) == (27.0, 4.0)

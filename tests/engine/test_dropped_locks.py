@@ -25,7 +25,10 @@ PERMITS = Terms(lease=60, margin=1, mode="semaphore", capacity=1)
 
 
 class Taking:
-    """Acquires locks in one of three ways, always awaited here; `refs` leads to those that were acquired."""
+    """A block that acquires locks in one of three ways, always awaited here.
+
+    `refs` has weak references to the acquired locks.
+    """
 
     def __init__(self, here: Here, fail: Callable[[], object], awaits: bool) -> None:
         self.here, self.fail, self.awaits = here, fail, awaits
@@ -119,7 +122,7 @@ WAYS: list[Callable[[Taking], Coroutine[Any, Any, None]]] = [
 
 @pytest.fixture(autouse=True)
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All has just come, however busy the machine is."""
+    """Treat every caller as having just come, however busy the machine is."""
     monkeypatch.setattr("django_mongolock.engine.session.commands.JUST_CAME", 60.0)
 
 

@@ -1,4 +1,4 @@
-"""The ends of a grant, where two parties come to it at once: on the rule in Python, with commands held up."""
+"""The ends of a grant when two parties come to it at once, on the rule in Python, with commands held up."""
 
 import asyncio
 import functools
@@ -52,7 +52,7 @@ class Call:
 
 @pytest.mark.parametrize("how", ["forced", "max_hold"])
 def test_a_key_that_is_lost_while_the_next_is_waited_for(memory: Memory, how: str) -> None:
-    """F164, P7: acquire() never returns what is not held."""
+    """F164, P7: acquire() never returns a lock that is not held."""
     theirs = memory.other("b").acquire()
     options = {"max_hold": 60.0} if how == "max_hold" else {}
     mine = memory.lock("a", "b", wait=None, **options)
@@ -248,7 +248,7 @@ def test_what_its_thread_has_lost_while_it_asks_for_another(memory: Memory, monk
 
 
 async def test_a_wrong_argument_releases_nothing(memory: Memory) -> None:
-    """F168: as in acquire()."""
+    """F168: release() refuses a wrong argument, as acquire() does."""
     async with memory.lock() as lock:
         with pytest.raises(TypeError):
             await lock.aacquire("5")  # type: ignore[arg-type]
@@ -307,7 +307,7 @@ def test_two_ends_at_once_are_one(memory: Memory, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("found_by", ["heartbeat", "caller"])
 def test_a_loss_is_told_once(memory: Memory, monkeypatch: pytest.MonkeyPatch, found_by: str) -> None:
-    """F169: for each acquisition, also where it is of several keys, and whoever finds it first."""
+    """F169: a loss is reported once for each acquisition, even of several keys, whatever finds it first."""
     told: list[object] = []
     lock = memory.lock("a", "b", auto_renew=False, on_lost=told.append).acquire()
     if found_by == "heartbeat":
@@ -431,7 +431,7 @@ def test_a_session_that_is_closed_without_any_time(memory: Memory, monkeypatch: 
 
 
 def test_no_time_is_a_limit_for_the_driver(store: MongoStore) -> None:
-    """F173: to which 0 would mean none."""
+    """F173: the driver would take 0 as no limit."""
     with store.bounded(0.0):
         assert _csot.get_deadline() < time.monotonic() + 1
 
@@ -441,7 +441,7 @@ def test_no_time_is_a_limit_for_the_driver(store: MongoStore) -> None:
 
 @pytest.mark.long
 def test_a_minimum_hold_lasts_where_signals_strike_the_release(memory: Memory) -> None:
-    """F171: wherever the first one strikes, and after it at every line."""
+    """F171: a minimum hold lasts, wherever the first signal strikes in the release, and every line after it."""
     terms = replace(LONG, min_hold=3_000)
 
     def release(key: str, first: int) -> Strikes:
@@ -498,7 +498,7 @@ def both(session: MemorySession, told: list[object]) -> tuple[MongoLock, MongoLo
 @pytest.mark.parametrize("event", ["lost", "requested"])
 @pytest.mark.parametrize("left", [False, True])
 def test_each_object_that_shares_a_grant_is_told(memory: Memory, event: str, left: bool) -> None:
-    """F172: as long as it shares it: not the one that has left it."""
+    """F172: each object is told as long as it shares the grant. An object that has left is not told."""
     told: list[object] = []
     outer, inner = both(memory.session, told)
     if left:

@@ -1,4 +1,4 @@
-"""Servers that die, hang, step down, are cut off, and come back, while locks are taken: on real members."""
+"""Servers die, hang, step down, are cut off, and come back, while locks are taken, on real members."""
 
 import contextlib
 import threading
@@ -43,7 +43,7 @@ def members() -> Iterator[ReplicaSet]:
 
 @pytest.fixture
 def cluster(members: ReplicaSet) -> Iterator[ReplicaSet]:
-    """The three of them, well before the test, and put right after it."""
+    """Return the three members. They are well before the test, and are repaired after it."""
     assert eventually(lambda: len(members.primaries() + members.secondaries()) == 3, 60)
     yield members
     for member in members.members:
@@ -64,7 +64,7 @@ Sessions = Callable[..., Session]
 
 @pytest.fixture
 def sessions(members: ReplicaSet, session_at: Sessions) -> Sessions:
-    """Makes sessions at the set, or at *uri*."""
+    """Return a function that makes sessions at the set, or at *uri*."""
     return lambda uri=members.uri, **options: session_at(uri, **options)
 
 
@@ -73,7 +73,7 @@ def lock(session: Session, key: str = "k", terms: Terms = CALM, wait: float | No
 
 
 def left(session: Session) -> int:
-    """How many hold a lock or wait for one."""
+    """Return the number of holders and waiters, or -1 if the server does not answer."""
     with contextlib.suppress(PyMongoError):
         return sum(len(found["holders"]) + len(found["waiters"]) for found in locks_of(session).find())
     return -1
@@ -119,7 +119,7 @@ class Traffic:
                 self.strange.append(error)
 
     def goes_on(self, since: float) -> bool:
-        """Has each key been taken since then?"""
+        """Return whether each key has been taken since then."""
         return all(any(entered > since for _, entered, _ in list(turns)) for turns in self.held.values())
 
     def check(self) -> None:
@@ -148,9 +148,9 @@ def step_down(cluster: ReplicaSet, primary: Mongod) -> None:
 def test_a_primary_that_goes_away_under_load(
     cluster: ReplicaSet, sessions: Sessions, go_away: Callable[[ReplicaSet, Mongod], None]
 ) -> None:
-    """F1, F2, F3, F18: killed, stopped (its connections stay open and say nothing), or stepped down: no grant is lost
-    or given twice, a lock that is held stays held and is renewed under the next primary, every call ends within its
-    own bounds, work goes on, and nothing is left."""
+    """F1, F2, F3, F18: a primary is killed, steps down, or is stopped with silent open connections. No grant is lost or
+    given twice. A held lock stays held, and is renewed under the next primary. Every call ends within its own bounds,
+    work goes on, and nothing is left."""
     keeper = sessions()
     with lock(keeper, "kept", Terms(lease=24, margin=0.5)) as kept, Traffic(sessions) as traffic:
         token, gone = kept.fencing_token, clock.now()
@@ -168,7 +168,8 @@ def test_a_primary_that_goes_away_under_load(
 
 
 def test_a_primary_that_hangs_ends_every_call_in_time(sessions: Sessions) -> None:
-    """F3, F18: no other member, no RST, no answer: acquiring, trying, releasing and closing end by themselves."""
+    """F3, F18: without another member, an RST or an answer, acquiring, trying, releasing and closing end by
+    themselves."""
     with ReplicaSet() as alone:
         session = sessions(alone.uri, timeout=1.0)
         with contextlib.suppress(LockLost), lock(session, "held", Terms(lease=4, margin=0.2)) as held:
@@ -238,14 +239,14 @@ def test_a_primary_that_was_left_behind_grants_nothing(cluster: ReplicaSet, sess
 
 
 def hear(member: Mongod, mode: str) -> None:
-    """Let a secondary fetch what the primary writes ("off"), or not ("alwaysOn"). A stopped process would still have it
-    in its sockets."""
+    """Set whether a secondary fetches the primary's writes ("off") or not ("alwaysOn"). A stopped process would still
+    have the writes in its sockets."""
     with member.client() as client:
         client.admin.command("configureFailPoint", "stopReplProducer", mode=mode)
 
 
 def tokens_at(member: Mongod, session: Session) -> list[int]:
-    """The tokens of all who hold a key, as this member has them."""
+    """Return the tokens of all holders, as this member has them."""
     name, anywhere = locks_of(session).name, ReadPreference.SECONDARY_PREFERRED
     with member.client() as client:
         found = list(client[DATABASE].get_collection(name, read_preference=anywhere).find())
@@ -270,8 +271,8 @@ def a_release_undone(cluster: ReplicaSet, session: Session, *locks: MongoLock) -
 
 
 def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F7: on the next primary the locks are held by somebody who has given them back, for as long as a lease: whoever
-    gave them back does so again, also if it has nothing else to do any more."""
+    """F7: on the next primary, released locks are held again for a lease. The session that released them releases them
+    again, even if it has no other work."""
     session = sessions(timeout=1.5)
     alone, shared = lock(session, "alone").acquire(), lock(session, "shared").acquire()
     grant_of(shared).lease.uncontended = False  # as if a waiter had come, so that the other form of release is sent

@@ -33,7 +33,7 @@ TERMS = Terms(lease=30.0, margin=3.0, waiter_lease=10.0)
 
 @pytest.fixture
 def data(collection: Pieces) -> Iterator[Pieces]:
-    """A collection beside the locks'."""
+    """Return a collection beside the locks'."""
     data = collection.database[f"{collection.name}_data"]
     collection.database.create_collection(data.name)
     yield data
@@ -42,13 +42,13 @@ def data(collection: Pieces) -> Iterator[Pieces]:
 
 @pytest.fixture
 def hold(lock: LockMaker) -> LockMaker:
-    """Makes locks of this test's session."""
+    """Return a function that makes locks of this test's session."""
     return lambda *keys, **options: lock(*keys, **{"terms": TERMS, **options})
 
 
 @pytest.fixture
 def take_over(other: LockMaker, take_away: Callable[..., None]) -> Callable[..., MongoLock]:
-    """Takes a lock over, as another process, behind its holder's back."""
+    """Return a function that takes a lock over, as another process, behind its holder's back."""
 
     def take_over(key: str = "k") -> MongoLock:
         take_away(key)
@@ -59,7 +59,7 @@ def take_over(other: LockMaker, take_away: Callable[..., None]) -> Callable[...,
 
 @pytest.fixture
 def join_queue(other: LockMaker) -> Callable[..., None]:
-    """Changes a lock's document without taking it: another process tries for it."""
+    """Return a function that changes a lock's document by a single try of another process."""
 
     def join_queue(key: str = "k") -> None:
         assert not other(key, terms=TERMS).try_acquire()
@@ -89,9 +89,9 @@ class Striker(Commands):
 def test_released_and_kept_for_its_minimum_hold(
     hold: LockMaker, stored: Callable[..., Document], data: Pieces, mongo_uri: str, *, writes: bool
 ) -> None:
-    """P9: another thread gives the lock back after the transaction has made sure that it is held, and before it writes
-    to the lock. Nothing is committed, although the entry stays where it is. (What the transaction has read or written
-    before makes it conflict with the release; where it has done nothing yet, only the fence can tell.)"""
+    """P9: another thread releases the lock after the transaction has checked that it is held, and before the
+    transaction writes to it. Nothing is committed, although the entry stays. (Earlier reads and writes of the
+    transaction conflict with the release. Without any, only the fence detects the release.)"""
     lock = hold(terms=replace(TERMS, min_hold=25.0)).acquire()
     released: list[bool] = []
     striker = Striker(lambda: released.append(lock.release()))
@@ -127,7 +127,7 @@ def test_a_signal_between_two_steps_of_its_end(hold: LockMaker, mongo: Client, m
 
 
 def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """A conflict on the data itself is tried again, too; any other error is not."""
+    """A conflict on the data itself is retried, too. Any other error is not."""
     data.insert_one({"_id": 1, "n": 0})
     attempts: list[int] = []
 
@@ -188,7 +188,7 @@ def test_several_keys(hold: LockMaker, take_over: Callable[..., MongoLock], data
 
 @pytest.mark.long
 def test_another_mongodb(hold: LockMaker) -> None:
-    """A client of another MongoDB cannot fence: nothing is committed, and the error says which client to use."""
+    """A client of another MongoDB cannot fence. Nothing is committed, and the error names the right client."""
     with ReplicaSet(1) as elsewhere, MongoClient[Document](elsewhere.uri) as stranger, hold() as lock:
         stranger["somewhere"].create_collection("data")
         with (
@@ -253,7 +253,7 @@ class TestAsync:
 
     @pytest.fixture(params=["AsyncMongoClient", "MongoClient"])
     async def client(self, request: pytest.FixtureRequest, mongo_uri: str, mongo: Client) -> Any:
-        """A client of either kind."""
+        """Return a client of either kind."""
         if request.param == "MongoClient":
             yield mongo
             return

@@ -16,7 +16,7 @@ NOW = datetime.now(UTC)
 
 
 class Clock:
-    """Shows what it is set to."""
+    """A clock that shows the set time."""
 
     time = 100.0
 
@@ -31,8 +31,12 @@ def now() -> Clock:
 
 @pytest.fixture
 def make(now: Clock) -> Callable[..., Grant]:
-    """Makes a grant that was asked for at 100; of a lease of 30 seconds, and 12 in the queue. until: its end, if it is
-    held. others: of the acquisition."""
+    """Return a function that makes a grant. The grant was asked for at 100, with a lease of 30 seconds and a place of
+    12.
+
+    until: the end of the grant, if it is held.
+    others: options of the acquisition.
+    """
 
     def make(
         until: float | None = None, *, auto_renew: bool = True, max_hold: float | None = None, **others: Any
@@ -52,7 +56,7 @@ def seen(grant: Grant) -> tuple[object, ...]:
 
 
 def test_the_life_of_a_grant(make: Callable[..., Grant], now: Clock) -> None:
-    """P1, P7: in what it says of itself: held, remaining, held_for, ends_at, length, renewable."""
+    """P1, P7: the life of a grant shows in held, remaining, held_for, ends_at, length and renewable."""
     grant = make()
     assert (seen(grant), grant.lease.renew_at, grant.lost) == ((False, 0, 0, FOREVER, 12, True), 104, False)
     grant.renewed(112, 100)
@@ -97,8 +101,8 @@ def test_a_grant_that_is_released(make: Callable[..., Grant], now: Clock) -> Non
 
 
 def test_when_it_is_renewed(make: Callable[..., Grant], now: Clock) -> None:
-    """P6: after a third of what it has; of one that was queued for, at first of the time of a place; with a longest
-    hold not beyond that; deferred, after two thirds."""
+    """P6: a grant is renewed after a third of its time. If it was queued for, the time of its place counts at first. A
+    grant with a longest hold is not renewed beyond that. A deferred grant is renewed after two thirds."""
     for until, max_hold, ends, renew_at, renewable in (
         *((130.0, None, 130, 110, True), (112.0, None, 112, 104, True), (112.5, None, 112.5, 92.5, True)),
         *((130.0, 20.0, 120, 100, False), (130.0, 40.0, 130, 110, True), (130.0, 30.0, 130, 110, False)),
@@ -140,7 +144,8 @@ def test_when_it_is_renewed(make: Callable[..., Grant], now: Clock) -> None:
 
 
 def test_what_a_renewal_gives(make: Callable[..., Grant]) -> None:
-    """P1, P7: no end comes nearer; failures are over; a longer lease stays long; a loss stays a loss."""
+    """P1, P7: a renewal brings no end nearer, and ends the count of failures. A longer lease stays long, and a loss
+    stays a loss."""
     grant = make(130)
     for until, now, length, stands in (
         (129, 105, 99, (130, 30, 3, 110)),

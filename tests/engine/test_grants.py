@@ -40,7 +40,7 @@ QUEUED = Reply(place=0, first_end=60.0, waiting=1)
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Stop the clock at 100.0; call it to move it to another time."""
+    """Stop the clock at 100.0. Call the result to set another time."""
 
     def stop(time: float) -> None:
         monkeypatch.setattr(clock, "now", lambda: time)
@@ -53,7 +53,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_what_a_new_grant_says(memory: Memory) -> None:
-    """F32: ids that no clone has; one name for a worker while it holds anything; by which process only for an owner."""
+    """F32: a new grant has an id that no clone has. A worker has one name while it holds anything. Only an owner's
+    grant names its process."""
     session, lock = memory.session, memory.lock(max_hold=9.0, on_lost=print, templates={"k": "t"})
     grant = new_grant(session, lock, "me")
     asked = grant.acquisition
@@ -74,7 +75,7 @@ def test_what_a_new_grant_says(memory: Memory) -> None:
 
 
 def asking(memory: Memory, monkeypatch: pytest.MonkeyPatch, turn: Turn, **options: Any) -> Any:
-    """The steps that ask for a key from 100.0 to 110.0, where it is the grant's *turn*."""
+    """Return the steps that ask for a key from 100.0 to 110.0, with *turn* as the grant's turn."""
     monkeypatch.setattr(memory.session.queue, "join", lambda grant, *, trial: turn)
     monkeypatch.setattr(procedures, "backoff", lambda failures: 99.0)
     grants = own(memory.lock())
@@ -82,7 +83,8 @@ def asking(memory: Memory, monkeypatch: pytest.MonkeyPatch, turn: Turn, **option
 
 
 def test_how_long_one_of_a_line_asks(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: in its line until its turn, and then in the queue, for what is left of its wait; at the end it tries once."""
+    """P5: a waiter asks in its line until its turn, and then in the queue, for the rest of its wait. At the end it
+    tries once."""
     steps = asking(memory, monkeypatch, "behind")
     assert next(steps).timer == 10
     action = steps.send(WaitResult(104.0, turn="now"))
@@ -211,7 +213,8 @@ def test_which_of_several_keys_are_given_back_by_one_command(memory: Memory) -> 
     ids=str,
 )
 def test_what_is_left_of_a_wait(memory: Memory, sent: bool, doubt: str, error: BaseException, ends: list[str]) -> None:
-    """P6: something may be, unless the server has refused it, or nothing was sent; in any case it is reported."""
+    """P6: an entry may be left, unless the server has refused it or nothing was sent. The wait is reported in any
+    case."""
     grant, told, left = new_grant(memory.session, memory.lock(), "me"), list[str](), list[Grant]()
     grant.reporting.template = "t"
     grant.waiting.sent, grant.outcome_unknown = sent, doubt == "unknown"
@@ -227,8 +230,8 @@ def test_what_is_left_of_a_wait(memory: Memory, sent: bool, doubt: str, error: B
 
 
 def test_a_lock_object_is_used_again(memory: Memory) -> None:
-    """After a refusal because it is in use, and after a cancelled wait; a `cancel` of no wait does nothing; and each
-    loss is told."""
+    """A lock object can be used again after a refusal because it is in use, and after a cancelled wait. `cancel`
+    without a wait does nothing. Each loss is reported."""
     told: list[object] = []
     lock = memory.lock(on_lost=told.append)
     for number in (1, 2):
@@ -320,7 +323,7 @@ def test_the_line_that_called(memory: Memory) -> None:
 
 
 def test_what_a_lock_object_is_not(memory: Memory) -> None:
-    """Errors name what there is instead."""
+    """The errors name the attributes to use."""
     lock = memory.lock()
     for name, told in (("colour", "'colour'$"), ("locked", "'locked'; `held`.*lock_info")):
         with pytest.raises(AttributeError, match=told) as missing:
@@ -348,7 +351,7 @@ async def test_who_blocks_an_event_loop_is_warned(memory: Memory, recwarn: pytes
 
 
 def test_how_long_a_lock_is_waited_for(memory: Memory) -> None:
-    """As long as it is asked to, else as it was made, else without end."""
+    """The wait is that of the call, or else that of the lock, or else without end."""
     for made, given, limit in (
         (UNSET, UNSET, None),
         (5.0, UNSET, 5.0),
@@ -383,7 +386,7 @@ def test_a_lost_lock_goes_no_further(memory: Memory, face: Face) -> None:
         assert not memory.holders()
 
 
-# How several keys stand
+# The state of several keys
 
 
 def test_how_several_keys_stand(memory: Memory, now: Any) -> None:
@@ -470,7 +473,7 @@ def test_how_far_an_extension_goes(memory: Memory, now: Any, had: float, wanted:
 
 @pytest.mark.parametrize("why", ["not acquired", "over", "a child's"])
 def test_what_is_not_held_is_not_extended(memory: Memory, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """P1, F29: nothing is sent for it; in a forked child it is the parent's."""
+    """P1, F29: an extension of a lock that is not held sends nothing. In a forked child the lock is the parent's."""
     lock = memory.lock()
     if why != "not acquired":
         lock.acquire()

@@ -34,7 +34,7 @@ NO_TEXT = b"\xff\xfe\xc0\x80" + PLACE[4:]
 
 
 def nested(depth: int) -> Document:
-    """A document in a document in a document."""
+    """Return a document with documents nested in it."""
     inner: Document = {}
     for _ in range(depth):
         inner = {"a": inner}
@@ -60,7 +60,7 @@ class World:
     clock: str
 
     def put(self, raw: bytes) -> bool:
-        """Store a document under the key "bad"; return whether the server takes it."""
+        """Store a document under the key "bad", and return whether the server takes it."""
         self.collection.delete_one({"_id": "bad"})
         try:
             self.collection.insert_one(RawBSONDocument(raw))
@@ -69,13 +69,13 @@ class World:
         return True
 
     def raw(self) -> bytes:
-        """The stored bytes of it; none where the key became another."""
+        """Return the stored bytes of the bad document, or none if its key became another."""
         plain: Any = self.collection.with_options(bson.CodecOptions(document_class=RawBSONDocument))
         found = plain.find_one({"_id": "bad"})
         return b"" if found is None else bytes(found.raw)
 
     def is_whole(self) -> bool:
-        """Does the server take it for one of ours?"""
+        """Return whether the server takes the document for one of ours."""
         found = self.collection.find_one({"_id": "bad"}, {"_id": 1, "whole": IS_WHOLE})
         return bool(found and found["whole"])
 
@@ -125,7 +125,7 @@ def assert_harmless(world: World) -> None:
 
 
 def lively(change: Document, in_entry: Document) -> Document:
-    """A document with a holder and a waiter, and with something else in their place."""
+    """Return a document with a holder and a waiter, with *change* and *in_entry* applied."""
     facts = {"label": PLACE.decode(), **in_entry}
     return document("bad", [entry(1, **facts)], [waiter(2, **facts)], {"clock": "c", **change})
 
@@ -138,7 +138,8 @@ FUZZ = settings(
 
 
 def test_who_waits_in_a_document_that_becomes_damaged(here: Here) -> None:
-    """F55: is told when its holder's lease is over, after a few commands, and not after its whole wait."""
+    """F55: a waiter is told of the damage when its holder's lease is over, after a few commands, and not after its
+    whole wait."""
     here.collection.insert_one(document("k", [entry(1)], change={"clock": clock(here.collection.database.client)}))
     waiting = here.waiter(here.lock("k", wait=10))
     assert eventually(lambda: len(here.entries()) == 2)
@@ -176,7 +177,8 @@ def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any
 @FUZZ
 @given(st.lists(st.tuples(st.integers(16), st.integers(0, 255)), min_size=1, max_size=3))
 def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None:
-    """F55: in the stored document, as far as the server takes it: other types, names, lengths, broken text."""
+    """F55: any byte of the stored document may be wrong, as far as the server takes it. Types, names, lengths and texts
+    break."""
     raw = bytearray(bson.encode(lively({}, {})))
     for place, value in changes:
         raw[16 + place % (len(raw) - 16)] = value
@@ -249,7 +251,7 @@ def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) ->
     last = store.apply("bad", Step(ask="last", add=new_entry("last", "s", shared, {})), 5)
     late = store.apply("bad", Step(ask="late", add=new_entry("late", "s", shared, {})), 5)
     assert (last.held, late.held, late.place) == (True, False, 0)
-    assert time.monotonic() - started < 4  # measured: 0.1 s each; 1.4 s each before
+    assert time.monotonic() - started < 4  # measured: 0.1 s each, 1.4 s each before
     assert MAX_HOLDERS + 5_000 < MAX_ENTRIES
 
 
@@ -260,7 +262,7 @@ def test_the_damage_of_a_huge_document_is_reported() -> None:
 
 
 def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> None:
-    """F55, F57: names out of a document go into errors and logs: no line breaks, no megabytes, no grant ids."""
+    """F55, F57: names from a document go into errors and logs without line breaks, megabytes, or ids of grants."""
     facts: Document = dict.fromkeys(
         ("label", "place", "owner", "user", "host"), "a\nforged line\x1b[31m\u2028" + "x" * 100_000
     )

@@ -30,7 +30,10 @@ from tests.support.waiting import eventually
 
 
 class Silent(MemoryStore):
-    """A store that answers no step while it is *down*. tries: how many came then."""
+    """A store that answers no step while it is *down*.
+
+    tries: the number of steps that came then.
+    """
 
     down = False
     tries = 0
@@ -105,7 +108,7 @@ def renewed_keys(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 def test_a_lease_is_renewed_three_times_in_its_time(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, P8: for as long as it is held; three commands a lease, not one a poll."""
+    """P6, P8: a lease is renewed by three commands in its time, as long as it is held. Polls send none."""
     mine = memory.lock(terms=CALM).acquire()
     made = renewed_keys(memory.session, monkeypatch)
     for _ in range(10):
@@ -174,7 +177,7 @@ def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
 
 
 def test_a_lock_that_was_handed_over_leaves_nothing(memory: Memory) -> None:
-    """F77: no tombstone either, since each command got its answer; nor does a refused try."""
+    """F77: no tombstone is left, because each command got its answer. A refused try leaves none, either."""
     mine = memory.lock().acquire()
     memory.in_thread(lambda: memory.lock().try_acquire()).join(10)
     waiters = [memory.waiter() for _ in range(2)]
@@ -217,7 +220,7 @@ def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: 
     again. The entry is a holder with a shorter lease than the one known before, or a waiter that returns after the last
     read."""
     theirs = memory.other().acquire()
-    session = Session(MemoryStore(memory.server, Limits()), now=memory.server.now)  # one that moves no clock
+    session = Session(MemoryStore(memory.server, Limits()), now=memory.server.now)  # a session that moves no clock
     waiter = Waiter(memory.in_thread, make_lock(session, terms=LONG, wait=None))
     assert eventually(lambda: memory.server.documents.get("k", {}).get("waiters"))
     (grant,) = session.queue.waiting.values()

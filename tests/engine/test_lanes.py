@@ -25,8 +25,11 @@ CALM = Terms(lease=60, margin=1)
 
 @contextlib.contextmanager
 def stuck(collection: Collection[Document], *keys: str) -> Iterator[None]:
-    """A transaction has written to the documents of *keys*, as the fence of `MongoLock.atomic` does, and does not end
-    before the block does. A write to such a document waits; its command has been parsed then."""
+    """Write to the documents of *keys* in a transaction that ends with the block, as the fence of `MongoLock.atomic`
+    does.
+
+    A write to such a document waits after its command was parsed.
+    """
     client = collection.database.client
     with client.start_session() as session, session.start_transaction():
         found = collection.update_many({"_id": {"$in": keys}}, {"$inc": {"fence": 1}}, session=session)
@@ -36,7 +39,7 @@ def stuck(collection: Collection[Document], *keys: str) -> Iterator[None]:
 
 
 async def took(lock: MongoLock) -> float:
-    """How long it takes to acquire the lock and to release it, or to fail."""
+    """Return the seconds to acquire the lock and to release it, or to fail."""
     began = clock.now()
     with contextlib.suppress(LockError):
         async with lock:
@@ -49,8 +52,8 @@ async def took(lock: MongoLock) -> float:
 
 @pytest.mark.long
 async def test_tries_of_a_stuck_key(lock: LockMaker, collection: Collection[Document]) -> None:
-    """F110: sixteen coroutines try a key whose document is in a transaction. Two commands are under way; other keys go
-    on at once, and everybody is back in the time of one command."""
+    """F110: sixteen coroutines try a key with a document in a transaction. Two commands are under way. Other keys go on
+    at once, and all coroutines return in the time of one command."""
     lock(terms=CALM).acquire().release()
     lock("free", terms=CALM).acquire().release()
     with stuck(collection, "k"):
@@ -87,7 +90,7 @@ def test_many_stuck_keys_and_a_few_others(lock: LockMaker, collection: Collectio
     ],
 )
 def test_many_locks_at_exit(here: Here, count: int, stuck_keys: list[str]) -> None:
-    """F108: some cannot be released in the time allowed; all others are."""
+    """F108: a few locks cannot be released in the allowed time, and all others are."""
     held = [here.lock(f"k{number}", terms=CALM).acquire() for number in range(count)]
     with stuck(here.collection, *stuck_keys):
         here.session.close(4)  # on a quiet machine a fraction of that is enough
@@ -97,7 +100,7 @@ def test_many_locks_at_exit(here: Here, count: int, stuck_keys: list[str]) -> No
 
 
 def test_all_kinds_at_exit(here: Here) -> None:
-    """F108: waiters, permits and minimum holds: places go, permits are free, a minimum hold lasts."""
+    """F108: at exit, places of waiters are removed, permits are released, and minimum holds last."""
     holder = here.other("queue", terms=CALM).acquire()
     waiter = here.waiter(here.lock("queue", terms=CALM, wait=60))
     permits = Terms(lease=60, margin=1, mode="semaphore", capacity=3)
@@ -141,7 +144,7 @@ def test_a_slow_receiver(new_session: Callable[..., Session], collection: Collec
 
 @pytest.mark.long
 def test_many_slow_callbacks(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
-    """F112: more of them are called than there are threads at first, and none waits for the others."""
+    """F112: more callbacks are called than there are threads at first. None waits for the others."""
     told: list[str] = []
     go = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Living with a lock: threads and processes that end, what other threads see, and owners that come back."""
+"""Threads and processes that end with a lock, the views of other threads, and owners that come back."""
 
 import _thread
 import contextlib
@@ -46,7 +46,7 @@ BEAT = CALM.lease / 3
 def test_a_thread_that_ends_with_a_lock_loses_it(
     here: Here, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """F32: released at the next beat, with a warning that says where it was acquired; also if the object lives on."""
+    """F32: the lock is released at the next beat, even if its object lives on. A warning says where it was acquired."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     kept: list[MongoLock] = []
 
@@ -137,8 +137,8 @@ def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
 def test_a_released_lock_never_looks_held(here: Here, hold_up: HoldUp, name: str, expected: object) -> None:
-    """P1: another thread releases a lock and somebody else has got it; at whatever line the end of the release meets
-    one who looks, to him the lock is not held."""
+    """P1: one thread releases a lock, and another caller has got it. At any line of the end of the release, the lock
+    does not look held to a reader."""
     for number in itertools.count(1):
         session = here.new_session()
         gate = hold_up(session.store, "release_uncontended", late=True)
@@ -170,7 +170,7 @@ def test_a_released_lock_never_looks_held(here: Here, hold_up: HoldUp, name: str
 def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
     here: Here, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """F34, P6: held, waited for and not yet collected objects: all given back at exit, without a traceback."""
+    """F34, P6: held, waiting and uncollected locks are all released at exit, without a traceback."""
     with here.other(terms=CALM), processes(1, "exit_with_everything", here.collection.name, "held") as (process,):
         process.hear()
         assert eventually(lambda: len(here.entries()) == 2)
@@ -246,7 +246,7 @@ def former(collection: Collection[Document]) -> Iterator[Process]:
 
 
 def take(lock: Any) -> Callable[[], int]:
-    """Take the lock once in a thread; tells with which token, 0 while it waits."""
+    """Take the lock once in a thread. The returned function gives the token, or 0 while the thread waits."""
     tokens: list[int] = []
 
     def run() -> None:
@@ -302,7 +302,7 @@ def test_the_name_of_a_process() -> None:
     assert fate(this_process()) == "alive"
     assert fate(_with(4, "1")) == "gone"  # the pid was given again
     assert fate(_with(3, str(2**22 + 1))) == "gone"  # no such pid
-    assert fate(_with(3, "1", 4, "x")) in ("alive", "gone")  # somebody else's: we may look, not touch
+    assert fate(_with(3, "1", 4, "x")) in ("alive", "gone")  # another user's process, which we may see but not signal
     assert fate(NO_PROCESS) == "gone"
     others = (_with(0, "another boot"), _with(1, "pid:[1]"), _with(2, "time:[1]"), _with(3, "x"), _with(3, "²"))
     for unknown in ("", "x", *others):
@@ -326,7 +326,7 @@ def test_a_process_whose_parent_has_not_asked_is_gone(monkeypatch: pytest.Monkey
 
 
 def _with(*changes: Any) -> str:
-    """The name of this process with other parts."""
+    """Return the name of this process with other parts."""
     parts = this_process().split(" ")
     for index, part in zip(changes[::2], changes[1::2], strict=True):
         parts[index] = part

@@ -30,7 +30,7 @@ from tests.support.waiting import eventually
 
 @pytest.fixture
 def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
-    """Takes a key away, and lets time go by until a lock with short terms is to be renewed."""
+    """Return a function that takes a key away, and lets time go by until a lock with short terms is due for renewal."""
 
     def lose(key: str = "k") -> None:
         take_away(key)
@@ -43,7 +43,8 @@ def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
 
 
 def test_a_release_gives_back_once_and_never_what_another_holds(here: Here, face: Face) -> None:
-    """F38: twice, never acquired, after a loss, after somebody else has it: False, and it stays theirs."""
+    """F38: a release returns False when it is repeated, without an acquisition, after a loss, or when another caller
+    holds the lock. The other caller keeps it."""
     assert not face.release(here.lock())
     mine = face.acquire(here.lock(terms=Terms(lease=30)))
     assert face.release(mine)

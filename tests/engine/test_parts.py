@@ -1,4 +1,4 @@
-"""The parts of a session by themselves: no server and no thread, and a clock that the test sets."""
+"""The parts of a session by themselves, without a server and threads, by a clock that the test sets."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,10 @@ class Bare:
         auto_renew: bool = True,
         **terms: Any,
     ) -> Grant:
-        """A grant that is known: of a lease of 30 seconds, and 12 in the queue. until: its end, if it is held."""
+        """Return a registered grant, with a lease of 30 seconds and a place of 12.
+
+        until: the end of the grant, if it is held.
+        """
         acquisition = Acquisition(
             key, name or key, Terms(**{"lease": 30, "margin": 1, "waiter_lease": 12, **terms}), "s"
         )
@@ -103,7 +106,7 @@ def bare() -> Bare:
 
 
 def is_woken(grant: Grant) -> bool:
-    """Whether it was woken since this was asked."""
+    """Return whether the grant was woken since the last call."""
     woken, grant.waiting._woken = grant.waiting._woken, False
     return woken
 
@@ -112,7 +115,7 @@ def is_woken(grant: Grant) -> bool:
 
 
 def test_when_a_grant_is_looked_at(bare: Bare) -> None:
-    """P7: when it is to be renewed, and at its end at the latest; where nothing renews it, only then."""
+    """P7: a grant is due at its renewal, and at its end at the latest. Without renewals only its end counts."""
     due = bare.renewals.next_due
     assert due() == FOREVER
     for until, renew_at, auto_renew, moment in (
@@ -235,7 +238,8 @@ def test_a_renewal_that_fails_is_told_once(
     told: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F153: as a warning where it is news for one of its grants; and what was never held is only a place."""
+    """F153: a failed renewal is logged as a warning if it is news for one of its grants. A grant that was never held
+    counts as a place only."""
     caplog.set_level(logging.DEBUG)
     grants = [bare.grant(key, 130 if each else None) for key, each in zip("ab", held, strict=True)]
     for grant, number in zip(grants, failures, strict=True):
@@ -285,7 +289,7 @@ def test_what_a_renewal_says_of_a_holder(
 
 
 def test_whether_a_lock_is_still_uncontended(bare: Bare) -> None:
-    """P8: only as long as nobody was ever found to wait for it: its release is the short one then."""
+    """P8: a lock is uncontended, with the short release, as long as no waiter was ever found."""
     grant, answer = bare.grant(until=130), found(5, Beat(7, None, 5))
     for before, seen, after in (
         (True, answer, True),
@@ -299,7 +303,7 @@ def test_whether_a_lock_is_still_uncontended(bare: Bare) -> None:
 
 @pytest.mark.parametrize(("failures", "at_once"), [(0, True), (1, True), (2, False), (3, False)])
 def test_a_renewal_is_tried_again_at_once_twice(bare: Bare, failures: int, at_once: bool) -> None:
-    """F66: first alone, then with more time; and after that not so often."""
+    """F66: a failed renewal is retried first alone, then with more time. Later retries are rarer."""
     grant = bare.grant(until=130)
     grant.lease.failures = failures
     bare.renewals.judge(grant, None, 7, 100, 30)
@@ -530,7 +534,7 @@ def test_what_is_released_at_exit(bare: Bare, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_released_at_exit_without_threads(bare: Bare) -> None:
-    """P6: is released by the thread that ends the session."""
+    """P6: without threads, the thread that ends the session releases the locks."""
     bare.takes, bare.store.release_uncontended.return_value = False, {"a"}
     bare.cleanup.begin_to_finish([bare.grant(key, 130) for key in "ab"], 200)
     assert bare.store.release_uncontended.mock_calls == [call(["a", "b"], ["a", "b"], 50.0)]
@@ -679,7 +683,8 @@ def test_what_its_owner_has_dropped(bare: Bare, state: State) -> None:
     assert bare.notifications.mock_calls == [call.report_end(grant, noticed=True)]
     assert (list(bare.queue.waiting), is_woken(first), grant.held) == (["first"], True, False)
     bare.cleanup.pending.clear()
-    for ref in (OwnerRef(OwnerToken()), Mock(grant=grant)):  # a signal has struck before it was set; all is done
+    # a signal has struck before it was set, and everything is done
+    for ref in (OwnerRef(OwnerToken()), Mock(grant=grant)):
         bare.orphans.adopt(ref)
     assert not bare.cleanup.pending
 
@@ -732,8 +737,8 @@ def test_who_stands_in_a_line(bare: Bare) -> None:
 def test_to_whom_a_key_is_handed_over(
     bare: Bare, leaves: str, reserved: str, cancelled: str, chosen: str | None
 ) -> None:
-    """P2, P5: to the first of the line, or the next behind the one that leaves it, that nobody sees to; to nobody while
-    that one has cancelled its wait."""
+    """P2, P5: a key is handed over to the first of its line, or to the next behind the leaving one.
+    Waiters with a hand-over under way are skipped. While the first waiter has cancelled its wait, none is chosen."""
     line = {grant.id: grant for grant in bare.line("a", "b", "c")}
     trial = bare.grant(name="trial")
     bare.queue.join(trial, trial=True)
@@ -781,7 +786,7 @@ def test_the_end_of_a_hand_over(bare: Bare, answer: Any) -> None:
 
 
 def test_where_a_grant_is_found(bare: Bare) -> None:
-    """P6: by its id, by who holds it and, if it is exclusive, by its line; each until it ends itself."""
+    """P6: a grant is found by its id, by its holder and, if it is exclusive, by its line, until it ends."""
     one, two = bare.grant(name="one", until=130), bare.grant(name="two", until=130)
     shared, registry = bare.grant("s", until=130, mode="shared", capacity=2), bare.registry
     for grant in (one, shared, two):
@@ -888,7 +893,8 @@ def test_a_heartbeat_is_told_what_is_due(
 def test_a_heartbeat_is_started(
     heartbeat: Any, *, monkeypatch: pytest.MonkeyPatch, closed: bool, alive: bool | None, fails: bool, starts: bool
 ) -> None:
-    """P6: once, and again when its thread has died; not when the interpreter is shutting down."""
+    """P6: a heartbeat is started once, and again when its thread has died. During the shutdown of the interpreter it is
+    not."""
     heartbeat.thread = before = None if alive is None else Mock(is_alive=lambda: alive)
     heartbeat._closed, thread = closed, Mock(start=Mock(side_effect=RuntimeError if fails else None))
     monkeypatch.setattr(threading, "Thread", made := Mock(return_value=thread))
@@ -916,7 +922,7 @@ def test_the_main_thread_starts_no_heartbeat_itself(heartbeat: Any, monkeypatch:
 def test_a_heartbeat_sleeps(
     heartbeat: Any, due: float, timeout: float | None, items: list[Any], dropped: list[str]
 ) -> None:
-    """P8: until something is due, or something comes; and takes all of it."""
+    """P8: a heartbeat sleeps until work is due or comes in, and takes all of the new work."""
     heartbeat.inbox = Inbox(*items)
     heartbeat._sleep(due)
     assert (heartbeat.inbox.timeouts, list(heartbeat._dropped)) == ([timeout], dropped)
@@ -928,7 +934,7 @@ def test_a_heartbeat_does_what_is_due(heartbeat: Any, monkeypatch: pytest.Monkey
     slept, sleeps = list[float](), list[tuple[float, float]]()
 
     def pause(seconds: float) -> None:
-        assert len(slept) < 2  # here, since what fails elsewhere is tried for ever
+        assert len(slept) < 2  # here, because failures elsewhere are retried for ever
         slept.append(seconds)
 
     def sleep(due: float) -> None:

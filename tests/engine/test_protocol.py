@@ -1,4 +1,4 @@
-"""The protocol without any I/O: its commands, their times, and its handling of the answers."""
+"""The protocol without any I/O, with its commands, their times, and its handling of the answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ GONE = Reply(first_end=9, holder="somebody")
 
 
 class Play:
-    """Plays the driver for one acquisition: each call gives the outcome and shows the next action."""
+    """A driver for one acquisition. Each call gives the outcome and shows the next action."""
 
     called_next = 0
 
@@ -74,7 +74,7 @@ class Play:
         return self.action
 
     def pause(self, beyond: float = 0.0) -> Any:
-        """Let the pause end by itself; nobody listens."""
+        """Let the pause end by itself. No session listens."""
         assert isinstance(self.action, Pause)
         seconds = min(self.action.timer, self.action.poll)
         assert seconds >= 0
@@ -106,7 +106,7 @@ def queued(reply: Reply = QUEUED, wait: float | None = 60) -> Play:
 
 
 def is_confirmation(action: Any) -> bool:
-    """Does it renew the grant, and nothing else?"""
+    """Return whether the action only renews the grant."""
     return isinstance(action, Apply) and action.step.renew == ("g",)
 
 
@@ -141,7 +141,7 @@ def test_a_refusal_tells_when_to_come_again_and_whose_the_lock_is(left: float | 
 def test_another_number_of_permits_is_a_mistake(
     mode: Mode, resize: bool, theirs: tuple[str, int] | None, refused: bool
 ) -> None:
-    """Unless it is meant to change; locks of other modes have no number to compare."""
+    """Another number of permits is a mistake unless it is meant. Locks of other modes have no number to compare."""
     play = Play(60, replace(ACQUISITION, terms=replace(TERMS, mode=mode, capacity=2, resize=resize)))
     reply = replace(QUEUED, theirs=theirs and {"mode": theirs[0], "capacity": theirs[1]})
     with pytest.raises(LockMisused, match="3 permits") if refused else nullcontext():
@@ -207,7 +207,8 @@ def test_a_look_alone_never_grants() -> None:
 
 @pytest.mark.parametrize("then", [GONE, *(replace(QUEUED, first_end=left) for left in (None, 0.0, -0.1))])
 def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Reply) -> None:
-    """F27, F41: out of the queue, nobody holds the lock, or the holder's lease is over: an update decides."""
+    """F27, F41: if the waiter is out of the queue, nobody holds the lock, or the holder's lease is over, an update
+    decides."""
     play = queued(replace(QUEUED, first_end=0.5))
     assert play.action.timer == 0.5 + procedures.SLACK
     play.pause()
@@ -230,7 +231,8 @@ def test_an_update_that_has_changed_nothing_is_not_sent_again_at_once(left: floa
 
 
 def test_the_wait_ends_with_a_trial() -> None:
-    """F43: at the end of the wait one last update either grants the lock or takes the waiter out: nothing between."""
+    """F43: at the end of the wait one last update either grants the lock or removes the waiter. There is nothing
+    between."""
     play = queued(wait=5)
     while not isinstance(play.action, Apply):
         play.pause() if isinstance(play.action, Pause) else play.answer(QUEUED)
@@ -266,7 +268,7 @@ def test_a_hand_over_that_finds_no_room_in_the_queue_refuses() -> None:
 
 
 def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F44: many waiters do not make a storm of commands: pauses grow with time and with the place in the queue."""
+    """F44: many waiters do not make a storm of commands. Pauses grow with time and with the place in the queue."""
     monkeypatch.setattr("django_mongolock.engine.protocol.procedures.random.uniform", lambda low, high: high)
     assert PollSchedule(0).poll(0) == procedures.SHORTEST_POLL
     assert PollSchedule(0).poll(1) == 2 * PollSchedule(0).poll(0)
@@ -283,7 +285,8 @@ def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
-    """F2, F8, F15: steps are idempotent by grant id, so what got no answer is simply sent again, until it has one."""
+    """F2, F8, F15: steps are idempotent by the id of the grant. A command without an answer is sent again until it has
+    one."""
     play = Play(wait=10)
     first = play.action
     for _ in range(3):
@@ -303,7 +306,7 @@ def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
 
 
 def test_a_single_try_is_repeated_once_and_then_fails() -> None:
-    """F9: even without any time to wait one failure is repeated; the second is raised."""
+    """F9: one failure is retried even without any time to wait. The second one is raised."""
     play = Play(wait=0)
     play.fail()
     play.pause()
@@ -320,7 +323,8 @@ def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
 
 
 def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F9: after many failures a pause is long; the last one is no longer than was left when the command was sent."""
+    """F9: after many failures a pause is long. The last pause is no longer than the time left when the command was
+    sent."""
     monkeypatch.setattr(procedures, "backoff", float)
     play = Play(wait=None)
     for attempt in (2, 3, 4):
@@ -343,7 +347,8 @@ def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch
 def test_a_command_is_sent_once_more_at_the_end_of_the_wait(
     monkeypatch: pytest.MonkeyPatch, wait: float, took: tuple[float, ...], sent: int
 ) -> None:
-    """F9: if the failure came at once, be it the last of several; not if it took the time that was left."""
+    """F9: a last command is sent if the failure came at once, even after several failures. If the failure took the
+    remaining time, no command is sent."""
     monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.5)
     play, commands = Play(wait), 0
     with suppress(LockBackendFailed):
@@ -568,7 +573,8 @@ def test_a_lock_without_renewal_takes_a_whole_lease() -> None:
 
 
 def test_a_session_that_listens_does_not_poll() -> None:
-    """P8: only the head of the queue wakes by itself, when the lease of the holder ends; others at their deadline."""
+    """P8: only the head of the queue wakes by itself, at the end of the holder's lease. Others wake at their
+    deadline."""
     play = Play(wait=60)
     assert play.answer(QUEUED).timer == pytest.approx(9 + procedures.SLACK)
     play = Play(wait=60)
@@ -578,13 +584,14 @@ def test_a_session_that_listens_does_not_poll() -> None:
 
 
 def cycle(*waits: str) -> Cycle:
-    """A cycle of waiters with these grants, the last the youngest."""
+    """Return a cycle of waiters with these grants. The last one is the youngest."""
     return Cycle(tuple(Wait(f"k{g}", g, NOW + timedelta(seconds=n), "x") for n, g in enumerate(waits)))
 
 
 @pytest.mark.parametrize(("found", "dies"), [(None, False), (cycle("g", "h"), False), (cycle("h", "g"), True)])
 def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found: Cycle | None, dies: bool) -> None:
-    """F45, F44: everybody in the cycle picks the same victim; the others go on waiting, and ask nothing before that."""
+    """F45, F44: all waiters in the cycle pick the same victim. The others go on waiting, and send nothing before
+    that."""
     play = Play(None, replace(ACQUISITION, nested=True))
     asleep = play.answer(replace(QUEUED, place=3))
     assert asleep.timer == pytest.approx(procedures.DEADLOCK_CHECK_AFTER, abs=0.1)
@@ -611,7 +618,7 @@ def test_each_look_for_a_deadlock_is_twice_as_far_from_the_one_before() -> None:
 
 
 class InLine(Play):
-    """Plays the driver for somebody who stands in line behind others of the process."""
+    """A driver for a waiter in line behind others of the process."""
 
     def __init__(self, turn: Turn, wait: float | None = 60) -> None:
         self.now = 100.0
@@ -622,7 +629,7 @@ class InLine(Play):
 
 
 def test_a_waiter_behind_another_sends_no_command() -> None:
-    """P8: however many threads and tasks of a process wait, one of them stands in the document."""
+    """P8: one waiter of a process stands in the document, however many threads and tasks wait."""
     play = InLine("behind")
     assert play.action == Pause("g", 60.0)
     play.hear(turn="behind")
@@ -631,7 +638,7 @@ def test_a_waiter_behind_another_sends_no_command() -> None:
 
 
 def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
-    """And then queues in the document, where everybody sees it."""
+    """After the moment, the waiter queues in the document, visible to all."""
     play = InLine("next")
     assert play.action.timer == pytest.approx(procedures.LOCAL_HANDOVER_GRACE)
     action = play.hear(turn="next", after=0.1)
@@ -682,7 +689,8 @@ def test_an_answer_to_a_hand_over_comes_before_all_else(turn: Turn, heard: dict[
 
 
 def test_a_hand_over_is_one_command_for_two() -> None:
-    """P8: remove mine, add the next; and if mine was not there any more, nothing at all."""
+    """P8: a hand-over removes the giver's grant and adds the next one. If the giver's grant was not there any more,
+    nothing happens."""
     steps = procedures.release("k", "giver", ACQUISITION)
     action: Any = next(steps)
     assert (action.step.remove, action.step.given, action.step.add) == (("giver",), "giver", ACQUISITION.entry)
@@ -778,7 +786,7 @@ def test_what_an_action_is_about() -> None:
 
 
 class Counter:
-    """Adds what it is given, by steps."""
+    """A counter that adds a number by steps."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -811,7 +819,7 @@ def test_the_same_steps() -> None:
 
 
 def test_what_is_shown() -> None:
-    """Both have their own name; the signature is that of the steps, with what they return in the end."""
+    """Both methods have their own names. The signature is that of the steps, with their return value."""
     assert (Counter.add.__name__, Counter.add.__qualname__) == ("add", "Counter.add")
     assert (Counter.aadd.__name__, Counter.aadd.__doc__) == ("aadd", "See add().")
     assert Counter.add.__doc__ == "Add a number."

@@ -68,7 +68,7 @@ WAYS: dict[str, tuple[Act, Act]] = {
 
 
 def use(twin: Twin) -> int:
-    """Empty the key, and give it to somebody a few times more; return the last token."""
+    """Empty the key, acquire it a few more times, and return the last token."""
     token = 0
     for e in (*twin.read()["holders"], *twin.read()["waiters"]):
         twin.apply(remove=(e["grant"],), force=True)
@@ -97,14 +97,14 @@ def test_an_older_copy_of_the_document(twin: Twin, way: str, behind: bool) -> No
     assert twin.read()["token"] == found[-1]
 
 
-# For how long the document of a free lock is kept
+# The retention of the document of a free lock
 
 
 HOUR, WEEK = timedelta(hours=1), timedelta(days=7)
 
 
 def kept(document: Document) -> timedelta:
-    """How long the document is kept after its last write."""
+    """Return the time for which the document is kept after its last write."""
     span: timedelta = document["purge_at"] - document["written_at"]
     return span
 
@@ -147,7 +147,7 @@ def test_a_short_retention_stays_short() -> None:
 
 Stored = Callable[..., Document]
 
-#: For so many grants, one command leaves tombstones here; a program's for one.
+#: The number of grants for which one command leaves tombstones here. A program's command does so for one.
 BATCH = 100
 #: The largest number of tombstones in a document. (Measured on 6.0.5. A pair takes 1.3 times as long with a thousand of
 #: them, 1.9 to 2.5 times with four thousand, five times with fourteen thousand.)
@@ -167,8 +167,8 @@ def tombstones(document: Document) -> list[str]:
 
 @pytest.mark.long
 def test_their_number_is_bounded(twin: Twin) -> None:
-    """F77, F17: after thousands of given-up commands on one key. The oldest go: of a command that was given up last, a
-    copy comes soonest."""
+    """F77, F17: the number is limited after thousands of abandoned commands on one key. The oldest tombstones are
+    removed, because a copy of the last abandoned command comes soonest."""
     leave_tombstones(twin.store, 0, 5_000)
     assert len(tombstones(twin.read())) <= MOST
     leave_tombstones(twin.store, 5_000, 5_100, batch=1)
@@ -185,7 +185,7 @@ def test_those_that_are_needed_stay(twin: Twin) -> None:
 
 
 def test_a_document_full_of_them_stays_usable(store: MongoStore, lock: LockMaker, stored: Stored) -> None:
-    """F77, F55: nobody takes it for damaged, whatever an earlier release has left there."""
+    """F77, F55: a full document does not count as damaged, whatever an earlier release has left there."""
     leave_tombstones(store, 0, 1)
     (tombstone,) = stored()["tombstones"]
     many = [{**tombstone, "grant": f"old.{number}"} for number in range(MAX_ENTRIES + 2_000)]
@@ -229,7 +229,7 @@ def test_a_renewal_after_the_release_leaves_the_end_alone(twin: Twin, way: str, 
 
 
 def test_a_release_after_the_end_hands_the_lock_over(twin: Twin) -> None:
-    """P5: nothing is kept of a hold that is over, and the release itself grants the lock to the one that waits."""
+    """P5: nothing is kept of a hold that is over. The release itself grants the lock to the waiter."""
     twin.add("g", replace(HELD, min_hold=0.001))
     twin.add("next")
     time.sleep(0.05)
@@ -321,7 +321,7 @@ def test_what_is_not_known_is_kept(twin: Twin, steps: list[tuple[Callable[[Twin]
 
 
 def reduced(document: Document) -> Document:
-    """The document as a release has left it that knew only what every document must have."""
+    """Return the document as left by a release that knew only the required fields."""
     lists = {
         name: [{field: e[field] for field in fields} for e in document[name]]
         for name, fields in (("holders", HOLDER_FIELDS), ("waiters", WAITER_FIELDS), ("tombstones", ("grant", "until")))

@@ -1,4 +1,4 @@
-"""The one update, on a real server: against the rule in Python, and where it matters most one by one."""
+"""The one update on a real server, compared with the rule in Python, and step by step where it matters most."""
 
 import datetime as dt
 import itertools
@@ -50,7 +50,7 @@ _numbers = itertools.count(1)
 
 
 def asks(grant: str, terms: Terms = TERMS) -> Step:
-    """The step that asks for a grant."""
+    """Return the step that asks for a grant."""
     return Step(ask=grant, add=entry(grant, "s", terms, {}))
 
 
@@ -98,7 +98,7 @@ def now_and_election(server: MongoClient[Document]) -> tuple[dt.datetime, str]:
 
 
 class Machine(RuleBasedStateMachine):
-    """Does the same to a stored document and, by the Python rule, to a copy of what was stored before."""
+    """A machine that does the same to a stored document and, by the Python rule, to a copy of it."""
 
     place: Place
 
@@ -190,7 +190,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(new=grants, trial=st.booleans())
     def enter_again(self, new: Document, trial: bool) -> None:
-        """A command that is sent again, or arrives late."""
+        """Send a command again, or late."""
         self.apply(Step(ask=new["grant"], add=new, trial=trial))
 
     @rule(new=grants, former=grants, trial=st.booleans())
@@ -231,7 +231,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(removed=grants)
     def release_alone(self, removed: Document) -> None:
-        """The short form of the release works only where it comes to the same, but for when the document goes."""
+        """Release by the short form. The short form works only if its effect is the same, except for the time of the
+        purge."""
         if removed["min_hold"]:
             return
         alone = self.ids("holders") == [removed["grant"]] and not self.entries("waiters")
@@ -254,7 +255,7 @@ class Machine(RuleBasedStateMachine):
         trial=st.booleans(),
     )
     def take_free(self, mode: Mode, lease: int, owner: str | None, trial: bool) -> Document:
-        """The short form of adding works only where it comes to the same."""
+        """Add by the short form. The short form works only if its effect is the same."""
         new = entry(f"g{next(_numbers)}", "s", Terms(mode, CAPACITIES[mode], lease, 0, 5, 0, owner, clock_margin=0), {})
         free = not self.entries("holders") and not self.entries("waiters")
         free = free and (self.document is None or self.document["cluster_time"] < Timestamp(2**31, 1))  # it is not late
@@ -297,7 +298,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def others_were_parsed_later(self) -> None:
-        """The server fixed the time of each command that comes from now on before that of the last writer."""
+        """Let the server have fixed the time of later commands before that of the last writer."""
         self.locks.update_one(self.real, {"$set": {"cluster_time": Timestamp(2**31, 1)}})
         self.look()
 
@@ -314,7 +315,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def purge(self) -> None:
-        """The document goes (TTL), and whatever it knew."""
+        """Remove the document (TTL), with everything in it."""
         if not self.entries("holders") and not self.entries("waiters"):
             self.locks.delete_one(self.real)
             self.look()
@@ -340,7 +341,8 @@ class Machine(RuleBasedStateMachine):
 
 
 def assert_between(low: Any, real: Any, high: Any, where: str = "") -> None:
-    """Every date and number of *real* lies between those of *low* and *high*; all else is the same, types included."""
+    """Assert that every date and number of *real* lies between those of *low* and *high*, and that the rest is equal,
+    types included."""
     assert type(low) is type(real) is type(high), where
     if isinstance(real, dict):
         assert low.keys() == real.keys() == high.keys(), where
@@ -356,8 +358,8 @@ def assert_between(low: Any, real: Any, high: Any, where: str = "") -> None:
 
 @pytest.mark.long
 def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Document], config: StoreConfig) -> None:
-    """P1, P2, P5: prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and failover, in any order:
-    every field of the document, the statistics included, is what a hundred lines of Python say."""
+    """P1, P2, P5: prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and fail over, in any order.
+    Every field of the document, including the statistics, equals the result of a hundred lines of Python."""
     config = StoreConfig(config.client, config.database, config.collection, Limits(waiters=4))
     store = MongoStore(config)
     machine = type("Machine", (Machine,), {"place": Place(mongo, store)})
@@ -377,7 +379,8 @@ def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Docume
 
 
 def test_the_short_release_does_what_the_whole_one_does(store: MongoStore, collection: Collection[Document]) -> None:
-    """The statistics, the index and the last holder too, field by field; only the purge may come an hour later."""
+    """The short release equals the whole one field by field, including the statistics, the index and the last holder.
+    Only the purge may come an hour later."""
     results, k = [], in_mongodb(store)
     ways: list[Callable[[], bool]] = [
         lambda: not store.release_uncontended(["k"], ["g2"], TIMEOUT),
@@ -497,8 +500,8 @@ def test_a_renewal_may_lengthen_and_count(twin: Twin) -> None:
 
 
 def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
-    """P1, P5: a heavy waiter waits until there is room for its whole weight. No lighter one that came later overtakes
-    it."""
+    """P1, P5: a heavy waiter waits until there is room for its whole weight. No lighter waiter that came later
+    overtakes it."""
     terms = Terms("semaphore", 4)
     weights = {"g0": 3, "g1": 1, "g2": 2, "g3": 1, "g4": 4}
     held = [twin.add(grant, replace(terms, weight=weight)).held for grant, weight in weights.items()]
@@ -582,8 +585,8 @@ ParsedAt = Callable[[Step, float, str, int], Document]
 
 @pytest.fixture(params=["mongodb", "python"])
 def parsed_at(request: pytest.FixtureRequest, collection: Collection[Document]) -> ParsedAt:
-    """Applies steps to one document by either rule, each as if the server had parsed it so many seconds after `BEGAN`,
-    at that cluster time, and as if it named that election."""
+    """Return a function that applies steps to one document by either rule. The server seems to have parsed each step
+    *seconds* after `BEGAN`, at that cluster time, under that election."""
     documents: list[Document | None] = [None]
 
     def apply(step: Step, seconds: float, election: str, order: int) -> Document:
@@ -629,8 +632,8 @@ def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease(parsed_at: Pa
 
 @pytest.mark.parametrize(("seconds", "end"), [(5, 15), (3_605, 3_610)])
 def test_a_minimum_hold_is_no_longer_after_a_failover(parsed_at: ParsedAt, seconds: float, end: float) -> None:
-    """F64: by a clock that is behind, a minimum hold would end much later. The hold lasts at most its full length from
-    now."""
+    """F64: a minimum hold under a clock that is behind would end much later. The hold lasts at most its full length
+    from now."""
     parsed_at(asks("g1", replace(TERMS, min_hold=10)), 3_600, "1", 1)
     parsed_at(Step(remove=("g1",)), 3_601, "1", 2)
     (holder,) = parsed_at(NOTHING, seconds, "2", 3)["holders"]
@@ -684,7 +687,7 @@ def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -
 
 
 def test_a_place_has_one_length(twin: Twin) -> None:
-    """F107: however long the queue is, a place in it lives as long as its waiter believes."""
+    """F107: a place in the queue lives as long as its waiter believes, however long the queue is."""
     for number in range(40):
         twin.add(f"g{number}", TERMS)
     places = {e["until"] - e["since"] for e in twin.read()["waiters"]}
@@ -735,7 +738,8 @@ def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, col
 
 
 def test_who_asks_again_keeps_its_place(twin: Twin) -> None:
-    """P5: once, with the earliest time that it has told; one that came earlier moves up."""
+    """P5: a waiter that asks again stands there once, with the earliest time that it has told. An earlier one moves
+    up."""
     asked = [
         ("h", 0, ""),
         ("a", 5_000, "a"),

@@ -46,7 +46,7 @@ def at(seconds: float) -> datetime:
 
 
 class Key:
-    """A document, and what commands make of it that are parsed so many seconds after BEGAN."""
+    """A document, and the results of commands that are parsed so many seconds after BEGAN."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -147,8 +147,8 @@ def test_a_document_is_kept_for_an_hour_after_the_last_lease_and_longer_after_a_
 
 
 def test_what_is_counted() -> None:
-    """Waits and holds; a lease that ended by itself was held until then, and one that is kept for its minimum hold
-    until it was released."""
+    """Waits and holds are counted. A lease that ended by itself counts as held until its end. A grant kept for its
+    minimum hold counts until its release."""
     key = Key()
     names = ("acquisitions", "contended", "waited_ms", "longest_wait_ms", "held_ms", "longest_hold_ms", "expired")
 
@@ -198,7 +198,7 @@ def test_tokens_go_on_from_the_largest_and_from_the_time(mark: int) -> None:
 
 
 def test_what_ends_now_is_over() -> None:
-    """Holders, waiters and tombstones alike; a millisecond earlier each of them lives."""
+    """Holders, waiters and tombstones are over at their ends. A millisecond earlier each of them lives."""
     key = Key()
     key.ask(0, "a")
     key.ask(9, "b")
@@ -221,8 +221,8 @@ def test_what_ends_now_is_over() -> None:
 
 
 def test_a_renewal_gives_a_whole_lease_or_place_and_never_less() -> None:
-    """From now on, or a longer one if it asks for that; who holds gets the longer lease for good, who waits keeps its
-    number of those behind it unless a new one is told."""
+    """A renewal gives a whole lease or place from now on, or a longer one on request. A holder gets the longer lease
+    for good. A waiter keeps its number of waiters behind it unless a new number is told."""
     key = Key()
     for grant in "hvw":
         key.ask(0, grant)
@@ -338,7 +338,7 @@ def test_what_is_done_is_not_done_again() -> None:
 
 
 def test_a_trial_leaves_nothing_in_the_queue() -> None:
-    """And takes out what it finds there, and nobody else."""
+    """A trial leaves nothing in the queue. Only its own entry is removed from there."""
     key = Key()
     for grant in "hab":
         key.ask(0, grant)
@@ -350,7 +350,7 @@ def test_a_trial_leaves_nothing_in_the_queue() -> None:
 
 
 def test_a_request_is_written_to_its_holder_only() -> None:
-    """By whom and when."""
+    """The request is written with its author and its time."""
     key = Key()
     for grant in "ab":
         key.ask(0, grant, READING)

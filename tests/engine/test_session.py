@@ -1,4 +1,4 @@
-"""One process and its locks: kept alive, reported when lost, never the child's, and free when the process is gone."""
+"""The locks of one process are kept alive, reported when lost, never the child's, and free when the process is gone."""
 
 import gc
 import os
@@ -58,7 +58,8 @@ def test_documents_that_are_gone_are_a_loss_at_the_next_beat(here: Here) -> None
 
 
 def test_indexes_that_are_gone_come_back(here: Here) -> None:
-    """F144: at the next use of a new key, where the user has the right to make them; looked for once in a minute."""
+    """F144: missing indexes are made at the next use of a new key, if the user has the right. The check comes once in a
+    minute."""
     assert isinstance(here.session.store, MongoStore)
     here.collection.drop_indexes()
     here.lock("new").acquire().release()
@@ -296,7 +297,7 @@ def test_a_signal_leaves_no_time_limit(collection: Collection[Document], monkeyp
 
 @pytest.mark.witness
 def test_the_key_of_a_killed_holder_is_free_within_its_lease(here: Here) -> None:
-    """F27: and a waiter gets it then, not when its place in the queue is renewed."""
+    """F27: a waiter gets the key at the end of the lease, not at the renewal of its place in the queue."""
     with processes(1, "hold", here.collection.name, 2) as (holder,):
         token = holder.hear()["token"]
         holder.send(signal.SIGKILL)

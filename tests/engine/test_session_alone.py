@@ -206,7 +206,7 @@ def test_when_a_call_comes_too_late(
 
 
 def test_a_call_is_taken_back_once() -> None:
-    """F36: and its owner is told; nothing is, of one that has begun."""
+    """F36: a call that has not begun is withdrawn, and its owner is told. A call that has begun is not."""
     told, lane = list[str](), OrderedDict[Any, None]()
     for begun in (False, True):
         one = Call(lambda left: None, on_withdrawn=lambda: told.append("told"))
@@ -263,7 +263,7 @@ async def test_what_an_awaited_call_brings(begun: bool, done: bool, monkeypatch:
             await one.future
 
 
-# How a call finds a thread
+# The way of a call to a thread
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_a_thread_that_cannot_be_started(error: type[BaseException], passes: boo
 
 @pytest.mark.parametrize(("watched", "idle", "woken"), [(1, 0, True), (1, 1, False), (0, 0, False), (0, 1, False)])
 def test_who_is_woken_for_a_call(watched: int, idle: int, woken: bool, started: list[Any]) -> None:
-    """F159: an idle thread; where none is, the one that watches the calls that are made."""
+    """F159: a call wakes an idle thread. Without one, it wakes the thread that watches the running calls."""
     threads = WorkerThreads(2)
     threads._watched, threads._idle = bool(watched), [None] * idle
     for _ in range(2):  # woken twice is no error
@@ -354,7 +354,7 @@ def test_a_thread_that_serves(
 
 
 def test_a_result_is_passed_on(started: list[Any]) -> None:
-    """F110: to the calls that asked the same."""
+    """F110: a result is passed on to calls that asked the same."""
     threads, known = WorkerThreads(4), list[Any]()
     other = Call(lambda left, **given: known.append(given))
     follow: Any = iter([(Call(lambda left: "refused"), None), (None, None)])
@@ -403,7 +403,8 @@ def test_a_thread_ends_with_its_last_call(started: list[Any]) -> None:
 
 
 def test_a_caller_of_closed_threads_makes_its_call_itself(started: list[Any]) -> None:
-    """F108: nothing says that it was not made; also where they are closed just then, with threads that have ended."""
+    """F108: a caller makes its call itself, also if the threads are closed just then or have ended. No withdrawal is
+    reported."""
     told, ends = list[str](), WorkerThreads(2)
     ends._unstarted.pop()
 
@@ -440,7 +441,7 @@ def test_calls_that_a_thread_makes_itself(started: list[Any]) -> None:
 
 
 async def test_a_coroutine_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that is over is forgotten then, not when its time would be over; without a limit there is no timer."""
+    """A call that is over is forgotten at once, not at its time limit. Without a limit there is no timer."""
     loop, threads, timers = asyncio.get_running_loop(), WorkerThreads(1), list[Any]()
     call_later = loop.call_later
 
@@ -475,7 +476,8 @@ class Locks:
 
 @pytest.mark.parametrize(("seconds", "waited"), [(3.0, 3.0), (FOREVER, 1000.0)])
 def test_how_long_a_thread_sleeps(seconds: float, waited: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: as long as it wants to, but no longer than a lock can be waited for; not at all if it was woken before."""
+    """P5: a thread sleeps as long as it wants, up to the longest wait of a lock. If it was woken before, it does not
+    sleep."""
     locks, wakeup = Locks(), Wakeup()
     monkeypatch.setattr(wakeups, "threading", locks)
     wakeup.wait(seconds)
@@ -486,7 +488,7 @@ def test_how_long_a_thread_sleeps(seconds: float, waited: float, monkeypatch: py
 
 
 def test_a_thread_is_woken_twice() -> None:
-    """P5: by whom it does not matter."""
+    """P5: a thread may be woken twice, by anyone."""
     wakeup = Wakeup()
 
     def wake() -> None:
@@ -503,7 +505,7 @@ def test_a_thread_is_woken_twice() -> None:
 
 
 async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: like a thread, and it may be woken twice; none sleeps longer than a day, and then it looks again."""
+    """P5: a coroutine sleeps like a thread, and may be woken twice. Neither sleeps longer than a day without a look."""
     loop, wakeup, seen = asyncio.get_running_loop(), Wakeup(), list[Any]()
 
     def twice(wake: Callable[[], None]) -> None:
@@ -556,7 +558,7 @@ class Told(Notifications):
         return not self.ended
 
     def make(self) -> list[tuple[str, bool]]:
-        """Make the calls; return what was told, and whether it was so."""
+        """Make the calls, and return each report with whether a call made it."""
         self.inside = True
         while self.calls:
             self.calls.pop(0)()
@@ -603,7 +605,8 @@ def test_what_is_told_of_an_end(
 
 @pytest.mark.parametrize(("in_threads", "ended", "at_once"), [(True, False, 0), (False, False, 1), (True, True, 1)])
 def test_who_tells_that_a_release_is_requested(in_threads: bool, ended: bool, at_once: int) -> None:
-    """P7: once, and only while it is held; by a thread if there is one, and each lock object that lives is called."""
+    """P7: a release request is reported once, and only while the lock is held. A thread reports it if there is one, and
+    calls each living lock object."""
     owner, gone, notifications = Owner(), Owner(), Told(ended=ended)
     notifications.in_threads = in_threads
     calls: Any = {"on_release_requested": lambda lock: notifications.told.append((type(lock).__name__, True))}
@@ -715,8 +718,8 @@ def waits(*grants: Grant) -> Any:
     ],
 )
 def test_how_long_a_pause_is(timer: float, poll: float, reserved: bool, listening: bool, seconds: float) -> None:
-    """F44: until its timer; a hand-over is soon there; who does not listen looks more often. Bells are listened for,
-    but not by those in line, whom no bell would wake."""
+    """F44: a pause lasts until its timer. During a hand-over it is short, and without bells it is shorter. Bells are
+    listened for, except by waiters in line, because no bell would wake them."""
     one = grant()
     one.waiting.handover_reserved = reserved
     each = waits(one)
@@ -813,7 +816,7 @@ async def test_what_a_pause_does(awaited: bool, monkeypatch: pytest.MonkeyPatch)
 def test_a_listener_has_one_thread(
     thread: bool | None, closed: bool, there: bool, starts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F44: while one lives there is no other; one that has died is replaced; a closed one has none."""
+    """F44: while one listener thread lives, there is no other. A dead one is replaced. A closed listener has none."""
     session: Any = Parts()
     listener: Any = Listener(session, session)
     listener._thread = None if thread is None else SimpleNamespace(is_alive=lambda: thread)
@@ -926,7 +929,8 @@ RELEASE_ONE = ReleaseUncontended(("k",), ("g",))
     ids=str,
 )
 def test_how_long_a_command_may_take(action: Action, back_by: float, seconds: float) -> None:
-    """F67: as long as its waiter may be away, and no longer than any; a hint for another one, a part of that."""
+    """F67: a command may take as long as its waiter may be away, up to the usual limit. A hint for another waiter gets
+    a part of that."""
     one = grant()
     one.waiting.back_by = back_by
     assert commands(one)._seconds_for(action) == pytest.approx(seconds)
@@ -969,7 +973,7 @@ def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, questio
 @pytest.mark.parametrize(("waited", "said"), [(0.0, 0), (JUST_CAME / 2, 0), (0.25, 250), (JUST_CAME, 50)])
 @pytest.mark.parametrize("behind", [0, 2])
 def test_what_an_entry_says_of_its_arrival(waited: float, said: int, behind: int) -> None:
-    """P5, F69: for how long it has waited, unless it just came, and how many stand behind it."""
+    """P5, F69: an entry tells how long it has waited, unless it just came, and the number of waiters behind it."""
     one = grant()
     for began in (2.0**-10, NOW)[: 1 if waited == JUST_CAME else 2]:
         one.waiting.began, one.waiting.behind = began, behind
@@ -1051,7 +1055,8 @@ def test_a_step_that_is_sent(action: Apply, fails: bool) -> None:
 
 
 def test_the_short_form_of_a_step() -> None:
-    """P8, F118: for a step that only adds, of a key that is probably free; a wrong guess costs the time it took."""
+    """P8, F118: the short form is used for a step that only adds, for a key that is probably free. A wrong guess costs
+    only its time."""
     one = grant()
     each, sent = commands(one), list[Any]()
     took = {"free": Reply(held=True), "busy": None}
@@ -1124,7 +1129,8 @@ def test_what_an_answer_is_worth(reply: Reply, state: State, number: int, expect
 
 
 def test_the_next_of_a_line_is_queued() -> None:
-    """P5, F69: with the answer to that, or none where it failed; nobody where there is none, or its own is over."""
+    """P5, F69: the next of a line is queued with the answer to its command, or with none after a failure. If there is
+    no next one, or its wait is over, nobody is queued."""
     one, heir, finished = grant(), grant("heir"), list[Any]()
     each = commands(one, heir)
     each._session.reserve_handover = lambda _: heir
@@ -1152,7 +1158,7 @@ def test_the_next_of_a_line_is_queued() -> None:
 
 @pytest.mark.parametrize("own", [True, False])
 async def test_who_sends_a_command(own: bool) -> None:
-    """F110, F29: this thread, unless two of its key are under way; a pause is no command."""
+    """F110, F29: this thread sends the command, unless two of its key are under way. A pause is no command."""
     each, done = commands(), list[Any]()
     note: Any = done.append
     each._session.begin_own = lambda key: own and not note(("begin", key))
@@ -1195,7 +1201,7 @@ def test_a_grant_that_is_held_from_now_on(
 
 
 def held_by_nobody(memory: Memory) -> Grant:
-    """A grant that waits."""
+    """Return a waiting grant."""
     one = new_grant(memory.session, memory.lock(), object())
     memory.session.queue.join(one, trial=False)
     return one
@@ -1222,8 +1228,8 @@ def test_a_grant_that_has_ended_before_it_is_noted(memory: Memory) -> None:
 
 
 def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: in which order, and for whom; a grant whose command may still arrive is removed, rather than released, and
-    its minimum hold lasts if it was held. A second end does nothing."""
+    """P6: the end of a session has a fixed order. A grant with a command that may still arrive is removed instead of
+    released. If it was held, its minimum hold lasts. A second end does nothing."""
     session, done = MemorySession(MemoryStore(MemoryServer(), Limits())), list[Any]()
     for part, name in (
         *((session.waits, "close"), (session.waits, "look"), (session.heartbeat, "close"), (session.heartbeat, "wake")),

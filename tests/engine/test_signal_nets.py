@@ -102,13 +102,13 @@ class Strikes:
         return event == "call" or not line.lstrip().startswith(("with ", "async with "))
 
     def _resume(self, *_: object) -> None:
-        """The interpreter ends the tracing at whatever a trace function raises; a profile function goes on."""
+        """Restart the tracing. The interpreter ends it when a trace function raises, but a profile function goes on."""
         if self._blows and sys.gettrace() is None:
             sys.settrace(self._trace)
 
 
 def count_events(run: Callable[[], object], **options: Any) -> int:
-    """How many events there are in *run* where nothing strikes."""
+    """Return the number of events in *run* when nothing strikes."""
     with Strikes(0, **options) as quiet:
         run()
     return quiet.events
@@ -121,12 +121,12 @@ def known(session: Session) -> str:
 
 
 def held(collection: Collection[Document]) -> list[str]:
-    """The keys that somebody holds or waits for."""
+    """Return the keys with a holder or a waiter."""
     return [document["_id"] for document in collection.find() if document["holders"] or document["waiters"]]
 
 
 def nothing_is_left(session: Session, collection: Collection[Document], but: int = 0) -> bool:
-    """Is nothing known to the session any more, and no key held or waited for, *but* so many?"""
+    """Return whether the session knows no grant any more, and no key is held or waited for, except *but* keys."""
 
     def settled() -> bool:
         gc.collect()
@@ -151,8 +151,8 @@ TAKE: dict[str, Callable[[MongoLock], object]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("way", TAKE)
 def test_no_line_under_a_lock_that_is_dropped(here: Here, way: str) -> None:
-    """F65, F29: no Python runs where its object dies unreleased, nothing that a signal could strike: Python swallows
-    what is raised there. The heartbeat releases it."""
+    """F65, F29: no Python that a signal could strike runs where a lock object dies unreleased, because Python swallows
+    errors raised there. The heartbeat releases the lock."""
 
     def drop(key: str, strikes: Strikes) -> None:
         mine = [here.lock(key, terms=CALM)]
@@ -174,7 +174,7 @@ def test_a_lock_that_its_task_has_returned(session: Session, collection: Collect
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
 
 
-# A lock that somebody is struck over
+# A lock whose caller is struck
 
 
 @pytest.mark.long
@@ -204,8 +204,8 @@ def test_what_strikes_reaches_the_caller(new_session: Callable[..., Session], co
 
 
 def strike_everywhere(run: Callable[[str], object], events: int, step: int = 1, **options: Any) -> int:
-    """Run it with a key of its own and struck from each event on, until what was raised is forgotten, and with it all
-    that its frames had; return how often that was."""
+    """Run *run* with a key of its own, struck from each event on, until the errors and their frames are gone. Return
+    the number of runs."""
     times = 0
     for first in range(1, events + 1, step):
         with Strikes(first, **options) as strikes, contextlib.suppress(Struck, LockError):
@@ -214,7 +214,7 @@ def strike_everywhere(run: Callable[[str], object], events: int, step: int = 1, 
     return times
 
 
-#: Every event is struck alone; and from every third on, each that follows.
+#: Every event is struck alone. From every third event on, each following event is struck, too.
 WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="from there on")]
 
 

@@ -62,8 +62,9 @@ def test_a_direct_connection_names_the_same_election(
     "uri", ["w=1&readPreference=secondaryPreferred", "w=0", "retryWrites=false&readConcernLevel=local"]
 )
 def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, commands: Commands, uri: str) -> None:
-    """P3, F68: writes that are in the journals of the majority, majority reads from the primary, whatever the URI or
-    the replica set says, and for a release that may let others in. Each has a limit on the server."""
+    """P3, F68: writes go to the journals of the majority, and reads come from the primary's majority, whatever the
+    URI or the replica set says. A release that may let others in is no exception. Each command has a limit on the
+    server."""
     client = {**config.client, "host": f"{mongo_uri}{'&' if '?' in mongo_uri else '/?'}{uri}"}
     store = MongoStore(StoreConfig(client, config.database, config.collection))
     assert store.apply("k", ADD, 5).held
@@ -85,7 +86,7 @@ def test_the_uri_cannot_weaken_a_lock(config: StoreConfig, mongo_uri: str, comma
 
 
 def told(error: BaseException) -> str:
-    """All that a log or an error page would show of an error."""
+    """Return the text that a log or an error page would show of an error."""
     return "\n".join([str(error), repr(error), repr(error.args), *traceback.format_exception(error)])
 
 
@@ -161,7 +162,7 @@ def test_what_the_server_refuses_is_reported_in_our_words(
 
 
 def test_the_servers_words_are_not_shown(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F57: error 13 prints the whole command with everything in it; nor does the chained error show it."""
+    """F57: error 13 prints the whole command with all its values. Our error and the chained error do not show it."""
 
     def refuse(*_: object, **__: object) -> None:
         text = f"not authorized to execute command {{ let: '{GRANT}', pwd: '{SECRET}' }}"
@@ -180,7 +181,7 @@ def test_the_servers_words_are_not_shown(store: MongoStore, monkeypatch: pytest.
 def test_a_write_concern_error_is_no_grant(
     store: MongoStore, failpoint: Callable[..., None], stored: Callable[..., Document]
 ) -> None:
-    """F4, F8, P3: applied, but not confirmed by the majority: not reported as acquired."""
+    """F4, F8, P3: a grant that was applied, but not confirmed by the majority, is not reported."""
     failpoint(["findAndModify"], times=1, writeConcernError={"code": 64, "errmsg": f"waiting timed out {SECRET}"})
     with pytest.raises(LockBackendFailed, match="majority") as refusal:
         store.apply("k", ADD, 5)
@@ -201,7 +202,8 @@ def test_a_write_concern_error_is_no_grant(
 def test_what_got_no_answer_is_sent_again_and_granted_once(
     here: Here, failpoint: Callable[..., None], failure: Document, times: int
 ) -> None:
-    """F2, F8, F15: applied or not, after the answer there is one holder, and after the release none."""
+    """F2, F8, F15: whether or not the command was applied, there is one holder after the answer, and none after the
+    release."""
     failpoint(["findAndModify"], times=times, **failure)
     mine = here.lock()
     with mine:
@@ -242,7 +244,7 @@ def test_a_copy_of_a_command_that_arrives_after_the_release_is_refused(here: Her
     ],
 )
 def test_how_many_connections_a_store_may_open(mongo_uri: str, address: str, given: Document, had: int) -> None:
-    """F183: as many as the project says, in OPTIONS or in the URI."""
+    """F183: the project sets the number of connections in OPTIONS or in the URI."""
     store = MongoStore(StoreConfig({"host": f"{mongo_uri}{address}", **given}, "d"))
     assert store.client.options.pool_options.max_pool_size == had
     assert store.connections == had

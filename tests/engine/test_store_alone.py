@@ -38,7 +38,7 @@ DAMAGED = {"document": document(token=7), "whole": False}
 
 @pytest.fixture(autouse=True)
 def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """How long the driver was given, each time."""
+    """Return the time limits given to the driver."""
     made: list[float] = []
 
     def timeout(seconds: float) -> AbstractContextManager[None]:
@@ -51,7 +51,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def store() -> MongoStore:
-    """A store whose client, collection, bells and indexes record what is done with them."""
+    """Return a store with a client, collection, bells and indexes that record their calls."""
     made = MongoStore(StoreConfig({}, "d", "locks", Limits(waiters=2)))
     vars(made).update(client=MagicMock(), collection=MagicMock(), bells=Mock(), indexes=Mock())
     collection_of(made).with_options.return_value = collection_of(made)
@@ -65,7 +65,7 @@ def collection_of(store: MongoStore) -> Any:
 
 
 def answers(store: MongoStore, answer: object) -> None:
-    """Let *answer* be what the next commands give, or raise it."""
+    """Let the next commands return *answer*, or raise it."""
     collection_of(store).database.command.configure_mock(side_effect=lambda *_, **__: give(answer))
 
 
@@ -79,11 +79,12 @@ def refusal(code: int = 2) -> OperationFailure:
     return OperationFailure("x", code)
 
 
-# How it connects
+# The connection
 
 
 def test_what_a_project_may_choose_of_the_client() -> None:
-    """F20, F68, F183: how long things take, and how many connections; never what the locks stand on."""
+    """F20, F68, F183: a project may choose time limits and the number of connections. The basis of the locks is
+    fixed."""
     fewest = {"maxPoolSize": 160}
     for given, made in (
         ({}, {"serverSelectionTimeoutMS": 10_000, "maxIdleTimeMS": 60_000, **fewest}),
@@ -99,8 +100,8 @@ def test_what_a_project_may_choose_of_the_client() -> None:
 
 
 def test_how_documents_are_read_and_written() -> None:
-    """P3, F55: by the majority and the primary, whatever the project wants for its own; one document that cannot be
-    read as it is spoils no other."""
+    """P3, F55: documents are read and written with the majority at the primary, whatever the project uses itself. An
+    undecodable document spoils no other."""
     weak = {"w": 1, "readConcernLevel": "local", "readPreference": "secondaryPreferred"}
     store = MongoStore(StoreConfig({"connect": False, **weak}, "d"))
     options = store.collection.codec_options
@@ -116,7 +117,7 @@ def test_how_documents_are_read_and_written() -> None:
 
 @pytest.mark.parametrize(("timeout", "given"), [(5.0, 5.0), (0.0, 0.001), (-3.0, 0.001)])
 def test_no_command_is_without_a_limit(store: MongoStore, times: list[float], timeout: float, given: float) -> None:
-    """P6: to the driver, 0 would be none."""
+    """P6: the driver would take 0 as no limit."""
     store.read("k", "g", timeout)
     assert times == [given]
 
@@ -163,14 +164,15 @@ def test_what_is_sent_of_a_step(
     ("last", "is_new"), [({"updatedExisting": True}, False), ({"updatedExisting": False}, True), (None, True)]
 )
 def test_a_new_document_has_the_indexes_looked_at(store: MongoStore, last: object, is_new: bool) -> None:
-    """F144: for the collection may be new as well."""
+    """F144: the indexes are checked for a new document, because the collection may be new as well."""
     answers(store, {"value": None} if last is None else {**THERE, "lastErrorObject": last})
     store.apply("k", ADD, 5)
     assert store.indexes.see_to.called == is_new  # type: ignore[attr-defined]
 
 
 def test_what_the_majority_has_not_confirmed_is_an_error(store: MongoStore) -> None:
-    """P1, P3: and no bell is rung for it: an election may undo that grant, and let in another one."""
+    """P1, P3: an unconfirmed grant is an error, and no bell is rung for it. An election may undo the grant, and let in
+    another one."""
     value = {"now": NOW, "waiting": 2, "granted": found_in("a")["granted"]}
     answers(store, {**THERE, "value": value, "writeConcernError": {"code": 64}})
     for call_ in (store.apply, store.take_free):
@@ -193,7 +195,7 @@ def test_what_the_majority_has_not_confirmed_is_an_error(store: MongoStore) -> N
     ],
 )
 def test_an_answer_that_the_rule_never_gives(store: MongoStore, step: Step, reply: Reply, is_puzzling: bool) -> None:
-    """F55, P8: has the document looked at; no other answer has."""
+    """F55, P8: only an answer that the rule never gives makes the store look at the document."""
     assert store._is_puzzling(step, reply) == is_puzzling
 
 
@@ -230,7 +232,8 @@ def test_a_document_is_damaged_or_it_is_not(store: MongoStore, seen: object, tol
 
 @pytest.mark.parametrize(("code", "looks"), [(2, 1), (13, 0), (189, 0)])
 def test_damage_is_looked_for_where_the_server_refuses(store: MongoStore, code: int, looks: int) -> None:
-    """F55, F86: and neither for missing rights nor for what passes; the error of many keys is about none of them."""
+    """F55, F86: damage is not looked for after missing rights or passing errors. An error of many keys names none of
+    them."""
     answers(store, refusal(code))
     with pytest.raises(LockBackendFailed):
         store.apply("k", ADD, 5)
@@ -265,7 +268,8 @@ def test_an_outage_says_where_the_server_is(store: MongoStore) -> None:
     ],
 )
 def test_a_free_lock_is_taken_or_the_whole_rule_says_why_not(store: MongoStore, answer: Any, outcome: Any) -> None:
-    """P8: but an outage is one, and is not waited for twice. A refusal keeps no frame alive."""
+    """P8: a refusal by the short form is followed by the whole rule. An outage is an error, and is not waited for
+    twice. A refusal keeps no frame alive."""
     answers(store, answer if isinstance(answer, Exception) else {**THERE, "value": answer})
     with pytest.raises(outcome) if outcome is LockBackendFailed else nullcontext():
         reply = store.take_free("k", ADD, 5)
@@ -326,8 +330,8 @@ def found_in(key: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("made", [{0: "b"}, None])
 def test_a_document_that_is_gone_is_made_again(store: MongoStore, made: dict[int, str] | None) -> None:
-    """F6, F144, P5: only what had to be made was gone; the rest is read again. All who were granted a key are told; and
-    each read is a single answer."""
+    """F6, F144, P5: only a document that had to be made was gone, and the rest is read again. All granted waiters are
+    told, and each read is a single answer."""
     collection = collection_of(store)
     collection.find.side_effect = [[found_in("a")], [] if made else [found_in("b")]]
     collection.bulk_write.return_value = SimpleNamespace(upserted_ids=made)
@@ -394,7 +398,7 @@ def test_bells_for_this_process_are_not_sent(store: MongoStore) -> None:
 
 
 def test_whom_a_command_without_an_answer_has_granted_a_key_is_rung_for(store: MongoStore) -> None:
-    """P5: and an outage meanwhile is no error of that command."""
+    """P5: waiters granted by a command without an answer are told. An outage meanwhile is no error of that command."""
     collection_of(store).find.side_effect = [[found_in("a"), found_in("b")], AutoReconnect("away")]
     store.ring_for(["a", "b"])
     rung = [bell.session for each in store.bells.ring.call_args_list for bell in each.args[0]]  # type: ignore[attr-defined]
@@ -404,7 +408,10 @@ def test_whom_a_command_without_an_answer_has_granted_a_key_is_rung_for(store: M
 
 
 class Tower:
-    """The bells of a collection, where looking at one is recorded. there: whether cursors stay open in them."""
+    """The bells of a collection. Each look at one is recorded.
+
+    there: whether cursors stay open in them.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.looks, self.made = 1_000.0, list[int](), list[int]()
@@ -422,7 +429,7 @@ class Tower:
         return bool(give(self.there))
 
     def sent(self, number: int) -> list[Any]:
-        """The messages that were sent to one of them."""
+        """Return the messages that were sent to a bell."""
         unconfirmed: Any = self.bells._unconfirmed[number]
         return list(unconfirmed.insert_many.call_args_list)
 
@@ -433,7 +440,7 @@ def tower(monkeypatch: pytest.MonkeyPatch) -> Tower:
 
 
 def at(number: int, which: int = 0) -> str:
-    """The id of a session that listens to that bell."""
+    """Return the id of a session that listens to that bell."""
     ids: Iterator[str] = (f"s{each}" for each in range(1_000) if bells._number(f"s{each}") == number)
     return [next(ids) for _ in range(which + 1)][-1]
 
@@ -469,7 +476,7 @@ def test_a_bell_that_cannot_be_rung_silences_no_other(tower: Tower) -> None:
 
 
 class Reading(MagicMock):
-    """A cursor that waits: each answer, and whether it is alive then."""
+    """A cursor that waits for each answer, with its state then."""
 
     def play(self, *answers_: tuple[object, bool]) -> None:
         steps = iter(answers_)
@@ -512,7 +519,8 @@ def test_who_listens_hears_all_until_its_cursor_ends(tower: Tower, there: bool) 
 def test_a_bell_is_made_where_it_is_missing(
     monkeypatch: pytest.MonkeyPatch, is_good: bool, error: Exception | None
 ) -> None:
-    """F11, F44: with a limit to its size; and there is a message in it in any case, or no cursor would stay open."""
+    """F11, F44: a missing bell is made with a limit to its size. A message is put in it in any case, because no cursor
+    stays open in an empty one."""
     collection, make_capped = MagicMock(), Mock(side_effect=error)
     collection.name = "bells"
     monkeypatch.setattr(bells, "stays_open", lambda _: is_good)

@@ -1,4 +1,4 @@
-"""Waiting: in a line inside the process, in a queue between processes. How a waiter is woken: see `test_bells`."""
+"""Waits in a line inside the process, and in a queue between processes. `test_bells` has the ways to wake a waiter."""
 
 import asyncio
 import threading
@@ -61,7 +61,7 @@ def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, thread
         thread.join(60)
     idle = (time.monotonic() - began) * sessions  # who listens asks once a second, busy machine or not
     names, grants = here.commands.names(), workers * rounds
-    # A bell is rung, and heard, again where the next command is of the same millisecond: on a busy machine, of many.
+    # A bell is rung and heard again if the next command is of the same millisecond. On a busy machine this is common.
     again = 2 * max(0, names.count("insert") - grants)
     assert (len(names) - idle - again) / grants <= (4.3 if sessions > 1 else 1.3), Counter(names)
     assert again <= grants
@@ -79,7 +79,7 @@ def hands_over(key: str, step: Step, timeout: float) -> bool:
 def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
     here: Here, hold_up: HoldUp, where: str, how: str
 ) -> None:
-    """F43, F36: whether the command has been at the server or not, the lock is handed on, and nothing is left."""
+    """F43, F36: the lock is handed on, and nothing is left, whether or not the command has reached the server."""
     gate = hold_up(here.session.store, "apply", hands_over, late=where == "after")
     first = here.lock(terms=CALM).acquire()
     next_waiter = here.lock(terms=CALM, wait=2.0 if how == "deadline" else None)
@@ -202,7 +202,8 @@ def test_a_giver_that_had_lost_the_lock(here: Here) -> None:
 
 @pytest.mark.parametrize("phase", ["in line", "next", "in the queue"])
 def test_another_thread_ends_the_wait(here: Here, phase: str) -> None:
-    """F36: cancel() at any moment: LockCancelled, soon, and nothing left; the next in line goes on."""
+    """F36: cancel() at any moment ends the wait soon with LockCancelled. Nothing is left, and the next in line goes
+    on."""
     holder = (here.lock if phase in ("in line", "next") else here.other)(terms=CALM).acquire()
     ahead = here.waiter(here.lock(terms=CALM, wait=None)) if phase == "in line" else None
     assert in_line(here.session, 0 if ahead is None else 1)

@@ -1,4 +1,4 @@
-"""Calls that threads make for others: in which order, until when, and what becomes of those that nobody awaits."""
+"""Calls that threads make for others, with their order, their time limits, and calls that nobody awaits."""
 
 import _thread
 import asyncio
@@ -18,7 +18,7 @@ from django_mongolock.engine.session.worker_threads import WorkerThreads
 from django_mongolock.exceptions import LockBackendFailed
 from tests.support.waiting import eventually
 
-#: More than any of these calls needs, on a loaded machine as well.
+#: More seconds than any of these calls needs, even on a loaded machine.
 LONG = 60.0
 
 
@@ -58,12 +58,12 @@ def new_threads() -> Iterator[Callable[..., WorkerThreads]]:
 
 @pytest.fixture
 def threads(new_threads: Callable[..., WorkerThreads]) -> WorkerThreads:
-    """A single thread."""
+    """Return threads of one thread."""
     return new_threads(1)
 
 
 def waiting(threads: WorkerThreads) -> int:
-    """How many calls wait for a thread."""
+    """Return the number of calls that wait for a thread."""
     return sum(map(len, threads._lanes.waiting))
 
 
@@ -80,7 +80,7 @@ def test_a_call_without_a_caller_may_fail(threads: WorkerThreads, caplog: pytest
     assert "a call in the background failed" in caplog.text
 
 
-# How many threads there are
+# The number of threads
 
 
 def test_without_threads_the_caller_does_it(threads: WorkerThreads, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_calls_that_find_all_threads_busy_leave_no_tickets(new_threads: Callable
 def test_all_calls_are_begun_while_those_before_are_slow(
     new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F159: calls of a lane that has no threads left are begun one by one, as those before them become slow."""
+    """F159: calls of a lane without free threads are begun one by one, as earlier calls become slow."""
     monkeypatch.setattr(lanes, "SLOW", 0.02)
     for _ in range(5):
         threads = new_threads(24, 80, shares=(1.0, 0.75))
@@ -164,7 +164,8 @@ def test_all_calls_are_begun_while_those_before_are_slow(
 
 
 async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Callable[..., WorkerThreads]) -> None:
-    """F67, F110: by a time limit, or by a cancellation; nothing of it is left, and the next one is made."""
+    """F67, F110: a call that waits for a key is given up by a time limit or by a cancellation. Nothing of it is left,
+    and the next call is made."""
     threads = new_threads(8)
     hold, begun = Hold(threads, 2, key="k"), list[float]()
     with pytest.raises(LockBackendFailed, match="not sent"):
