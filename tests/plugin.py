@@ -73,5 +73,5 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Iterator[None]
 
 
 def is_worker() -> bool:
-    """Whether this is one of the processes (pytest-xdist) to which another hands out the tests."""
+    """Return whether this is a process to which pytest-xdist hands out tests."""
     return "PYTEST_XDIST_WORKER" in os.environ

@@ -1,4 +1,4 @@
-"""F220: an address that leads to the wrong place. Errors and checks say what the server is, and name the cure."""
+"""F220: for an address that leads to the wrong place, errors and checks say what the server is, and name the cure."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_secondary(pair: ReplicaSet) -> None:
 
 
 def test_one_member_of_a_set(pair: ReplicaSet) -> None:
-    """The primary of today: after the next election nothing can be locked."""
+    """An address of today's primary alone is reported, because no lock can be acquired after the next election."""
     found = [each for each in checked(pair.primary().uri) if "E106" in each]
     assert len(found) == 1
     assert "directConnection=true" in found[0]

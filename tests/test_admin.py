@@ -57,7 +57,7 @@ def admin() -> Client:
 
 
 def rows(response: Any) -> list[str]:
-    """The keys that a list shows, in order."""
+    """Return the keys that a list shows, in order."""
     return [lock.key for lock in response.context["cl"].result_list]
 
 
@@ -101,7 +101,7 @@ class TestList:
         locks.free("free:1")
 
     def test_columns(self, admin: Client) -> None:
-        """Everything about a held lock is in its row; no grant and no session is."""
+        """The row of a held lock shows all of its facts, but no grant and no session."""
         response = admin.get(LIST)
         text = text_of(response)
         for word in ("order:5", "● works", "catalog"):
@@ -117,7 +117,7 @@ class TestList:
         assert str(TOKEN + 1) not in response.content.decode()
 
     def test_nothing_is_shown_twice(self, admin: Client, locks: Locks) -> None:
-        """A Celery task is its label, its place and its owner at once: its name and its id are shown once each."""
+        """A Celery task is label, place and owner at once. The name and the id of the task are shown once each."""
         locks.add("once", [entry(9, label="shop.tasks.bill", place="task shop.tasks.bill 7d0f-1", owner="7d0f-1")])
         text = text_of(admin.get(f"{LIST}?q=once"))
         assert "shop.tasks.bill web-1 · pid 4009 · MainThread · id 7d0f-1" in text
@@ -149,7 +149,8 @@ class TestList:
 
     @pytest.mark.parametrize("column", ["since", "left", "waiting", "waited", "key_link"])
     def test_an_order_is_a_field_or_an_expression(self, admin: Client, column: str) -> None:
-        """Each column sorts by what a queryset can be ordered by, in the order of the list: Django 6.1 tries (F141)."""
+        """Each column sorts by a field or an expression of querysets, in the order of the list. Django 6.1 checks this
+        (F141)."""
         by = getattr(LockAdmin, column).admin_order_field
         found = Lock.objects.held().order_by(by)
         listed = rows(admin.get(f"{LIST}?o={LockAdmin.list_display.index(column) + 1}"))
@@ -198,7 +199,8 @@ class TestList:
         ],
     )
     def test_search(self, admin: Client, text: str, keys: list[str]) -> None:
-        """F56: the start of a key, a pattern for all of it, or a whole word of a holder; never a regular expression."""
+        """F56: a search is the start of a key, a pattern for the whole key, or a whole word of a holder. Regular
+        expressions are not used."""
         query = urlencode({"q": text}, errors="replace")
         assert rows(admin.get(f"{LIST}?{query}")) == keys
 
@@ -213,7 +215,7 @@ class TestList:
 
     @pytest.mark.parametrize("query", ["?key__regex=(a%2B)%2B$", "?holders__host=web-1", "?key__contains=x", "?pk=1"])
     def test_no_lookups_from_the_address(self, admin: Client, query: str) -> None:
-        """Nobody may ask the server for a slow expression by the address bar."""
+        """A lookup in the address cannot make the server evaluate a slow expression."""
         assert admin.get(LIST + query).status_code == 400
 
     def test_the_longest_wait_first(self, admin: Client, locks: Locks) -> None:
@@ -276,7 +278,7 @@ class TestKept:
         assert re.search(r"both ● works reads and 1 more web-1 · pid 4005", text_of(admin.get(LIST)))
 
     def test_the_job_runs_again(self, admin: Client, locks: Locks) -> None:
-        """To free it asks just that, and a request for its release finds no holder."""
+        """The question names the job that will run again. A request for its release finds no holder."""
         asked = text_of(select(admin, "force_release", "once"))
         assert "The job will run again." in asked
         assert "The holder's work is not stopped" not in asked
@@ -302,7 +304,7 @@ class TestEmpty:
 
     @pytest.mark.long
     def test_nothing_found(self, locks: Locks, admin: Client) -> None:
-        """A search in what is held offers to search all, and one in all offers to look inside of keys."""
+        """A search in held locks offers a search in all. A search in all offers to look inside of keys."""
         locks.free("x")
         assert "Search all locks" not in text_of(admin.get(f"{LIST}?q=%22%3E%3Cx"))
         assert "Search inside keys too" in text_of(admin.get(f"{LIST}?q=%22%3E%3Cx"))
@@ -314,7 +316,7 @@ class TestEmpty:
 
 class TestPage:
     def test_held(self, locks: Locks, admin: Client) -> None:
-        """Holders, those who wait in their order, and what was counted."""
+        """The page shows the holders, the waiters in their order, and the counts."""
         locks.add(
             "k", [entry(1, mode="semaphore", capacity=3, more_permits=1)], [waiter(7, host="b"), waiter(8, host="a")]
         )
@@ -342,7 +344,7 @@ class TestPage:
     @pytest.mark.long
     def test_hostile_keys(self, locks: Locks, admin: Client) -> None:
         """Every key has a page of its own, is shown (marks by their codes), can be forced, and has a history."""
-        keys = ["", *HOSTILE_KEYS]  # the first one only somebody else writes
+        keys = ["", *HOSTILE_KEYS]  # only another program writes the first one
         locks.held(*keys)
         listed = admin.get(LIST).content.decode()
         for number, key in enumerate(keys):
@@ -423,7 +425,7 @@ class TestForceRelease:
     """Confirmed, exact, and written down."""
 
     def test_one(self, locks: Locks, admin: Client) -> None:
-        """Only the answer takes it, for the waiter; the admin tells it, and writes it down."""
+        """Only the answer to the question takes the lock, for the waiter. The admin reports and logs it."""
         locks.add("k", [entry(1)], [waiter(2)])
         asked = select(admin, "force_release", "k")
         assert "secret" not in asked.content.decode()
@@ -459,7 +461,7 @@ class TestForceRelease:
 
     @pytest.mark.long
     def test_all_of_thousands(self, locks: Locks, admin: Client) -> None:
-        """ "Select all" is bounded: nobody reads a page of thousands."""
+        """ "Select all" is bounded, because nobody reads a page of thousands."""
         locks.held(*(f"k{number:03d}" for number in range(150)))
         asked = select(admin, "force_release", "k000", query="", select_across=1)
         assert "These 100 locks" in text_of(asked)
@@ -474,10 +476,10 @@ class TestForceRelease:
 
 
 class TestClearStale:
-    """Stale locks are cleared at once; the server looks again before."""
+    """Stale locks are cleared at once, after another check by the server."""
 
     def test_clears(self, locks: Locks, admin: Client) -> None:
-        """Stale ones are cleared, the waiters get them; others are left, and that is said."""
+        """Stale locks are cleared, and their waiters get them. Other locks stay, and the page says so."""
         locks.stale("a", "b")
         locks.held("held")
         locks.collection.update_one({"_id": "b"}, {"$set": {"waiters": [waiter(7)]}})
@@ -490,7 +492,7 @@ class TestClearStale:
         assert {entry_.object_id for entry_ in LogEntry.objects.all()} == {"a", "b"}
 
     def test_half_done(self, locks: Locks, admin: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """If the server goes away meanwhile, what was done is written down, and the user learns of both."""
+        """If the server goes away meanwhile, the effects so far are logged, and the user learns of both."""
         locks.stale("a", "b", "c")
         clear = operations.clear_stale
 
@@ -513,10 +515,10 @@ class TestClearStale:
 
 
 class TestDamage:
-    """Damaged documents are shown as such; the others go on."""
+    """Damaged documents are shown as damaged. The other locks are not affected."""
 
     def test_shown(self, locks: Locks, admin: Client) -> None:
-        """List and page say what is wrong."""
+        """The list and the page describe the damage."""
         locks.held("good")
         for name, (change, _) in DAMAGE.items():
             locks.add(name, [entry(2)], [waiter(3)], change=change)
@@ -553,8 +555,9 @@ class TestSpeed:
         ["", "?p=2", "?state=waited", "?state=stale", "?state=free", "?state=all", "?q=held:00*", "?mode=shared"],
     )
     def test_commands(self, admin: Client, commands: Commands, locks: Locks, query: str) -> None:
-        """The page; a count, if there is more than that, and whether there is anything at all, if there is nothing; for
-        a search, is there such a key? None reads more than what is held, or a page."""
+        """The page is one command. A count follows if there are more locks than that, and a check for any lock if
+        there are none. A search adds a check for such a key. None of the commands reads more than the held locks or
+        a page."""
         admin.get(LIST + query)
         assert commands.names() in (["aggregate"], ["aggregate", "aggregate"], ["aggregate", "count"])
         for sent in commands.sent:
@@ -565,7 +568,7 @@ class TestSpeed:
     def test_counts_no_further_than_needed(
         self, admin: Client, commands: Commands, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Above the cap the list says "more than"; the server stops counting there."""
+        """Above the cap the list says "more than", because the server stops counting there."""
         monkeypatch.setattr(listing, "CAP", 250)
         admin.get(f"{LIST}?state=free")
         assert {"$limit": 251} in commands.sent[1]["pipeline"]
@@ -609,7 +612,8 @@ urlpatterns = [path("admin/", site.urls), path("ops/", ops.urls)]
 
 @pytest.mark.urls(__name__)
 def test_another_site(locks: Locks, history: Any) -> None:
-    """On another site than Django's own, each link leads to a page of that site, and to none that it does not have."""
+    """On a site other than Django's own, each link leads to a page of that site, and pages that it lacks are not
+    linked."""
     locks.add("k", [entry(1, held_for=5_000)], [waiter(2, held_for=4_000)])
     history.insert_one({"key": "k", "event": "granted", "at": now()})
     client = browser(is_superuser=True)

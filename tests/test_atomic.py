@@ -32,14 +32,14 @@ pytestmark = [WITH_MONGO, pytest.mark.usefixtures("locks")]
 
 @pytest.fixture(autouse=True)
 def _empty(locks: Any) -> None:
-    """No ads, and a collection for them: not every server makes one in a transaction."""
+    """Remove all ads, and make the collections, because not every server makes one in a transaction."""
     Ad.objects.all().delete()
     mongo_connection().database.drop_collection("pieces")
     mongo_connection().database.create_collection("pieces")
 
 
 def mongo_connection() -> Any:
-    """The connection of the alias, with what the backend adds."""
+    """Return the connection of the alias, with the methods of the backend."""
     return connections["mongo"]
 
 
@@ -54,7 +54,7 @@ def titles() -> list[str]:
 
 
 def take_over(lock: MongoLock) -> None:
-    """As after a forced release and another holder, of which this one does not know."""
+    """Change the document as after a forced release and another holder, without the first holder's knowledge."""
     change = {"$set": {"holders": []}, "$inc": {"token": 5, "changes": 1}}
     mongo_connection().database["mongolock_locks"].update_one({"_id": lock.key}, change)
 
@@ -152,7 +152,7 @@ class TestAtomic:
         assert titles() == []
 
     def test_run_atomic(self) -> None:
-        """Tried again while somebody joins the queue."""
+        """The transaction is retried while another caller joins the queue."""
         make_ad("first")
         attempts: list[int] = []
         key = new_key()
@@ -172,7 +172,8 @@ class TestAtomic:
         assert titles() == ["first", "second"]
 
     def test_work_that_would_run_after_the_commit(self) -> None:
-        """A coroutine function, or a generator, has done nothing yet: nothing is committed, and an error says so."""
+        """A coroutine function or a generator has done nothing before the commit. Nothing is committed, and an error
+        says so."""
 
         async def work(session: Any) -> None:
             make_ad("late")
@@ -183,7 +184,7 @@ class TestAtomic:
         assert titles() == []
 
     def test_an_error_after_the_commit(self) -> None:
-        """F124: `run_atomic` does not do committed work again because of what a function of `on_commit` raises."""
+        """F124: `run_atomic` does not repeat committed work after an error of an `on_commit` function."""
 
         def fail() -> None:
             raise LockTransactionAborted("another")
@@ -204,7 +205,7 @@ class TestAtomic:
                 lock.atomic(using="default")
 
     async def test_async(self) -> None:
-        """With ``async with``, what is given the session is part of it."""
+        """With ``async with``, commands with the session are part of the transaction."""
         pieces = await sync_to_async(lambda: mongo_connection().database["pieces"])()
         lock = await mongo_lock(new_key()).aacquire()
         async with lock.atomic() as session:
@@ -219,14 +220,14 @@ class TestAtomic:
 
 
 def thread_try(key: str) -> None:
-    """A try of another thread changes the document."""
+    """Try the lock in another thread, and so change the document."""
     thread = threading.Thread(target=mongo_lock(key, wait=0).try_acquire)
     thread.start()
     thread.join()
 
 
 class TestFencedUpdate:
-    """A row remembers the newest token, and refuses older ones: on SQL and on MongoDB."""
+    """A row of SQL or MongoDB remembers the newest token, and refuses older ones."""
 
     @pytest.fixture(params=["sql", "mongodb"])
     def rows(self, request: pytest.FixtureRequest, django_user_model: Any) -> Any:
@@ -287,7 +288,7 @@ class TestFencedUpdate:
             fenced_update(queryset, "5", field=field)  # type: ignore[arg-type]
 
     def test_field(self) -> None:
-        """The field for it: large enough for tokens, starts at 0, no matter for forms."""
+        """The field is large enough for tokens, starts at 0, and is left out of forms."""
         field = FencingTokenField()
         _, path, _, options = field.deconstruct()
         assert path == "django_mongolock.fencing.FencingTokenField"

@@ -38,7 +38,7 @@ Connect = Callable[..., None]
 
 
 def documented_roles() -> dict[str, Document]:
-    """The roles of the documentation, as its script makes them."""
+    """Return the roles of the documentation, as its script makes them."""
     client = MagicMock()
     script, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(script, {"client": client})  # noqa: S102 - our own page
@@ -47,7 +47,7 @@ def documented_roles() -> dict[str, Document]:
 
 
 def documented_settings(monkeypatch: pytest.MonkeyPatch) -> tuple[Document, Document]:
-    """The alias of the locks as the documentation sets it up, and then with encryption; for the user `mongolock`."""
+    """Return the documented alias of the locks without and with encryption, for the user `mongolock`."""
     monkeypatch.setenv("LOCKS_USER", "mongolock")
     monkeypatch.setenv("LOCKS_PASSWORD", PASSWORD)
     names: dict[str, Any] = {"DATABASES": {}, "os": os}
@@ -88,8 +88,10 @@ def ask() -> list[CheckMessage]:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[ReplicaSet]:
-    """A replica set with a user for each documented role, and for some with less: `least` (find, insert, update),
-    `reader` (find), `nothing`."""
+    """Start a replica set with a user for each documented role, and with users of fewer rights.
+
+    These are `least` (find, insert, update), `reader` (find), and `nothing`.
+    """
     with ReplicaSet(access=Access(users=True)) as servers:
         with servers.members[0].client() as client:
             client.admin.command("createUser", "root", pwd=PASSWORD, roles=["root"])
@@ -105,7 +107,7 @@ def guarded() -> Iterator[ReplicaSet]:
 
 @pytest.fixture
 def root(guarded: ReplicaSet) -> Iterator[Any]:
-    """The locks collection, for one who may do everything; empty, with its indexes and its bells."""
+    """Return the locks collection with all rights. It is empty, with its indexes and its bells."""
     with MongoClient[Document](guarded.uri, username="root", password=PASSWORD) as client:
         collection = client[DATABASE].mongolock_locks
         collection.drop()
@@ -127,7 +129,7 @@ def login(guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.
 @WITH_MONGO
 @pytest.mark.long
 class TestRights:
-    """F14, F60: each right that is missing is named; everything else works."""
+    """F14, F60: each missing right is named, and everything else works."""
 
     def test_the_roles_are_as_small_as_they_can_be(self, login: Connect, root: Any) -> None:
         """The user may not delete, drop, or look at any other collection."""
@@ -196,7 +198,7 @@ class TestChecks:
         assert password not in found.msg
 
     def test_nobody(self, guarded: ReplicaSet, connect: Connect) -> None:
-        """Without a login there are no rights at all: not a server without access control."""
+        """Without a login there are no rights. The check does not take this for a server without access control."""
         connect(guarded.uri)
         [found] = ask()
         assert ids([found]) == ["E101"]
@@ -230,7 +232,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def encrypted(authority: Authority) -> Iterator[ReplicaSet]:
-    """A replica set that speaks nothing but TLS, with a right certificate."""
+    """Start a replica set with TLS only, and with a right certificate."""
     with ReplicaSet(access=authority.access("127.0.0.1")) as servers:
         yield servers
 

@@ -1,4 +1,4 @@
-"""System checks: each wrong setting has an id, and a hint with the cure; the server is asked what it is."""
+"""System checks report each wrong setting with an id and a hint with the cure. The server is checked as well."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestValues:
             assert check(settings, **{"COMMAND_TIMEOUT": 0.1, name: value}) == []
 
     def test_unknown(self, settings: Settings) -> None:
-        """An unknown setting is named, with those that there are; no key of any type breaks it."""
+        """An unknown setting is named, with the existing ones. Keys of any type are accepted."""
         found = check(settings, TTL=5)
         assert ids(found) == ["E004"]
         assert "'TTL'" in found[0].msg
@@ -109,7 +109,7 @@ class TestValues:
         assert ids(checks.check_settings(app_configs=None)) == ["E004"] * 4
 
     def test_a_slip_of_the_pen(self, settings: Settings) -> None:
-        """The setting that was meant is named; for one that is only known from elsewhere, all that there are."""
+        """The hint names the intended setting. For a setting of other libraries, it lists all settings."""
         assert check(settings, lease=5)[0].hint == "Write 'LEASE'."
         assert check(settings, KEYPREFIX="a:")[0].hint == "Write 'KEY_PREFIX'."
         for name in ("BEAT", "COLLECTION", "TTL"):
@@ -171,7 +171,7 @@ class TestDeployment:
         return checks.check_deployment(app_configs=None)
 
     def test_prefix(self, settings: Settings) -> None:
-        """F59: no prefix: two stages in one database would share their locks."""
+        """F59: without a prefix, two stages in one database would share their locks."""
         assert ids(self.deploy(settings, "mongodb://h", prefix="")) == ["W002"]
         assert self.deploy(settings, "mongodb://h") == []
 
@@ -208,7 +208,8 @@ Failing = Callable[[list[str], int], dict[str, Any]]
 
 @pytest.fixture
 def failing(connect: Callable[..., None]) -> Failing:
-    """Makes the setting of a fault that only the clients of this test have: other processes share the server."""
+    """Return a function that makes the setting of a fault for the clients of this test alone, because other processes
+    share the server."""
     name = f"failing-{os.getpid()}"
     connect(appname=name)
     return lambda commands, code: {"failCommands": commands, "errorCode": code, "appName": name}
@@ -224,7 +225,7 @@ class TestServer:
         assert checks.check_kinds(app_configs=None, databases=None) == []
 
     def test_wrong_settings_first(self, away: None, settings: Settings) -> None:
-        """The other check reports a wrong setting; the server is not asked."""
+        """The other check reports a wrong setting. No command is sent to the server."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 0}
         assert checks.check_kinds(app_configs=None, databases=["mongo"]) == []
 
@@ -316,7 +317,7 @@ class TestServer:
 
     @pytest.mark.long
     def test_migrate_goes_on_without_mongodb(self, away: None, caplog: pytest.LogCaptureFixture) -> None:
-        """A deployment does not stop because MongoDB is away; a warning says what was not done."""
+        """A deployment does not stop if MongoDB is away. A warning names the missing steps."""
         with caplog.at_level(logging.WARNING, "django_mongolock"):
             call_command("migrate", verbosity=0)
         assert "not made by migrate" in caplog.text
@@ -341,7 +342,7 @@ class TestServer:
 
     @pytest.mark.parametrize(("moved", "said"), [(-100, "100 s ahead of"), (100, "100 s behind")])
     def test_clocks_that_differ(self, monkeypatch: pytest.MonkeyPatch, locks: Locks, moved: int, said: str) -> None:
-        """No lock is in danger; but people compare times."""
+        """Different clocks endanger no lock, but people compare times."""
         real = time.time
         monkeypatch.setattr(server, "time", type("Moved", (), {"time": staticmethod(lambda: real() + moved)}))
         (found,) = ask()
@@ -361,7 +362,8 @@ class TestServer:
     def test_a_server_that_lacks_the_update(
         self, locks: Locks, mongo: MongoClient[Any], failing: Failing, code: int, name: str
     ) -> None:
-        """F228: as servers of other vendors do. The check tries the update; the error of a lock leads to the check."""
+        """F228: servers of other vendors may lack the update. The check tries the update, and the error of a lock leads
+        to the check."""
         with failpoint(mongo, "failCommand", failing(["findAndModify"], code)):
             (found,) = ask()
             assert (found.id, f"(code {code}, {name})" in found.msg) == ("mongolock.E107", True)

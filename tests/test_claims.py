@@ -42,7 +42,7 @@ class TestClaim:
     """Taken by one object, extended and given back by others that know the key and the owner."""
 
     def test_over_several_requests(self, do: Do, key: str) -> None:
-        """Every request makes its own object; the token stays, and the next claim has a larger one."""
+        """Every request makes its own object. The token stays the same, and the next claim has a larger one."""
         first = do(claim(key, owner="a"), "acquire")
         assert first.held
         assert 1_790 < first.remaining <= 1_800
@@ -57,7 +57,8 @@ class TestClaim:
         assert do(claim(key, owner="b"), "acquire").fencing_token > token
 
     def test_others_are_kept_out(self, do: Do, key: str) -> None:
-        """Another owner's claim, a plain lock, and a lock with the very same owner; the error names the holder."""
+        """Another owner's claim, a plain lock, and a lock with the very same owner are kept out. The error names the
+        holder."""
         do(claim(key, owner="a", label="editing the cart"), "acquire")
         with pytest.raises(
             LockNotAcquired, match=r"editing the cart, owner claim:\w{32}, no process: a claim, for "
@@ -180,7 +181,8 @@ class TestSession:
 
     @pytest.mark.long
     def test_expiry(self, key: str, locks: Locks, settings: Settings) -> None:
-        """When the session expires it is free, however long its lease is; clearsessions finds nothing left to free."""
+        """When the session expires, the lock is free, however long its lease is. clearsessions finds nothing left to
+        free."""
         settings.SESSION_COOKIE_AGE = 2
         request = request_of()
         made = claim(key, owner=request, lease=1_800).acquire()
@@ -227,7 +229,7 @@ urlpatterns = [
 
 def test_work_items(locks: Locks, settings: Settings) -> None:
     """The story of the work items: each has one worker at a time over many requests of a session. A logout frees all
-    that are left, whoever opened them before or after the login; and the session's key is nowhere in a lock."""
+    remaining ones, opened before or after the login. The session's key is nowhere in a lock."""
     settings.ROOT_URLCONF = __name__
     anna, bert = Client(), Client()
 
@@ -248,10 +250,10 @@ def test_work_items(locks: Locks, settings: Settings) -> None:
 
 
 class TestLooking:
-    """Lists, the admin and the ORM say what it is."""
+    """Lists, the admin and the ORM show claims."""
 
     def test_shown(self, key: str, locks: Locks) -> None:
-        """F213: As a claim of its owner that no process holds: in the table, in JSON, on the page, in the ORM."""
+        """F213: The table, JSON, the page and the ORM show a claim of its owner that no process holds."""
         claim(key, owner="session:x", label="checkout").acquire()
         owner = claim_owner("session:x")
         mongo_lock("other").acquire()

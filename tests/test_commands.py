@@ -33,14 +33,14 @@ start = pytest.fixture(starting)
 
 
 def run(*arguments: str) -> tuple[str, str]:
-    """Run a command in this process; return what it wrote to stdout and stderr."""
+    """Run a command in this process, and return its stdout and stderr."""
     out, err = io.StringIO(), io.StringIO()
     call_command(*arguments, stdout=out, stderr=err)
     return out.getvalue(), err.getvalue()
 
 
 def run_json(*arguments: str) -> Any:
-    """Run a command with --json; nothing but one object may come."""
+    """Run a command with --json, and return its one object."""
     out, err = run(*arguments, "--json")
     assert err == ""
     return json.loads(out)
@@ -72,11 +72,11 @@ class TestClear:
     """Stale locks are cleared, and nothing else."""
 
     def test_clears(self, locks: Locks) -> None:
-        """A stale lock is free afterwards, its end counted as expired; held and free ones are as they were."""
+        """A stale lock is free afterwards, with its end counted as expired. Held and free ones stay as they were."""
         locks.stale("stale:1", "stale:2")
         locks.held("held")
         locks.free("free")
-        locks.add("done", [entry(3, left=-5, released=now())])  # it was only kept: nobody died
+        locks.add("done", [entry(3, left=-5, released=now())])  # it was only kept, so nobody died
         before = [locks.read(key) for key in ("held", "free", "done")]
         answer = clear()
         assert (answer["found"], answer["cleared"]) == (2, 2)
@@ -95,7 +95,7 @@ class TestClear:
         assert locks.read("k") == renewed
 
     def test_taken_meanwhile(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A lock that somebody takes between the finding and the clearing stays, and is not counted as cleared."""
+        """A lock that is acquired between the search and the clearing stays, and is not counted as cleared."""
         locks.stale("k")
         find = queries.snapshots
 
@@ -154,7 +154,7 @@ class TestClear:
 
 
 class TestWhich:
-    """Options narrow down what is cleared; each of them is judged by the server again in the update."""
+    """Options limit the locks to clear. The server checks each option again in the update."""
 
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
@@ -179,7 +179,7 @@ class TestWhich:
         ],
     )
     def test_options(self, locks: Locks, arguments: tuple[str, ...], expected: list[str]) -> None:
-        """Patterns describe whole keys, and are no regular expressions; owners are compared in full."""
+        """Patterns describe whole keys, and are no regular expressions. Owners are compared in full."""
         assert sorted(keys(locks_of("clear_stale_locks", "--dry-run", *arguments)["stale"])) == expected
         assert clear(*arguments)["cleared"] == len(expected)
         left = {document["_id"] for document in locks.collection.find({"holders": {"$ne": []}})}
@@ -196,7 +196,7 @@ class TestWhich:
             assert operations.clear_stale(store, ["owned"], choice) == (0, 0)
 
     def test_prefix(self, locks: Locks, settings: Settings) -> None:
-        """Only the locks of this project; its prefix may be left out, and is shown."""
+        """Only the locks of this project are cleared. The prefix of the project may be left out, and is shown."""
         locks.stale("shop:order:1", "shopper:1", "shop:ad")
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": "shop:"}
         for pattern in ("order:*", "shop:order:*"):
@@ -254,7 +254,8 @@ class TestAsking:
         return answer
 
     def test_no_terminal(self, locks: Locks) -> None:
-        """Without a terminal it says what to do, and does nothing; with --json it asks nobody either."""
+        """Without a terminal the command names the option to use, and does nothing. With --json it asks nobody,
+        either."""
         locks.stale("k")
         for arguments in ((), ("--json",)):
             with pytest.raises(CommandError, match="--no-input"):
@@ -278,7 +279,7 @@ class TestAsking:
 
 
 class TestOutput:
-    """For people a table, for programs one object; exit codes for scripts."""
+    """The output is a table for people, one object for programs, and exit codes for scripts."""
 
     def test_dry_run(self, locks: Locks) -> None:
         """A dry run names the processes that left the locks, and changes nothing."""
@@ -291,7 +292,7 @@ class TestOutput:
         assert locks.read("k") == before
 
     def test_json(self, locks: Locks) -> None:
-        """The facts of the holders, seconds over, and the counts; no grant."""
+        """JSON has the facts of the holders, the seconds since the end, and the counts, but no grant."""
         locks.add("k", [entry(1, left=-65, owner="o", label="l")], [waiter(5, left=-1)])
         answer = run_json("clear_stale_locks", "--dry-run")
         named, documents = answer.pop("kinds")
@@ -309,7 +310,7 @@ class TestOutput:
 
     @pytest.mark.long
     def test_exit_codes(self, locks: Locks) -> None:
-        """0, 1, 2 and 3, as the help says; errors go to stderr without a traceback or a password."""
+        """The exit codes are 0, 1, 2 and 3, as in the help. Errors go to stderr without a traceback or a password."""
         assert shell("clear_stale_locks", "--no-input").returncode == 0
         locks.stale("k")
         found = shell("clear_stale_locks", "--dry-run", "--json")
@@ -329,7 +330,7 @@ class TestOutput:
         "arguments", [("clear_stale_locks", "--no-input"), ("clear_stale_locks", "--dry-run"), ("list_locks",)]
     )
     def test_away(self, away: None, arguments: tuple[str, ...]) -> None:
-        """MongoDB away: an error in our words."""
+        """If MongoDB is away, the error is in our words."""
         with pytest.raises(CommandError, match="MongoDB did not answer") as caught:
             run(*arguments)
         assert "hunter2" not in f"{caught.value} {caught.value.__cause__}"
@@ -365,7 +366,7 @@ class TestList:
         assert listed["more"] is ("--limit" in arguments)
 
     def test_table(self) -> None:
-        """Key, state, holder, held for, left, waiting, token; damage in words."""
+        """The table has key, state, holder, held for, left, waiting and token. Damage is in words."""
         assert re.split(" {2,}", run("list_locks")[0].splitlines()[0])[-2:] == ["LEFT", "WAITING"]
         lines = run("list_locks", "--wide")[0].splitlines()
         assert re.split(" {2,}", lines[0]) == ["KEY", "STATE", "HOLDER", "HELD FOR", "LEFT", "WAITING", "TOKEN"]
@@ -411,7 +412,7 @@ class TestList:
         assert locks.read(key)["holders"] == []
 
     def test_no_such_key(self, locks: Locks) -> None:
-        """F221: a key that no lock has is told apart from one that nobody holds."""
+        """F221: a key without a lock is told apart from a key without a holder."""
         locks.free("a:free")
         for key, said in (("nowhere", "no lock has the key 'nowhere': see list_locks"), ("a:free", "is not held now")):
             with pytest.raises(CommandError, match=said) as refusal:

@@ -1,4 +1,4 @@
-"""Settings, router, and what ``migrate`` makes of them."""
+"""Settings, the router, and their effects on ``migrate``."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ INDEXES = {"_id_", "mongolock_expires_at", "mongolock_purge_at", "mongolock_cont
 
 class TestSettings:
     def test_missing(self, settings: Settings) -> None:
-        """Without the setting the error says what to write."""
+        """Without the setting, the error shows an example."""
         del settings.MONGOLOCK
         get_settings.cache_clear()  # Django tells nothing of a setting that is deleted
         with pytest.raises(ImproperlyConfigured, match=r'for example MONGOLOCK = {"DATABASE": "locks"}'):
             get_settings()
 
     def test_one_backend_for_an_alias(self) -> None:
-        """All locks of a process share one session; after closing there is a new one."""
+        """All locks of a process share one session. After closing there is a new one."""
         backend = get_backend()
         assert get_backend("mongo") is backend
         session = backend.session()
@@ -81,7 +81,7 @@ def manage(*arguments: str, **environment: str) -> str:
 
 @pytest.fixture
 def fresh(mongo: MongoClient[dict[str, Any]], tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a project whose databases are empty."""
+    """Return the environment of a project with empty databases."""
     name = f"mongolock_fresh_{uuid.uuid4().hex[:8]}"
     yield {"MONGODB_NAME": name, "SQLITE_PATH": str(tmp_path / "db.sqlite3")}
     mongo.drop_database(name)
@@ -90,7 +90,7 @@ def fresh(mongo: MongoClient[dict[str, Any]], tmp_path: Path) -> Iterator[dict[s
 class TestMigrate:
     @pytest.mark.long
     def test_both(self, fresh: dict[str, str], mongo: MongoClient[dict[str, Any]]) -> None:
-        """The default alias alone makes the indexes of the locks; the other alias can be migrated, too."""
+        """The default alias alone makes the indexes of the locks. The other alias can be migrated, too."""
         database = mongo[fresh["MONGODB_NAME"]]
         manage("migrate", "--verbosity=0", **fresh)
         indexes = database["mongolock_locks"].index_information()
@@ -109,7 +109,7 @@ class TestMigrate:
             list(pods.map(lambda _: manage(*guarded, **fresh), range(4)))
 
     def test_no_right_to_index(self, mongo: MongoClient[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
-        """F60: a user who may not create indexes gets a warning; the deployment goes on."""
+        """F60: a user who may not create indexes gets a warning, and the deployment goes on."""
         locks = mongo_store().collection.full_name
         failing = {"failCommands": ["createIndexes"], "errorCode": 13, "namespace": locks}
         with (

@@ -97,7 +97,7 @@ def test_the_page(tmp_path: Path, mongo_uri: str, docker: bool) -> None:
 
 
 def test_without_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says what to start, and what to do instead."""
+    """The error names the program to start, and the alternative."""
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
     with pytest.raises(ImproperlyConfigured, match=r"start it.*keep_locks_in\(address\)"):
         containers.replica_set("mongo:8.0").__enter__()

@@ -57,7 +57,7 @@ def note(name: str) -> str:
     return "ran"
 
 
-# How each kind is made and called: given the decorator, returns a function that calls it with a name.
+# The ways to make and to call each kind. Each function takes the decorator, and returns a function to call with a name.
 
 
 def function(lock: Decorator) -> Any:
@@ -255,7 +255,7 @@ def call_ninja(api: NinjaAPI, request: HttpRequest) -> HttpResponseBase:
     return answer
 
 
-#: By the names that they have in the table.
+#: All kinds, by their names in the table.
 KINDS: dict[str, Callable[[Decorator], Any]] = {
     "function": function,
     "coroutine function": coroutine_function,
@@ -350,7 +350,7 @@ def test_cell(kind: str, policy: str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_held(kind: str, name: str) -> None:
-    """The lock is held while the body runs, and free afterwards; options and results are those of the function."""
+    """The lock is held while the body runs, and free afterwards. Options and results are those of the function."""
     result = KINDS[kind](mongo_locked("kind:{name}", wait=0))(name)
     assert RUNS[name] == 1
     assert holders(f"kind:{name}") == []
@@ -382,7 +382,7 @@ class TestExceptionHandler:
         return exception_handler(error, {})
 
     def test_contention(self, name: str) -> None:
-        """423, or 503 while MongoDB is away; not cached."""
+        """The status is 423, or 503 while MongoDB is away. The response is not cached."""
         with held_elsewhere(name), pytest.raises(LockNotAcquired) as caught:
             mongo_lock(name, wait=0).acquire()
         response = self.respond(caught.value)
@@ -414,7 +414,7 @@ class Postponed(Policy):
 
 
 def test_a_policy_of_ones_own(name: str) -> None:
-    """A new policy is one class: how long to wait, what it fits, and what is returned."""
+    """A new policy is one class, with its wait, its kinds of callables, and its result."""
     locked: Any = mongo_locked("kind:{name}", on_contention=Postponed())(note)
     with held_elsewhere(f"kind:{name}"):
         assert locked(name) == f"kind:{name} later: ('{name}',)"
@@ -425,7 +425,7 @@ def test_a_policy_of_ones_own(name: str) -> None:
 
 
 def test_default_wait(settings: Settings, name: str) -> None:
-    """Without wait=: views and "retry" wait shortly, "skip" not at all, and others as MONGOLOCK says."""
+    """Without wait=, views and "retry" wait shortly, "skip" does not wait, and others wait as MONGOLOCK says."""
     from django_mongolock.decorator.calls import LockedCall, LockedFunction, LockPlan
     from django_mongolock.decorator.policies import as_policy
     from django_mongolock.locks import chosen

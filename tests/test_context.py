@@ -1,4 +1,4 @@
-"""The facts that a lock records about its holder by itself: its place, and its user."""
+"""The facts that a lock records about its holder by itself, such as its place and its user."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def facts_of_a_lock() -> dict[str, Any]:
 
 
 def inside(request: HttpRequest) -> HttpResponse:
-    """Takes a lock somewhere inside: only the middleware can tell of the view."""
+    """Take a lock somewhere inside. Only the middleware knows the view there."""
     return JsonResponse(facts_of_a_lock())
 
 
@@ -88,15 +88,16 @@ class TestPlace:
         ],
     )
     def test_view(self, address: str, place: str) -> None:
-        """The middleware tells locks anywhere inside of the view, by its name in the URLs, else by its dotted path;
-        under both handlers, for both kinds of views. Afterwards there is none."""
+        """The middleware reports the view to locks anywhere inside, by its name in the URLs, or else by its dotted
+        path. This works under both handlers, for both kinds of views. Afterwards no view is reported."""
         assert Client().get(address).json()["place"] == place
         assert current_request.get() is None
         assert asyncio.run(AsyncClient().get(address)).json()["place"] == place
         assert "place" not in holder_facts()
 
     def test_without_the_middleware(self, name: str) -> None:
-        """A decorated view tells its own lock, and those inside. Before the URL is resolved, by method and path."""
+        """A decorated view reports itself to its own lock and to locks inside. Before the URL is resolved, the method
+        and the path are recorded."""
 
         def view(request: HttpRequest, name: str) -> HttpResponse:
             return HttpResponse(f"{holder(name)['place']}, {facts_of_a_lock()['place']}")
@@ -140,7 +141,7 @@ class TestUser:
         assert logged_in(user).get("/decorated/x/").json()["user"] == "ann@example.org"
 
     def test_anonymous(self, transactional_db: None) -> None:
-        """Nobody is nobody: without a cookie, and with one that is no login."""
+        """Without a login no user is recorded, with or without a cookie."""
         assert Client().get("/inside/").json()["user"] is None
         client = Client()
         client.cookies["sessionid"] = "x" * 32
@@ -154,7 +155,7 @@ class TestUser:
 
     @pytest.mark.parametrize(("user", "name"), [(User(username="bob"), "bob"), (AnonymousUser(), None), (None, None)])
     def test_set_by_others(self, user: Any, name: str | None) -> None:
-        """A user that token authentication has put on the request is recorded; no session is needed."""
+        """A user from token authentication on the request is recorded, without a session."""
         request = RequestFactory().get("/")
         request.user = user
         assert facts_within(request).get("user") == name
@@ -185,7 +186,7 @@ def facts_within(request: WSGIRequest) -> dict[str, Any]:
 
 class TestWorker:
     def test_thread(self) -> None:
-        """The thread's name, of the thread that asks; not of the one that sends the command."""
+        """The thread's name is that of the caller's thread, not of the thread that sends the command."""
         assert facts_of_a_lock()["thread"] == threading.current_thread().name
         with ThreadPoolExecutor(1, thread_name_prefix="counting") as thread:
             assert thread.submit(facts_of_a_lock).result()["thread"] == "counting_0"

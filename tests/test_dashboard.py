@@ -1,4 +1,4 @@
-"""The dashboard of the locks and its JSON: contents, permissions, and costs."""
+"""The dashboard of the locks and its JSON, with their contents, permissions, and costs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def admin() -> Client:
 
 @pytest.fixture
 def monitor() -> Client:
-    """May read the status, and nothing else; not of the staff."""
+    """Return a client that may only read the status, and is not of the staff."""
     return browser("view_lock_status", is_staff=False)
 
 
@@ -58,18 +58,18 @@ def section(response: Any, name: str) -> str:
 
 
 def parts(sent: dict[str, Any]) -> list[Any]:
-    """The parts of the one command that reads the locks."""
+    """Return the parts of the one command that reads the locks."""
     first = [stage for stage in sent["pipeline"] if "$unionWith" not in stage]
     return [first, *(stage["$unionWith"]["pipeline"] for stage in sent["pipeline"] if "$unionWith" in stage)]
 
 
 def examined_by(locks: Locks, part: Any) -> int:
-    """How many documents a part reads."""
+    """Return the number of documents that a part reads."""
     return int(locks.explain({"aggregate": locks.collection.name, "pipeline": part})["totalDocsExamined"])
 
 
 class TestPage:
-    """Every question that somebody has at 3 a.m. has its answer."""
+    """The page answers every question of a night shift."""
 
     @pytest.fixture(autouse=True)
     def some(self, locks: Locks) -> None:
@@ -123,7 +123,7 @@ class TestPage:
         assert re.findall(r'class="model-(\w+) current-model"', page) == ["lockdashboard"]
 
     def test_names_and_zones(self, admin: Client, settings: Settings) -> None:
-        """F150: two filters never both say "All"; a moment has its time zone."""
+        """F150: two filters never both say "All", and a moment has its time zone."""
         settings.TIME_ZONE = "Asia/Tokyo"
         said = text_of(admin.get(LIST))
         assert said.count(" All modes ") == said.count(" All states ") == 1
@@ -131,7 +131,7 @@ class TestPage:
         assert re.search(r"As of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST", text_of(admin.get(PAGE)))
 
     def test_a_button_where_it_helps(self, locks: Locks) -> None:
-        """F150: a red button stands where somebody waits or the hold is unusual, and on the page of the lock."""
+        """F150: a red button is shown next to locks with waiters or an unusual hold, and on the page of the lock."""
         client = browser("view_lock", "force_release_lock")
         row = re.compile(r'<tr data-key="([^"]*)" class="mongolock-\w+">(.*?)</tr>', re.DOTALL)
         found = {key: "mongolock-danger" in text for key, text in row.findall(client.get(PAGE).content.decode())}
@@ -147,7 +147,7 @@ class TestPage:
         assert found == ["look", "now", "recent"]
 
     def test_order(self, admin: Client, locks: Locks) -> None:
-        """First who waits longest, who holds longest, what is contended most."""
+        """The longest wait, the longest hold and the most contended lock come first."""
         locks.add("z", [entry(1, held_for=500)], [waiter(9, held_for=400)], {"contended": Int64(1)})
         response = admin.get(PAGE)
         found = {name: [seen.key for seen in getattr(response.context["locks"], name)] for name in
@@ -188,7 +188,7 @@ class TestPage:
         assert status["problems"][0]["alarm"] == "deadlock"
 
     def test_first_in_the_queue(self, locks: Locks, admin: Client) -> None:
-        """Is the first who still waits: whose place has run out is nobody's turn."""
+        """The first in the queue is the first living waiter. A waiter at the end of its place does not count."""
         locks.add("dead:first", [entry(1)], [waiter(2, left=-1, label="dead"), waiter(3, label="alive")])
         said = section(admin.get(PAGE), "now")
         assert "alive" in said
@@ -209,7 +209,7 @@ class TestNumbers:
         assert [each["key"] for each in status["held"]] == ["k"]
 
     def test_damage_is_counted(self, locks: Locks, admin: Client, monitor: Client) -> None:
-        """Every damaged document that is held counts, also those that no list shows."""
+        """Every damaged document of a held lock counts, even if no list shows it."""
         for number in range(30):
             locks.add(f"bad:{number:02d}", [entry(1, held_for=number)], change={"token": 1.5})
         assert "30 documents are damaged, such as that of “bad:00”" in section(admin.get(PAGE), "look")
@@ -233,7 +233,7 @@ class TestLimits:
 
 
 class TestRights:
-    """To look needs the permission to view; the JSON needs its own."""
+    """The page needs the permission to view. The JSON needs its own."""
 
     @pytest.fixture(autouse=True)
     def one(self, locks: Locks) -> None:
@@ -269,7 +269,7 @@ class TestRights:
 
 
 class TestStatus:
-    """The JSON tells what the page shows."""
+    """The JSON has the facts of the page."""
 
     def test_content(self, locks: Locks, monitor: Client) -> None:
         """With numbers for the numbers and ISO 8601 for the moments."""
@@ -307,12 +307,12 @@ class TestStatus:
 
 
 class TestCost:
-    """As many commands for a million documents as for a thousand, each on an index."""
+    """A million documents need as many commands as a thousand, each on an index."""
 
     @pytest.mark.long
     def test_commands(self, admin: Client, commands: Commands, locks: Locks) -> None:
-        """One about locks, one about deadlocks where somebody waits, two for each document lock; rarely, some about the
-        servers. None reads all documents."""
+        """One command reads the locks, one the deadlocks if there are waiters, and two each document lock. A few rare
+        ones read the servers. No command reads all documents."""
         locks.renew_indexes()
         locks.many(free=5_000, held=300)
         locks.collection.update_many({"_id": {"$regex": "^held:00000"}}, {"$set": {"waiters": [waiter(5)]}})
@@ -344,7 +344,7 @@ class TestCost:
         assert examined_by(locks, part) == len(shown)
 
     def test_servers_are_asked_seldom(self, admin: Client, commands: Commands, locks: Locks) -> None:
-        """For half a minute the same facts are shown again."""
+        """The facts of the servers are shown for half a minute before they are read again."""
         _known.clear()
         admin.get(PAGE)
         assert "connectionStatus" in commands.names()
@@ -404,7 +404,7 @@ class TestDrawing:
                 assert a is b or a.x != b.x or abs(a.y - b.y) >= pictures.HEIGHT
 
     def test_lane(self, locks: Locks) -> None:
-        """Half of the time held is half of the width; a wait is where it was."""
+        """Half of the time held is half of the width. A wait is drawn at its time."""
         minutes = overview.RECENT.total_seconds()
         locks.add("k", [entry(1, held_for=minutes / 2, since=now() - timedelta(seconds=minutes * 0.75))])
         found = self.overview()
@@ -426,7 +426,8 @@ class TestDrawing:
 
     @pytest.fixture
     def told(self, locks: Locks, history: Collection[dict[str, Any]]) -> Collection[dict[str, Any]]:
-        """A history: "k" was waited for, held, given back; held, lost; and is held now. Ten minutes for each."""
+        """Return a history of "k". It was waited for, held, and released, then held and lost, and is held now. Each
+        takes ten minutes."""
         minute = 60_000
         told: list[tuple[float, str, dict[str, Any]]] = [
             (40, "granted", {"token": 1, "waited_ms": 10 * minute}),
@@ -446,7 +447,7 @@ class TestDrawing:
     def test_the_last_hour(
         self, told: Collection[dict[str, Any]], admin: Client, settings: Settings, *, has_zones: bool
     ) -> None:
-        """The page of a lock draws what was held, waited for and lost within the hour, and says it."""
+        """The page of a lock draws its holds, waits and losses within the hour, and lists them."""
         told.delete_one({"token": 9})
         settings.USE_TZ, settings.TIME_ZONE = has_zones, "Asia/Tokyo"
         page = admin.get(f"{LIST}k/change/")

@@ -1,4 +1,4 @@
-"""The admin in a real browser: live, by keyboard, under a strict policy, for everybody."""
+"""The admin in a real browser, with live pages, by keyboard, under a strict policy, for everybody."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.long, pytest.mark.django_db(databases=["default", "mon
 
 PAGE = "/admin/django_mongolock/lockdashboard/"
 LIST = "/admin/django_mongolock/lock/"
-#: Whether a text of this row is seen as text: in boxes that are wide enough for a word, with nothing in front of them.
+#: Returns whether a text of this row is visible, in boxes wide enough for a word, with nothing in front of them.
 READABLE = """(row, wanted) => {
   const nodes = document.createTreeWalker(row, NodeFilter.SHOW_TEXT);
   for (let node = nodes.nextNode(); node; node = nodes.nextNode()) {
@@ -58,7 +58,7 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def server(transactional_db: None, settings: Settings) -> Iterator[LiveServer]:
-    """A site with a strict policy: of its own, since a server keeps the middleware that it was started with."""
+    """A site of its own with a strict policy, because a server keeps the middleware that it was started with."""
     settings.MIDDLEWARE = [MIDDLEWARE, *settings.MIDDLEWARE]
     settings.ALLOWED_HOSTS = ["127.0.0.1"]
     server = LiveServer("127.0.0.1")
@@ -68,7 +68,8 @@ def server(transactional_db: None, settings: Settings) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def visit(chromium: Any, server: LiveServer, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> Visit:
-    """Opens pages for a superuser; at the end nobody may have complained, of the policy neither."""
+    """Return a function that opens pages for a superuser. At the end there must be no complaints, not even about the
+    policy."""
     user = User.objects.create_superuser("root")
 
     @contextmanager
@@ -84,7 +85,7 @@ def visit(chromium: Any, server: LiveServer, locks: Locks, monkeypatch: pytest.M
 
 @pytest.fixture
 def ad(transactional_db: None) -> Iterator[None]:
-    """A document that somebody holds."""
+    """Make a held document."""
     Ad.objects.create(price=1, user_id="7", title="a bike", export_status="exporting", locked_by="a worker " * 7)
     yield
     Ad.objects.all().delete()
@@ -129,10 +130,10 @@ class TestLive:
             assert page.evaluate("document.activeElement === window.mine && window.mine.isConnected")
             assert page.evaluate("document.activeElement.textContent.trim()") == "order:5"
             assert page.evaluate("document.getElementById('now-scroll').scrollLeft") == 40
-            assert abs(page.evaluate(top) - before) < 150  # what is looked at stays; a row came in above it
+            assert abs(page.evaluate(top) - before) < 150  # the visible part stays, although a row came in above it
 
     def test_says_only_what_is_new(self, visit: Visit, locks: Locks) -> None:
-        """A screen reader is told when something needs a look, once; not at every refresh."""
+        """A screen reader announces a new problem once, not at every refresh."""
         locks.held("k")
         with visit() as page:
             settled(page, "document.getElementById('mongolock-control').dataset.state === 'live'")
@@ -181,7 +182,7 @@ class TestLive:
             assert eventually(lambda: page.wait_for_timeout(50) or len(asked) >= 3)
 
     def test_away_and_back(self, visit: Visit, locks: Locks) -> None:
-        """While nothing answers, the page stays and says so; and it goes on afterwards."""
+        """While the server does not answer, the page stays and says so. Afterwards it goes on."""
         locks.held("k")
         with visit(fails=True) as page:
             page.route("**/*part=live", lambda route: route.fulfill(status=503, body="away"))
@@ -269,7 +270,7 @@ class TestEverybody:
     @pytest.mark.usefixtures("ad")
     @pytest.mark.parametrize("scheme", ["light", "dark"])
     def test_axe(self, visit: Visit, locks: Locks, scheme: str) -> None:
-        """axe finds nothing on any page of the lock admin; and nobody's policy is broken."""
+        """axe finds no fault on any page of the lock admin, and the policy is kept."""
         axe = Axe()
         fill(locks)
         order = f"{LIST}order_3A5/change/"

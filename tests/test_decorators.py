@@ -103,7 +103,7 @@ class TestCallables:
         assert (cleaned, holders(f"aecho:{name}")) == ([1], [])
 
     def test_bound_method_and_partial(self, name: str) -> None:
-        """Bound methods and partials can be decorated where they are used; their names make keys, too."""
+        """Bound methods and partials can be decorated where they are used. Their names make keys, too."""
         locked = mongo_locked("bound:{extra}")(functools.partial(plain, name))
         assert locked(extra=2)[1] == 2
         where: Any = mongo_locked()(functools.partial(Till(name).where))()
@@ -120,7 +120,7 @@ class TestCallables:
 
     @pytest.mark.parametrize("function", [plain, coroutine, generator, agenerator, Till.method, Till.static])
     def test_looks_like_itself(self, function: Any) -> None:
-        """Name, module, docstring, signature and kind stay those of the function."""
+        """The name, module, docstring, signature and kind stay those of the function."""
         inner = function.__wrapped__
         assert function.__name__ == inner.__name__
         assert function.__qualname__ == inner.__qualname__
@@ -150,7 +150,7 @@ class TestKeys:
         assert by_text(name) == by_text(name, times=2) == by_instance(Order(pk=int(name[:12], 16))) == 1
 
     def test_options(self, name: str) -> None:
-        """Options go to the lock; the function's name is the label if none is given."""
+        """Options go to the lock. The function's name is the default label."""
 
         @mongo_locked("options:{name}", lease=44, owner="me", label="mine")
         def work(name: str) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class TestContention:
         assert f"skipped, the lock is busy key=busy:{name}" in caplog.text
 
     def test_async_callable_for_a_function(self) -> None:
-        """For a plain function it may not: nobody would await it."""
+        """A plain function cannot have an async callable, because nobody would await it."""
 
         async def later(error: LockNotAcquired) -> None: ...
 
@@ -185,13 +185,13 @@ class TestContention:
 
     @pytest.mark.parametrize("policy", ["wait", "", None, 5])
     def test_unknown_policy(self, policy: Any) -> None:
-        """A policy that does not exist is refused with those that do."""
+        """An unknown policy is refused with a list of the existing ones."""
         with pytest.raises(ValueError, match="on_contention is one of 'raise', 'skip', 'respond', 'retry'"):
             mongo_locked("key", on_contention=policy)
 
     @pytest.mark.parametrize("policy", ["skip", "retry", lambda error, name: None])
     def test_reentry(self, name: str, policy: Any) -> None:
-        """A lock that this very thread holds is a mistake in the code, whatever is to be done on contention."""
+        """A lock that the same thread holds is a mistake in the code, whatever the policy on contention."""
 
         @mongo_locked("again:{name}", on_contention=policy)
         def work(name: str) -> None: ...
@@ -202,13 +202,13 @@ class TestContention:
 
 class TestSkipped:
     def test_stays_itself(self) -> None:
-        """There is one, also after copying and pickling (results travel between processes)."""
+        """SKIPPED exists once, also after copying and pickling (results travel between processes)."""
         assert pickle.loads(pickle.dumps(SKIPPED)) is SKIPPED  # noqa: S301 - our own
         assert copy.deepcopy(SKIPPED) is SKIPPED
         assert repr(SKIPPED) == "SKIPPED"
 
 
-#: For what type checkers refuse.
+#: An untyped alias for calls that type checkers refuse.
 any_locked: Any = mongo_locked
 app: Any = Celery("decorators", broker="memory://", set_as_current=False)
 
@@ -240,7 +240,7 @@ class TestRefused:
             decorate()
 
     def test_unfinished_result(self, name: str) -> None:
-        """A function that returns work still to be done would do it without the lock: an error, not a silence."""
+        """A function may return work that is still to be done, and do it without the lock. The result is an error."""
         made: dict[str, Callable[[str], Any]] = {
             "coroutine": coroutine,
             "generator": generator,

@@ -1,4 +1,4 @@
-"""From environment variables to settings: docs/reference/settings.md is run, and wrong text becomes a check."""
+"""From environment variables to settings: docs/reference/settings.md is run, and a wrong text is found by a check."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ with mongo_lock("k") as lock:
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Path:
-    """A project whose settings are those of the page."""
+    """Return a project with the settings of the page."""
     url, of_json = re.findall(r"^```python\n(.*?)\n```$", PAGE, re.DOTALL | re.MULTILINE)
     (tmp_path / "from_url.py").write_text(url + SETTINGS)
     (tmp_path / "from_json.py").write_text(f"{url}\n{of_json}{SETTINGS}")
@@ -89,7 +89,8 @@ def test_a_project_from_the_environment(shop: Path) -> None:
 )
 @pytest.mark.filterwarnings("ignore:Overriding setting DATABASES")
 def test_wrong_addresses(url: str, code: str, words: str, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is a check with the cure, and an error at the first lock; no text shows the password."""
+    """Each wrong address is found by a check with the cure, and is an error at the first lock. No text shows the
+    password."""
     settings.DATABASES = {**settings.DATABASES, "wrong": database_from_url(url)}
     settings.MONGOLOCK = {"DATABASE": "wrong"}
     found = checks.check_settings(app_configs=None)

@@ -1,4 +1,4 @@
-"""The history of the locks: its events, its cost for callers, and its limited size."""
+"""The history of the locks, with its events, its cost for callers, and its limited size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def words(key: str) -> list[str]:
 
 
 def written(key: str, *expected: str) -> bool:
-    """Is that, in that order, what the history tells in the end?"""
+    """Return whether the history has exactly these events in the end."""
     return eventually(lambda: words(key) == list(expected), 10)
 
 
@@ -65,7 +65,7 @@ class TestWhatIsWritten:
     @pytest.mark.long
     def test_a_forced_release_and_its_loss(self, history: Any) -> None:
         """The history names the user and the reason of a forced release, and the loss at the holder."""
-        lock = mongo_lock("k", lease=1).acquire()  # kept: without it, the lock would be given back
+        lock = mongo_lock("k", lease=1).acquire()  # kept, because a dropped lock would be released
         Lock.objects.filter(key="k").force_release(by="anna", reason="it hangs")
         assert written("k", "granted", "forced", "lost")
         _, forced, lost = told("k")
@@ -113,7 +113,7 @@ class TestWhatIsWritten:
 
     @pytest.mark.long
     def test_nothing_secret(self, history: Collection[Document]) -> None:
-        """No id of a grant or of a session: with these somebody could give back what is another's."""
+        """The history has no id of a grant or a session, because such an id lets a stranger release the lock."""
         with mongo_lock("k"):
             secrets = [Lock.objects.get(key="k").holders[0].grant, Lock.objects.get(key="k").holders[0].session]
         assert written("k", "granted", "released")
@@ -124,7 +124,7 @@ class TestNoOneWaits:
     """The history costs the locks only some memory for a while."""
 
     def test_off(self, locks: Locks, commands: Commands) -> None:
-        """By default there is none: no collection, no thread, no command."""
+        """By default there is no history, and no collection, thread or command for it."""
         assert mongo_store().history is None
         with mongo_lock("k"):
             pass
@@ -151,7 +151,7 @@ class TestNoOneWaits:
 
     @pytest.mark.long
     def test_bounded_memory(self, history: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """While MongoDB is away, so many events wait and no more; to note another one raises nothing."""
+        """While MongoDB is away, a limited number of events waits. Noting another one raises nothing."""
         store = mongo_store()
         assert isinstance(store.history, History)
         monkeypatch.setattr(store.history, "_started", True)  # nobody writes them
@@ -238,7 +238,7 @@ class TestBounds:
         assert [message.id for message in messages if message.id == "mongolock.W110"]
 
     def test_check(self, history: Collection[Document]) -> None:
-        """`check --database` says that it is not there; once it is, nothing."""
+        """`check --database` reports a missing history. Once it exists, nothing is reported."""
 
         def ids() -> list[str | None]:
             return [message.id for message in check_history(app_configs=None, databases=["mongo"])]

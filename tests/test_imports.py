@@ -11,12 +11,12 @@ PACKAGE = "django_mongolock"
 ROOT = Path(__file__).resolve().parent.parent / PACKAGE
 PAGE = ROOT.parent / "docs" / "project/house.md"
 
-#: A line of the path of a lock, and what is said to be in a file.
+#: A line of the path of a lock, and the names in a file.
 PATH = re.compile(r"^\| (`\w+.*?`) \| `([\w/]+\.py)` \|", re.MULTILINE)
 IN_FILE = re.compile(r"((?:`\w+(?:\(\))?`(?: and )?)+) in `([\w/]+\.py)`")
 
-#: The rooms of the house, from the ground up. A room imports from those below it, and the rooms of one floor do not
-#: know one another. docs/project/house.md draws them.
+#: The rooms of the house, from the ground up. A room imports only from lower floors, and the rooms of one floor do not
+#: know each other. docs/project/house.md draws them.
 FLOORS = (
     {"exceptions"},
     {"engine", "engine.clock", "engine.logs", "engine.text_checks"},
@@ -48,7 +48,7 @@ OPT_IN = {"documents", "versions", "editing", "history"}
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """The modules below *root*, by their full names."""
+    """Return the modules below *root*, by their full names."""
     found = {}
     for path in sorted(root.rglob("*.py")):
         parts = [PACKAGE, *path.relative_to(root).with_suffix("").parts]
@@ -57,7 +57,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(module: str, path: Path) -> Iterator[str]:
-    """The full names of what a module imports: anywhere, also inside functions and for type checkers."""
+    """Yield the full names of a module's imports, also inside functions and for type checkers."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -84,7 +84,7 @@ def arrows(root: Path) -> dict[str, set[str]]:
 
 
 def room(module: str) -> str:
-    """The part of the package that a module belongs to."""
+    """Return the part of the package that a module belongs to."""
     parts = module.split(".")
     if parts[1:2] == ["engine"]:
         return ".".join(parts[1:3])  # the engine has floors of its own
@@ -108,7 +108,7 @@ def wrong_arrows(root: Path) -> list[str]:
 
 
 def complain(here: str, name: str) -> str:
-    """Say what is wrong with an import, if anything."""
+    """Return the fault of an import, if any."""
     top = name.partition(".")[0]
     if top in FRAMEWORKS and FLOOR[here] < FLOOR[FIRST_WITH_DJANGO]:
         return "there is no Django below this line"
@@ -123,7 +123,7 @@ def complain(here: str, name: str) -> str:
 
 
 def circles(root: Path) -> list[tuple[str, ...]]:
-    """The groups of modules that import one another, by whatever way."""
+    """Return the groups of modules that import each other, directly or not."""
     graph = arrows(root)
     reached: dict[str, set[str]] = {}
     for module in graph:
@@ -163,7 +163,7 @@ CLASS = re.compile(r"^ *class (\w+)[(:]", re.MULTILINE)
 
 
 def defined_twice(root: Path) -> dict[str, list[str]]:
-    """The names that several classes have, and where they are defined."""
+    """Return the names of several classes, with their modules."""
     found: dict[str, list[str]] = {}
     for module, path in modules(root).items():
         for name in CLASS.findall(path.read_text()):

@@ -61,7 +61,7 @@ class TestThePage:
 
     @pytest.mark.parametrize("action", ACTIONS)
     def test_no_holder_chosen(self, locks: Locks, admin: Client, action: str) -> None:
-        """All ticks were taken away: nothing is done, and that is said."""
+        """If no holder is selected, nothing is done, and the page says so."""
         locks.add("k", [entry(n, mode="shared") for n in (1, 2)])
         response = admin.post(ACTIONS[action], {"reason": "x"}, follow=True)
         assert notes(response) == "No holder was selected. Nothing was changed."
@@ -72,7 +72,7 @@ class TestTheReason:
     """A forced release needs a reason. The reason is recorded, and the holder and the signal get it."""
 
     def test_force_needs_one(self, locks: Locks, admin: Client) -> None:
-        """Without a reason the page comes again, with what was shown; nothing is done."""
+        """Without a reason the same page is shown again, and nothing is done."""
         locks.held("k")
         page = select(admin, "force_release", "k")
         for reason in ("", "   ", "x" * 201):
@@ -154,7 +154,8 @@ class TestTheHistory:
 
     @pytest.mark.long
     def test_list(self, history: Any, admin: Client, commands: Commands) -> None:
-        """The latest first; by kind, by the start of a key, by a pattern; two commands at most."""
+        """The list has the latest first, can be filtered by kind, by the start of a key and by a pattern, and needs two
+        commands at most."""
         for key in ("order:1", "order:2", "ad:1"):
             with mongo_lock(key):
                 pass
@@ -199,7 +200,7 @@ class TestTheCommand:
         assert locks.read("k")["holders"][0]["release_requested_by"]
 
     def test_many_holders(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """All of them are asked, by a user of a container who has no name; and all lose the lock."""
+        """All holders are asked, even by a user of a container without a name, and all lose the lock."""
         monkeypatch.setattr(getpass, "getuser", Mock(side_effect=KeyError("getpwuid(): uid not found")))
         locks.add("k", [entry(n, mode="shared") for n in range(12)])
         assert "12 asked" in run("release_lock", "k", "--ask")[0]
@@ -224,7 +225,7 @@ class TestTheCommand:
 
 @pytest.mark.long
 def test_the_holder_is_asked_and_does_as_it_sees_fit(locks: Locks) -> None:
-    """The holder learns of it at its next renewal: by its lock, its callback and a signal, once each."""
+    """The holder learns of the request at its next renewal, once each by its lock, its callback and a signal."""
     called: list[Any] = []
     with heard(lock_release_requested) as told, mongo_lock("k", lease=1, on_release_requested=called.append) as lock:
         before = lock.release_requested
@@ -239,7 +240,7 @@ def test_the_holder_is_asked_and_does_as_it_sees_fit(locks: Locks) -> None:
 
 
 def test_the_orm_asks(locks: Locks) -> None:
-    """One lock, or all that a query finds; who is not held is not asked."""
+    """One lock, or all locks of a query, can be asked. Free locks are left out."""
     locks.held("order:1", "order:2", "ad:1")
     locks.free("order:3")
     assert Lock.objects.filter(key__startswith="order:").ask_to_release("me") == 2
@@ -249,7 +250,8 @@ def test_the_orm_asks(locks: Locks) -> None:
 
 
 def test_release_lock_takes_a_lock_from_its_holder(locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
-    """By hand, by its whole key. The holder learns of its loss, and the log says who did it, with Django's default."""
+    """The command needs the whole key. The holder learns of its loss, and the log names the author, with Django's
+    default logging."""
     lock = mongo_lock("order:5").acquire()
     with pytest.raises(CommandError, match="--no-input"):
         run("release_lock", "order:5")

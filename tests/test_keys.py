@@ -26,8 +26,8 @@ from django_mongolock.engine.text_checks import check_key
 from django_mongolock.keys import KeyTemplate, call_arguments, escape, lock_key, model_key
 from testproject.shop.models import Ad, Order, Seller
 
-#: Characters that could blur the borders of a value: separators, the escape, marks that compose, what NFC makes
-#: of some (U+037E becomes a semicolon, U+2126 an omega), braces.
+#: Characters that could blur the borders of a value: separators, the escape, combining marks, characters that NFC
+#: changes into others (U+037E becomes a semicolon, U+2126 an omega), and braces.
 TRICKY = st.text(st.sampled_from([*SEPARATORS, "%", "3", "A", "{", "}", "e", "\u0301", "\u0338", "\u037e", "\u2126"]))
 VALUES = st.one_of(TRICKY, st.text(st.characters(exclude_categories=["Cs", "Cc"])), st.integers(), st.uuids())
 TEMPLATES = ["{a}:{b}", "{a}={b}={c}", "{a}:{{{b}", "x{a}#fixed,{b}|{c}y"]
@@ -52,7 +52,7 @@ class TestTemplates:
     def test_different_arguments_make_different_keys(
         self, template: str, left: tuple[Any, ...], right: tuple[Any, ...]
     ) -> None:
-        """No two calls with different arguments share a key, whatever characters the arguments have."""
+        """Two calls with different arguments never share a key, whatever their characters."""
         used = len(KeyTemplate(template).names)
         assume(meaning(left[:used]) != meaning(right[:used]))
         keys = [KeyTemplate(template).fill(dict(zip("abc", values, strict=True))) for values in (left, right)]
@@ -157,7 +157,7 @@ class TestEscape:
         ],
     )
     def test_text(self, value: object, text: str) -> None:
-        """F54: values are literal; only the separators and the escape itself are written otherwise."""
+        """F54: values are literal. Only the separators and the escape itself are encoded."""
         assert escape(value) == text
 
 
@@ -183,7 +183,7 @@ class TestModelKey:
         assert model_key(instance) == key
 
     def test_other_primary_keys(self) -> None:
-        """UUIDs and composite keys too; a part of a composite key cannot pass for two."""
+        """UUIDs and composite keys make keys, too. A part of a composite key cannot pass for two."""
         parcel = table("Parcel", id=models.UUIDField(primary_key=True))
         line = table(
             "Line",

@@ -80,7 +80,7 @@ class Rooms:
 
 @pytest.fixture
 def rooms(locks: Locks) -> Iterator[Rooms]:
-    """A third kind, beside a named lock and the documents of the demo."""
+    """Return a third kind, beside a named lock and the documents of the demo."""
     locks.held("k")
     found = Rooms(blue=("anna", 60.0), green=("ben", -5.0))
 
@@ -98,7 +98,7 @@ def of_rooms(text: str) -> Any:
 
 
 def test_list(rooms: Rooms) -> None:
-    """As a table with the same columns, and as JSON with the same fields."""
+    """The list is a table with the same columns, or JSON with the same fields."""
     text = run("list_locks")
     assert re.search(r"Rooms:\nKEY +STATE +HOLDER +HELD FOR +LEFT\nblue +held +anna +5\.0 s +1 min 0 s", text)
     assert "green" not in text
@@ -151,7 +151,7 @@ class TestAdmin:
 
     @pytest.mark.parametrize("page", [DASHBOARD, f"{ADMIN}status/", f"{ADMIN}others/"])
     def test_a_wrong_place(self, page: str, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A kind whose model is not in MongoDB hides no other: its error is shown."""
+        """A kind with a model outside of MongoDB hides no other, and its error is shown."""
 
         def fail(*arguments: Any) -> Any:
             raise ImproperlyConfigured("rooms are not in MongoDB")
@@ -163,7 +163,7 @@ class TestAdmin:
         assert "rooms are not in MongoDB" in response.content.decode()
 
     def test_another_holder_since(self, rooms: Rooms) -> None:
-        """If each of the selected locks has another holder by now, that is said: not that none is held."""
+        """If each of the selected locks has another holder by now, the page says that, and not that none is held."""
         client = browser("clear_document_lock", "force_release_lock")
         form = {"force": "selected", "lock": json.dumps(["rooms", "blue", "ben"]), "reason": "x"}
         for address in ("others", "force-release"):
@@ -187,14 +187,14 @@ class TestAdmin:
         assert "rooms are not in MongoDB" in client.post(address, form, follow=True).content.decode()
 
     def test_links_keep_the_filters(self, rooms: Rooms) -> None:
-        """The link of a holder adds to what is chosen, and that of a state changes nothing else."""
+        """The link of a holder adds to the filters. The link of a state changes only the state."""
         page = browser("view_lock").get(f"{ADMIN}others/?kind=rooms&state=held&owner=anna").content.decode()
         links = [unescape(each) for each in re.findall(r'href="(\?[^"]*)"', page)]
         assert "?kind=rooms&state=held&owner=anna" in links
         assert "?kind=rooms&state=stale&owner=anna" in links
 
     def test_a_count_that_was_cut(self, rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The dashboard does not say "1000" of what may be more."""
+        """The dashboard does not say "1000" of a count that was cut."""
         monkeypatch.setattr(Rooms, "counts", lambda self: Counts(self.name, stale=1_000, damaged=3, more=True))
         page = browser("view_lock").get(DASHBOARD).content.decode()
         assert "≥ 1000 locks of “rooms” are stale" in page

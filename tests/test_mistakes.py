@@ -1,4 +1,4 @@
-"""Mistakes that newcomers make: each error names the cure."""
+"""Mistakes of newcomers. Each error names the cure."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_what_a_lock_is_not(
 
 
 def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> None:
-    """Wherever seconds are taken: in the settings, in options, in methods, in a test."""
+    """A timedelta is taken for every time in seconds, in settings, options, methods and tests."""
     second = timedelta(seconds=1)
     settings.MONGOLOCK = {**settings.MONGOLOCK, "WAIT": 2 * second, "LEASE": 40 * second}
     assert check_settings(app_configs=None) == []
@@ -179,7 +179,7 @@ def test_a_timedelta_is_a_time(settings: Settings, mongolock: MemoryLocks) -> No
     ],
 )
 def test_what_was_meant(call: Callable[[], Any], cure: str) -> None:
-    """The TypeError of an argument that was meant otherwise says what to write."""
+    """The TypeError of a misunderstood argument shows the right one."""
     assert cure in unmeant(call)
 
 
@@ -199,7 +199,7 @@ def test_a_lock_is_no_decorator_and_a_decorator_no_lock() -> None:
 
 
 def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks, do: Callable[..., Any]) -> None:
-    """In a user's test without a database: both faces say what is missing, rather than that there is no database."""
+    """In a user's test without a database, both methods name the missing MongoDB, not a missing database."""
     with mongo_lock("a") as lock, pytest.raises(LockMisused, match="not kept in MongoDB"):
         do(lock.atomic(), "__enter__")
 
@@ -208,7 +208,7 @@ def test_a_transaction_under_a_lock_in_memory(mongolock: MemoryLocks, do: Callab
 
 
 def test_the_app_is_not_installed(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
-    """Locks would work, but slower from day to day: without its indexes. The first lock says so."""
+    """Locks would work without the app's indexes, but slower from day to day. The first lock says so."""
     close_backends()
     monkeypatch.setattr(apps, "is_installed", lambda name: name != "django_mongolock")
     with pytest.raises(ImproperlyConfigured, match='put "django_mongolock" into INSTALLED_APPS'):
@@ -218,7 +218,7 @@ def test_the_app_is_not_installed(monkeypatch: pytest.MonkeyPatch, settings: Set
 
 
 def test_the_router_is_missing(settings: Settings, db: None) -> None:
-    """Rather than "no such table"; and with using= it is not needed."""
+    """The error is not "no such table". With using= the router is not needed."""
     settings.DATABASE_ROUTERS = []
     for read in (Lock.objects.count, Lock.objects.held().first, LockEvent.objects.all().exists):
         with pytest.raises(ImproperlyConfigured, match=r'put "django_mongolock.router.MongoLockRouter" first into'):
@@ -238,7 +238,7 @@ def test_a_call_that_should_be_retried_without_celery(monkeypatch: pytest.Monkey
         call()
 
 
-# Servers that do not answer: which, why, and what to look at
+# Servers that do not answer, with the reason and the place to look
 
 
 @pytest.mark.long
@@ -272,13 +272,14 @@ def described(*servers: ServerDescription, kind: str = "ReplicaSetNoPrimary") ->
 
 
 def server(host: str, **hello: Any) -> ServerDescription:
-    """A member of a replica set that answers."""
+    """Return a member of a replica set that answers."""
     answer: Any = {"ok": 1, "setName": "rs0", "maxWireVersion": 17, **hello}
     return ServerDescription((host, 1), Hello(answer))
 
 
 def test_a_wait_that_failed_tells_how_long_it_was(mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F153: from the call on, however many commands there were; also after it was sent to another process."""
+    """F153: the time counts from the call, however many commands there were, even if the error was sent to another
+    process."""
     lock = mongo_lock("a", wait=10)
     session: Any = lock._current_session()
     later = itertools.count(session.now(), 11)
@@ -289,7 +290,7 @@ def test_a_wait_that_failed_tells_how_long_it_was(mongolock: MemoryLocks, monkey
 
 
 def test_members_of_a_replica_set_are_named_with_their_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a primary one waits for an election; with one, the server or the network is slow."""
+    """Without a primary, there is an election to wait for. With one, the server or the network is slow."""
     away = ServerDescription(("c", 3), error=AutoReconnect("c:3: timed out"))
     secondaries = [server("a", secondary=True), server("b", secondary=True)]
     said = described(*secondaries, away)
@@ -303,7 +304,7 @@ def test_members_of_a_replica_set_are_named_with_their_roles(monkeypatch: pytest
     assert "h2:1 (no answer) and 4 more." in described(*many)
 
 
-# on_contention: refused where it is written, not under the first contention
+# on_contention, refused at decoration, not under the first contention
 
 
 def function(name: str, extra: int = 0) -> None: ...
@@ -365,7 +366,7 @@ def test_a_locked_command_is_checked_where_it_is_written() -> None:
 
 
 class UserLockAdmin(DocumentLockAdminMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    """Without its document_lock."""
+    """An admin without its document_lock."""
 
 
 def test_an_admin_without_what_it_is_about_fails_the_check() -> None:
@@ -411,7 +412,7 @@ def with_a_key(number: int) -> None: ...
 
 
 def test_a_lock_that_all_calls_share() -> None:
-    """Probably the key was forgotten, if the calls have arguments; a key without a field says that it was not."""
+    """If the calls have arguments, the key was probably forgotten. A key without a field shows that it was meant."""
     said = [found for found in check_shared_locks(app_configs=None) if "tests.test_mistakes." in found.msg]
     (found,) = said
     assert found.id == "mongolock.W009"

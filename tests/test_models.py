@@ -38,7 +38,7 @@ pytestmark = WITH_MONGO
 
 @pytest.fixture
 def three(locks: Locks) -> Locks:
-    """One lock that is held and waited for, one that is stale and was waited for, one that is free."""
+    """Return one lock that is held and waited for, one that is stale and was waited for, and one that is free."""
     locks.add("held", [entry(1, owner="job-1", user="anna", label="nightly")], [waiter(2), waiter(3)])
     locks.add("stale", [entry(4, left=-60)], [waiter(5, left=-30)])
     locks.add("free")
@@ -53,7 +53,7 @@ class TestQueries:
     """held(), stale() and waited_for() sort the locks by the server's clock."""
 
     def test_sorted(self, three: Locks) -> None:
-        """Each lock is in one state; those who wait count only as long as their place in the queue lives."""
+        """Each lock is in one state. Waiters count only as long as their places in the queue live."""
         assert keys(Lock.objects.held()) == ["held"]
         assert keys(Lock.objects.stale()) == ["stale"]
         assert keys(Lock.objects.free()) == ["free"]
@@ -75,7 +75,7 @@ class TestQueries:
         assert keys(Lock.objects.held()) == ["held"]
 
     def test_like_any_model(self, three: Locks) -> None:
-        """Filters reach into the holders; order, values, counts and lookups by key work."""
+        """Filters reach into the holders. Order, values, counts and lookups by key work."""
         assert keys(Lock.objects.filter(holders__host="web-1")) == ["held", "stale"]
         assert keys(Lock.objects.filter(holders__owner="job-1")) == ["held"]
         assert keys(Lock.objects.filter(waiters__pid=4_003)) == ["held"]
@@ -126,7 +126,7 @@ class TestQueries:
 
 
 class TestReadOnly:
-    """Locks change only by the engine's rule; all else is an error that says what to do."""
+    """Locks change only by the engine's rule. Every other change is an error with the cure."""
 
     @pytest.mark.parametrize(
         "write",
@@ -171,10 +171,10 @@ class TestReadOnly:
 
 
 class TestForceRelease:
-    """Taking a lock from its holder, who learns of it; never from the next one."""
+    """A forced release takes a lock from its holder, and the holder learns of it. The next holder is safe."""
 
     def test_holder_learns(self, locks: Locks) -> None:
-        """The holder's next renewal finds it; the next waiter is let in."""
+        """The holder's next renewal finds the loss, and the next waiter is let in."""
         lost = threading.Event()
         with ThreadPoolExecutor(1) as elsewhere:
             lock = elsewhere.submit(mongo_lock("k", lease=0.9, on_lost=lambda _lock: lost.set()).acquire).result()
@@ -193,7 +193,7 @@ class TestForceRelease:
         assert three.read("held")["holders"][0]["grant"] == "secret-grant.9"
 
     def test_many(self, three: Locks, caplog: pytest.LogCaptureFixture) -> None:
-        """A queryset counts whom it asked and what it took, and a damaged document does not stop it."""
+        """A queryset counts the asked holders and the taken locks. A damaged document does not stop it."""
         three.add("damaged", [entry(7)], change={"token": 1.5})
         three.held("z")
         with caplog.at_level(logging.WARNING, "django_mongolock"):
@@ -222,7 +222,8 @@ ENTRY_FIELDS = sorted(
 
 
 def is_damaged(document: Document) -> bool:
-    """By the engine's word; and a date that is none cannot be looked for in the index."""
+    """Return whether the engine calls the document damaged. A wrong type of date cannot be found by the index, and
+    counts as well."""
     end = document["expires_at"]
     return find_damage(document) is not None or (end is not None and not isinstance(end, datetime))
 
@@ -232,8 +233,8 @@ class TestDamage:
 
     @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
     def test_any_type_in_any_field(self, locks: Locks, value: Any) -> None:
-        """Every field of a lock, and of a holder, with every type: rows and pages go on, and its snapshot calls it
-        damaged."""
+        """Every field of a lock and of a holder, with every type, breaks no row and no page. The snapshot calls the
+        lock damaged."""
         locks.add("good", [entry(held_for=9_000)], [waiter(held_for=9_000)])
         for column in FIELDS:
             locks.add(f"field:{column}", [entry()], [waiter()], change={column: value})
@@ -301,7 +302,7 @@ def test_migrations_are_complete(locks: Locks) -> None:
 
 
 def test_snapshots_read_nothing_more(locks: Locks, commands: Commands) -> None:
-    """A snapshot has all its facts; no hidden query follows."""
+    """A snapshot has all its facts. No hidden query follows."""
     locks.held("a", "b")
     with connections["mongo"].execute_wrapper(lambda *args: pytest.fail("a query")):
         assert [lock.tokens for lock in Lock.objects.order_by("key").snapshots()] == [[TOKEN + 1], [TOKEN + 2]]

@@ -108,7 +108,7 @@ WRONG = [(error, option, value) for error, known in _WRONG.items() for option, e
 
 
 class TestOptions:
-    """Every option does what it says, and what cannot be meant is refused before anything is sent."""
+    """Every option has its effect. Invalid options are refused before any command."""
 
     @pytest.mark.parametrize(("longer", "margin"), [(8, 1.0), (60, 6.0), (3_600, 360.0)])
     def test_an_extended_lock(self, longer: float, margin: float) -> None:
@@ -146,7 +146,7 @@ class TestOptions:
 
 @pytest.fixture
 def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A second MongoDB alias, in another database of the same server."""
+    """Return a second MongoDB alias, in another database of the same server."""
     settings = {**connections.settings["mongo"], "NAME": "mongolock_other"}
     monkeypatch.setitem(connections.settings, "other", settings)
     yield "other"
@@ -158,7 +158,7 @@ def other_alias(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 class TestAliases:
     def test_using(self, other_alias: str) -> None:
-        """``using=``: another alias is another place; the same key there is another lock."""
+        """With ``using=``, another alias is another place, and the same key is another lock there."""
         key = new_key()
         with mongo_lock(key), mongo_lock(key, using=other_alias) as lock:
             assert holders(key, other_alias)[0]["token"] == lock.fencing_token
@@ -169,7 +169,7 @@ class TestSettings:
     """F52: settings are read late and followed."""
 
     def test_followed(self, settings: Settings) -> None:
-        """`override_settings` changes what the next lock does."""
+        """`override_settings` takes effect at the next lock."""
         key = new_key()
         settings.MONGOLOCK = {"DATABASE": "mongo", "LEASE": 77, "WAIT": 0}
         with held_elsewhere(key), pytest.raises(LockNotAcquired) as caught:
@@ -248,7 +248,7 @@ class TestWithoutAnyDatabase(SimpleTestCase):
 
 
 class TestSignals:
-    """Signals tell of this process's own locks; a receiver that fails breaks nothing."""
+    """Signals report this process's own locks. A receiver that fails breaks nothing."""
 
     async def test_async_receiver(self, caplog: pytest.LogCaptureFixture) -> None:
         """A sync send cannot call an async receiver from a running loop. The lock is not affected, and the error is

@@ -23,7 +23,7 @@ pytestmark = WITH_MONGO
 
 
 class TestSafeOrder:
-    """F225: wherever a lock can be released, the page says whether its holder lives, and what to do first."""
+    """F225: every page with a release button says whether the holder lives, and what to do first."""
 
     @pytest.fixture
     def staff(self) -> Client:
@@ -31,7 +31,7 @@ class TestSafeOrder:
 
     @pytest.mark.parametrize("page", [page_of("k"), f"{LIST}force-release/?key=k"])
     def test_one_that_lives(self, locks: Locks, staff: Client, page: str) -> None:
-        """Look, stop, ask; to force the release comes last."""
+        """The steps are to look, to stop, and to ask. To force the release comes last."""
         locks.add("k", [entry(7, left=32, held_for=75, label="import")], [waiter(2)])
         text = text_of(staff.get(page))
         assert "● works Renewed" in text
@@ -58,7 +58,7 @@ class TestSafeOrder:
         assert "3 locks hang, such as “c”" in text_of(staff.get(DASHBOARD))
 
     def test_tiles(self, locks: Locks, staff: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A tile counts what it says."""
+        """A tile counts its own kind."""
         counted = (Counts("exports", held=2, stale=1),)
         monkeypatch.setattr("django_mongolock.inspection.status.count_all", lambda _: counted)
         text = text_of(staff.get(DASHBOARD))
@@ -125,7 +125,7 @@ def test_while_mongodb_is_away(away: None, page: str) -> None:
 
 
 def test_the_terminal_of_the_demo_has_the_history() -> None:
-    """F229: the command that the demo prints shows what the pages of the demo show."""
+    """F229: the command that the demo prints shows the same as the pages of the demo."""
     names = ("MONGODB_URI", "MONGODB_NAME", "SQLITE_PATH", "MONGOLOCK_HISTORY")
     environment = {name: f"its {name.lower()}" for name in names}
     said = terminal(Mock(processes=Mock(env=environment)))

@@ -97,7 +97,7 @@ async def test_coroutines() -> None:
 
 
 def test_keys() -> None:
-    """Each key has its own period; without a template the function has one."""
+    """Each key has its own period. Without a template the function has one."""
     name = new_key()
 
     @once_per(f"{name}:{{tenant}}", hours=1)

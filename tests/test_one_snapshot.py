@@ -1,4 +1,4 @@
-"""One fact has one source: all lists, pages, commands and programs say the same of a lock."""
+"""One fact has one source. All lists, pages, commands and programs report the same about a lock."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _held(*, left: float = FRESH, **facts: Any) -> Parties:
 
 
 def _of_many() -> Parties:
-    """Readers: all but the last one are silent."""
+    """Return readers that are silent, except the last one."""
     lefts = [8.0] * 30 + [FRESH]
     return [entry(number, left=left, held_for=LONG, mode="shared") for number, left in enumerate(lefts)]
 
@@ -42,8 +42,8 @@ def _of_two() -> Parties:
     return [entry(1, left=FRESH, held_for=2 * LONG, released=now(), mode="shared"), *_held(mode="shared")]
 
 
-#: Each state of a lock: holders, waiters, the longest hold in hours; the word, the length of the hold, the number of
-#: waiters.
+#: Each state of a lock, with its holders, its waiters, and the longest hold in hours. The last three are the state, the
+#: length of the hold, and the number of waiters on the surfaces.
 STATES: dict[str, tuple[Callable[[], Parties], Callable[[], Parties], float, str, str, int]] = {
     "works": (_held, list, 4, "works", "3 h 0 min", 0),
     "waited for": (_held, lambda: [waiter(2, behind=2), waiter(3)], 4, "works", "3 h 0 min", 4),
@@ -61,7 +61,7 @@ STATES: dict[str, tuple[Callable[[], Parties], Callable[[], Parties], float, str
     "one of two has released": (_of_two, list, 4, "works", "3 h 0 min", 0),
     "free": (list, list, 4, "free", "", 0),
 }  # fmt: skip
-#: A surface's statement about the lock: its state, the time held, and the number of waiters.
+#: A surface's statement about the lock, with its state, the time held, and the number of waiters.
 Said = tuple[str, str, int]
 
 

@@ -1,4 +1,4 @@
-"""Rows: locked by any primary key, in any database, and read after the lock was taken."""
+"""Rows that are locked by any primary key, in any database, and read after the lock was taken."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def parcel() -> Parcel:
 
 
 def is_busy(instance: models.Model) -> bool:
-    """Does somebody else than this thread find it locked?"""
+    """Return whether another thread finds the instance locked."""
     with ThreadPoolExecutor(1) as pool:
         return not pool.submit(lambda: mongo_lock(instance).try_acquire()).result()
 
@@ -143,7 +143,7 @@ def test_a_row_that_does_not_fit_any_more(parcel: Parcel, rows: dict[str, Any], 
 
 @pytest.mark.long
 def test_any_lookup_and_queryset(parcel: Parcel, django_assert_num_queries: DjangoAssertNumQueries) -> None:
-    """By primary key one query; by anything else one more, to find it; filters and select_related stay."""
+    """A lookup by primary key is one query, and any other lookup is one more. Filters and select_related stay."""
     Code.objects.create(code="a:b", owner=parcel)
     with django_assert_num_queries(1), Code.objects.select_related("owner").locked(pk="a:b") as code:
         assert code.owner is not None

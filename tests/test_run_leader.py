@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program is not tied to its command"),
 ]
 
-#: Writes, ten times a second, who is at work, until it is stopped.
+#: A program that writes ten times a second that it is at work, until it is stopped.
 AT_WORK = """
 import os, sys, time
 while True:
@@ -75,8 +75,7 @@ def program(log: Log) -> tuple[str, ...]:
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "release"])
 def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
-    """F229: The leader is killed, ended or asked to release: its program has ended before that of the next one
-    begins."""
+    """F229: The leader is killed, ended or asked to release. The leader's program has ended before the next one begins."""
     key = new_key("leader")
     leading = run_leader(start, key, *program(written))
     assert eventually(written.spans, 60)
@@ -98,7 +97,7 @@ def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
 
 @pytest.mark.long
 def test_codes(start: Start) -> None:
-    """A program that ends by itself ends the command, with its code; and one that does not exist."""
+    """A program that ends by itself ends the command with its code. A missing program does so, too."""
     key = new_key("leader")
     assert run_leader(start, key, "sh", "-c", 'exit "${MONGOLOCK_FENCING_TOKEN:+3}"').wait(60) == 3
     assert run_leader(start, key, "/no/such/program").wait(60) == 127
@@ -112,7 +111,7 @@ def test_codes(start: Start) -> None:
 
 @pytest.mark.long
 def test_what_it_says(capfd: pytest.CaptureFixture[str]) -> None:
-    """On stderr, so that the output is the program's; with --verbosity 0 it says nothing."""
+    """Messages go to stderr, because the output is the program's. With --verbosity 0 there are none."""
     key = new_key("leader")
     execute_from_command_line(["manage.py", "run_leader", key, "--", "echo", "work"])
     out, said = capfd.readouterr()

@@ -1,4 +1,4 @@
-"""`manage.py run_locked` and `LockedCommand`: programs and commands under a lock, as a shell sees them."""
+"""`manage.py run_locked` and `LockedCommand` run programs and commands under a lock, as a shell sees them."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def shell(key: str, script: str, *options: str) -> list[str]:
-    """The arguments that run a shell script under a lock."""
+    """Return the arguments that run a shell script under a lock."""
     return ["run_locked", key, *options, "--", "sh", "-c", script]
 
 
 class TestProgram:
     @pytest.mark.long
     def test_runs(self, start: Start) -> None:
-        """The program has its arguments and the lock, and finds the token in its environment; its exit code is ours."""
+        """The program has its arguments and the lock, and finds the token in its environment. Its exit code is the
+        command's."""
         key = new_key()
         script = "echo $MONGOLOCK_KEY $MONGOLOCK_FENCING_TOKEN $1; read x < /dev/null; exit 3"
         process = start("run_locked", key, "--lease", "45", "--label", "mine", "--", "sh", "-c", script, "sh", "--x")
@@ -67,7 +68,7 @@ class TestProgram:
 
     @pytest.mark.long
     def test_busy(self, start: Start) -> None:
-        """Busy is 75 and names the holder, or 0 if that is fine; the program does not run."""
+        """A busy lock is exit code 75 with the holder's name, or 0 if that is fine. The program does not run."""
         key = new_key()
         with held_elsewhere(key, label="nightly"):
             fails, skips = start(*shell(key, "echo ran")), start(*shell(key, "echo ran", "--on-contention", "skip"))
@@ -139,7 +140,7 @@ class TestProgram:
     @pytest.mark.long
     @pytest.mark.parametrize("stubborn", [False, True])
     def test_lost(self, start: Start, stubborn: bool) -> None:
-        """A program whose lock was taken away is stopped, with all that it has started; if need be by SIGKILL."""
+        """If the lock is taken away, the program is stopped with all of its processes, if need be by SIGKILL."""
         key = new_key()
         trap = "trap '' TERM" if stubborn else "trap 'echo asked; exit 0' TERM"
         script = f"{trap}; sleep 300 & echo $!; while :; do sleep 0.05; done"
@@ -167,7 +168,7 @@ class TestProgram:
         [(["/no/such/program"], 127, "does not exist"), (["/"], 126, ""), (["sh", "-c", "kill -9 $$"], 128 + 9, "")],
     )
     def test_codes(self, start: Start, program: list[str], code: int, said: str) -> None:
-        """The exit codes of a shell; the lock is given back."""
+        """The exit codes are those of a shell. The lock is released."""
         key = new_key()
         found, _, err = finished(start("run_locked", key, "--", *program))
         assert (found, said in err, holders(key)) == (code, True, [])
@@ -182,7 +183,7 @@ class TestProgram:
             call_command("run_locked", "k")
 
     def test_called(self) -> None:
-        """From Python as well; signal handlers are as they were."""
+        """The command works from Python as well. Signal handlers are restored."""
         before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         key = new_key()
         call_command("run_locked", key, "--", "sh", "-c", "exit 0")

@@ -51,7 +51,7 @@ CHOSEN = {"index": 0, "_selected_action": ["k", "old"]}
 
 
 def whoever() -> dict[str, Client]:
-    """Everybody who should not change anything."""
+    """Return the clients that may not change anything."""
     return {
         "stranger": Client(),
         "customer": browser(*NAMES, is_staff=False),
@@ -75,7 +75,7 @@ class TestPages:
 
     @pytest.mark.parametrize("method", [WITNESS, *(pytest.param(name, marks=pytest.mark.long) for name in METHODS[1:])])
     def test_without_the_permission(self, method: str) -> None:
-        """Nobody without the right gets a page or changes a lock, whatever the method and the form say."""
+        """No client without the right gets a page or changes a lock, whatever the method and the form."""
         forms: list[dict[str, Any]] = [SHOWN, *({"action": action, **CHOSEN} for action in sorted(ACTIONS))]
         for name, client in whoever().items():
             for page, address in PAGES.items():
@@ -131,7 +131,7 @@ class TestPages:
         ],
     )
     def test_forms_that_no_browser_sends(self, shown: str) -> None:
-        """Lone surrogates, NUL, thousands of brackets, numbers of thousands of digits: refused, and no crash."""
+        """Lone surrogates, NUL, thousands of brackets and huge numbers are refused without a crash."""
         assert browser(*NAMES).post(RELEASE, {"lock": shown}).status_code == 400
 
     @pytest.mark.parametrize(
@@ -233,13 +233,13 @@ class TestLeaks:
     @pytest.mark.long
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_checks_and_commands(self, wrong: None, caplog: pytest.LogCaptureFixture) -> None:
-        """`check --database`, the commands and the log say what is wrong without quoting it."""
+        """`check --database`, the commands and the log name the fault without quoting the address."""
         caplog.set_level(logging.DEBUG, "django_mongolock")
         found = run_checks(databases=["mongo"], include_deployment_checks=True)
         said = " ".join(f"{message.msg} {message.hint}" for message in found if "mongolock" in str(message.id))
         assert {"mongolock.E101", "mongolock.E019"} & {message.id for message in found}
         for command, ways in COMMANDS.items():
-            if command == "run_leader":  # waits until MongoDB answers; its log is that of run_locked
+            if command == "run_leader":  # waits until MongoDB answers, with the same log as run_locked
                 continue
             out = io.StringIO()
             try:
@@ -262,7 +262,8 @@ class TestLeaks:
             assert "mongodb" not in response.content.decode().replace("MongoDB", "")
 
     def test_a_whole_life(self, locks: Locks, caplog: pytest.LogCaptureFixture) -> None:
-        """Taken, renewed, asked for, forced, lost: nothing that is logged, shown or raised has the id of a grant."""
+        """A lock is taken, renewed, asked for, forced and lost. No text in logs, pages or errors has the id of a
+        grant."""
         caplog.set_level(logging.DEBUG, "django_mongolock")
         shown: list[object] = []
         lock = mongo_lock("k", lease=1).acquire()

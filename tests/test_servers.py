@@ -28,7 +28,7 @@ time.sleep(60)
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
-    """However the starter ends, even by SIGKILL: server and directory are gone soon after."""
+    """However the starter ends, even by SIGKILL, the server and its directory are gone soon after."""
     command = [sys.executable, "-c", STARTER]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as starter:
         assert starter.stdout

@@ -18,7 +18,7 @@ EXPORT, WITHDRAW = Call.Kind.EXPORT, Call.Kind.WITHDRAW
 def call(  # a call that was never saved, because the judge's pure half needs no database
     kind: Call.Kind, version: int, sequence: int | None, *, ad: str = "a", start: float = 0, end: float = 0
 ) -> Call:
-    """A planted entry of the external service's log; times in seconds after noon."""
+    """Return a planted entry of the external service's log. Times are in seconds after noon."""
     times = {"started_at": NOON + timedelta(seconds=start), "ended_at": NOON + timedelta(seconds=end)}
     return Call(ad_id=ad, kind=kind, version=version, sequence=sequence, **times)
 

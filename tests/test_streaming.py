@@ -49,7 +49,7 @@ lock_stream = mongo_locked("stream:{name}", wait=0, on_contention="respond")
 
 
 def view_of(parts: Callable[[str], Any], *, is_async: bool) -> Any:
-    """A view, sync or async, of a stream that is the one or the other."""
+    """Make a sync or async view of a sync or async stream."""
 
     def view(request: HttpRequest, name: str) -> StreamingHttpResponse:
         return StreamingHttpResponse(parts(name))
@@ -109,7 +109,7 @@ def is_free(name: str) -> bool:
 
 
 def is_whole(kind: str, name: str, body: bytes) -> bool:
-    """Whether it was sent with the lock held at every part, and while the stream cleaned up."""
+    """Return whether the stream was sent with the lock held at every part and during its cleanup."""
     return body == SOURCE if "file" in kind else (body, CLEANED[name]) == (b"1;1;1;", 1)
 
 

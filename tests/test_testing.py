@@ -105,7 +105,8 @@ class TestLeftBehind:
     """F94: locks that a test still holds at its end, and tests inside of tests."""
 
     def test_a_lock_that_is_still_held_is_reported(self) -> None:
-        """With its key and the line that took it; a lock that the test holds itself is none."""
+        """The report has the key of the lock and the line that took it. A lock held by the test itself is not
+        reported."""
         test = override_locks()
         locks = test.enable()
         locks.hold("b")
@@ -143,7 +144,7 @@ class TestLeftBehind:
         assert len(errors) == 1
 
     def test_strict(self) -> None:
-        """The test fails, but not beside an error of its own; a decorator may be used again."""
+        """The test fails, but not in addition to an error of its own. A decorator may be used again."""
 
         @override_locks(strict=True)
         def leave(error: Exception | None = None) -> MongoLock:
@@ -201,7 +202,7 @@ class TestLeftBehind:
             drop()  # type: ignore[call-arg]
 
     def test_one_inside_another(self) -> None:
-        """The inner one begins without locks; the outer one keeps its own, and records nothing of the inner's."""
+        """The inner one begins without locks. The outer one keeps its own, and records nothing of the inner one's."""
         with override_locks(strict=True) as outer:
             mine, theirs = mongo_lock("a").acquire(), outer.hold("b")
             with override_locks(WAIT=3) as inner:
@@ -239,7 +240,7 @@ def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pyt
 
 
 def has_plugin() -> bool:
-    """Whether pytest finds the plugin by itself."""
+    """Return whether pytest finds the plugin by itself."""
     return any(point.value == "django_mongolock.testing.pytest_plugin" for point in entry_points(group="pytest11"))
 
 
@@ -301,7 +302,7 @@ class TestTime:
         assert time.process_time() - began < 5
 
     def test_the_longest_hold_ends_within_a_long_time(self, mongolock: MemoryLocks) -> None:
-        """The renewals that are skipped are those that would be made, and no more."""
+        """Exactly the renewals that would be made are skipped."""
         with heard(signals.lock_lost) as told:
             lock = mongo_lock("a", lease=1, max_hold=5_000).acquire()
             with mongo_lock("b", lease=7) as other:
@@ -380,7 +381,7 @@ class TestBackend:
         ids=["held", "all", "get", "ask"],
     )
     def test_the_orm_says_that_it_sees_nothing(self, mongolock: MemoryLocks, look: Callable[[], object]) -> None:
-        """Rather than that nobody holds any lock; and without a database."""
+        """The error does not claim that no lock is held, and needs no database."""
         with mongo_lock("a"), pytest.raises(LockBackendFailed, match="in the memory of each process"):
             look()
 

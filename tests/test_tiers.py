@@ -1,4 +1,4 @@
-"""The tiers of the tests: which cases run when, and what fails because it is in the wrong one. Runs of pytest."""
+"""The tiers of the tests, with their cases, and the failures of cases in the wrong one. These tests run pytest."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_takes_a_second_too(): take(1)
 
 @pytest.fixture(autouse=True)
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A project that knows the marks, and has no plugins."""
+    """Make a project that knows the marks, and has no plugins."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     pytester.makeini(f"[pytest]\nmarkers =\n{MARKERS}\n  flaky: is repeated\n")
 
@@ -96,7 +96,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_which_cases_run(pytester: pytest.Pytester, arguments: list[str], names: set[str]) -> None:
-    """Short cases and witnesses by default, the long ones with --long; who names a case gets it."""
+    """Short cases and witnesses run by default, and the long ones with --long. A case that is named runs."""
     pytester.makepyfile(test_cases=CASES)
     result = pytester.runpytest_inprocess("-p", "tests.tiers", "--collect-only", "-q", *arguments)
     assert set(re.findall(r"::test_(\w+)$", result.stdout.str(), re.MULTILINE)) == names
@@ -111,7 +111,7 @@ def test_a_short_case_is_not_repeated(pytester: pytest.Pytester) -> None:
 
 @pytest.fixture
 def by_that_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cases are judged by CLOCK, on a machine on which no process waits for a processor."""
+    """Judge cases by CLOCK, on a machine without processes that wait for a processor."""
     monkeypatch.setattr(tiers, "now", lambda: CLOCK[0])
     monkeypatch.setattr(tiers, "stalled", lambda: 0.0)
 

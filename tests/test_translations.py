@@ -1,8 +1,7 @@
-"""Every text of the package that people read has its German; the tests name what is missing.
+"""Every text of the package that people read has a German translation. The tests name missing ones.
 
-To add what is missing: `cd django_mongolock`, `python -m django makemessages -l de --no-location --no-obsolete`,
-fill in what is empty or marked fuzzy in locale/de/LC_MESSAGES/django.po, then `python -m django compilemessages -l
-de`.
+To add missing texts: `cd django_mongolock`, `python -m django makemessages -l de --no-location --no-obsolete`, fill in
+empty and fuzzy texts in locale/de/LC_MESSAGES/django.po, then `python -m django compilemessages -l de`.
 """
 
 from __future__ import annotations

@@ -52,14 +52,14 @@ def make(db: str, **values: Any) -> Thing:
 
 
 def two(db: str, model: Any = Thing, **values: Any) -> tuple[Any, Any]:
-    """The same row, read twice."""
+    """Return the same row, read twice."""
     made = model._base_manager.using(db).create(**values) if values or model is not Thing else make(db)
     read = model._base_manager.using(db)
     return read.get(pk=made.pk), read.get(pk=made.pk)
 
 
 def refused(call: Callable[..., Any], *arguments: Any, **options: Any) -> VersionConflict:
-    """The conflict by which a call is refused."""
+    """Return the conflict that refuses a call."""
     with pytest.raises(VersionConflict) as caught:
         call(*arguments, **options)
     return caught.value
@@ -73,7 +73,7 @@ class TestSave:
     """Model.save() in all its forms."""
 
     def test_the_second_of_two_is_refused(self, db: str) -> None:
-        """Nothing of it is written, and the error has both versions and what differs."""
+        """The refused save writes nothing. The error has both versions and the differences."""
         first, second = two(db)
         first.count, second.count, second.title = 1, 2, "b"
         first.save()
@@ -87,7 +87,7 @@ class TestSave:
         refused(second.save)
 
     def test_the_error_survives_pickling(self, db: str) -> None:
-        """Celery ships it; an expression in it does no harm, and values stay out of the message."""
+        """Celery pickles the error. An expression in it does no harm, and values stay out of the message."""
         first, second = two(db)
         first.save()
         second.count, second.title = F("count") + 1, "secret"
@@ -114,7 +114,7 @@ class TestSave:
         assert (stored(first, db).title, stored(first, db).count, stored(first, db).version) == ("b", 1, 3)
 
     def test_deleted_meanwhile(self, db: str) -> None:
-        """A save does not bring back what somebody deleted."""
+        """A save does not bring back a deleted row."""
         first, second = two(db)
         first.delete()
         for options in ({}, {"force_update": True}, {"update_fields": ["count"]}):
@@ -146,7 +146,7 @@ class TestSave:
         assert not isinstance(caught.value, VersionConflict)
 
     def test_expressions(self, db: str) -> None:
-        """F() works, once per save; the version itself is not to be meddled with."""
+        """F() works, once per save. The version itself must not be set by the user."""
         first, second = two(db)
         first.count = F("count") + 3
         first.save()
@@ -160,7 +160,8 @@ class TestSave:
                 again.save()
 
     def test_deferred_version(self, db: str) -> None:
-        """A row that was read without its version cannot be saved or deleted; looking at it later does not help."""
+        """A row that was read without its version cannot be saved or deleted. Reading the version later does not
+        help."""
         made = make(db)
         partly = models.QuerySet[Thing](Thing, using=db).only("title").get(pk=made.pk)
         assert partly.version == 1
@@ -173,7 +174,7 @@ class TestSave:
         assert stored(made, db).title == "a"
 
     def test_only_and_defer_keep_the_version(self, db: str) -> None:
-        """With the manager of versions it is always read along; other deferred fields are left alone."""
+        """With the manager of versions, the version is always read. Other deferred fields stay deferred."""
         made = make(db, count=7)
         for read in (Thing.objects.using(db).only("title"), Thing.objects.using(db).defer("version", "count")):
             thing = read.get(pk=made.pk)
@@ -214,7 +215,7 @@ class TestSave:
         assert second.version == 3
 
     def test_copies(self, db: str) -> None:
-        """Without its key, and with the usual two lines, a copy starts again at 1; the original stays as it is."""
+        """A copy without its key, made by the usual two lines, starts again at 1. The original stays as it is."""
         original = make(db)
         original.save()
         for adding in (True, False):
@@ -279,7 +280,7 @@ class TestSave:
         assert model is not Renamed or first.version is None
 
     def test_a_failed_insert_does_not_count_as_read(self, db: str) -> None:
-        """After an IntegrityError a second save() does not take the row of somebody else for its own."""
+        """After an IntegrityError a second save() does not take another row for its own."""
         there = Named.objects.using(db).create(pk="a", value=1)
         late = Named(pk="a", value=2)
         with pytest.raises(IntegrityError):
@@ -289,7 +290,8 @@ class TestSave:
 
 
 class TestDelete:
-    """Model.delete(): only what is still as it was read; and everything that Django does about relations."""
+    """Model.delete() deletes only a row that is unchanged since its read, with everything that Django does about
+    relations."""
 
     def test_only_the_version_that_was_read(self, db: str) -> None:
         """A change meanwhile keeps it."""
@@ -509,7 +511,7 @@ class TestTransactions:
 
     @on_sql
     def test_a_savepoint_keeps_the_rest(self, db: str) -> None:
-        """As for IntegrityError: in an atomic() of its own it can be caught."""
+        """As for IntegrityError, the conflict can be caught in an atomic() of its own."""
         first, second = two(db)
         first.save()
         with transaction.atomic(using=db):
@@ -549,7 +551,7 @@ class TestTransactions:
 
     @pytest.mark.long
     def test_a_standalone_server(self, django_db_blocker: DjangoDbBlocker) -> None:
-        """A MongoDB without transactions: checked as well, though not in one transaction with what follows."""
+        """A MongoDB without transactions is checked as well, but not in one transaction with further commands."""
         with Mongod() as server, django_db_blocker.unblock(), added("mongo", server.uri, "standalone") as alias:
             first, second = two(alias)
             first.save()
@@ -572,7 +574,7 @@ class TestField:
             VersionField(primary_key=True, unique=True)
 
     def test_migrations_show_what_was_said(self) -> None:
-        """And not what is always so."""
+        """Migrations show the chosen options, without the constant ones."""
         field = VersionField("revision", db_column="documentVersion")
         assert field.deconstruct()[1:] == (
             "django_mongolock.versions.VersionField",
@@ -591,7 +593,8 @@ class TestField:
             VersionedQuerySet(Topic, using=db).update(name="x")
 
     def test_checks(self) -> None:
-        """Each rule has its id: two versions, an order of Django's, managers that raise none, one below a parent."""
+        """Each rule has its id. The cases are two versions, Django's order, managers without versions, and a version
+        below a parent."""
         from django.apps.registry import Apps
 
         from django_mongolock.versions import VersionedManager, VersionedModel
@@ -634,10 +637,10 @@ class TestField:
 
 
 class TestRace:
-    """The two-table example: five processes replace the latest rate at once, and append what they replaced.
+    """The two-table example: five processes replace the latest rate at once, and append the replaced one.
 
-    Each does both in one transaction, with the defaults of Django and of the database. A longer race is
-    `python -m bench.rates --runs 100`.
+    Each process does both in one transaction, with the defaults of Django and of the database. A longer race is `python
+    -m bench.rates --runs 100`.
     """
 
     @pytest.mark.long
@@ -645,7 +648,7 @@ class TestRace:
     def test_nothing_is_missing_from_the_history(
         self, kind: str, tmp_path: Path, mongo: MongoClient[dict[str, Any]], request: pytest.FixtureRequest
     ) -> None:
-        """F71: plain saves lose values; with versions and retries every value is found, and no writer dies."""
+        """F71: plain saves lose values. With versions and retries every value is found, and no writer dies."""
         name = f"versions_race_{uuid.uuid4().hex[:8]}"
         with contextlib.ExitStack() as servers:
             if kind in ("PostgreSQL", "MariaDB"):

@@ -34,7 +34,7 @@ def on(*kinds: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def retried() -> Iterator[list[str]]:
-    """The names of the errors that led to another attempt."""
+    """Return the names of the errors that led to another attempt."""
     found: list[str] = []
 
     def note(error: str, **facts: Any) -> None:
@@ -46,7 +46,7 @@ def retried() -> Iterator[list[str]]:
 
 
 def at_once(*works: Callable[[], Any]) -> list[Any]:
-    """Run each in a thread with connections of its own; return the results."""
+    """Run each function in a thread with connections of its own, and return the results."""
 
     def run(work: Callable[[], Any]) -> Any:
         try:
@@ -275,7 +275,7 @@ def test_a_commit_that_mongodb_refuses(db: str, retried: list[str], mongo: Mongo
 
 
 def from_driver(**facts: Any) -> DatabaseError:
-    """An error of Django as it makes one from the driver's."""
+    """Return an error of Django as it makes one from the driver's."""
     cause = type("Driver", (Exception,), facts)()
     error = OperationalError("no")
     error.__cause__ = cause

@@ -1,4 +1,4 @@
-"""Forms and admin of models with a version: nothing is written over unsaid, no typing is lost."""
+"""Forms and admin of models with a version overwrite nothing silently, and lose no typed text."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class TestForm:
 
     @pytest.mark.parametrize("token", [None, "", "forged", "other"])
     def test_a_page_without_a_good_version_saves_nothing(self, thing: Thing, token: str | None) -> None:
-        """Left out by the template, forged, or that of another object: as if it had seen nothing."""
+        """A version that is missing, forged, or of another object counts as none."""
         sent = page_of(thing)
         del sent["version_read"]
         if token == "other":
@@ -193,7 +193,7 @@ class TestForm:
         assert form.save().title == "mine"
 
     def test_a_space_that_was_typed(self, thing: Thing) -> None:
-        """A form that keeps spaces keeps those that a person has added."""
+        """A form that keeps spaces keeps those that a person typed."""
 
         class Exact(ThingForm):
             title = forms.CharField(strip=False)
@@ -258,7 +258,7 @@ WRAPPED: Any = RelatedFieldWidgetWrapper(forms.TextInput(), None, None, can_add_
         (forms.MultipleChoiceField(choices=CHOICES), ["a", "b"], ["a", "b"]),
         (forms.MultipleChoiceField(choices=CHOICES, widget=forms.CheckboxSelectMultiple), ["b"], ["b"]),
         (forms.JSONField(), {"b": [1.0], "a": "x "}, {"b": [1.0], "a": "x "}),
-        (forms.IntegerField(), None, None),  # not valid: as it was
+        (forms.IntegerField(), None, None),  # not valid, so unchanged
         (forms.ModelChoiceField(Thing._base_manager.none()), 5, 5),
     ],
 )
@@ -297,7 +297,7 @@ class TestEmbedded:
     """Embedded documents are compared by each of their values."""
 
     def customer(self, city: str = "Bern", others: tuple[str, ...] = ("Bern",), **values: Any) -> Customer:
-        """As it is read."""
+        """Return a customer as it is read."""
         pk = "6" * 24
         found = Customer(pk=pk, city=City(name=city), others=[City(name=each) for each in others], **values)
         found._state.adding = False
@@ -330,7 +330,7 @@ class TestEmbedded:
         assert form.is_valid(), form.errors
         assert form.instance.city.name == now.get("city", "Bern")
         assert tuple(city.name for city in form.instance.others) == now.get("others", ("Bern",))
-        city = form["city"].value()  # since django-mongodb-backend 6.1, what was sent
+        city = form["city"].value()  # the sent value, since django-mongodb-backend 6.1
         assert (city["city-name"] if isinstance(city, dict) else city.name) == now.get("city", "Bern")
 
     def test_what_is_saved(self) -> None:
@@ -340,7 +340,7 @@ class TestEmbedded:
         assert (form.instance.city.name, form.instance.others, form.instance.note) == ("Zurich", [], "new")
 
     def test_values_that_are_equal(self) -> None:
-        """Two that hold the same have one digest, in whatever zone a time is and however bytes are read."""
+        """Two equal values have one digest, in any time zone and in any type of bytes."""
         there = datetime(2026, 7, 1, 12, tzinfo=ZoneInfo("Europe/Zurich"))
         one, other = self.customer(picture=memoryview(b"x")), self.customer(picture=memoryview(b"x"), tags=["a"])
         one.city.since, other.city.since = there, there.astimezone(UTC)
@@ -361,7 +361,7 @@ def person(client: Client) -> Client:
 
 
 class ReplicaRouter:
-    """Reads from one database what is written to another."""
+    """A router that reads from another database than it writes to."""
 
     def db_for_read(self, *args: Any, **hints: Any) -> str:
         return "replica"
@@ -375,7 +375,7 @@ class TestAdmin:
     """VersionedAdmin, with the change page, the list, and deleting."""
 
     def test_conflict_on_the_change_page(self, person: Client) -> None:
-        """Nothing is written; saved when it is sent again."""
+        """Nothing is written. The second send saves."""
         tab = Tab(person, PAGE)
         assert tab.fields["version_read"]
         Rate.objects.filter(pk="EUR").update(value=5, note="theirs")
@@ -444,7 +444,7 @@ class TestAdmin:
         assert person.post(f"{LIST}USD/change/", {"name": "USD"}).status_code == 302, "Django's own answer"
 
     def test_the_list(self, person: Client) -> None:
-        """Rows that were changed meanwhile complain, each at its own place; the page sent again is saved."""
+        """Rows that were changed meanwhile show their own errors. The second send saves the page."""
         Rate.objects.create(name="USD", value=2)
         tab = Tab(person, LIST)
         assert {"form-0-version_read", "form-1-version_read"} <= tab.fields.keys()
@@ -522,7 +522,7 @@ class TestAdmin:
         assert person.post(LIST, {"action": "shows", "_selected_action": "EUR"}).status_code == 200
 
     def test_deleting(self, person: Client) -> None:
-        """The question carries the version; a change meanwhile, or an address by hand, asks again."""
+        """The question carries the version. After a change, or for a hand-made address, it is asked again."""
         asked = person.get(DELETE, follow=True)
         (address, status), *_ = asked.redirect_chain
         assert status == 302
@@ -589,7 +589,7 @@ class TestInline:
         return {bound.html_name: bound.value() for form in forms for bound in form if bound.value() is not None}
 
     def test_conflict(self, db: str) -> None:
-        """The row that was changed meanwhile says so; the others wait for it; sent again, all are saved."""
+        """The changed row shows the error, and the others wait for it. The second send saves all of them."""
         topic = Topic._base_manager.create(name="t")
         one, two = (Thing.objects.create(title=title, topic=topic) for title in "ab")
         sent = {**self.fields(self.ask(topic)), "name": "t"}
@@ -606,7 +606,7 @@ class TestInline:
         assert (again(one).title, again(two).count) == ("mine", 5)
 
     def test_deleting(self, db: str) -> None:
-        """A row that was changed meanwhile is not deleted unseen; sent again, it is."""
+        """A row that was changed meanwhile is not deleted unseen. The second send deletes it."""
         topic = Topic._base_manager.create(name="t")
         thing = Thing.objects.create(title="a", topic=topic)
         sent = {**self.fields(self.ask(topic)), "name": "t", "things-0-DELETE": "on"}
@@ -620,7 +620,7 @@ class TestInline:
 
 
 def test_the_form_of_an_admin_is_checked() -> None:
-    """A form that does not carry the version is found by manage.py check; fieldsets by hand are completed."""
+    """manage.py check finds a form that does not carry the version. Hand-made fieldsets are completed."""
 
     class PlainForm(forms.ModelForm):  # type: ignore[type-arg]
         class Meta:

@@ -28,7 +28,7 @@ CONFLICT = VersionConflict("thing", 1, 1, 2)
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The longest that each pause could have been; nobody really waits."""
+    """Return the longest possible length of each pause. The pauses do not really wait."""
     limits: list[float] = []
 
     def most(low: float, high: float) -> float:
@@ -41,7 +41,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def failing(times: int, error: BaseException = CONFLICT) -> tuple[Callable[[], str], list[int]]:
-    """A function that fails at first, and the list of its calls."""
+    """Return a function that fails at first, and the list of its calls."""
     calls: list[int] = []
 
     def function() -> str:
@@ -85,7 +85,7 @@ def test_other_errors_are_not_its_business(error: BaseException, in_a_group: boo
 
 
 async def test_coroutine_functions(pauses: list[float]) -> None:
-    """The same for `async def`; the result stays a coroutine function, with its name and doc."""
+    """`async def` works the same. The result stays a coroutine function, with its name and docstring."""
     function, calls = failing(2)
 
     @retry_on_conflict(attempts=3)
@@ -191,7 +191,7 @@ class TestTransactions:
 
     @pytest.mark.long
     def test_refused(self, db: str) -> None:
-        """At once, not at the first conflict; on each database."""
+        """The refusal comes at once, not at the first conflict, on each database."""
         function, calls = failing(0)
         with all_or_nothing(db):
             Thing.objects.exists()
@@ -267,7 +267,7 @@ class TestTransactions:
 
     @pytest.mark.django_db
     def test_the_transaction_around_a_test_does_not_count(self) -> None:
-        """As for durable atomic blocks; one inside of it does."""
+        """As for durable atomic blocks, the transaction around a test does not count. A block inside of it does."""
         function, _ = failing(1)
         assert connections["default"].in_atomic_block
         User.objects.create_user("somebody")
@@ -280,7 +280,8 @@ class TestIsolation:
     """If the database itself detects a faster writer, the error is a VersionConflict as well."""
 
     def test_repeatable_read(self, db: str) -> None:
-        """PostgreSQL says 40001, SQLite BUSY_SNAPSHOT, MongoDB WriteConflict; each after a read in the transaction."""
+        """PostgreSQL reports 40001, SQLite BUSY_SNAPSHOT, and MongoDB WriteConflict, each after a read in the
+        transaction."""
         made = Thing.objects.create(title="a")
 
         def overtaken(write: Callable[[Thing], Any]) -> None:

@@ -1,4 +1,5 @@
-"""`mongo_locked` on views: functions and classes, sync and async; contention as HTTP; ATOMIC_REQUESTS."""
+"""`mongo_locked` on views, as functions and classes, sync and async, with contention as HTTP and with
+ATOMIC_REQUESTS."""
 
 from __future__ import annotations
 
@@ -77,12 +78,12 @@ non_atomic = transaction.non_atomic_requests(using="file")
 
 
 def with_helper(request: HttpRequest, name: str) -> HttpResponse:
-    """An unlocked view that calls something locked."""
+    """Call a locked helper from an unlocked view."""
     return lock_row(write)(request, name)
 
 
 def a_view() -> Callable[[Any, str], HttpResponse]:
-    """A view of its own: Django marks the function itself."""
+    """Make a new view, because Django marks the function itself."""
 
     def view(request: Any, name: str) -> HttpResponse:
         return write(request, name)
@@ -106,7 +107,7 @@ def a_class(base: Any = View, get: Any = get) -> Any:
 @non_atomic
 @lock_row
 async def async_view(request: HttpRequest, name: str) -> HttpResponse:
-    """Django has no transactions around async views: this one opens its own, in a thread."""
+    """Open a transaction in a thread, because Django has none around async views."""
 
     def inside() -> HttpResponse:
         with transaction.atomic(using="file"):
@@ -119,10 +120,10 @@ def has_transaction(*call: Any, **kwargs: Any) -> HttpResponse:
     return HttpResponse(str(connections["file"].in_atomic_block))
 
 
-#: Answers whether a transaction is open while somebody else holds the lock.
+#: Views that answer whether a transaction is open while another caller holds the lock.
 waiting = mongo_locked("row:{name}", wait=0, on_contention=has_transaction)
 
-#: The lock is below what makes the view, inside of the transaction.
+#: The lock is inside of the transaction, below the maker of the view.
 INSIDE = ("below_api_view", "api_method", "ninja")
 TRANSACTIONAL: dict[str, Any] = {
     "above_api_view": lock_row(api_view(["GET"])(a_view())),
@@ -168,7 +169,7 @@ class TestViewClasses:
         assert asyncio.run(made().dispatch(RequestFactory().get("/"), name=name)).status_code == 200
 
     def test_undecided_dispatch(self, name: str) -> None:
-        """dispatch() of an async view class is no coroutine function: decorating it is an error that says so."""
+        """dispatch() of an async view class is no coroutine function. Decorating it is an error that says so."""
         view: Any = method_decorator(lock_row, name="dispatch")(a_class(get=aget)).as_view()
         with pytest.raises(TypeError, match="on the view class instead of its dispatch"):
             asyncio.run(view(RequestFactory().get("/"), name=name))
@@ -222,7 +223,7 @@ class TestResponse:
         assert answer.json()["code"] == "unavailable"
 
     def test_store_away_is_no_contention(self) -> None:
-        """Only "respond" has an answer to that; nobody skips work because nobody could be asked."""
+        """Only "respond" has an answer to an outage. No work is skipped because the store cannot be reached."""
         error = LockBackendFailed("away")
         for policy in ("raise", "skip", "retry", lambda error: "handled"):
             with pytest.raises(LockBackendFailed):
@@ -339,8 +340,8 @@ class TestAtomicRequests:
 
     @pytest.mark.parametrize("kind", LOCKED)
     def test_order(self, kind: str, name: str, at_release: Any, rows: Any) -> None:
-        """An error rolls back before the lock is released; afterwards the file can be written at once, and whoever gets
-        the lock next sees what was written under it. A savepoint that is rolled back inside changes nothing of that."""
+        """An error rolls back before the lock is released. Afterwards the file can be written at once, and the next
+        holder sees the rows written under the lock. A rollback of an inner savepoint changes nothing of that."""
         with pytest.raises(ZeroDivisionError):
             Client().get(f"/write-{kind}/{name}/?fail")
         assert at_release == [("row", [])]
@@ -352,7 +353,7 @@ class TestAtomicRequests:
 
     @pytest.mark.filterwarnings("ignore:.*was released inside the transaction")
     def test_naive(self, name: str, at_release: Any, rows: Any) -> None:
-        """This test would find a decorator that releases before the commit: here is one."""
+        """This test finds a decorator that releases before the commit, such as this one."""
         Client().get(f"/write-naive/{name}/")
         assert at_release == [("row", [])]
         assert rows() == [name]
@@ -390,6 +391,6 @@ class TestAtomicRequests:
 
     @pytest.mark.parametrize("kind", ["async", "async_class"])
     def test_async(self, kind: str, name: str, rows: Any) -> None:
-        """Django has no transactions for async views and refuses them; the lock does not hide that."""
+        """Django has no transactions for async views and refuses them. The lock does not hide that."""
         with pytest.raises(RuntimeError, match="cannot use ATOMIC_REQUESTS with async views"):
             Client().get(f"/write-{kind}/{name}/")

@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run both pairs; return 0 if all tests passed."""
+    """Run both pairs, and return 0 if all tests passed."""
     write = "--write" in arguments
     strict = write or bool(os.environ.get("CI"))
     rest = [argument for argument in arguments if argument != "--write"]
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def fail(message: str) -> NoReturn:
-    """End with one line that says what to do."""
+    """End with one line of advice."""
     sys.exit(f"versions: {message}")
 
 
@@ -100,7 +100,7 @@ def oldest_supported() -> tuple[int, ...]:
 
 
 def pythons() -> Iterator[Candidate]:
-    """Find the released Pythons of this machine: on PATH, of pyenv, of uv, beside this one."""
+    """Yield the released Pythons of this machine, found on PATH, by pyenv, by uv, and beside this one."""
     home = Path.home()
     pyenv = Path(os.environ.get("PYENV_ROOT") or home / ".pyenv") / "versions"
     homes = (pyenv, home / ".local/share/uv/python", Path(sys.base_prefix).parent)
@@ -113,7 +113,7 @@ def pythons() -> Iterator[Candidate]:
 
 
 def environment(python: str) -> str:
-    """Make .venv-newest, or bring it up to date; return its Python."""
+    """Make .venv-newest or bring it up to date, and return its Python."""
     own = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     pip = [str(own), "-m", "pip", "install", "--upgrade"]
     print(f"versions: installing the newest Django into {VENV}", flush=True)
@@ -129,8 +129,8 @@ def environment(python: str) -> str:
 
 
 def run(name: str, python: str, arguments: Sequence[str]) -> tuple[int, str]:
-    """Run the tests with *python*; return pytest's exit code and the row of the table."""
-    # django-mongodb-backend 6 asks for MongoDB 7, and the server of the group `mongod` is a 6.0: see tox.ini.
+    """Run the tests with *python*, and return pytest's exit code and the row of the table."""
+    # django-mongodb-backend 6 asks for MongoDB 7, and the server of the group `mongod` is a 6.0 (see tox.ini).
     variables = {**os.environ, "PYTHONPATH": str(ROOT), "MONGOLOCK_TEST_OLD_SERVER": "1"}
     facts = json.loads(subprocess.check_output([python, "-c", FACTS], cwd=ROOT, env=variables))
     print(f"versions: {name}: Python {facts[0]}, Django {facts[1]}", flush=True)

@@ -25,7 +25,7 @@ from environ import Env
 
 SHORT, WITNESS, LONG, PROGRAM = "short", "witness", "long", "program"
 
-#: Seconds that a short case may take, on a machine that does nothing else; the machines of CI are slower.
+#: The seconds for a short case on an otherwise idle machine. The machines of CI are slower.
 LIMIT: Final = 0.5
 LIMIT_IN_CI: Final = 1.0
 
