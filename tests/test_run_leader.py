@@ -75,7 +75,7 @@ def program(log: Log) -> tuple[str, ...]:
 @pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "release"])
 def test_never_two_at_work(start: Start, written: Log, how: Any) -> None:
-    """F229: The leader is killed, ended or asked to release. The leader's program has ended before the next one begins."""
+    """F229: The leader is killed, ended or asked to release. The program has ended before the next one begins."""
     key = new_key("leader")
     leading = run_leader(start, key, *program(written))
     assert eventually(written.spans, 60)

@@ -1,4 +1,4 @@
-"""The tasks of the tests of failures. A real worker imports this module, too; its environment has the settings."""
+"""The tasks of the tests of failures. A real worker imports this module, too, with its settings in the environment."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def early(self: Task[Any, Any], key: str, name: str, seconds: float = 0) -> str:
 
 
 def nested(keys: list[str], clean_up: float, body: Callable[[], None], lease: float = 60) -> None:
-    """Hold all keys, one inside the other; a call that fails takes its time to clean up, under its lock."""
+    """Hold all keys, one inside the other. A call that fails takes its time to clean up, under its lock."""
 
     @mongo_locked(keys[0], lease=lease, on_contention="retry")
     def call() -> None:
@@ -193,7 +193,7 @@ def replaced(self: Task[Any, Any], name: str, seconds: float) -> str:
 
 @app.task(bind=True, autoretry_for=(ZeroDivisionError,), retry_backoff=True, retry_backoff_max=1, max_retries=3)
 def backing_off(self: Task[Any, Any], name: str) -> str:
-    """A task that is enqueued once, and whose first run fails; the countdown of its retry may be 0."""
+    """A task that is enqueued once, with a first run that fails. The countdown of its retry may be 0."""
     with work(directory(), name, str(self.request.id)):
         if not self.request.retries:
             raise ZeroDivisionError

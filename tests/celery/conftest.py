@@ -19,7 +19,7 @@ from tests.celery.workers import Place, placed
 SOON = {"unacked_restore_interval": 1, "unacked_restore_throttle": 1, "unacked_mutex_expire": 2}
 
 MakePlace = Callable[..., Place]
-#: For tests with real workers.
+#: Marks of tests with real workers.
 WITH_WORKERS = [
     parts.needs("Redis"),
     pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes are gone"),

@@ -70,11 +70,11 @@ class Story:
         self.records: list[dict[str, Any]] = [json.loads(line) for line in lines]
 
     def of(self, what: str, **facts: Any) -> list[dict[str, Any]]:
-        """The records of this kind, with these facts."""
+        """Return the records of this kind, with these facts."""
         return [each for each in self.records if each["what"] == what and facts.items() <= {**each}.items()]
 
     def of_task(self, task_id: str) -> list[dict[str, Any]]:
-        """The records of one task: its messages, deliveries and states."""
+        """Return the records of one task, which are its messages, deliveries and states."""
         kinds = ("message", "delivery", "retry", "state")
         return [each for each in self.records if each.get("id") == task_id and each["what"] in kinds]
 
@@ -82,7 +82,7 @@ class Story:
         return len(self.of(what, **facts))
 
     def order(self) -> list[str]:
-        """The names in the order in which their bodies began."""
+        """Return the names in the order in which their bodies began."""
         return [each["name"] for each in sorted(self.of("begin"), key=lambda each: each["at"])]
 
     def overlaps(self, name: str) -> int:

@@ -52,7 +52,7 @@ def ran() -> Any:
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that are shorter than in a worker leave their proof, too."""
+    """Let runs that are shorter than in a worker leave their proof, too."""
     monkeypatch.setattr(retry_task, "LONG_ENOUGH", 0.0)
 
 
@@ -73,7 +73,7 @@ AGAIN: dict[str, Any] = {"delivery_info": {"redelivered": True}}
 
 
 def carries(times: int = 0, since: float | None = None, lock: str = NAME, **facts: Any) -> dict[str, Any]:
-    """The headers of a message that came back."""
+    """Return the headers of a message that came back."""
     return {RETURNED: asdict(Note(waits={lock: (times, since)}, **facts))}
 
 
@@ -82,12 +82,12 @@ def note(message: Any) -> Note:
 
 
 def wait_of(message: Any, key: str = "key") -> tuple[int, float | None]:
-    """How often the task came back for a lock, and since when MongoDB did not answer."""
+    """Return how often the task came back for a lock, and the start of the outage of MongoDB, if any."""
     return note(message).waits[f"{get_settings().DATABASE} {key}"]
 
 
 def deliver(function: Any, message: Any = None, **request: Any) -> Any:
-    """Let a task make this call, as that of *message*. Returns its result, or the class of what it tells Celery."""
+    """Let a task make this call, as that of *message*. Return its result, or the class of its exception for Celery."""
     headers = {} if message is None else message.options["headers"]
     with in_task(task, headers=headers, **request) as current:
         try:
@@ -103,7 +103,7 @@ def deliver(function: Any, message: Any = None, **request: Any) -> Any:
 
 
 def comes_back(sent: list[Any], error: Exception, headers: Any = None, **request: Any) -> Any:
-    """Let a task come back because of *error*; return the message."""
+    """Let a task come back because of *error*, and return the message."""
     message = SimpleNamespace(options={"headers": headers or {}})
     assert deliver(lambda: retry_current_task(error), message, **request) is Retry  # type: ignore[arg-type]
     return sent[-1].options
@@ -174,7 +174,7 @@ make_lock = LockedCall.lock
 
 
 def lock_unless(call: LockedCall, away: Any, key: str) -> Any:
-    """Make the lock of a call; MongoDB does not answer for *key*."""
+    """Make the lock of a call. MongoDB does not answer for *key*."""
     lock = make_lock(call)
     return away() if lock.keys == (key,) else lock
 
@@ -204,7 +204,7 @@ def test_one_message_from_one_run(sent: list[Any], key: str) -> None:
     ("limit", "error"), [(0, AWAY), (600, LockBackendFailed("no rights", passing=False)), (600, LockReentry("key"))]
 )
 def test_some_failures_are_final(sent: list[Any], settings: Settings, limit: float, error: LockError) -> None:
-    """F97: without a time for it, and for what does not pass, the task fails at once."""
+    """F97: without time for retries, or after an error that does not pass, the task fails at once."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": limit}
     with in_task(task), pytest.raises(type(error)):
         retry_current_task(error)
@@ -333,7 +333,7 @@ def test_another_holder_since(sent: list[Any], key: str) -> None:
 
 @pytest.mark.parametrize("since", ["nothing happened", "another held the lock"])
 def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
-    """F95: while a run on another machine has a lease, the second delivery comes back; when that ends, it runs."""
+    """F95: while a run on another machine has a lease, the second delivery comes back. After the lease, it runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     terms = Terms(lease=0.3, margin=0, owner="the-id")
     run = entry("there.1", "there", terms, {"run": "r", "delivery": "0.0"}, process="a machine elsewhere 7 7")
@@ -465,7 +465,7 @@ def test_without_a_worker(key: str) -> None:
 
 
 def come_back_to(broker: str, *, late: bool) -> Any:
-    """Let a task come back by this broker; return the exception that its worker gets, or None."""
+    """Let a task come back by this broker, and return the exception that its worker gets, or None."""
     other: Any = Celery("with_broker", broker=broker, set_as_current=False)
     coming = other.task(ran, name="tests.coming", shared=False, acks_late=late)
     einfo = SimpleNamespace(exception=None)
@@ -504,7 +504,7 @@ def test_broker_away_for_a_while(late: bool) -> None:
 
 @pytest.mark.parametrize("wait", [0, 5, None])
 def test_a_second_delivery_does_not_wait_in_the_pool(sent: list[Any], key: str, wait: float | None) -> None:
-    """F95, F98: however long the task may wait for others, it does not wait for itself."""
+    """F95, F98: a second delivery does not wait for its own run, however long the task may wait for others."""
     function: Any = mongo_locked(key, wait=wait)(ran)
     again: Any = {**AGAIN, "task_id": f"id-{wait}"}
     with OtherRun(key, task, again["task_id"]):
@@ -520,7 +520,8 @@ def test_a_second_delivery_does_not_wait_in_the_pool(sent: list[Any], key: str, 
 
 
 def test_a_short_hold_is_waited_for(sent: list[Any], key: str, settings: Settings) -> None:
-    """F98: for a lock that was taken just now and has no waiter, a task waits in the pool; otherwise it comes back."""
+    """F98: a task waits in the pool for a lock that was taken just now and has no waiter. For other locks it comes
+    back."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     with OtherRun(key, task, "another") as run:
         run.thread.join(0.1)

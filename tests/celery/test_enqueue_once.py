@@ -1,4 +1,4 @@
-"""F96: the key of `enqueue_once` is free the moment the task has ended, whatever way it went."""
+"""F96: the key of `enqueue_once` is free the moment the task has ended, in any way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 
 def stuck(here: Place, name: str, way: str, count: int) -> list[str]:
-    """Enqueue *count* tasks that end in this *way*; return the keys that stay taken when all have ended."""
+    """Enqueue *count* tasks that end in this *way*, and return the keys that stay taken when all have ended."""
     task, kwargs, options = WAYS[way]
     keys = [f"once:{name}{way}{number}" for number in range(count)]
     for key in keys:

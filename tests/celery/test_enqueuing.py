@@ -52,7 +52,7 @@ def eager() -> Iterator[None]:
 
 
 def left(key: str) -> float:
-    """How long the key stays taken, in seconds."""
+    """Return the seconds for which the key stays taken."""
     found = holder(key)
     return float((found["until"] - datetime.now(UTC)).total_seconds())
 
@@ -74,7 +74,7 @@ def test_a_parked_lock(queue_lease: float, countdown: float) -> None:
 
 @pytest.mark.parametrize("form", [datetime.astimezone, partial(datetime.replace, tzinfo=None), datetime.isoformat])
 def test_eta(form: Any) -> None:
-    """An eta counts, with or without a time zone, also as text; a countdown counts more, as it does for Celery."""
+    """An eta counts, with or without a time zone, also as text. A countdown has precedence, as in Celery."""
     eta = form(datetime.now(UTC) + timedelta(seconds=1_000))
     for seconds, countdown in ((1_500, None), (2_500, 2_000)):
         key = new_key()
@@ -99,7 +99,7 @@ def test_a_task_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.long
 def test_a_broker_that_cannot_be_reached() -> None:
-    """F128: the connection is made before the key is taken, as others wait for what is between that and the message."""
+    """F128: the connection is made before the key is taken, because others wait between the key and the message."""
     key = new_key()
     away: Any = Celery("away", broker="redis://127.0.0.1:1", set_as_current=False)
     with pytest.raises(OperationalError):
@@ -177,7 +177,8 @@ def each_ad(ad_id: int) -> None: ...
 
 @pytest.mark.parametrize("meanwhile", [True, False])
 def test_released_at_the_start(meanwhile: bool) -> None:
-    """With release="start" the key is free when the task starts; one that comes back takes it again, if it is free."""
+    """With release="start" the key is free when the task starts. A task that comes back takes the key again, if it is
+    free."""
     key = new_key()
     first, _ = enqueue_once(export, key=key, release="start")
     headers = {HEADER: [key, 3_600, None, "start"]}
@@ -215,7 +216,7 @@ def test_revoked() -> None:
 
 @pytest.mark.parametrize("signal", [task_unknown, task_rejected])
 def test_no_worker_can_run_it(signal: Any) -> None:
-    """The worker that gets a message of an unknown task, or one that cannot be read, releases its key."""
+    """The worker that gets a message of an unknown task, or an unreadable one, releases its key."""
     key = new_key()
     result, _ = enqueue_once(export, key=key)
     headers = {"id": result.id, HEADER: [key, 3_600, None, "end"]}
@@ -309,7 +310,7 @@ def test_a_key_that_is_no_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 
 class TestNothingStopsTheMessage:
-    """F191: the next task of a chain is sent, whatever becomes of its key. The sender waits a second at most."""
+    """F191: the next task of a chain is sent, whatever happens to its key. The sender waits a second at most."""
 
     @pytest.fixture
     def task(self) -> Any:

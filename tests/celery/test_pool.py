@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
 
 def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str) -> None:
-    """Behind many tasks for a lock that is held, one for a free lock starts while it is held. Tasks that waited in the
-    pool would need minutes."""
+    """Behind many tasks for a held lock, a task for a free lock starts at once. Tasks that waited in the pool would
+    need minutes."""
     here, count = place(), 40
     here.start(concurrency=4)
     with mongo_lock(name):
@@ -33,7 +33,7 @@ def test_a_task_that_can_run_does_not_wait(place: MakePlace, name: str) -> None:
 
 
 def begun(here: Place, name: str) -> int:
-    """The process in which a body runs; waits until it does."""
+    """Wait until a body runs, and return its process."""
     assert eventually(lambda: here.story.count("begin", name=name), 60), here.logs()
     return int(here.story.of("begin", name=name)[-1]["pid"])
 

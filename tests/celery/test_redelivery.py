@@ -1,4 +1,4 @@
-"""Workers that end, in every pool, and what they ran; messages that are delivered twice; with a real Redis."""
+"""Workers that end, in every pool, with their tasks, and messages that are delivered twice, with a real Redis."""
 
 from __future__ import annotations
 

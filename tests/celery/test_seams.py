@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.long, *WITH_WORKERS]
 
 
 def all_free(prefix: str) -> bool:
-    """Whether no key with this prefix is held."""
+    """Return whether no key with these prefixes is held."""
     return not any(map(holders, prefix.split()))
 
 
@@ -44,7 +44,7 @@ def test_a_second_delivery(place: MakePlace, name: str) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGQUIT, signal.SIGTERM])
 def test_a_shutdown_after_a_second_delivery(place: MakePlace, name: str, end: signal.Signals) -> None:
-    """F230: after a cold shutdown the second delivery runs; after a warm one there is nothing left to do."""
+    """F230: after a cold shutdown the second delivery runs. After a warm one nothing is left to do."""
     here = place(visibility=2)
     here.start_all(2, concurrency=1)
     tasks.told.delay(name, "a")
@@ -71,7 +71,7 @@ def test_the_next_task_of_a_chain(place: MakePlace, name: str, value: str) -> No
 
 
 def test_the_next_task_during_an_outage(place: MakePlace, mongod: ReplicaSet, name: str) -> None:  # noqa: F811
-    """F191: a chain, a chord and a group go on while MongoDB is away; none of their tasks fails."""
+    """F191: a chain, a chord and a group go on while MongoDB is away. None of their tasks fails."""
     here = place(mongo=mongod.uri)
     here.start(concurrency=4)
     assert done(here, tasks.given.delay("warm")) == "warm"
@@ -166,7 +166,7 @@ def test_rows(place: MakePlace, name: str) -> None:
 
 
 def test_an_inner_lock_backs_off(place: MakePlace, name: str) -> None:
-    """F233: as a single lock does."""
+    """F233: an inner lock backs off, as a single lock does."""
     here = place()
     here.start(concurrency=2)
     with mongo_lock(f"{name}-inner"):

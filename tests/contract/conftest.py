@@ -44,7 +44,7 @@ class World:
         return MongoLock(lambda: session, made.keys, made.terms, made.options, lambda: {"host": "elsewhere", "pid": 1})
 
     def is_queued(self, number: int) -> bool:
-        """Does that process wait in a queue?"""
+        """Return whether that process waits in a queue."""
         grants = [
             grant for session in self.sessions[number : number + 1] for grant in list(session.registry.grants.values())
         ]
@@ -65,11 +65,11 @@ class World:
         session.store.apply(lock.key, Step(ask=grant.id, remove=(grant.id,), force=True), 10)
 
     def let_renew(self, lock: MongoLock) -> None:
-        """The next renewal of *lock* is due."""
+        """Make the next renewal of *lock* due."""
         raise NotImplementedError
 
     def forget(self, key: str) -> None:
-        """The document of *key* is removed."""
+        """Remove the document of *key*."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class World:
 
 
 class MongoWorld(World):
-    """On a real server, by the real time."""
+    """A world on a real server, by the real time."""
 
     def new_session(self) -> Session:
         return Session(MongoStore(mongo_store().config))
@@ -124,7 +124,7 @@ class MemoryWorld(World):
 
 @pytest.fixture(params=["mongo", "memory"])
 def world(request: pytest.FixtureRequest, settings: Any) -> Iterator[World]:
-    """Each backend in turn."""
+    """Provide each backend in turn."""
     if request.param == "mongo":
         made: World = MongoWorld()
         yield made
@@ -147,5 +147,5 @@ def memory() -> Iterator[MemoryWorld]:
 
 @pytest.fixture
 def elsewhere(world: World) -> Elsewhere:
-    """Makes locks of other processes."""
+    """Return a function that makes locks of other processes."""
     return world.elsewhere

@@ -108,7 +108,7 @@ class TestOne:
     def test_those_who_may_hold_it_together(
         self, key: str, face: Face, elsewhere: Elsewhere, options: dict[str, Any]
     ) -> None:
-        """Two readers, and two of two permits; a writer and a third one wait."""
+        """Two readers, or two of two permits, hold the lock together. A writer and a third permit wait."""
         mine = mongo_lock(key, mode="shared") if "mode" in options else mongo_semaphore(key, 2)
         third = {} if "mode" in options else options
         with face.block(mine), elsewhere(key, wait=0, **options):
@@ -165,7 +165,7 @@ class TestTurns:
     def test_a_deadlock_has_a_victim(
         self, key: str, elsewhere: Elsewhere, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """F45: two processes, each of which waits for what the other one has."""
+        """F45: two processes wait for each other's locks, and one of them gives up."""
         monkeypatch.setattr(procedures, "DEADLOCK_CHECK_AFTER", 0.2)
         one, two = f"{key}:1", f"{key}:2"
         errors: list[BaseException] = []
@@ -195,7 +195,7 @@ class TestTime:
     """Leases, by the clock of the backend."""
 
     def test_an_extension_moves_the_end_and_never_nearer(self, key: str, face: Face, world: World) -> None:
-        """By the length of the lease from now if none is given; not beyond the longest hold."""
+        """An extension moves the end by the length of the lease from now by default, up to the longest hold."""
         lock = face.acquire(mongo_lock(key, lease=20, max_hold=200, auto_renew=False))
         face.extend(lock, 60)
         face.extend(lock, 5)

@@ -1,4 +1,4 @@
-"""`lock.downgrade()`: from exclusive to shared, at no time without the lock."""
+"""`lock.downgrade()` turns an exclusive lock into a shared one, and keeps the lock at all times."""
 
 import contextlib
 import threading
@@ -49,7 +49,7 @@ def test_readers_come_along(key: str, face: Face, elsewhere: Elsewhere, in_threa
 
 
 def hold(lock: MongoLock, until: threading.Event) -> None:
-    """In a thread that lives as long as its lock: without that, the lock would be released."""
+    """Hold the lock in a thread that lives as long as its lock. Otherwise the lock would be released."""
     with lock:
         assert until.wait(20)
 

@@ -1,4 +1,4 @@
-"""`leader`: of all processes one leads, until it cannot."""
+"""`leader` lets one of all processes lead until it cannot."""
 
 # ruff: noqa: PT012 - what happens inside of a block is what is tested here
 
@@ -47,7 +47,7 @@ def grants(key: str) -> tuple[str, ...]:
 
 
 def test_a_term(key: str, elsewhere: Elsewhere) -> None:
-    """One leads; the other waits for its turn. The term is over when the block has been left."""
+    """One process leads, and the other waits for its turn. The term is over when the block has been left."""
     with leader(key) as term:
         found = lock_info(key)
         assert (found.holders[0].label, found.since, found.tokens) == (
@@ -100,8 +100,8 @@ ENDS: dict[str, Callable[[str, BaseTerm], object]] = {
 
 @pytest.mark.parametrize("how", ENDS)
 def test_an_end_in_order(key: str, how: str) -> None:
-    """The work learns of it; the lock is still held then, unless it was taken away. `run` stands again. A request is
-    heard at once, not at the next renewal, ten seconds later: its process listens."""
+    """The work learns of the end while the lock is still held, unless it was taken away. `run` stands again. A request
+    is heard at once, because the process listens. The next renewal would come ten seconds later."""
     terms: list[tuple[bool, int]] = []
 
     def work(term: Term) -> str:

@@ -1,4 +1,4 @@
-"""`lock_info` says what a lock is like, without taking it, in MongoDB and in memory."""
+"""`lock_info` describes a lock without acquiring it, in MongoDB and in memory."""
 
 import asyncio
 import threading
@@ -52,7 +52,7 @@ def test_held(key: str, look: Any, elsewhere: Elsewhere) -> None:
 
 
 def test_a_minimum_hold_that_is_over(key: str, look: Any, elsewhere: Elsewhere, world: World) -> None:
-    """The lock is free: nobody holds it any more, and its last holder is the previous one."""
+    """After the minimum hold, the lock is free, and its last holder is the previous one."""
     with elsewhere(key, min_hold=0.2):
         pass
     world.let_pass(0.3)

@@ -1,4 +1,4 @@
-"""Small print that is true: modes inside one another, permits, weights, and keys that were taken away."""
+"""The small print about modes inside one another, permits, weights, and keys that were taken away."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_key_that_was_taken_away_is_free_to_its_former_holder() -> None:
 
 @pytest.mark.usefixtures("world")
 def test_weight() -> None:
-    """A heavy one counts for several, in the queue of its process too; with the same weight it may enter again."""
+    """A heavy holder counts for several, also in the queue of its process. With the same weight it may enter again."""
     key = new_key()
 
     @mongo_locked(key, permits=3, weight=2, on_contention="skip")

@@ -54,7 +54,7 @@ class TestOneHolder:
             assert entry["until"] - entry["acquired_at"] == timedelta(seconds=10 + MARGIN)
 
     def test_a_holder_stops_at_the_end_of_its_lease(self, memory: MemoryWorld, key: str) -> None:
-        """P1: without an answer from anywhere; others get the lock after the margin."""
+        """P1: a holder stops at the end of its lease without any answer. Others get the lock after the margin."""
         lock, other = mongo_lock(key, lease=100, auto_renew=False).acquire(), memory.elsewhere(key)
         memory.let_pass(80)
         assert lock.held
@@ -116,7 +116,7 @@ class TestOrder:
 
     @pytest.mark.parametrize("end", ["a release", "a forced release", "a lost document", "the end of the lease"])
     def test_the_next_token_is_larger(self, world: World, key: str, elsewhere: Elsewhere, end: str) -> None:
-        """P2, F10, F78: however the grant before it ended."""
+        """P2, F10, F78: the next token is larger, however the earlier grant ended."""
         first = mongo_lock(key, auto_renew=False).acquire()
         token = first.fencing_token
         if end == "a release":
@@ -211,13 +211,13 @@ class TestOneClock:
         assert [found for command in commands.sent for found in times_in(command)] == []
 
     def test_deadlines_are_by_a_clock_that_cannot_be_set(self) -> None:
-        """P4: and that runs on while a machine sleeps, where there is one."""
+        """P4: deadlines use a clock that cannot be set. Where possible, the clock runs on while the machine sleeps."""
         real = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
         assert clock.now() == pytest.approx(real, abs=1)
 
 
 def times_in(value: Any) -> list[Any]:
-    """The dates in a command, and the numbers that are today's date, in seconds or milliseconds."""
+    """Return the dates in a command, and the numbers that are today's date, in seconds or milliseconds."""
     if isinstance(value, dict):
         return [found for each in value.values() for found in times_in(each)]
     if isinstance(value, (list, tuple)):
@@ -336,7 +336,8 @@ class TestLosses:
     """P7: a holder that has lost its lock learns of it."""
 
     def test_a_loss_that_a_renewal_finds(self, world: World, key: str, elsewhere: Elsewhere) -> None:
-        """P7, F50: long before the lease ends: by `lost`, `held`, `ensure_held`, `on_lost`, and at the block's end."""
+        """P7, F50: the loss shows long before the lease ends, in `lost`, `held`, `ensure_held`, `on_lost`, and at the
+        block's end."""
         heard: list[MongoLock] = []
         lock = mongo_lock(key, lease=60, on_lost=heard.append).acquire()
         world.take_away(lock)
@@ -352,12 +353,12 @@ class TestLosses:
         assert elsewhere(key).try_acquire()
 
     def test_a_loss_that_the_release_finds(self, world: World, key: str, face: Face) -> None:
-        """P7: between two renewals the holder cannot know; the end of the block finds out."""
+        """P7: between two renewals the holder cannot know of the loss. The end of the block finds it."""
         lock = mongo_lock(key, lease=600)
         with pytest.raises(LockLost), face.block(lock):  # noqa: PT012
             token = lock.fencing_token
             world.take_away(lock)
-        assert lock.fencing_token == token  # what was lost is known still
+        assert lock.fencing_token == token  # the facts of a lost lock stay known
 
     def test_a_loss_that_an_extension_finds(self, world: World, key: str, face: Face) -> None:
         """P7: a lost lock cannot be extended. The error and the report of the loss come at once."""
@@ -388,7 +389,7 @@ class TestLosses:
 
 @WITH_MONGO
 class TestCheap:
-    """P8: how many commands a lock costs."""
+    """P8: the number of commands of a lock."""
 
     def test_a_free_lock(self, commands: Commands, key: str) -> None:
         """P8: one command to acquire it, one to release it."""

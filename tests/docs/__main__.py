@@ -24,7 +24,7 @@ SITE = ROOT / "build" / "docs"
 
 
 def build(site: Path = SITE) -> int:
-    """Build the site; return Sphinx' exit code."""
+    """Build the site, and return Sphinx' exit code."""
     strict = ["--fail-on-warning", "--keep-going", "--nitpicky", "--fresh-env", "--quiet"]
     command = [sys.executable, "-m", "sphinx", *strict, str(ROOT / "docs"), str(site)]
     return subprocess.run(command, cwd=ROOT, check=False).returncode

@@ -74,7 +74,7 @@ class Page:
         ]
 
     def steps(self) -> Iterator[Step]:
-        """The blocks that are run, from top to bottom."""
+        """Yield the blocks that are run, from top to bottom."""
         for found in STEP.finditer(self.text):
             if not found["skip"]:
                 part = "shown" if found["kind"] else "hidden"
@@ -82,12 +82,12 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """README.md and what is below docs/."""
+    """Return README.md and the pages below docs/."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [Page(str(path.relative_to(ROOT))) for path in found]
 
 
 def blocks(name: str, kind: str = "python") -> list[str]:
-    """The blocks of a page that readers see: *name* below docs/."""
+    """Return the blocks of the page *name* below docs/ that readers see."""
     text = (ROOT / "docs" / name).read_text()
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""The examples of every page are run, in the order in which they are read, and do what the page says."""
+"""The examples of every page are run, in the order of reading, and do as the page says."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ NAMES = {
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    """The Celery application that shared tasks belong to, with a broker in memory; afterwards they are the shop's."""
+    """Return the Celery application of shared tasks, with a broker in memory. Afterwards the tasks belong to the shop
+    again."""
     app = Celery("docs", broker="memory://", backend="cache+memory://")
     app.set_current()
     app.set_default()
@@ -54,7 +55,7 @@ def app() -> Iterator[Celery]:
 
 @pytest.fixture
 def output(capsys: pytest.CaptureFixture[str]) -> Callable[[], str]:
-    """Return what has been printed since the last call."""
+    """Return a function that returns the output since its last call."""
     return lambda: capsys.readouterr().out
 
 
@@ -134,7 +135,7 @@ def test_a_page(
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_no_block_is_overlooked(page: Page) -> None:
-    """Each block of Python is one that is found, and a module that runs a page in another way reads it."""
+    """Each block of Python is found. A page that another module runs is read by that module."""
     shown = sum(bool(re.match("py", kind)) for kind in re.findall(r"```(\w*)\n", page.text))
     skipped = re.findall(r"^<!-- skip: next \((\S+)\) -->\n```py", page.text, re.MULTILINE)
     assert shown == sum(step.kind != "hidden" for step in page.steps()) + len(skipped)

@@ -1,4 +1,4 @@
-"""The pages that name tests: each exists, and is about what the page says of it."""
+"""Pages that name tests. Each test exists, and its docstring fits the page."""
 
 import ast
 import re
@@ -42,7 +42,7 @@ def docstrings(path: str) -> dict[str, str]:
 
 
 def rows(text: str) -> list[list[str]]:
-    """The cells of every row of the tables in a page, without their heads."""
+    """Return the cells of every row of the tables in a page, without their heads."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     heads = {number + shift for number, line in enumerate(lines) if set(line) <= set("|-") for shift in (-1, 0)}
     return [
@@ -70,7 +70,7 @@ def complaints(text: str) -> list[str]:
 
 
 def tables_of_tests(page: Path) -> str:
-    """The text of a page, from the first table that has a column of tests."""
+    """Return the text of a page, from the first table that has a column of tests."""
     text = page.read_text()
     return text if page != ORIGINS else text[text.index("\n## ") :]
 
@@ -83,7 +83,7 @@ def test_every_row_names_its_tests(page: Path) -> None:
 
 
 def test_every_origin_has_its_table() -> None:
-    """Each of the five systems has a table of what it had, and a line that leads there."""
+    """Each of the five systems has a table of its features, and a line that leads there."""
     text = ORIGINS.read_text()
     sections = text.split("\n## ")[1:]
     assert len(sections) == len(rows(text.split("\n## ")[0])) == 5
@@ -91,7 +91,7 @@ def test_every_origin_has_its_table() -> None:
 
 
 def test_no_failure_is_left_out() -> None:
-    """F1 to F69, F71 to F80, F86, F89, F91 to F93 and F95 to F106, and what was found since: each once, in order."""
+    """F1 to F69, F71 to F80, F86, F89, F91 to F93 and F95 to F106, and later ones, are there once each, in order."""
     numbers = [int(cells[0].removeprefix("F")) for cells in rows(FAILURES.read_text())]
     assert numbers == sorted(set(numbers))
     assert {*range(1, 70), *range(71, 81), 86, 89, *range(91, 94), *range(95, 107)} <= set(numbers)
@@ -110,7 +110,7 @@ def test_each_promise_has_three_short_tests() -> None:
 
 
 def test_the_witnesses_of_real_parts_run() -> None:
-    """An election, a kill, a worker, a browser, a fork: each is in the short tier."""
+    """An election, a kill, a worker, a browser and a fork are in the short tier."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     witnesses = NAME.findall(text[text.index("The witnesses") : text.index("Those of the promises")])
     assert len(witnesses) == 5
@@ -119,7 +119,7 @@ def test_the_witnesses_of_real_parts_run() -> None:
 
 @cache
 def is_short(path: str, name: str) -> bool:
-    """Whether a test runs in the short tier, by the marks of its file, its class and itself."""
+    """Return whether a test runs in the short tier, by the marks of its file, its class and itself."""
     nodes: list[ast.AST] = [tree(path)]
     for part in name.split("::"):
         nodes.append(next(each for each in ast.iter_child_nodes(nodes[-1]) if getattr(each, "name", "") == part))
@@ -128,12 +128,12 @@ def is_short(path: str, name: str) -> bool:
 
 
 def marks_of(node: ast.AST) -> list[ast.AST]:
-    """The marks of a test or a class; those of a file or a class that stand in `pytestmark`."""
+    """Return the marks of a test or a class, or those in the `pytestmark` of a file or a class."""
     inside = [each.value for each in getattr(node, "body", ()) if ast.unparse(each).startswith("pytestmark")]
     return [*getattr(node, "decorator_list", ()), *inside]
 
 
-#: The lists of surfaces over which a test runs, by what the table of threats calls them.
+#: The lists of surfaces over which a test runs, by their names in the table of threats.
 PLACES = {
     "pages": ("PAGES", "addresses"),
     "commands": ("COMMANDS",),
@@ -152,7 +152,7 @@ def names_in(path: str, name: str) -> set[str]:
 
 
 def without_a_list(text: str) -> list[str]:
-    """The rows that name places over whose list none of their tests runs."""
+    """Return the rows that name places, without a test that runs over the list of the places."""
     wrong = []
     for attack, _, where, tests in rows(text):
         used = set().union(*(names_in(path, name) for path, name in NAME.findall(tests)))
@@ -172,7 +172,7 @@ def test_threats_are_tried_at_every_place() -> None:
 
 
 def test_drift_is_found() -> None:
-    """The judgement can fail: in each of the ways that it is for."""
+    """The judgement can fail in each of its ways."""
     head = "| | a | b |\n|---|---|---|\n"
     good = "`tests/engine/test_failover.py::test_half_a_second_each_way`"
     assert complaints(f"{head}| F19 | slow | {good} |") == []

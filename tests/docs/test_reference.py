@@ -1,4 +1,4 @@
-"""The reference has an entry for everything that has a name, and none for what there is not."""
+"""The reference has an entry for everything with a name, and no others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DJANGOS = {action.dest for action in BaseCommand().create_parser("manage.py", "x
 
 
 def section(page: str, heading: str | None = None) -> str:
-    """The text of a page below docs/, or what stands under one of its headings."""
+    """Return the text of a page below docs/, or of one of its sections."""
     text = (ROOT / "docs" / page).read_text()
     if heading is None:
         return text
@@ -62,7 +62,7 @@ def rows(page: str, heading: str | None = None, table: str | None = None) -> dic
 
 
 def compare(documented: set[str], real: set[str], page: str, where: str) -> None:
-    """Fail with what is to be added or taken out, and where."""
+    """Fail with the rows to add or to remove, and their places."""
     todo = [f"docs/{page}: add a row for `{name}` {where}" for name in sorted(real - documented)]
     todo += [f"docs/{page}: take out `{name}` {where}, it is not in the code" for name in sorted(documented - real)]
     assert not todo, "\n".join(todo)
@@ -97,7 +97,7 @@ def test_checks() -> None:
 
 
 def test_what_signals_send() -> None:
-    """The facts of those that one line of code sends are those of the row."""
+    """The facts of signals that one line of code sends are those of the row."""
     documented = rows("reference/signals.md")
     for path, tree in sources():
         for node in ast.walk(tree):
@@ -134,7 +134,7 @@ def test_no_page_shows_its_source() -> None:
 
 @pytest.mark.parametrize("part", words.LIMITS)
 def test_words(part: str) -> None:
-    """Each part can be read in the time that it is for: `dev.py docs --words`."""
+    """Each part can be read in its time (`dev.py docs --words`)."""
     assert words.totals()[part] <= words.LIMITS[part], words.report()
 
 
@@ -172,7 +172,7 @@ def test_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", commands())
 def test_exit_codes(name: str) -> None:
-    """Every exit code that the module of a command names, and those that its help names."""
+    """The documented exit codes are those in the module of a command and in its help."""
     module = importlib.import_module(f"django_mongolock.management.commands.{name}")
     used = re.findall(r"(?:sys\.exit\(|returncode=|returncode [!=]= )([A-Z]+|\d+)", inspect.getsource(module))
     real = {str(getattr(module, code, code)) for code in used}
@@ -187,7 +187,7 @@ def test_exit_codes(name: str) -> None:
 
 
 def logged() -> Iterator[tuple[Path, str, list[str]]]:
-    """Every call that logs: where, the event, and the names of its facts."""
+    """Yield every call that logs, with its file, the event, and the names of its facts."""
     for path, tree in sources():
         for node in ast.walk(tree):
             match node:
@@ -202,7 +202,7 @@ def logged() -> Iterator[tuple[Path, str, list[str]]]:
 
 
 def event(text: ast.expr) -> str:
-    """The words of a line before its facts; "…" for what is put in."""
+    """Return the words of a line before its facts, with "…" for inserted values."""
     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
     words = "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
     return re.split(r" \w+=%", words)[0]
@@ -304,7 +304,7 @@ def test_names(heading: str, real: Callable[[], set[str]]) -> None:
 
 
 def test_compatibility() -> None:
-    """The table of tested versions is what `dev.py versions --write` writes: both pairs, and a commit."""
+    """The table of tested versions has the form of `dev.py versions --write`, with both pairs and a commit."""
     table = section("reference/compatibility.md", "Tested versions").partition(BEGIN)[2].partition(END)[0]
     assert table.startswith(HEAD)
     pairs = re.findall(r"(?m)^\| (\w+) \| (\d+\.\d+)\.\d+ \| (\d+\.\d+)\S* \|.* \| \d+ passed \|$", table)

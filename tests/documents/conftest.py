@@ -1,4 +1,4 @@
-"""Documents to lock: of a model and of a collection, under their usual names and under others."""
+"""Documents to lock, of a model and of a collection, under their usual names and under others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Ground:
         self.names = {**self.names, "token": f"{self.names['holder']}Token"}
 
     def add(self, version: Any = 1, **values: Any) -> Any:
-        """Add a document, with these values in the fields of the lock, and others; return its id."""
+        """Add a document with these values in the fields of the lock, and with other fields. Return its id."""
         document: Document = {self.lock.rules.fields.key: next(self.ids), "price": 5}
         for role, value in {"version": version, **values}.items():
             set_path(document, self.names.get(role, role), value)
@@ -68,7 +68,7 @@ class Ground:
         return found
 
     def read(self, id_: Any, *roles: str) -> Any:
-        """The values of some fields: of those of the lock by their roles."""
+        """Return the values of some fields. Fields of the lock are named by their roles."""
         found = self.raw(id_)
         values = tuple(get_path(found, self.names.get(role, role)) for role in roles)
         return values if len(values) > 1 else values[0]
@@ -76,7 +76,7 @@ class Ground:
 
 @pytest.fixture
 def forget() -> Iterator[None]:
-    """Take back what the test declares."""
+    """Remove the declarations of the test afterwards."""
     before = declared()
     yield
     for lock in declared():
@@ -114,7 +114,7 @@ def appname() -> str:
 def make(
     db: None, forget: None, mongo: MongoClient[Document], collection: Collection[Document], appname: str
 ) -> Iterator[Callable[..., Ground]]:
-    """Makes a ground: of a model, of a "collection", or of one with "other names"."""
+    """Return a function that makes a ground of a model, of a "collection", or of one with "other names"."""
     client: MongoClient[Document] = MongoClient(os.environ["MONGODB_URI"], appname=appname, heartbeatFrequencyMS=500)
 
     def make(kind: Any = "collection", ids: Callable[[], Any] | None = None, **options: Any) -> Ground:
@@ -154,7 +154,8 @@ def adverts(make: Callable[..., Ground]) -> Ground:
 
 @pytest.fixture
 def failpoint(mongo: MongoClient[Document], appname: str) -> Iterator[Callable[..., None]]:
-    """Makes the server fail commands of the collection's client: failpoint("find", times=1, errorCode=91)."""
+    """Return a function that makes the server fail commands of the collection's client, such as failpoint("find",
+    times=1, errorCode=91)."""
 
     def set_failpoint(*names: str, times: int | None = None, **data: Any) -> None:
         mode: Any = "alwaysOn" if times is None else {"times": times}

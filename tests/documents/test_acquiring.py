@@ -136,7 +136,8 @@ class TestRefused:
 
     @pytest.mark.parametrize("state", ["exporting", "withdrawing", "never heard of", None])
     def test_held(self, ground: Ground, state: str | None) -> None:
-        """F136: the error says which flow has it, since when, and when it would be stale; in whatever state."""
+        """F136: the error names the flow that holds the document, the start, and the time of staleness, in any
+        state."""
         since = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=20)
         error = self.refused(ground, ground.add(7, holder="other", state=state, time=since), 7)
         assert isinstance(error, DocumentHeld)
@@ -150,7 +151,8 @@ class TestRefused:
         ("ago", "least", "most"), [(0, 0.5, 5), (20, 20, 30), (40, 5, 20), (-3_600, 0.5, 0.5), (None, 0.5, 0.5)]
     )
     def test_when_to_try_again(self, ground: Ground, ago: int | None, least: float, most: float) -> None:
-        """After as long again as it has been held; and soon once it is stale, whichever clock wrote the time (F62)."""
+        """The time is as long again as the hold so far, and short once the document is stale, whichever clock wrote the
+        time (F62)."""
         id_ = ground.add(1, holder="other", state="exporting")
         if ago is not None:
             ground.age(id_, ago)
@@ -178,7 +180,7 @@ class TestRefused:
         assert plain.names[role] in str(error)
 
     def test_an_array_as_a_parent(self, make: Callable[..., Ground]) -> None:
-        """F138: the lock's fields are inside of an array: damage, at once, also with wait=."""
+        """F138: a lock with fields inside of an array is damaged. The error comes at once, also with wait=."""
         ground = make("other names")
         id_ = ground.add(7)
         ground.change(id_, lock=[])
@@ -215,7 +217,7 @@ class TestRefused:
 
 
 class TestOwners:
-    """F70: the same owner resumes what a dead run holds, and what is stale; never what a living run holds."""
+    """F70: the same owner resumes the documents of a dead run, and stale ones, but never those of a living run."""
 
     @pytest.mark.parametrize(
         ("owner", "process", "age", "granted"),
@@ -233,7 +235,7 @@ class TestOwners:
     def test_resuming(  # noqa: PLR0917
         self, ground: Ground, dead: str, owner: str, process: str, age: float, granted: bool, many: bool
     ) -> None:
-        """By the process that the token names, and by the time."""
+        """The process named by the token and the time decide about resuming."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting", owner="me")
         if process != "alive":
             ground.change(held.id, token=f"1.ab:2 {dead if process == 'dead' else 'of another machine'}")
@@ -256,7 +258,7 @@ class TestOwners:
 
 
 class TestWaiting:
-    """wait=: again and again, and with the document as it is then."""
+    """wait= retries again and again, with the current document."""
 
     def test_freed(self, ground: Ground, strike: Any) -> None:
         """The document is read again, and the work is chosen for its new state."""
@@ -284,7 +286,7 @@ class TestWaiting:
             plain.lock.acquire(("none", 1), "exporting", wait=5)
 
     def test_outdated(self, plain: Ground) -> None:
-        """Without waiting, another version is a refusal; with it, a reason to read again."""
+        """Without waiting, another version is a refusal. With it, the document is read again."""
         id_ = plain.add(5)
         assert plain.lock.acquire((id_, 4), "exporting", wait=timedelta(seconds=1)).version == 6
 

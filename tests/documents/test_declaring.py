@@ -1,4 +1,4 @@
-"""How a document lock is declared, and how it is found by its name."""
+"""Declarations of document locks, and the search for them by name."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_wrong(collection: Collection[Document], wrong: dict[str, Any], problem:
     ],
 )
 def test_wrong_model(wrong: dict[str, Any], problem: str) -> None:
-    """A typing error in a field or a state does not wait for the night; nor fields that cannot do (F135)."""
+    """A typing error in a field or a state is found at once, and so are unsuitable fields (F135)."""
     with pytest.raises((TypeError, ValueError), match=problem):
         DocumentLock(Ad, **{**RIGHT, "name": "test", **wrong})
 
@@ -98,7 +98,7 @@ def test_wrong_places(mongo_uri: str) -> None:
 
 
 def test_a_model_in_sql() -> None:
-    """Told by a check and when it is first used: where a model is depends on a router."""
+    """A model in SQL is found by a check and at the first use, because its place depends on a router."""
     from django.core.exceptions import ImproperlyConfigured
 
     assert check_document_places(app_configs=None) == []
@@ -112,7 +112,7 @@ def test_a_model_in_sql() -> None:
 
 
 def test_names(collection: Collection[Document]) -> None:
-    """By place and state, unless it is given; a name means one lock."""
+    """The default name is made of place and state. A name means one lock."""
     lock = DocumentLock[Document](collection, **RIGHT)
     assert lock.name == f"{collection.full_name}.exportStatus"
     again = DocumentLock[Document](collection, **RIGHT)  # its module was loaded again

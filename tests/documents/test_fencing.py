@@ -1,4 +1,4 @@
-"""Writes to documents with the fencing token of a named lock: an older one is refused by the document itself."""
+"""Writes to documents with the fencing token of a named lock. The document itself refuses an older token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(do: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("field", ["fencing_token", "lock.token"])
 def test_older_is_refused(collection: Collection[Document], write: Callable[..., Any], field: str) -> None:
-    """The first token is taken, the same one writes again, a later one too; an older one changes nothing."""
+    """The first token is taken, and the same one and a later one write again. An older one changes nothing."""
     collection.insert_one({"_id": 1, "price": 1})
     for token, price in ((5, 2), (5, 3), (8, 4)):
         assert write(collection, token, {"price": price, "title": "$price"}, filter={"_id": 1}, field=field) == 1
@@ -45,7 +45,7 @@ def test_older_is_refused(collection: Collection[Document], write: Callable[...,
 
 
 def test_model(write: Callable[..., Any]) -> None:
-    """The filter has values of fields; the model needs no field for the token, and saving it leaves the token alone."""
+    """The filter has values of fields. The model needs no field for the token, and saving it leaves the token alone."""
     ad = Ad.objects.create(user_id="7", title="x", price=1)
     assert write(Ad, 5, {"price": "2", "opted_in": False}, filter={"pk": ad.pk, "user_id": 7}) == 1
     after = Ad.objects.get()
@@ -107,7 +107,8 @@ def test_wrong_calls(collection: Collection[Document], token: Any, changes: Any,
 
 @pytest.mark.parametrize("place", [1, 2])
 def test_two_writes_at_once(plain: Ground, strike: Callable[..., Any], place: int) -> None:
-    """Another thread writes with the same token before this write, or before its look at newer ones: both are done."""
+    """Another thread writes with the same token before this write, or before its look at newer ones. Both writes are
+    done."""
     id_, ads = plain.add(1), plain.collection
     strike(plain, before=lambda number: number == place and fenced_update(ads, 5, {"title": "x"}, filter={"_id": id_}))
     assert fenced_update(ads, 5, {"price": 2}, filter={"_id": id_}) == 1

@@ -36,7 +36,7 @@ from tests.support.lock_fixtures import WITH_MONGO
 from tests.support.waiting import eventually
 
 pytestmark = WITH_MONGO
-#: Each write, and what it is called with.
+#: The writes, each with its arguments.
 WRITES: dict[str, tuple[Any, ...]] = {"finish": ("withdrawn",), "renew": (), "update": ({"price": 9},)}
 
 
@@ -46,7 +46,7 @@ def held(ground: Ground) -> Any:
 
 
 def test_awaited(ground: Ground) -> None:
-    """Each method has a twin that is awaited, and `async with` does what `with` does."""
+    """Each method has an awaited twin, and `async with` does the same as `with`."""
     lock, awaiting = ground.lock, ASYNC.call
     (taken,) = awaiting(lock, "acquire_many", [(ground.add(1), 1)], "exporting")
     (seen,) = awaiting(lock, "snapshots")
@@ -65,7 +65,7 @@ def test_awaited(ground: Ground) -> None:
 
 
 class TestMethods:
-    """finish, fail, update, renew: each raises the version, and each is refused to who has lost the document."""
+    """finish, fail, update and renew raise the version. Each is refused to a flow that has lost the document."""
 
     @pytest.mark.parametrize(
         ("name", "arguments", "state", "price"),
@@ -78,7 +78,7 @@ class TestMethods:
     def test_ends(  # noqa: PLR0917
         self, ground: Ground, held: Any, name: str, arguments: tuple[Any, ...], state: str, price: int
     ) -> None:
-        """The state that is meant, no holder, a new version; and nothing more can be done."""
+        """The document has the intended state, no holder, and a new version. No further write is possible."""
         getattr(held, name)(*arguments)
         found = ground.read(held.id, "state", "holder", "time", "version", "price")
         assert found == (state, None, None, 3, price)
@@ -89,7 +89,7 @@ class TestMethods:
                 getattr(held, other)()
 
     def test_update(self, ground: Ground, held: Any) -> None:
-        """Written, and read again; the lock goes on."""
+        """An update is written and read again, and the lock goes on."""
         after = held.update({"price": 7}, title="x")
         assert (after["price"] if isinstance(after, dict) else after.price) == 7
         assert ground.read(held.id, "price", "title", "version", "holder") == (7, "x", 3, "me")
@@ -152,7 +152,7 @@ class TestMethods:
             assert plain.read(held.id, "state", "holder") == ("failed", None)
 
     def test_ended_while_a_thread_writes(self, plain: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A write that comes after the flow's own end is told of that: nothing was lost."""
+        """A write after the flow's own end is told of that end, and of no loss."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting")
         write = write_one
 
@@ -168,7 +168,8 @@ class TestMethods:
 
     @pytest.mark.parametrize("name", WRITES)
     def test_version_was_raised(self, ground: Ground, held: Any, name: str) -> None:
-        """By a program that knows no lock: nothing is written, and the work can still fail."""
+        """Another program that knows no lock has raised the version. Nothing is written, and the work can still
+        fail."""
         ground.change(held.id, version=3, price=6)
         with pytest.raises(DocumentChanged) as caught:
             getattr(held, name)(*WRITES[name])
@@ -193,7 +194,7 @@ class TestMethods:
     @pytest.mark.parametrize(("role", "value"), [("holder", "other"), ("holder", None), ("token", "x"), ("version", 9)])
     @pytest.mark.parametrize("name", ["finish", "fail"])
     def test_what_a_write_goes_by(self, ground: Ground, held: Any, role: str, value: Any, name: str) -> None:
-        """Holder, token and version, each by itself; a failure by the first two."""
+        """A write checks holder, token and version, each by itself. A failure checks the first two."""
         ground.change(held.id, **{role: value})
         before = ground.raw(held.id)
         if name == "fail":
@@ -214,7 +215,8 @@ class TestMethods:
             held.finish("withdrawn")
 
     def test_refused_by_mongodb(self, plain: Ground) -> None:
-        """F82: a validator refuses a write, or the path of one leads nowhere: nothing was written, it is still held."""
+        """F82: a validator refuses a write, or its path leads nowhere. Nothing is written, and the document is still
+        held."""
         id_ = plain.add(1, price=5)
         database, name = plain.collection.database, plain.collection.name
         database.command("collMod", name, validator={"price": {"$gt": 0}}, validationLevel="strict")
@@ -247,7 +249,7 @@ class TestMethods:
     )
     @pytest.mark.parametrize("how", ["acquire", "update", "finish", "many"])
     def test_paths(self, ground: Ground, changes: Any, found: Any, how: str) -> None:
-        """F81, F138: changes mean what MongoDB's own `$set` means, also of a model."""
+        """F81, F138: changes have the meaning of MongoDB's own `$set`, also for a model."""
         id_ = ground.add(1, tags=["x", "y"])
         made = {"changes": changes} if how in ("acquire", "many") else {}
         if how == "many":
@@ -285,7 +287,8 @@ class TestBlock:
         assert ground.read(id_, "state", "holder") == (state, None)
 
     def test_changed_or_lost_meanwhile(self, ground: Ground) -> None:
-        """Changed: failed, so that it is done again. Lost: nothing is written. Both are raised."""
+        """A changed document fails, so that the work is repeated. For a lost one nothing is written. Both errors are
+        raised."""
         id_ = ground.add(1)
         with pytest.raises(DocumentChanged), ground.lock.hold((id_, 1), "exporting", final="exported"):
             ground.change(id_, version=9, price=1)
@@ -298,7 +301,7 @@ class TestBlock:
         assert ground.read(held.id, "holder") == "other"
 
     def test_a_loss_that_another_thread_was_told(self, plain: Ground) -> None:
-        """The block says so as well: its own thread may know nothing of it."""
+        """The block reports the loss as well, because its own thread may not know of it."""
         with pytest.raises(DocumentLockLost), plain.lock.hold((plain.add(1), 1), "exporting") as held:  # noqa: PT012
             plain.change(held.id, holder="other")
             with ThreadPoolExecutor(1) as pool:
@@ -317,7 +320,7 @@ class TestBlock:
 
     @pytest.mark.parametrize("error", [None, KeyError])
     def test_warnings_that_are_errors(self, plain: Ground, error: type[KeyError] | None) -> None:
-        """The document is released all the same, and the error of the block is what is raised."""
+        """The document is released all the same, and the error of the block is raised."""
         transactions._reported.clear()
         held = plain.lock.acquire((plain.add(1), 1), "exporting", final="exported")
         with transaction.atomic(), warnings.catch_warnings(), pytest.raises(error or RuntimeWarning):  # noqa: PT012
@@ -352,7 +355,7 @@ class TestBatch:
             assert [held.id for held in batch] == [ids[number] for number in (3, 0, 4, 2)]
 
     def test_ids_that_are_alike(self, plain: Ground) -> None:
-        """F138: 1 and True are two documents of MongoDB, and one key of a dict: refused."""
+        """F138: 1 and True are two documents of MongoDB, but one key of a dict. They are refused."""
         for id_ in (1, True):
             plain.collection.insert_one({"_id": id_, "documentVersion": 1})
         with pytest.raises(ValueError, match="two ids"):
@@ -383,7 +386,7 @@ class TestBatch:
         assert states == ["withdraw_failed", None, "exporting", "withdraw_failed", "withdrawn", "withdrawn"]
 
     def test_too_late(self, plain: Ground) -> None:
-        """A document whose block does not begin fails, also if the loop goes on: no one has worked on it."""
+        """A document without a begun block fails, even if the loop goes on, because no one has worked on it."""
         late = plain.add(1)
         with plain.lock.acquire_many([(late, 1)], "exporting", final="exported") as batch:
             batch.held[0]._deadline = 0
@@ -401,7 +404,8 @@ class TestBatch:
         assert [plain.read(id_, "state", "holder") for id_ in ids] == [("exported", None), *[("failed", None)] * 2]
 
     def test_refused_by_mongodb(self, plain: Ground) -> None:
-        """F82: granted without those that a validator refuses; one that may not become final fails, the others end."""
+        """F82: documents that a validator refuses are left out. A document that may not become final fails, and the
+        others end."""
         ids = [plain.add(1, price=number) for number in range(4)]
         database, name = plain.collection.database, plain.collection.name
         no = {"$nor": [{"price": 0}, {"_id": ids[1], "exportStatus": "exported"}]}

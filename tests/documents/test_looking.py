@@ -95,7 +95,7 @@ class TestLists:
         assert states == ["held", "stale", "held", "held", "damaged"]
 
     def test_as_a_condition(self, ground: Ground) -> None:
-        """For a queryset of the model, with other conditions; for `find` of a collection."""
+        """The conditions work in a queryset of the model, with other conditions, and in `find` of a collection."""
         stale, held, free = stuck(ground), stuck(ground, 5), ground.add(1)
         is_held, is_stale = ground.lock.held(), ground.lock.stale()
         if ground.lock.model is None:
@@ -134,7 +134,7 @@ class TestLists:
 
     @pytest.mark.parametrize("age", [-1, True, "5", float("nan")])
     def test_wrong(self, plain: Ground, age: Any) -> None:
-        """A negative age would sweep what is not stale."""
+        """A negative age would sweep fresh documents."""
         for function in (plain.lock.snapshots, plain.lock.clear_stale):
             with pytest.raises((TypeError, ValueError), match="older_than"):
                 function(older_than=age)
@@ -143,7 +143,7 @@ class TestLists:
 
 
 class TestSweep:
-    """clear_stale: pending becomes its failed state, without a holder."""
+    """clear_stale sets a pending state to its failed state, without a holder."""
 
     def test_frees(self, ground: Ground) -> None:
         """Each pending state gets its own failed state and a new version. A shorter hold, a free document and ended
@@ -186,7 +186,7 @@ class TestSweep:
         assert plain.read(finished, "state") == "exported"
 
     def test_data_from_before(self, ground: Ground) -> None:
-        """A holder without a time is given one by the first sweep, and is stale when that is over; once."""
+        """The first sweep gives a time to a holder without one, once. The document is stale when that time is over."""
         id_ = ground.add(4, holder="old", state="exporting")
         assert ground.lock.clear_stale() == Swept(dated=1)
         assert ground.lock.clear_stale() == Swept()
@@ -232,7 +232,8 @@ class TestForceRelease:
     """A document is taken from its holder before it is stale."""
 
     def test_all_of_an_owner(self, ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
-        """Each gets the failed state of its work, and is logged; those of others stay; the holder is refused."""
+        """Each document gets the failed state of its work, and is logged. Those of others stay, and the holder is
+        refused."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting", owner="dead flow")
         second, other = stuck(ground, 5, holder="dead flow", state="withdrawing"), stuck(ground, 5)
         with caplog.at_level("WARNING", "django_mongolock"):
@@ -249,7 +250,7 @@ class TestForceRelease:
             held.finish("exported")
 
     def test_only_as_shown(self, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A document that has another holder by now, has ended, or is damaged, stays; one that was renewed does not."""
+        """A document with another holder, or that has ended, or is damaged, stays. A renewed document is taken."""
         monkeypatch.setattr(steps, "BATCH", 2)
         changed, finished, damaged, same, renewed = (stuck(ground, 5) for _ in range(5))
         shown = ground.lock.snapshots()
@@ -263,7 +264,7 @@ class TestForceRelease:
 
 
 class TestChecks:
-    """A sweep without an index reads the whole collection; a check says so."""
+    """A check reports a sweep without an index, because it reads the whole collection."""
 
     @pytest.mark.parametrize(
         ("keys", "options", "enough"),
@@ -315,7 +316,8 @@ class TestListLocks:
     """list_locks lists documents after the named locks."""
 
     def test_table(self, plain: Ground, locks: Locks) -> None:
-        """Held ones by default; all or the stale if asked for; none for a pattern of keys or for waiters."""
+        """The list shows held documents by default, and all or stale ones on request. It is empty for a pattern of keys
+        or for waiters."""
         held, stale, damaged = stuck(plain, 5, holder="flow\x1b[2J"), stuck(plain), stuck(plain, version="x")
         text = run("list_locks")
         assert "Documents of test:" in text
@@ -370,7 +372,7 @@ class TestReleaseLock:
 
     @pytest.mark.parametrize("ids_", [[5], [-5], ["5"], [ObjectId("f" * 24)], ["x y"], [5, "5"]], ids=str)
     def test_ids(self, plain: Ground, locks: Locks, ids_: list[object]) -> None:
-        """An id is written as it is listed, whatever its type; if that could mean two documents, both stay."""
+        """An id is written as it is listed, whatever its type. If that could mean two documents, both stay."""
         held = {"lockedBy": "dead", "exportStatus": "exporting", "documentVersion": 1}
         plain.collection.insert_many([{"_id": id_, **held} for id_ in ids_])
         several = r"several documents of test have the id 5 \((int, str|str, int)\)"
@@ -379,7 +381,8 @@ class TestReleaseLock:
         assert {plain.read(id_, "state") for id_ in ids_} == {"exporting" if len(ids_) > 1 else "failed"}
 
     def test_of_an_owner(self, plain: Ground, locks: Locks, terminal: list[str]) -> None:
-        """All documents and all named locks, after one question that shows them; with --kind, only its."""
+        """All documents and all named locks of an owner are released after one question that shows them. With --kind,
+        only that kind."""
         mine, other = stuck(plain, 5, holder="flow 7"), stuck(plain, 5)
         locks.add("k", holders=[entry(owner="flow 7")])
         locks.add("other", holders=[entry()])
@@ -432,7 +435,7 @@ class TestClearStaleLocks:
     """clear_stale_locks goes through every declared DocumentLock."""
 
     def test_json(self, plain: Ground, locks: Locks) -> None:
-        """One object; every declared lock is in it. A dry run says what would be done, and does nothing."""
+        """JSON is one object with every declared lock. A dry run reports its effects, and changes nothing."""
         id_, bad = stuck(plain), stuck(plain, version="x")
         before, text = plain.raw(id_), clear("--dry-run")
         assert "Stale documents of test: 1. Nothing was cleared." in text
@@ -446,7 +449,7 @@ class TestClearStaleLocks:
         assert [one["key"] for one in found["damaged"]] == [bad]
 
     def test_chosen(self, plain: Ground, locks: Locks) -> None:
-        """By lock, holder and age; a pattern of keys means named locks only."""
+        """Documents are chosen by lock, holder and age. A pattern of keys means named locks only."""
         locks.stale("k")
         stuck(plain)
         assert run_json("--dry-run", "--key", "*").keys() == {"locks"}
@@ -464,10 +467,11 @@ def shown(page: str) -> list[str]:
 
 
 class TestPage:
-    """The page lists who is at which document, and forces a release after a question."""
+    """The page lists the held documents with their holders, and forces a release after a question."""
 
     def test_list(self, shop: Ground) -> None:
-        """Held, stale and damaged documents by word; filters by state, lock and holder; hostile text is escaped."""
+        """Held, stale and damaged documents are named so, with filters by state, lock and holder. Hostile text is
+        escaped."""
         held, stale = stuck(shop, 5, holder="<b>flow"), stuck(shop, holder="other")
         damaged = stuck(shop, holder=5)
         client = browser("view_lock")
@@ -491,7 +495,7 @@ class TestPage:
         assert "Force the release" not in page
 
     def test_links(self, shop: Ground) -> None:
-        """A document leads to its own page in the admin, for those who may see it."""
+        """A document links to its own page in the admin, for users who may see it."""
         id_ = stuck(shop, 5)
         address = f'href="/admin/shop/ad/{id_}/change/"'
         assert address in browser("view_lock", "view_ad").get(ADDRESS).content.decode()
@@ -532,7 +536,7 @@ class TestPage:
         assert "it was held by flow 7. Reason: web-3 is gone" in logged.change_message
 
     def test_all_of_a_holder(self, plain: Ground) -> None:
-        """The search for a holder offers to take all its documents; of other holders none."""
+        """The search for a holder offers to take all of its documents, and none of others."""
         mine = [stuck(plain, 5, holder="flow 7") for _ in range(3)]
         stuck(plain, 5)
         client = browser(*MAY)
@@ -597,14 +601,14 @@ class TestClearing:
         assert (said["cleared"], said["stale"][0]["key"]) == (1, id_)
 
     def test_wrong_requests(self, plain: Ground) -> None:
-        """No such lock; no such method."""
+        """An unknown lock and an unknown method are refused."""
         client = browser(*MAY_CLEAR)
         assert client.post(ADDRESS, {"kind": "x"}).status_code == 400
         assert client.put(ADDRESS).status_code == 405
 
     @pytest.mark.parametrize("every", [False, True])
     def test_away(self, plain: Ground, monkeypatch: pytest.MonkeyPatch, every: bool) -> None:
-        """A lock that cannot be looked at hides no other; where none can, that is said as on every page: with 503."""
+        """A lock that cannot be read hides no other. If none can, the page says so with status 503, like every page."""
         stuck(plain)
         for lock in declared() if every else [ad_exports]:
             monkeypatch.setattr(lock, "context", fail)
@@ -635,7 +639,8 @@ class TestDashboard:
     """The dashboard and its JSON count documents, too."""
 
     def test_counts(self, plain: Ground, locks: Locks) -> None:
-        """Held, stale, damaged, the longest hold; stale and damaged ones are problems."""
+        """Held documents, stale ones, damaged ones and the longest hold are counted. Stale and damaged ones are
+        problems."""
         stuck(plain, 5), stuck(plain, 300), stuck(plain, 400, holder=None), stuck(plain, version="x")
         plain.add(1, holder="old", state="exporting")
         client = browser("view_lock", "view_lock_status", is_superuser=True)
@@ -669,7 +674,7 @@ class TestForm:
     """The form of a model's own admin."""
 
     def test_read_only(self, shop: Ground) -> None:
-        """The lock's fields are shown, not written; a save raises the version, so that work under way is refused."""
+        """The lock's fields are shown, not written. A save raises the version, and the flow's next write is refused."""
         held = shop.lock.acquire(Ad.objects.create(price=1, user_id="7", title="a bike", body="x"), "exporting")
         client = browser("view_ad", "change_ad")
         address = f"/admin/shop/ad/{held.id}/change/"

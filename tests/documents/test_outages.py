@@ -1,5 +1,5 @@
-"""Lost answers, late commands, cancellation, signals and forks: no flow believes to hold what it does not hold, every
-exit hands over what it leaves (F82 to F85, F88), and a child holds nothing of its parent's (F63)."""
+"""Lost answers, late commands, cancellation, signals and forks. No flow believes that it holds a document of another,
+and every exit hands over its documents (F82 to F85, F88). A child holds nothing of its parent (F63)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestLostAnswers:
 
     @pytest.mark.parametrize("lost", [True, False], ids=["not done", "done"])
     def test_acquire(self, ground: Ground, strike: Call, lost: bool) -> None:
-        """The second sending gets what the first one got, with the same version."""
+        """The second sending gets the result of the first one, with the same version."""
         id_ = ground.add(1)
         strike(ground, 1, lost=lost)
         held = ground.lock.acquire((id_, 1), "exporting", changes={"price": 9})
@@ -82,7 +82,7 @@ class TestLostAnswers:
     @pytest.mark.parametrize("name", ["update", "finish", "renew"])
     @pytest.mark.parametrize("then", ["update", "finish", "renew", "fail", "leave"])
     def test_an_unknown_outcome(self, plain: Ground, strike: Call, name: str, then: str, lost: bool) -> None:
-        """F88: the holder's next write goes on from either; and a late copy of the first one changes nothing."""
+        """F88: the holder's next write goes on from either outcome. A late copy of the first one changes nothing."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting", final="withdrawn")
         sent = strike(plain, 1, 2, lost=lost)
         with pytest.raises(LockBackendFailed):
@@ -152,7 +152,7 @@ class TestLostAnswers:
         assert ground.raw(held.id) == before
 
     def test_many_and_sweep(self, ground: Ground, strike: Call) -> None:
-        """The same for several at once: acquired, ended, swept, forced."""
+        """Several documents can be acquired, ended, swept and forced in the same way."""
         ids = [ground.add(1) for _ in range(3)]
         sent = strike(ground, 1, 4, 8)
         with ground.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported") as batch:
@@ -269,7 +269,7 @@ class TestEveryExit:
         assert eventually(lambda: plain.read(request.id, "state", "holder") == ("failed", None))
 
     def test_commands_of_the_main_thread_are_sent_by_another(self, plain: Ground, strike: Call) -> None:
-        """The connections of the driver do not survive what a signal handler raises in the middle of a command."""
+        """A driver's connection does not survive an error of a signal handler in the middle of a command."""
         threads: set[threading.Thread] = set()
         strike(plain, before=lambda _: threads.add(threading.current_thread()))
         with plain.lock.hold((plain.add(1), 1), "exporting", final="exported"):
@@ -309,7 +309,7 @@ def test_the_background_tries_until_there_is_an_answer(answers: list[bool | None
 
 
 def test_what_is_stuck_in_the_background_delays_nothing() -> None:
-    """Each errand is tried in a thread of its own; one thread waits for all of them."""
+    """Each errand is tried in a thread of its own. One thread waits for all of them."""
     errands, stuck, done = Errands(WorkerThreads(3)), threading.Event(), list[int]()
     errands.in_background(lambda: stuck.wait(5), (0.0,))
     for number in range(5):
@@ -349,7 +349,8 @@ class TestForks:
 
     @pytest.mark.parametrize("error", [None, RuntimeError("in the child")], ids=["well", "with an error"])
     def test_the_child_leaves_the_block(self, ground: Ground, do: Call, error: Exception | None) -> None:
-        """However it leaves, the document stays the parent's, who then ends its work, changes and all."""
+        """However the child leaves the block, the document stays the parent's. The parent then ends its work, with its
+        changes."""
         block = ground.lock.hold((ground.add(1), 1), "exporting", final="exported")
         with block as held:
             before = ground.raw(held.id)
@@ -399,7 +400,7 @@ class TestForks:
         in_child(lambda: ground.lock.acquire((ground.add(1), 1), "withdrawing").finish("withdrawn"))
 
     def test_steps_of_the_parent(self, plain: Ground) -> None:
-        """A child cannot go on with what its parent has begun."""
+        """A child cannot continue steps that its parent has begun."""
         plan = plain.lock._plan("exporting")
         request = plan.request(("x", 1))
         steps = acquire(context := plain.lock.context(), plan.owns([request])[request.id], request)

@@ -37,8 +37,8 @@ class TestTheDocumentAsItWillBe:
 
     @pytest.mark.parametrize("many", [False, True])
     def test_pending(self, ground: Ground, many: bool) -> None:
-        """The how-to's own example: an ad that is opted out is withdrawn, not exported. The read instance stays as it
-        was."""
+        """The how-to's own example: an ad that is opted out is withdrawn, not exported. The read instance is
+        unchanged."""
         id_ = ground.add(1, opted_in=True)
         read = ground.lock._source.instance(ground.raw(id_))
         options: dict[str, Any] = {"changes": {"opted_in": False}, "final": "withdrawn"}
@@ -102,7 +102,7 @@ class TestTheDocumentAsItWillBe:
 
 
 class TestPrimaryKeys:
-    """F133: by the column of the primary key."""
+    """F133: documents are found by the column of the primary key."""
 
     @pytest.mark.parametrize(("model", "key"), [(LongAdvert, 2**40), (CodedAdvert, "A")])
     def test_any_column(self, make: Callable[..., Ground], model: type[Locked], key: Any) -> None:
@@ -110,7 +110,7 @@ class TestPrimaryKeys:
         ground = make(model, ids=lambda: key)
         id_ = ground.add(1)
         assert (id_, rows(model).get().pk) == (key, key)
-        with pytest.raises(ValueError, match="cannot be"):  # no one would find what is held
+        with pytest.raises(ValueError, match="cannot be"):  # nobody would find the held document
             ground.lock.acquire((id_, 1), "exporting", changes={"pk": key})
         with ground.lock.hold(rows(model).get(), "exporting", final="exported") as held:
             held.update(price=6)
@@ -147,7 +147,7 @@ class TestTwoLocks:
         ],
     )
     def test_refused(self, plain: Ground, role: str, name: str) -> None:
-        """When declared; where the place is a function, at the first use."""
+        """Shared fields are refused at declaration, or at the first use if the place is a function."""
         with pytest.raises(ValueError, match="share"):
             self.declare(plain.lock._source._place, **{role: name})
         late = self.declare(plain.lock._source.collection, **{role: name})
@@ -175,7 +175,7 @@ class TestSaving:
     """F135: no instance writes the lock's fields, and none that is outdated writes anything."""
 
     def outdated(self, adverts: Ground) -> tuple[Any, Any]:
-        """An instance that was read before a flow took the document; and what the flow holds."""
+        """Return an instance that was read before a flow took its document, and the held document."""
         id_ = adverts.add(1, state="new")
         ad = rows().get(pk=id_)
         return ad, adverts.lock.acquire(ad, "exporting", owner="flow")
@@ -199,7 +199,7 @@ class TestSaving:
             save(ad)
         assert adverts.read(ad.pk, "holder", "state", "version", "price") == ("flow", "exporting", 2, 5)
         held.finish("exported")
-        assert set(caught.value.changed) <= {"price"}  # the fields of the lock are not what the user has typed
+        assert set(caught.value.changed) <= {"price"}  # the fields of the lock are not among the user's changes
 
     def test_up_to_date(self, adverts: Ground) -> None:
         """An instance read during a flow saves the other fields. The flow's end is refused once, and repeated."""
@@ -215,7 +215,7 @@ class TestSaving:
         assert held.fail()
 
     def test_insert_and_update(self, adverts: Ground) -> None:
-        """A new document has the state that it is given; `QuerySet.update` writes what it is told to."""
+        """A new document has its given state. `QuerySet.update` writes the given values."""
         made = Advert(state="exporting", holder="a test")
         made.save(using="mongo")
         assert adverts.read(made.pk, "state", "holder", "version") == ("exporting", "a test", 1)
@@ -224,7 +224,8 @@ class TestSaving:
 
     @pytest.mark.parametrize("options", [{}, {"update_fields": ["price"]}], ids=str)
     def test_in_the_block(self, adverts: Ground, options: Any) -> None:
-        """F138: `held.instance.save()` goes through the lock, so the work ends well; once lost, it is refused."""
+        """F138: `held.instance.save()` goes through the lock, and the work ends well. After a loss, the save is
+        refused."""
         with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
             ad = held.instance
             ad.price = 9
@@ -232,7 +233,7 @@ class TestSaving:
             assert (ad.version, held.version, held.instance.price) == (3, 3, 9)
             held.update(title="x")
             ad.price = 1
-            with pytest.raises(VersionConflict):  # it is older than what this flow has written
+            with pytest.raises(VersionConflict):  # older than the flow's own write
                 ad.save()
             asyncio.run(held.instance.asave())
             state = pickle.loads(pickle.dumps(held.instance.__getstate__()))  # noqa: S301
@@ -243,7 +244,7 @@ class TestSaving:
         held.instance.save()  # as the flow has left it
 
     def test_in_a_transaction(self, adverts: Ground) -> None:
-        """The flow owns the document whatever happens to a transaction. A rollback takes nothing back."""
+        """The flow owns the document whatever the outcome of a transaction. A rollback takes nothing back."""
         with adverts.lock.hold((adverts.add(1), 1), "exporting", final="exported") as held:
             with contextlib.suppress(KeyError), mongo_atomic("mongo"):
                 held.instance.price = 9
@@ -330,7 +331,8 @@ class TestSaving:
 
 
 class TestDeferred:
-    """F137: an instance that was read without its version is refused; others are judged by what was read."""
+    """F137: an instance that was read without its version is refused. Other instances are judged by the read
+    version."""
 
     def test_without_the_version(self, adverts: Ground) -> None:
         """Refused before anything is sent, in a coroutine, too."""
@@ -360,7 +362,8 @@ class TestDeferred:
 
 
 def test_no_other_state_is_lost(plain: Ground) -> None:
-    """F136: an operator resets a document to `new` while a flow holds it: held, listed, stale in time, and swept."""
+    """F136: an operator resets a document to `new` while a flow holds it. The document stays held, is listed, is stale
+    in time, and is swept."""
     held = plain.lock.acquire((plain.add(1), 1), "exporting", owner="flow")
     plain.change(held.id, state="new")
     assert [seen.work for seen in plain.lock.snapshots("held")] == ["new"]

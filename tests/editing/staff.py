@@ -1,4 +1,4 @@
-"""Members of the staff, with Django's test client as their browser; and how to read their pages."""
+"""Members of the staff, with Django's test client as their browser, and functions that read their pages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _numbers = itertools.count(1)
 
 
 def staff(name: str = "", *permissions: str, superuser: bool = False) -> Client:
-    """A browser in which a member of the staff is logged in, who may change everything, but not take over."""
-    with transaction.atomic():  # a caller that is refused by the database asks again: all of it, or nothing
+    """Return a browser with a logged-in member of the staff, who may change everything, but not take over."""
+    with transaction.atomic():  # a caller that the database refuses starts again from here
         user, made = User.objects.get_or_create(
             username=name or f"user{next(_numbers)}", defaults={"is_staff": True, "is_superuser": superuser}
         )
@@ -60,7 +60,7 @@ def fields_of(page: Any) -> dict[str, str]:
 
 
 def text_of(page: Any) -> str:
-    """The page as it is read."""
+    """Return the page as it is read."""
     body = re.sub(r"<(script|style|noscript).*?</\1>", "", page.content.decode(), flags=re.DOTALL)
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", body)))
 
@@ -87,13 +87,13 @@ def holders(obj: Model | str) -> list[dict[str, Any]]:
 
 
 def token_of(obj: Model | str) -> str:
-    """The fencing token of the editor."""
+    """Return the fencing token of the editor."""
     (holder,) = holders(obj)
     return str(holder["token"])
 
 
 def page_of(obj: Model) -> str:
-    """The address of the page that changes it."""
+    """Return the address of the page that changes *obj*."""
     return f"/admin/{obj._meta.app_label}/{obj._meta.model_name}/{obj.pk}/change/"
 
 
@@ -137,7 +137,7 @@ class Tab:
         return tell(self.client, self.address, action, self.fields, **more).json()
 
     def take_over(self, token: str, more: str = "") -> Any:
-        """Press the button that takes over from the editor with this token."""
+        """Take over from the editor with this token, by the button."""
         address, data = f"{self.address}?edit-lock=take-over{more}", {"edit_lock_take_over": token}
         self.page = self.client.post(address, data, follow=True)
         return self.page

@@ -72,7 +72,7 @@ class TestPage:
         assert "you, in another tab" in told["text"]
 
     def test_a_double_click(self, order: Order) -> None:
-        """A page that never came to life is no other tab; where the browser runs no script, nobody can tell."""
+        """A page that never came to life is not another tab. Without scripts in the browser, nobody can tell."""
         first = Tab("anna", order)
         assert Tab(first.client, order).state == "busy"
         first.tell("beat")
@@ -85,7 +85,8 @@ class TestPage:
         assert [holder["lease"] for holder in holders(order)] == [120_000]
 
     def test_taking_over_needs_the_permission(self, order: Order) -> None:
-        """Without it there is no button, and the request does nothing; with it, the first is told by the next beat."""
+        """Without the permission there is no button, and the request does nothing. With it, the next beat tells the
+        first user."""
         anna, ben, boss = Tab("anna", order), Tab("ben", order), Tab("boss", order, TAKES)
         token = token_of(order)
         assert re.search(r'data-part="take-over" hidden', ben.html)
@@ -153,7 +154,7 @@ class TestScript:
         assert after["token"] == before["token"]
 
     def test_leaving_frees_it(self, order: Order) -> None:
-        """At once; a beat that comes later changes nothing."""
+        """Leaving frees the lock at once. A later beat changes nothing."""
         anna = Tab("anna", order)
         anna.tell("leave")
         assert holders(order) == []
@@ -192,7 +193,7 @@ class TestScript:
         assert (answer["state"], answer["detail"]) == ("mine", told)
 
     def test_force_release(self, order: Order) -> None:
-        """In the lock admin, as with any lock; the editor is told."""
+        """The lock admin forces the release of an edit lock like that of any lock, and the editor is told."""
         anna = Tab("anna", order)
         page = staff("boss", superuser=True).get("/locks/django_mongolock/lock/")
         assert "edit lock · user anna" in text_of(page)
@@ -210,7 +211,7 @@ class TestScript:
 
 
 class TestSave:
-    """On saving, the lock and the version are looked at; nobody's writing gets lost."""
+    """A save checks the lock and the version. No user's writing gets lost."""
 
     @pytest.mark.long
     def test_who_lost_the_lock_saves_nothing(self, order: Order) -> None:
@@ -289,7 +290,7 @@ class TestSave:
         assert (state_of(page), fields_of(page)["item"]) == ("mine", "car")
 
     def test_save_as_new(self, order: Order) -> None:
-        """Changes nothing of what is locked, so that it needs no lock."""
+        """ "Save as new" changes no locked object, and needs no lock."""
         assert Tab("anna", order).send(item="car", _saveasnew="1").status_code == 302
         assert Order.objects.filter(item="car").exists()
         assert "Save as new" not in Tab("ben", order).text
@@ -341,7 +342,7 @@ class TestSave:
         assert Order.objects.get().item == "car"
 
     def test_what_a_user_sees_no_more(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-        """F205: An object that the admin hides by now, such as one that is marked as deleted, can be created again."""
+        """F205: An object that the admin hides by now, such as a deleted one, can be created again."""
         anna, queryset = Tab("anna", order), OrderAdmin.get_queryset
         monkeypatch.setattr(OrderAdmin, "get_queryset", lambda *args: queryset(*args).exclude(state="closed"))
         Order.objects.update(state="closed")
@@ -387,7 +388,8 @@ class TestSave:
         assert (ad.title, ad.price) == ("boat", 7)
 
     def test_a_model_and_an_admin_that_know_versions(self) -> None:
-        """The version counts, also of what the form does not show; saved again, both checks have seen it."""
+        """The version counts, also for fields that the form does not show. At the second save, both checks have
+        passed."""
         rate = Rate.objects.create(name="EUR", value=1)
         anna = Tab("anna", rate)
         rate.value = 2
@@ -410,12 +412,12 @@ class TestInlines:
 
     @pytest.fixture
     def anna(self, rows: list[Order]) -> Tab:
-        """Has opened the page of the buyer."""
+        """Let anna open the page of the buyer."""
         return Tab("anna", rows[0].buyer)
 
     @pytest.fixture
     def bike(self, anna: Tab) -> int:
-        """The number of the row with the bike; the other one is 1 minus that."""
+        """Return the number of the row with the bike. The other row is 1 minus that number."""
         return next(number for number in (0, 1) if anna.fields[f"order_set-{number}-item"] == "bike")
 
     @pytest.mark.long
@@ -470,7 +472,8 @@ class TestKeys:
         ],
     )
     def test_key(self, make: Any) -> None:
-        """ObjectId, UUID, text with odd characters: taken, seen by others, kept, saved, free."""
+        """An object with a key of an ObjectId, a UUID or odd text can be taken, is seen by others, kept, saved, and
+        freed."""
         obj = make()
         page = reverse(f"editing:{obj._meta.app_label}_{obj._meta.model_name}_change", args=[quote(obj.pk)])
         anna, ben = Tab("anna", page), Tab("ben", page)
@@ -536,7 +539,7 @@ class TestDeleting:
 
 
 class TestList:
-    """The list says what is being edited, and by whom."""
+    """The list shows the edited objects, with their editors."""
 
     @pytest.fixture
     def orders(self, order: Order) -> list[Order]:

@@ -30,13 +30,13 @@ Do = Callable[..., EditLockStatus]
 
 
 def editor(status: EditLockStatus) -> Editor:
-    """The editor; there is one."""
+    """Return the only editor."""
     assert status.editor
     return status.editor
 
 
 def test_one_at_a_time(do: Do, key: str) -> None:
-    """Taken, kept, given back, taken by the next; tokens grow."""
+    """A lock is taken, kept, released, and taken by the next. Tokens grow."""
     anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
     first = do(anna, "take")
     assert (first.held, editor(first).who, editor(first).name) == (True, "mine", "anna")
@@ -62,7 +62,7 @@ def test_what_a_tab_released_it_does_not_take_again(do: Do, key: str) -> None:
 
 
 def test_taking_over(do: Do, key: str) -> None:
-    """In one command: from that editor, and from nobody else; the loser's commands change nothing."""
+    """A take-over is one command, from that editor only. The loser's commands change nothing."""
     anna, ben, carla = (EditLock(key, person) for person in (ANNA, BEN, Person("3", "carla")))
     token = editor(do(anna, "take")).token
     assert do(ben, "take_over", token).held
@@ -73,7 +73,7 @@ def test_taking_over(do: Do, key: str) -> None:
 
 
 def test_succeeding(do: Do, key: str) -> None:
-    """The next page of a tab takes the place of the one before, once; another user's page does not."""
+    """The next page of a tab takes the place of the one before, once. Another user's page does not."""
     first, second, third, ben = EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, ANNA), EditLock(key, BEN)
     do(first, "take")
     assert not do(ben, "take", first.tab).held
@@ -84,7 +84,7 @@ def test_succeeding(do: Do, key: str) -> None:
 
 
 def until_let_in(do: Do, other: EditLock) -> None:
-    """Wait until *other* is let in, with a moment in which it need not be looked at what the one before believes."""
+    """Wait until *other* is let in. The belief of the former editor may overlap for a moment, and is not checked."""
     assert eventually(lambda: do(other, "take").held, 20)
 
 
@@ -104,7 +104,7 @@ def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
 
 @pytest.mark.long
 def test_taken_twice(do: Do, key: str, settings: Settings) -> None:
-    """F62: a tab that asks for what it has keeps it for another lease from then on, and believes no more than that."""
+    """F62: a tab that takes its own lock keeps it for another lease from then on, and believes no more than that."""
     set_locks(settings, EDIT_LEASE=2)
     anna = EditLock(key, ANNA)
     first = do(anna, "take")
@@ -167,7 +167,8 @@ class TestForks:
         assert do(anna, "beat").held
 
     def test_a_child_with_locks_of_its_own(self, do: Do, key: str) -> None:
-        """F63: a fresh one is the child's; for the tab that has the lock as well, whoever knows its name."""
+        """F63: a fresh lock object is the child's. It works for the tab that has the lock as well, if the child knows
+        its name."""
         anna = EditLock(key, ANNA)
         do(anna, "take")
 
@@ -196,7 +197,7 @@ def test_a_damaged_document(do: Do, key: str, locks: Locks) -> None:
 
 
 def test_one_command(key: str, locks: Locks, commands: Commands) -> None:
-    """For each thing that it does; a take-over looks first."""
+    """Each method is one command. A take-over reads first."""
     anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
     token = editor(anna.take()).token
     for lock, name, args in ((anna, "beat", ()), (anna, "read", ()), (ben, "take", ()), (ben, "take_over", (token,))):
@@ -226,7 +227,7 @@ def test_the_work_on_a_row_does_not_wait_for_people(locks: Locks) -> None:
 
 
 def test_clearing_stale_locks_leaves_a_living_editor(key: str, locks: Locks) -> None:
-    """And clears one that is over, as any lock."""
+    """A living editor keeps the lock. The lock of an editor that is gone is cleared, like any lock."""
     anna = EditLock(key, ANNA)
     anna.take()
     assert operations.clear_stale(mongo_store(), [key]) == (0, 0)

@@ -58,7 +58,7 @@ class OwnForm:
 
 
 class OwnBoldForm:
-    """The same, of a form that does not say what is wrong."""
+    """An admin with a form that hides its errors."""
 
     def get_form(self, request: Any, obj: Any = None, **kwargs: Any) -> Any:
         return BoldForm
@@ -133,7 +133,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("own", [OwnForm, OwnBoldForm])
     def test_a_stale_page(self, use: Callable[..., Any], order: Order, own: type, *, first: bool) -> None:
-        """F200: The form of the other class shows the conflict; a form that hides it is rolled back."""
+        """F200: The form of the other class shows the conflict. A form that hides it is rolled back."""
         use(made(own, first=first))
         anna = Tab("anna", order)
         Order.objects.update(item="theirs")
@@ -203,7 +203,7 @@ class Secret(models.Model):
 
 
 class SecretAdmin(EditLockMixin, admin.ModelAdmin):  # type: ignore[type-arg]
-    """With its list."""
+    """An admin with an editable list."""
 
     list_display = ("id", "token")
     list_editable = ("token",)
@@ -306,11 +306,11 @@ class TestDeleted:
 
 @pytest.mark.parametrize("base", [EditLockMixin, VersionedAdmin])
 class TestBusyList:
-    """A row of the list is saved whatever becomes of the others."""
+    """A row of the list is saved whatever happens to the others."""
 
     @pytest.fixture
     def tab(self, use: Callable[..., Any], order: Order, base: Any) -> Tab:
-        """A list of two: `form-0` is the hat, `form-1` the bike."""
+        """Return a list of two, with the hat as `form-0` and the bike as `form-1`."""
         own = {"list_display": ("pk", "item", "price"), "list_editable": ("item", "price")}
         use(type("Listed", (base, admin.ModelAdmin), own))
         Order.objects.create(buyer=order.buyer, item="hat", price=3)
@@ -330,7 +330,7 @@ class TestBusyList:
 
     @pytest.mark.parametrize("typed", [{}, {"form-0-price": "8"}])
     def test_a_row_was_deleted(self, tab: Tab, typed: dict[str, str]) -> None:
-        """F206: The page says so, and what was typed into it."""
+        """F206: The page reports the deletion, and shows the text typed into the row."""
         Order.objects.filter(item="hat").delete()
         page = tab.client.post(LIST, tab.fields | typed | {"form-1-price": "9", "_save": "Save"}, follow=True)
         assert list(Order.objects.values_list("item", "price")) == [("bike", 9)]

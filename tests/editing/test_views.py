@@ -32,7 +32,7 @@ pytestmark = WITH_MONGO
 
 @pytest.mark.parametrize("kind", ["own", "async"])
 class TestOwnViews:
-    """Both kinds do the same."""
+    """Views as classes and as coroutines, with the same tests."""
 
     @pytest.fixture
     def address(self, order: Order, kind: str) -> str:
@@ -62,7 +62,8 @@ class TestOwnViews:
         assert (saved.item, int(saved.price), holders(order)) == ("car", 7, [])
 
     def test_script(self, address: str) -> None:
-        """Beats, leaving, taking again, taking over; a form is up to date with the fields that it has."""
+        """The script of the page sends beats, leaves, takes again and takes over. A form is compared by its own
+        fields."""
         anna, boss = Tab("anna", address), Tab("boss", address, TAKES)
         assert anna.tell("beat")["state"] == "mine"
         looked = boss.tell("read")
@@ -76,7 +77,7 @@ class TestOwnViews:
 
 
 def test_an_editor_without_a_login(order: Order) -> None:
-    """A session identifies an editor; without one, the lock exists all the same."""
+    """A session identifies an editor. The lock works without a session, too."""
     first, second = (Tab(Client(), f"/own/{order.pk}/") for _ in range(2))
     assert first.state == "mine"
     assert "This is being edited by someone else." in second.text
@@ -152,7 +153,7 @@ def test_what_the_request_has_read_before(locks: Locks) -> None:
 
 
 def test_a_view_that_shows_the_form_again(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From form_valid(): nothing was saved, so it has the lock."""
+    """form_valid() shows the form again. Nothing was saved, and the page keeps the lock."""
     monkeypatch.setattr(OrderEdit, "form_valid", OrderEdit.form_invalid)
     anna = Tab("anna", f"/own/{order.pk}/")
     anna.send(item="car")
@@ -160,7 +161,7 @@ def test_a_view_that_shows_the_form_again(order: Order, monkeypatch: pytest.Monk
 
 
 class Stubborn(OrderAdmin):
-    """Has its own idea of permissions, and its own template."""
+    """An admin with its own permissions and its own template."""
 
     change_form_template = "editing/custom.html"
 
@@ -203,7 +204,7 @@ class TestChecks:
         assert ids(edit_checks.check_edit_locks(app_configs=None)) == found
 
     def test_no_sessions(self, settings: Settings) -> None:
-        """There is none to log out of."""
+        """Without sessions there is no logout."""
         settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "Session" not in path]
         assert ids(edit_checks.check_edit_locks(app_configs=None)) == ["W081"]
 

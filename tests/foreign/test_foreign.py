@@ -25,7 +25,7 @@ IN_THREADS: Final = pytest.mark.filterwarnings(
 
 
 def found() -> list[str]:
-    """The tests that are about locks; none where Python came without its tests."""
+    """Return the tests of locks. The list is empty if Python came without its tests."""
     with contextlib.suppress(ImportError):
         methods = unittest.defaultTestLoader.getTestCaseNames
         return [f"{name}.{method}" for name, case in threading_locks.cases().items() for method in methods(case)]
@@ -57,7 +57,7 @@ def prepared(backend: None, name: str, monkeypatch: pytest.MonkeyPatch) -> unitt
 
 
 def problems(test: unittest.TestCase) -> list[str]:
-    """Run it as its own project would; return what went wrong."""
+    """Run the test as its own project would, and return the faults."""
     result = unittest.TestResult()
     test.run(result)
     for _, reason in result.skipped:
@@ -87,7 +87,7 @@ def test_every_exemption_is_for_a_test() -> None:
 @IN_THREADS
 @each((f"{case}.test_try_acquire_contended" for case in ("Lock", "RLock", "Semaphore", "BoundedSemaphore")), "memory")
 def test_a_lock_that_does_not_exclude_is_found(prepared: unittest.TestCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suites can fail: here each acquisition has a key of its own."""
+    """The suites can fail. Here each acquisition has a key of its own."""
     make, numbers = locks.make_lock, itertools.count()
 
     def make_another(keys: Any, *rest: Any) -> Any:

@@ -123,7 +123,7 @@ class Semaphore(Adapter):
 
 
 def cases() -> Mapping[str, type[unittest.TestCase]]:
-    """The classes of the suite, for our locks. Raises ImportError."""
+    """Return the classes of the suite, for our locks, or raise ImportError."""
     suite = importlib.import_module("test.lock_tests")
     return {
         "Lock": type("Lock", (suite.LockTests,), {"locktype": Lock}),

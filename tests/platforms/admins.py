@@ -215,7 +215,7 @@ class Pages:
 
 
 def main() -> int:
-    """Run each page; return how many failed."""
+    """Run each page, and return how many failed."""
     call_command("migrate", run_syncdb=True, verbosity=0)
     ours = [f"check: {found}" for found in run_checks() if (found.id or "").startswith("mongolock")]
     failed = [line for line in ours if "W002" not in line]

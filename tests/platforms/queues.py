@@ -43,7 +43,7 @@ elif QUEUE == "django-tasks":
 
     @task()  # type: ignore[untyped-decorator]
     def count(key: str) -> None:
-        """A task is found by its name in this module."""
+        """Count in a task. Workers find it by its name in this module."""
         site.count(key)
 
     @task(takes_context=True)  # type: ignore[untyped-decorator]

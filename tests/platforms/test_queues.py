@@ -1,4 +1,4 @@
-"""Task queues: counts under a lock get lost in none of them, whatever their workers are made of."""
+"""Task queues lose no counts under a lock, whatever their workers are made of."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def send(name: str, **more: str) -> None:
 
 @pytest.mark.parametrize("worker", WORKERS)
 def test_queue(redis: Redis, worker: str) -> None:
-    """All tasks want one lock at once; each gets it."""
+    """All tasks want one lock at once, and each gets it."""
     name, queue = key(), worker.partition(" ")[0]
     more = {"PLATFORM_QUEUE": queue, "PLATFORM_REDIS": redis.uri}
     send(name, **more)

@@ -1,4 +1,4 @@
-"""Web servers: counts under a lock get lost in none of them, with several processes, threads, greenlets or tasks."""
+"""Web servers lose no counts under a lock, with several processes, threads, greenlets or tasks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def answers(address: str) -> bool:
 
 
 def hit(address: str) -> set[str]:
-    """Send many requests at once; the processes that answered."""
+    """Send many requests at once, and return the processes that answered."""
     with ThreadPoolExecutor(REQUESTS) as pool:
         found = list(pool.map(lambda _: get(address), range(REQUESTS)))
     assert {status for status, _ in found} == {200}

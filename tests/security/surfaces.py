@@ -43,7 +43,7 @@ PAGES: Final[dict[str, list[str]]] = {
 }  # fmt: skip
 #: The actions of the list, each of which has a page that asks for a confirmation, or acts at once.
 ACTIONS: Final = {"ask_to_release", "force_release", "clear_stale"}
-#: Each command, with the arguments of which it shows something; {key} is the key of a lock that is held.
+#: Each command, with arguments for which it shows a lock. {key} is the key of a held lock.
 COMMANDS: Final[dict[str, list[list[str]]]] = {
     "list_locks": [
         [], ["--all"], ["--stale"], ["--waiting"], ["--deadlocks"], ["--json", "--all"], ["--json", "--deadlocks"],
@@ -76,7 +76,7 @@ MIXINS: Final[dict[str, set[str]]] = {
     "DocumentLockAdminMixin": {"clear_stale_documents", "force_release_documents"},
     "VersionedAdmin": {"changeform_view", "changelist_view", "delete_view", "history_form_view"},
 }
-#: The addresses at which the other two are used, in the admins of the test project; {} is the id of an object.
+#: The addresses at which the other two are used in the admins of the test project. {} is the id of an object.
 OWN_ADMINS: Final[dict[str, str]] = {
     "a versioned object": "/admin/rates/rate/{rate}/change/",
     "a document with a lock": "/admin/shop/ad/{ad}/change/",
@@ -157,11 +157,11 @@ def known_actions() -> set[str]:
 
 
 def leaves(response: Any) -> bool:
-    """Whether a response sends the browser to another site."""
+    """Return whether a response sends the browser to another site."""
     address = response.get("Location", "/").replace("\\", "/")
     return not re.match(r"/(?!/)|\?|\.|http://testserver/", address)
 
 
 def clean(fields: dict[str, str]) -> dict[str, str]:
-    """As a client can encode it."""
+    """Return the fields as a client can encode them."""
     return {k.encode(errors="replace").decode(): v.encode(errors="replace").decode() for k, v in fields.items()}

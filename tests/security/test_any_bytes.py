@@ -1,4 +1,4 @@
-"""Any bytes at every address: no error 500, no way to another site, and nothing that another one holds is taken."""
+"""Any bytes at any address cause no error 500 and no way to another site, and take no lock of another user."""
 
 import base64
 import re
@@ -55,9 +55,9 @@ QUERIES = st.dictionaries(
 @pytest.mark.parametrize("is_edited", [False, True])
 @pytest.mark.parametrize("name", [*PAGES, *EDITED, *OWN_ADMINS])
 def test_any_bytes(locks: Locks, name: str, *, is_edited: bool) -> None:
-    """F75: at every address, by every method, with any query, form, header and path, whoever asks.
+    """F75: every address takes every method, with any query, form, header and path, from any user.
 
-    The ids of an action on documents are those of documents: any other text is a 500 of Django's, before an action is
+    The ids of an action on documents are those of documents. Any other text is a 500 of Django's, before an action is
     called.
     """
     locks.held("k")

@@ -27,7 +27,7 @@ GIANT = "x" * 15_000_000
 
 
 def test_fifty_thousand_waiters(locks: Locks) -> None:
-    """The list of what is waited for, and the deadlocks, with 50 locks of 1,000 waiters: within a second."""
+    """The list of waited-for locks and the deadlocks, with 50 locks of 1,000 waiters, take at most a second."""
     for number in range(50):
         waiters = [waiter(10 + place, worker=f"waits {number} {place}") for place in range(1_000)]
         locks.add(f"k{number}", [entry(1, worker=f"holds {number}")], waiters)
@@ -52,7 +52,7 @@ def memory(name: str) -> int:
 
 
 def assert_cheap(looks: dict[str, Callable[[], Any]]) -> None:
-    """Each page and command answers in a few words, and has not read the giants."""
+    """Assert that each page and command answers in a few words, and has not read the giants."""
     for name, look in looks.items():
         Path("/proc/self/clear_refs").write_text("5")
         before = memory("VmRSS")
@@ -71,7 +71,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @linux
 def test_giants(locks: Locks, settings: Settings) -> None:
-    """Sixteen documents of 15 MB of another program: neither a page nor a command reads them, and all answer."""
+    """No page and no command reads sixteen documents of 15 MB of another program, and all of them answer."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "LEASE": 300, "COMMAND_TIMEOUT": 60}  # on a busy machine
     half = GIANT[:7_000_000]
     kinds: dict[str, dict[str, Any]] = {

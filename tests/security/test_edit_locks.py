@@ -163,7 +163,7 @@ class TestOpening:
         ],
     )
     def test_get(self, locks: Locks, order: Order, page: str, headers: dict[str, str], takes: bool) -> None:
-        """A GET takes the lock if the browser opens the page, or does not say what it does."""
+        """A GET takes the lock if the browser opens the page, or sends no header about its purpose."""
         response = staff("anna").get(page.format(order.pk), headers=headers)
         assert response.status_code == 200
         assert bool(holders(order)) == takes

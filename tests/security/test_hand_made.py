@@ -136,8 +136,8 @@ class TestSecrets:
 
     @pytest.mark.parametrize("option", ["tlsCertificateKeyFilePassword", "TLSCERTIFICATEKEYFILEPASSWORD"])
     def test_options(self, option: str) -> None:
-        """The options that have secrets are in OPTIONS, under names that Django's debug page hides; MongoDB's driver
-        takes them from there."""
+        """Options with secrets are in OPTIONS, under names that Django's debug page hides. MongoDB's driver takes them
+        from there."""
         url = f"mongodb://h/db?tls=true&{option}={SECRET}%2F&authMechanismProperties=AWS_SESSION_TOKEN:{SECRET}"
         entry = database_from_url(url)
         assert entry["HOST"] == "mongodb://h/db?tls=true"
@@ -166,6 +166,6 @@ def test_a_refused_document_steers_no_terminal() -> None:
 
 
 def test_names_of_tasks() -> None:
-    """The name of a task may have separators, too: `sync:1` without arguments is not `sync` with 1."""
+    """The name of a task may have separators, too. `sync:1` without arguments is not `sync` with 1."""
     assert call_key("sync:a=1", {}) != call_key("sync", {"a": 1})
     assert call_key("shop.tasks.export", {"ad_id": 1}) == "once:shop.tasks.export:ad_id=1"

@@ -38,7 +38,7 @@ FORMS = ["shop.Order", "shop.Ad", "shop.Seller", "int", "uuid", "slug"]
 
 
 class TestForms:
-    """F72: all spellings of a value are one key, and what is no value is refused."""
+    """F72: all spellings of a value are one key, and an invalid value is refused."""
 
     @pytest.mark.parametrize(
         ("form", "spellings", "key"),
@@ -125,7 +125,7 @@ class TestForgottenF:
         "key", ["order:{order_id}", "{a}", "a:{order.pk}", "a:{rows[0]}:{b}", "a:{b!r}", "a:{b:>5}"]
     )
     def test_refused(self, key: str) -> None:
-        """Wherever a plain key is given; the error names the cure."""
+        """A bad plain key is refused everywhere, with an error that names the cure."""
         uses: list[Callable[[], object]] = [
             lambda: mongo_lock(key),
             lambda: mongo_lock("other", key),
@@ -140,8 +140,8 @@ class TestForgottenF:
         assert mongo_lock(key).key == key
 
     def test_braces_in_a_value(self) -> None:
-        """F145: a value with braces is text where the key is made from a template. An f-string cannot be told from a
-        forgotten one, so its error names what takes any value."""
+        """F145: in a key made from a template, a value with braces is text. An f-string looks like a forgotten one, and
+        its error names the alternative for any value."""
         visitor = "{order_id}"
         with pytest.raises(LockKeyInvalid, match=r"make it with lock_key.*braces in a value are data") as refused:
             mongo_lock(f"note:{visitor}")
@@ -245,7 +245,8 @@ class TestViews:
 
     @pytest.mark.parametrize("kind", VIEWS)
     def test_400(self, kind: str) -> None:
-        """F75: too long, NUL, newline, controls: 400, and neither a stack trace nor the key."""
+        """F75: a text that is too long, or has NUL, newlines or control characters, gets 400. The response shows no
+        stack trace and no key."""
         client = Client(raise_request_exception=False)
         for name in NO_KEYS:
             response = client.get(f"/{kind}/{name}")
@@ -334,7 +335,7 @@ class TestCheck:
         assert warnings(address) == []
 
     def test_this_project(self, settings: Settings) -> None:
-        """The demo has none; a project without addresses, or with broken ones, is left to Django's checks."""
+        """The demo causes no message. A project without addresses, or with broken ones, is left to Django's checks."""
         assert check_views(app_configs=None) == []
         settings.ROOT_URLCONF = "nowhere.urls"
         assert check_views(app_configs=None) == []

@@ -1,4 +1,4 @@
-"""The documented roles run exactly the documented commands: with login, key file and TLS, in processes of their own."""
+"""The documented roles run exactly the documented commands, with login, key file and TLS, in processes of their own."""
 
 import json
 import os
@@ -28,7 +28,7 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A replica set that asks for a login and encrypts, with a user for each documented role; its URI."""
+    """Start a replica set with login and TLS, with a user for each documented role, and yield its URI."""
     access = Authority(tmp_path_factory.mktemp("rights")).access("127.0.0.1")
     with ReplicaSet(access=Access(True, access.certificate, access.authority)) as servers:
         with servers.members[0].client() as client:
@@ -54,7 +54,7 @@ def root_of(guarded: str) -> Iterator[MongoClient[Document]]:
 
 
 def run(uri: str, user: str, *tasks: list[str], history: int = 0) -> dict[str, dict[str, Any]]:
-    """Let a project that logs in as *user* carry out these tasks; return the reports by their words."""
+    """Let a project that logs in as *user* carry out these tasks, and return the reports by their words."""
     environment = os.environ | {
         "MONGODB_URI": uri,
         "MONGODB_NAME": DATABASE,
@@ -135,8 +135,8 @@ def test_a_missing_right_is_named(guarded: str) -> None:
 
 
 def test_documents(guarded: str) -> None:
-    """F74: the documented role for documents holds, lists and clears them; without it, the check and the errors say
-    which rights on which collection are missing."""
+    """F74: the documented role for documents holds, lists and clears them. Without it, the check and the errors name
+    the missing rights and their collection."""
     tasks = [["documents"], ["check", "--database", "locks"], ["list_locks"], ["clear_stale_locks", "--no-input"]]
     may = run(guarded, "mongolockDocuments", *tasks)
     assert {name: report["error"] for name, report in may.items() if report["error"]} == {}

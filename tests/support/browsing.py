@@ -20,7 +20,7 @@ MIDDLEWARE: Final = "tests.support.browsing.strict_policy"
 
 
 def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
-    """The middleware of a site that takes this seriously."""
+    """Return the middleware of a site with a strict policy."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         response = get_response(request)
@@ -32,7 +32,7 @@ def strict_policy(get_response: Callable[[HttpRequest], HttpResponse]) -> Callab
 
 @contextmanager
 def browser() -> Iterator[Any]:
-    """A browser, or the test is skipped. Playwright has an event loop in this thread, and Django shall not mind."""
+    """Yield a browser, or skip the test. Playwright has an event loop in this thread, and Django shall not mind."""
     parts.require("Chromium")
     with chromium() as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "1")

@@ -34,7 +34,7 @@ _reserved: set[str] = set()
 
 @contextlib.contextmanager
 def reserved(client: MongoClient[Any]) -> Iterator[None]:
-    """Keep the other processes of the test run from setting faults of that server; wait until none of them does."""
+    """Keep the other processes of the test run from setting faults of that server. Wait until none of them does."""
     try:
         import fcntl
     except ImportError:  # Windows

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-#: For tests that fork: Python warns a process that has threads.
+#: Marks of tests that fork. Python warns a process that has threads.
 FORKS = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

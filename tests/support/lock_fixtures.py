@@ -1,4 +1,4 @@
-"""Fixtures of the tests that look at locks through Django: model, admin, commands, checks."""
+"""Fixtures of the tests that read locks through Django, with model, admin, commands and checks."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -41,13 +41,13 @@ class Commands(monitoring.CommandListener):
         return [next(iter(command)) for command in self.sent]
 
     def clear(self) -> None:
-        """Forget what was sent."""
+        """Forget the recorded commands."""
         self.sent.clear()
 
 
 @pytest.fixture
 def locks(db: None, mongo: MongoClient[Document]) -> Iterator[Locks]:
-    """The locks collection of the test's database: empty, with its indexes; empty again for those after it."""
+    """Return the empty locks collection of the test's database, with its indexes. It is emptied again afterwards."""
     collection = mongo[str(connections["mongo"].settings_dict["NAME"])]["mongolock_locks"]
     collection.delete_many({})
     ensure_indexes(collection)
@@ -68,7 +68,7 @@ def history(locks: Locks, settings: Settings) -> Iterator[Collection[Document]]:
 
 @pytest.fixture
 def connect(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Gives the engine another connection for the rest of the test."""
+    """Return a function that gives the engine another connection for the rest of the test."""
 
     def connect(host: str | None = None, **options: Any) -> None:
         settings = connections["mongo"].settings_dict
@@ -99,7 +99,7 @@ def away(connect: Callable[..., None], settings: Settings) -> None:
 
 @pytest.fixture(params=[BLOCKING, ASYNC], ids=lambda face: face.name)
 def face(request: pytest.FixtureRequest) -> Face:
-    """Both faces of the same lock."""
+    """Return the blocking or the async methods of a lock."""
     chosen: Face = request.param
     return chosen
 
@@ -112,7 +112,7 @@ def do(face: Face) -> Callable[..., Any]:
 
 @pytest.fixture
 def in_thread() -> Iterator[Callable[..., threading.Thread]]:
-    """Starts daemon threads and sees to it that they have ended when the test has."""
+    """Return a function that starts daemon threads. The threads have ended when the test has."""
     started: list[threading.Thread] = []
 
     def in_thread(call: Callable[[], object]) -> threading.Thread:

@@ -14,12 +14,12 @@ from django_mongolock.engine.lock.lock import MongoLock
 
 
 def new_key(kind: str = "test") -> str:
-    """A key that nobody else uses."""
+    """Return a key that nobody else uses."""
     return f"{kind}:{uuid.uuid4().hex}"
 
 
 def document(key: str, using: str | None = None) -> dict[str, Any]:
-    """The stored document of *key*; an empty one if there is none."""
+    """Return the stored document of *key*, or an empty one."""
     return mongo_store(using).latest.find_one({"_id": {"$eq": key}}) or {}
 
 
@@ -30,7 +30,7 @@ def holders(key: str, using: str | None = None) -> list[dict[str, Any]]:
 
 
 def holder(key: str) -> dict[str, Any]:
-    """The only holder of *key*."""
+    """Return the only holder of *key*."""
     (found,) = holders(key)
     return found
 

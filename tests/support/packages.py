@@ -33,7 +33,8 @@ class Packages:
 
 @pytest.fixture(scope="session")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
-    """The sdist of this checkout, and the wheel of that sdist; or those in the folder DIST. Needs no network."""
+    """Return the sdist of this checkout and the wheel of that sdist, or those in the folder DIST. No network is
+    needed."""
     if given := os.environ.get("DIST"):
         return find(Path(given))
     return build(tmp_path_factory.mktemp("packages"))

@@ -1,4 +1,4 @@
-"""Starts a management command as a cron job would: without a terminal, and with the test's databases."""
+"""Start a management command as a cron job would, without a terminal, and with the test's databases."""
 
 import io
 import os
@@ -15,13 +15,14 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 def heed_signals() -> None:
-    """A shell starts what it runs in the background with signals ignored, and everybody inherits that."""
+    """Restore the default signals. A shell starts background processes with signals ignored, and their children inherit
+    that."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def python(*arguments: str, folder: Path | None = None, **environment: str) -> str:
-    """Run Python with *arguments* to its end; return its output. Fails where it fails."""
+    """Run Python with *arguments* to its end, and return its output. A failure of it fails the test."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
@@ -44,7 +45,7 @@ def said_by(*command: str) -> str:
 
 
 def starting() -> Iterator[Start]:
-    """Gives what starts a command. Afterwards all are ended."""
+    """Yield a function that starts a command. Afterwards all commands are ended."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, module: str = "django", **environment: str) -> subprocess.Popen[str]:

@@ -118,7 +118,8 @@ def sleep(state: State, seconds: float) -> int:
 
 @pytest.mark.long
 def test_a_worker_that_fails_hangs_or_dies_is_told() -> None:
-    """With the type and the place of its error; nobody waits for it without end, and nothing of it is left behind."""
+    """The error has the type and the place of the worker's error. No caller waits for it without end, and nothing of it
+    is left behind."""
     with workers(3) as (fails, hangs, dies):
         with pytest.raises(WorkerError, match=r"ValueError: said so \(test_bench\.py:\d+\)"):
             fails.call(fail)
@@ -194,7 +195,7 @@ def test_a_question_that_breaks_or_hangs_does_not_end_the_run(
     assert command.main(["fine", "--json", str(file)]) == 0
     assert list(json.loads(file.read_text())["questions"]) == ["fine"]
     assert command.main(["--json", str(file)]) == 1
-    assert time.monotonic() - started < 30  # what hangs would do so for a minute
+    assert time.monotonic() - started < 30  # a question that hangs would do so for a minute
     found = json.loads(file.read_text())["questions"]
     assert list(found) == ["hangs", "breaks", "fine"]
     assert found["hangs"]["error"] == "ended after 0 s"

@@ -1,4 +1,4 @@
-"""The checker: hand-written records, each of which breaks one promise, and the like of it that breaks none."""
+"""The checker with hand-written records. Each breaks one promise, and a similar one breaks none."""
 
 from functools import reduce
 from pathlib import Path
@@ -11,7 +11,7 @@ from verify.faults.history import History
 from verify.faults.records import Journal, Record, now, read
 from verify.faults.tolerances import Tolerances
 
-#: When all is over.
+#: The time when all is over.
 LATER = 100.0
 
 
@@ -53,7 +53,7 @@ class Story:
         return self.tell("got", t, _who(name), id=name, tokens=dict(zip(keys.split("+"), tokens, strict=True)))
 
     def see(self, t: float, name: str, left: float, who: str | None = None) -> "Story":
-        """A look that takes a millisecond: held for *left* seconds more, or not at all."""
+        """Add a look of a millisecond, with the lock held for *left* seconds more, or not at all."""
         return self.tell("see", t, who or _who(name), id=name, u=t + 0.001, held=left > 0, left=left)
 
     def leave(self, t: float, name: str, was: str = "released") -> "Story":
@@ -83,11 +83,11 @@ class Story:
         )
 
     def kill(self, t: float) -> "Story":
-        """The first process is killed."""
+        """Kill the first process."""
         return self.tell("kill", t, "harness", group=1)
 
     def lost(self, t: float, name: str, *, told: float | None = None, was: str = "lost") -> "Story":
-        """A look finds that it is not held any more; the block is left, and `on_lost` called."""
+        """Add a look that finds the lock lost, the end of the block, and a call of `on_lost`."""
         self.see(t, name, 0).leave(t, name, was)
         return self if told is None else self.tell("told", told, _who(name), id=name)
 
@@ -98,13 +98,13 @@ class Story:
         return self.tell("over", t, "harness")
 
     def history(self, *allowed: Tolerances) -> History:
-        """The records in their order; when all is over, if they do not say when."""
+        """Return the history of the records in their order. If they do not say when all is over, the end is added."""
         if not any(record["what"] == "over" for record in self.records):
             self.end()
         return History(sorted(self.records, key=lambda record: float(record["t"])), *allowed)
 
     def rules(self) -> str:
-        """Which rules find something."""
+        """Return the names of the rules that find a violation."""
         return " ".join(sorted({violation.rule for violation in check(self.history())}))
 
 
@@ -140,7 +140,7 @@ def line() -> Story:
 
 
 def suffering(renew: bool = True) -> Story:
-    """A lock that was to be renewed ends at 21, as nobody could renew it for two seconds."""
+    """Return a lock with renewals that ends at 21, because nobody could renew it for two seconds."""
     return (
         Story().ask(18, "a", renew=renew).got(18, "a", 1).see(18, "a", 2.0).see(19, "a", 2.0).lost(21, "a", told=21.1)
     )
