@@ -74,7 +74,7 @@ class Story:
         return [each for each in self.records if each["what"] == what and facts.items() <= {**each}.items()]
 
     def of_task(self, task_id: str) -> list[dict[str, Any]]:
-        """Return the records of one task, which are its messages, deliveries and states."""
+        """Return the messages, deliveries and states of one task."""
         kinds = ("message", "delivery", "retry", "state")
         return [each for each in self.records if each.get("id") == task_id and each["what"] in kinds]
 

@@ -1,4 +1,4 @@
-"""`enqueue_once` without a worker: the state of the queue and of the lock. test_redelivery has the tests with
+"""`enqueue_once` without a worker, with the state of the queue and of the lock. test_redelivery has the tests with
 workers."""
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def test_wrong(collection: Collection[Document], wrong: dict[str, Any], problem:
     ],
 )
 def test_wrong_model(wrong: dict[str, Any], problem: str) -> None:
-    """A typing error in a field or a state is found at once, and so are unsuitable fields (F135)."""
+    """A typing error in a field or a state is found at once. Unsuitable fields are found, too (F135)."""
     with pytest.raises((TypeError, ValueError), match=problem):
         DocumentLock(Ad, **{**RIGHT, "name": "test", **wrong})
 

@@ -355,7 +355,7 @@ class TestBatch:
             assert [held.id for held in batch] == [ids[number] for number in (3, 0, 4, 2)]
 
     def test_ids_that_are_alike(self, plain: Ground) -> None:
-        """F138: 1 and True are two documents of MongoDB, but one key of a dict. They are refused."""
+        """F138: 1 and True are two documents of MongoDB, but one key of a dict. Both are refused."""
         for id_ in (1, True):
             plain.collection.insert_one({"_id": id_, "documentVersion": 1})
         with pytest.raises(ValueError, match="two ids"):

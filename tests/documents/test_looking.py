@@ -232,7 +232,7 @@ class TestForceRelease:
     """A document is taken from its holder before it is stale."""
 
     def test_all_of_an_owner(self, ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
-        """Each document gets the failed state of its work, and is logged. Those of others stay, and the holder is
+        """Each document gets the failed state of its work, and is logged. Documents of others stay, and the holder is
         refused."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting", owner="dead flow")
         second, other = stuck(ground, 5, holder="dead flow", state="withdrawing"), stuck(ground, 5)
@@ -316,8 +316,8 @@ class TestListLocks:
     """list_locks lists documents after the named locks."""
 
     def test_table(self, plain: Ground, locks: Locks) -> None:
-        """The list shows held documents by default, and all or stale ones on request. It is empty for a pattern of keys
-        or for waiters."""
+        """The list shows held documents by default, and all or stale ones on request. For a pattern of keys or for
+        waiters, the list is empty."""
         held, stale, damaged = stuck(plain, 5, holder="flow\x1b[2J"), stuck(plain), stuck(plain, version="x")
         text = run("list_locks")
         assert "Documents of test:" in text

@@ -167,8 +167,8 @@ class TestForks:
         assert do(anna, "beat").held
 
     def test_a_child_with_locks_of_its_own(self, do: Do, key: str) -> None:
-        """F63: a fresh lock object is the child's. It works for the tab that has the lock as well, if the child knows
-        its name."""
+        """F63: a fresh lock object is the child's. The object works for the tab that has the lock as well, if the child
+        knows its name."""
         anna = EditLock(key, ANNA)
         do(anna, "take")
 

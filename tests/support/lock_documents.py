@@ -1,4 +1,4 @@
-"""Lock documents made by hand, which are held, stale, free, damaged, or strange."""
+"""Lock documents made by hand: held, stale, free, damaged, and strange ones."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta

@@ -47,7 +47,8 @@ class Commands(monitoring.CommandListener):
 
 @pytest.fixture
 def locks(db: None, mongo: MongoClient[Document]) -> Iterator[Locks]:
-    """Return the empty locks collection of the test's database, with its indexes. It is emptied again afterwards."""
+    """Return the empty locks collection of the test's database, with its indexes. The collection is emptied again
+    afterwards."""
     collection = mongo[str(connections["mongo"].settings_dict["NAME"])]["mongolock_locks"]
     collection.delete_many({})
     ensure_indexes(collection)

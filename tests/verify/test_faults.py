@@ -61,8 +61,8 @@ def test_opportunities() -> None:
 
 
 def test_a_run_that_proves_nothing_says_so() -> None:
-    """A run proves nothing if it had no opportunities at which it aimed, or if its only faults never happened. A run
-    with some names those that it missed."""
+    """A run proves nothing if none of its aims had an opportunity, or if its only faults never happened. Any other run
+    names the aims that it missed."""
     stops, kills = AIMS["stop-worker"], AIMS["kill-worker"]
     idle = Outcome(1, 60.0, ["stop-worker", "kill-worker", "ttl"], injected={"ttl": 3, "stop-worker": 2})
     assert (idle.missed, idle.proves_nothing) == ([stops, kills], True)
@@ -73,7 +73,7 @@ def test_a_run_that_proves_nothing_says_so() -> None:
 
 
 def test_an_answer_that_grants_a_lock_is_told_from_others() -> None:
-    """By what a server says on the wire: whose lock it is, if it is held, and nothing if it is not."""
+    """The bytes of a server's reply show the holder of a granted lock, and nothing if it is not held."""
     header = bytes(21)
     assert (
         granted_by(header + bson.encode({"value": {"mine": {"label": "sync-1-2", "token": 7}}, "ok": 1.0}))
@@ -84,7 +84,7 @@ def test_an_answer_that_grants_a_lock_is_told_from_others() -> None:
 
 
 def test_every_fault_is_in_the_docs() -> None:
-    """By its name, with what the code says of it."""
+    """The table has every fault by its name, with the text of the code."""
     texts = {name: fault.text.partition("\n")[0] for name, fault in FAULTS.items()} | WORKER_FAULTS
     table = Path(ROOT, "docs/evidence/faults.md").read_text().partition("## The faults")[2].partition("\n## ")[0]
     assert dict(re.findall(r"(?m)^\| ([a-z-]+) \| (.*[.]) \|$", table)) == texts

@@ -1,4 +1,4 @@
-"""The rules of a simulation: hand-written records, each of which breaks one promise, and the like that breaks none."""
+"""The rules of a simulation with hand-written records. Each breaks one promise, and a similar one breaks none."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ OPERATOR: dict[str, Any] = {"who": "operator", "key": "k", "tokens": [7]}
 
 
 def held(story: Story | None = None, name: str = "a", key: str = "k", **facts: Any) -> Story:
-    """A lock that is granted at 1.1, with the token 7."""
+    """Return a lock that is granted at 1.1, with the token 7."""
     return (story or Story()).ask(1.0, name, key, **LEASE, **facts).got(1.1, name, 7, keys=key)
 
 
@@ -44,14 +44,14 @@ def stood(story: Story, until: float) -> Story:
 
 
 def downgraded(mode: str = "exclusive", token: int = 8) -> Story:
-    """The holder of the token 7 goes on as a reader with the token 9; meanwhile somebody has another token."""
+    """Return a holder of the token 7 that goes on as a reader with the token 9, while another attempt has a token."""
     story = held().ask(2.0, "a.reader", mode="shared", **LEASE).got(2.1, "a.reader", 9)
     story.tell("downgraded", 2.1, "a", id="a.reader", before="a")
     return story.ask(1.5, "b", mode=mode, **LEASE).got(2.2, "b", token)
 
 
 def crossing(refusals: dict[str, str], until: float) -> Story:
-    """Two threads, each of which waits for what the other holds, and is refused then, for these reasons."""
+    """Return two threads that wait for each other's locks, and are refused for these reasons."""
     story = Story()
     for name, mine, its in (("a", "k", "l"), ("b", "l", "k")):
         held(story, name, mine).see(1.2, name, 9.0).ask(1.5, f"{name}.1", its, within=name, **LEASE)

@@ -1,4 +1,4 @@
-"""The engine under virtual time: no seed breaks a promise, and a broken engine is found and told."""
+"""The engine under virtual time. No seed breaks a promise, and a broken engine is found and reported."""
 
 import json
 from datetime import timedelta
@@ -22,12 +22,12 @@ from verify.simulation.story import story
 from verify.simulation.strikes import LineStrike, Struck
 from verify.simulation.world import World
 
-#: How many runs of a minute are made.
+#: The number of runs of a minute.
 RUNS = 24
 
 
 def told(outcome: Outcome) -> str:
-    """The records of a run, as text."""
+    """Return the records of a run, as text."""
     return json.dumps(outcome.records, sort_keys=True)
 
 
@@ -114,7 +114,7 @@ def no_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("no_arrival")
 def test_a_broken_engine_is_found_and_told() -> None:
-    """The checker finds it, and what those did that it names is told in a few lines."""
+    """The checker finds the fault, and reports the actions of the named attempts in a few lines."""
     runs = ((seed, simulate(seed, 60.0)) for seed in range(1, 20))
     seed, found = next(run for run in runs if any(each.rule == "order" for each in run[1].violations))
     text = story(found, schedule(seed, 60.0))
@@ -130,7 +130,7 @@ def test_the_engine_is_left_as_it_was() -> None:
 
 
 def test_every_constant_of_the_engine_is_lowered_in_some_run_or_says_why_not() -> None:
-    """A threshold that no run reaches hides what is beyond it: F107 lay behind a queue of more than 32."""
+    """A threshold that no run reaches hides later faults. F107 lay behind a queue of more than 32."""
     assert set(constants()) == {*LOW, *EXEMPT}
     assert not set(LOW) & set(EXEMPT)
     assert all(VALUES[name] > low for name, low in LOW.items())

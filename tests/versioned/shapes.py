@@ -1,6 +1,5 @@
-"""The shapes of models: plain, abstract, multi-table, proxy, bare field, odd names. In a registry of their own, so
-that no migration and no other test sees them; `make_tables` makes their tables.
-"""
+"""The shapes of models: plain, abstract, multi-table, proxy, bare field, odd names. The registry of these models is
+their own, so that no migration and no other test sees them. `make_tables` makes their tables."""
 
 # ruff: noqa: DJ008 - they are never shown
 
@@ -92,7 +91,7 @@ class BareManager(models.Manager.from_queryset(VersionedQuerySet)):  # type: ign
 
 
 class Bare(Shape):
-    """Only the field, under names of its own; and a manager that hides some."""
+    """A model with only the field, under names of its own, and with a manager that hides some rows."""
 
     title = models.CharField(max_length=50)
     revision = VersionField(db_column="documentVersion", null=True)  # type: ignore[misc]
