@@ -196,7 +196,7 @@ def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
 
 @pytest.mark.long
 def test_what_cannot_end_in_order_is_released(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F103: if nobody has the leader any more, and if its term cannot be watched."""
+    """F103: the lock is released if the leader object is dropped, and if its term cannot be watched."""
     dropped = leader(key)
     dropped.__enter__()
     del dropped

@@ -162,7 +162,7 @@ def test_what_was_acquired_before_one_that_was_refused(
 
 
 def test_how_long_it_took_to_find_no_server(memory: Memory, monkeypatch: pytest.MonkeyPatch, now: Any) -> None:
-    """F9: from the beginning, for all keys."""
+    """F9: the error tells the time from the beginning, for all keys."""
 
     def fail(*_: Any, **__: Any) -> Generator[Any, Any, Grant]:
         yield from ()

@@ -256,7 +256,7 @@ def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) ->
 
 
 def test_the_damage_of_a_huge_document_is_reported() -> None:
-    """F55: in words, and before its entries are gone through one by one."""
+    """F55: the damage is reported in words, before the entries are checked one by one."""
     huge = document("bad", [], change={"holders": [7] * (MAX_ENTRIES + 1)})
     assert find_damage(huge) == f"it has {MAX_ENTRIES + 1} holders and waiters"
 

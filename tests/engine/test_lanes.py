@@ -215,7 +215,7 @@ def test_eight_keys_have_one_deadline(here: Here, failpoint: Callable[..., None]
 
 
 def test_what_is_given_back_is_given_back_at_once(lock: LockMaker, other: LockMaker) -> None:
-    """F157: in one command, so that a try of one of these keys that follows finds it free."""
+    """F157: the first keys are released in one command, so that a following try of one of them finds it free."""
     holder = other("k7", terms=CALM).acquire()
     with pytest.raises(LockNotAcquired):
         lock(*EIGHT, terms=CALM, wait=0).acquire()

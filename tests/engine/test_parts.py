@@ -467,7 +467,7 @@ def test_a_removal_that_another_one_has_replaced(bare: Bare) -> None:
 
 
 def test_a_release_that_is_made_again_is_tried_for_a_while(bare: Bare) -> None:
-    """F7: when it is time to look, and the primary is another one."""
+    """F7: a release is repeated when it is due and the primary is another one."""
     again = Apply("k", Step(remove=("g",)))
     bare.commands.releases.made(UnconfirmedRelease(again, "one", 100))
     bare.store.primary.return_value = "two"

@@ -547,7 +547,7 @@ def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> N
 
 
 def test_news_that_comes_in_time_is_enough() -> None:
-    """P8: with a quarter of a place left it is used before it is renewed."""
+    """P8: news with a quarter of a place left is used before a renewal."""
     play = Play(60)
     play.answer(QUEUED, took=0.5)
     play.hear(after=0.5, news=News(9, NOW), queued_until=101 + TERMS.waiter_lease / 4)

@@ -616,7 +616,7 @@ NOTHING = Step(remove=("another",))
 
 
 def test_a_clock_that_is_a_little_behind_is_the_same_clock(parsed_at: ParsedAt) -> None:
-    """F23: corrected by less than a leap, it judges the times that it wrote, and no lease begins again."""
+    """F23: a clock that was corrected by less than a leap judges its own earlier times, and no lease begins again."""
     until = parsed_at(asks("g1"), 9, "1", 1)["holders"][0]["until"]
     assert parsed_at(NOTHING, 9 - LEAP / 2000, "1", 2)["holders"][0]["until"] == until
 

@@ -189,7 +189,7 @@ def test_with_whom_a_result_is_shared(asks: object, result: object, shared: list
 def test_when_a_call_comes_too_late(
     timeout: float | None, after: float, left: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F67: when too little of its timeout is left, it is its owner's to take it back."""
+    """F67: a call with too little of its timeout left is left to its owner to withdraw."""
     moment, given = [NOW], list[Any]()
     note: Any = given.append
     monkeypatch.setattr(time, "monotonic", lambda: moment[0])

@@ -108,7 +108,8 @@ CALLS: dict[str, Callable[[MongoStore], object]] = {
 def test_an_unreachable_server_is_a_clear_error_in_time(
     call: Callable[[MongoStore], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F3, F57: bounded by the command's own limit, may pass, and shows neither password nor grant id."""
+    """F3, F57: the error comes within the command's own limit, may pass, and shows neither a password nor the id of a
+    grant."""
     monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.05)  # for so long the driver waits in any case
     store = MongoStore(StoreConfig({"host": f"mongodb://ann:{SECRET}@127.0.0.1:1/"}, "d"))
     with pytest.raises(LockBackendFailed, match=r"did not answer within 0\.1 s") as refusal:
