@@ -289,7 +289,7 @@ class TestKept:
         assert locks.read("once")["holders"] == []
 
     def test_over(self, admin: Client, locks: Locks) -> None:
-        """When its minimum hold is over, it is free on every page and in the list of the command."""
+        """When its minimum hold is over, the lock is free on every page and in the list of the command."""
         locks.add("past", [entry(1, left=-5, held_for=100, released=now() - timedelta(seconds=60))])
         assert "past ○ free – held for – lease left – waiting 0" in text_of(admin.get(f"{LIST}?state=free"))
         page = text_of(admin.get(page_of("past")))
@@ -337,7 +337,7 @@ class TestPage:
         assert "secret" not in text
 
     def test_purged(self, locks: Locks, admin: Client) -> None:
-        """A lock that is gone leads back to the list, with a word."""
+        """The page of a lock that is gone leads back to the list, with a message."""
         response = admin.get(page_of("gone"), follow=True)
         assert "There is no lock “gone”" in notes(response)
 
@@ -363,7 +363,7 @@ class TestPage:
         assert "Forced its release" in text_of(admin.get(history))
 
     def test_browser_leaves_addresses_alone(self) -> None:
-        """No address has a part that a browser would take for a way up."""
+        """No part of an address looks like a way up to a browser."""
         for key in HOSTILE_KEYS:
             assert not {".", ".."} & set(page_of(key).split("/"))
 
@@ -422,7 +422,7 @@ class TestRights:
 
 
 class TestForceRelease:
-    """Confirmed, exact, and written down."""
+    """A forced release is confirmed, exact, and logged."""
 
     def test_one(self, locks: Locks, admin: Client) -> None:
         """Only the answer to the question takes the lock, for the waiter. The admin reports and logs it."""
@@ -469,7 +469,7 @@ class TestForceRelease:
         assert "100 locks were taken" in notes(confirm(admin, asked))
 
     def test_back_to_the_same_list(self, locks: Locks, admin: Client) -> None:
-        """Afterwards the list is filtered as before."""
+        """Afterwards the list has the same filters as before."""
         locks.held("k")
         body = select(admin, "force_release", "k", query="?state=all&q=k").content.decode()
         assert 'name="filters" value="state=all&amp;q=k"' in body

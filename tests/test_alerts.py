@@ -50,7 +50,7 @@ def promtool(*arguments: object) -> None:
 @WITH_PROMTOOL
 @pytest.mark.parametrize("name", FIRING)
 def test_alert(name: str, tmp_path: Path) -> None:
-    """Each fires when it should, not before, and not where all is well."""
+    """Each alert fires when it should, not before, and not in a healthy system."""
     series, minute, before = FIRING[name]
     quiet = {
         each: re.sub(r"0x20 1x60", "1x90", re.sub(r"(2|0\+\d+)x\d+", "0x90", values)) for each, values in series.items()

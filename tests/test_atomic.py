@@ -60,10 +60,10 @@ def take_over(lock: MongoLock) -> None:
 
 
 class TestAtomic:
-    """The ORM on the alias is part of the transaction."""
+    """The ORM on the alias takes part in the transaction."""
 
     def test_aborts(self) -> None:
-        """An error of the block leaves nothing, and the connection as it was."""
+        """An error of the block leaves nothing, and the connection stays as it was."""
         make_ad("first")
         with mongo_lock(new_key()) as lock:
             with pytest.raises(ZeroDivisionError), lock.atomic():

@@ -179,7 +179,7 @@ class TestRights:
 
 @WITH_MONGO
 class TestChecks:
-    """The same from `check --database`, before the first lock fails."""
+    """`check --database` reports the same, before the first lock fails."""
 
     @pytest.mark.parametrize(("user", "missing"), [("reader", "insert, update"), ("nothing", "find, insert, update")])
     def test_too_few(self, login: Connect, user: str, missing: str) -> None:
@@ -191,7 +191,7 @@ class TestChecks:
 
     @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD)])
     def test_not_let_in(self, login: Connect, user: str, password: str) -> None:
-        """A wrong password is reported, not shown."""
+        """A wrong password is reported, but not shown."""
         login(user, password)
         [found] = ask()
         assert ids([found]) == ["E101"]
@@ -240,7 +240,7 @@ def encrypted(authority: Authority) -> Iterator[ReplicaSet]:
 @WITH_MONGO
 @pytest.mark.long
 class TestTLS:
-    """The engine's client encrypts as the alias says, and believes no wrong certificate."""
+    """The engine's client encrypts as the alias says, and accepts no wrong certificate."""
 
     @pytest.fixture(autouse=True)
     def soon(self, settings: Any) -> None:
@@ -260,7 +260,7 @@ class TestTLS:
             assert lock.held
 
     def test_unknown_authority(self, encrypted: ReplicaSet, authority: Authority, connect: Connect) -> None:
-        """F14: a certificate that another CA would have to sign is refused, and the error and the check say why."""
+        """F14: a certificate of an unknown CA is refused, and the error and the check say why."""
         other = authority.file("stranger.pem", authority.stranger.cert_pem)
         self.assert_refused(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile={other}", connect)
 

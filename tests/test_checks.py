@@ -117,7 +117,7 @@ class TestValues:
 
     @pytest.mark.parametrize("value", [None, 7, ["DATABASE"], ("DATABASE", "mongo")])
     def test_no_dictionary(self, settings: Settings, value: Any) -> None:
-        """MONGOLOCK itself may be wrong."""
+        """MONGOLOCK itself may have a wrong type."""
         settings.MONGOLOCK = value
         assert ids(checks.check_settings(app_configs=None)) == ["E001"]
         assert checks.check_deployment(app_configs=None) == []
@@ -275,7 +275,7 @@ class TestServer:
         assert found.is_silenced()
 
     def test_a_new_database(self, locks: Locks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The check names the command that makes the collections. Before that command itself it says nothing."""
+        """The check names the command that makes the collections. Before that command itself, the check is silent."""
         locks.collection.drop()
         (found,) = ask()
         assert (found.id, found.hint) == ("mongolock.W103", "Run manage.py migrate --database mongo.")

@@ -39,7 +39,7 @@ Do = Callable[..., Any]
 
 
 class TestClaim:
-    """Taken by one object, extended and given back by others that know the key and the owner."""
+    """One object acquires the claim. Others that know the key and the owner extend and release it."""
 
     def test_over_several_requests(self, do: Do, key: str) -> None:
         """Every request makes its own object. The token stays the same, and the next claim has a larger one."""
@@ -98,7 +98,7 @@ class TestClaim:
         assert next_one.renew().held
 
     def test_forced(self, do: Do, key: str) -> None:
-        """A forced release, and the release of everything of the owner, free it."""
+        """A forced release, or the release of all locks of the owner, frees a claim."""
         made = do(claim(key, owner="a"), "acquire")
         assert Lock.objects.get(key=key).force_release()
         with pytest.raises(LockLost) as caught:
@@ -173,7 +173,7 @@ class TestSession:
         assert len(commands.sent) == before
 
     def test_a_new_session(self, key: str, locks: Locks) -> None:
-        """The request that takes it may renew it at once, before its session is stored."""
+        """The request that acquires a claim may renew it at once, before its session is stored."""
         request = request_of()
         made = claim(key, owner=request).acquire()
         assert made.renew().held
@@ -198,7 +198,7 @@ class TestSession:
         assert taken(claim(key, owner="b"))
 
     def test_a_long_session_does_not_lengthen_it(self, key: str, locks: Locks) -> None:
-        """The lease counts, where the session lasts longer."""
+        """If the session lasts longer than the lease, the lease counts."""
         made = claim(key, owner=request_of(), lease=60).acquire()
         assert 50 < made.remaining <= 60
 
@@ -266,7 +266,7 @@ class TestLooking:
         assert "no process: a claim" in browser("view_lock").get("/admin/django_mongolock/lock/").content.decode()
 
     def test_no_process(self, key: str, locks: Locks) -> None:
-        """The dashboard does not show it among the processes."""
+        """The dashboard does not show a claim among the processes."""
         claim(key, owner="a").acquire()
         page = browser("view_lock").get("/admin/django_mongolock/lockdashboard/").content.decode()
         assert "Processes" not in page

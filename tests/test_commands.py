@@ -429,7 +429,7 @@ class TestList:
 
     @pytest.mark.long
     def test_whoever_reads_has_enough(self, locks: Locks, start: Start) -> None:
-        """A command of whose output only the beginning is read, as by `head`, ends without a traceback."""
+        """A command ends without a traceback if only the beginning of its output is read, as by `head`."""
         locks.many(free=0, held=2_000)
         running = start("list_locks", "--limit", "0")
         assert running.stdout

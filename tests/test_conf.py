@@ -66,7 +66,8 @@ class TestRouter:
             assert router.allow_migrate(home, label, model_name=model) is False, "nothing to make or to dump"
 
     def test_other_models(self, home: str) -> None:
-        """About other models it has no opinion, but that their migrations do not run in a MongoDB beside."""
+        """The router has no opinion about other models, except that their migrations do not run in a secondary
+        MongoDB."""
         router = MongoLockRouter()
         assert router.db_for_read(User) is None
         assert router.db_for_write(User) is None

@@ -393,7 +393,7 @@ class TestExceptionHandler:
         assert (away.status_code, away["Retry-After"]) == (503, "5")
 
     def test_others(self) -> None:
-        """A mistake in the code stays one, and others' errors stay theirs."""
+        """A mistake in the code and errors of others stay as they are."""
         from django.http import Http404
 
         assert self.respond(LockReentry("key")) is None

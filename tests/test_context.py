@@ -136,7 +136,7 @@ class TestPlace:
 class TestUser:
     @pytest.mark.long
     def test_logged_in(self, user: User) -> None:
-        """The user of a login session, in sync views."""
+        """The user of a login session is recorded in sync views."""
         assert logged_in(user).get("/inside/").json()["user"] == "ann@example.org"
         assert logged_in(user).get("/decorated/x/").json()["user"] == "ann@example.org"
 
@@ -192,6 +192,6 @@ class TestWorker:
             assert thread.submit(facts_of_a_lock).result()["thread"] == "counting_0"
 
     async def test_asyncio_task(self) -> None:
-        """The task's name, of the task that asks."""
+        """The task's name is that of the calling task."""
         found = await asyncio.create_task(afacts_of_a_lock(), name="counting coins")
         assert found["thread"] == "counting coins"

@@ -84,7 +84,7 @@ class TestPage:
         locks.free("free:1")
 
     def test_tells_all(self, admin: Client) -> None:
-        """F224: Held, waiting, stale, contended, processes, server."""
+        """F224: The page shows held, waiting, stale and contended locks, processes, and the server."""
         response = admin.get(PAGE)
         assert "No problems" in section(response, "look")
         tiles = section(response, "tiles")
@@ -110,7 +110,7 @@ class TestPage:
         assert "leases that ended without a release 1" in text_of(admin.get(f"{LIST}older/change/"))
 
     def test_a_request_is_shown(self, admin: Client, locks: Locks, settings: Settings) -> None:
-        """F149: after a request the page of the lock says so, who asked and when, without a history."""
+        """F149: after a request, the page of the lock names the requester and the time, without a history."""
         with held_elsewhere("asked"):
             store = mongo_store()
             assert operations.ask_to_release(store, "asked", "anna, in the admin: we deploy at 3") == 1
@@ -139,7 +139,7 @@ class TestPage:
         assert "force-release/?key=catalog" in client.get(f"{LIST}catalog/change/").content.decode()
 
     def test_what_is_empty_is_not_there(self, admin: Client, locks: Locks) -> None:
-        """F150: no section says that it has nothing to say."""
+        """F150: empty sections are left out."""
         locks.collection.delete_many({})
         assert re.findall(r"<(?:section|details)[^>]*id=\"(\w+)", admin.get(PAGE).content.decode()) == ["look"]
         locks.add("k", [entry(1)], change={"contended": Int64(0)})
@@ -167,7 +167,7 @@ class TestPage:
         assert b"<html" not in part
 
     def test_german(self, admin: Client) -> None:
-        """In German, with nothing of ours left in English."""
+        """The German page has no English text of ours."""
         with translation.override("de"):
             content = text_of(admin.get(PAGE))
         for word in ("Übersicht der Sperren", "Wer was hält, und wer wartet", "Keine Probleme", "gehalten"):
@@ -263,7 +263,7 @@ class TestRights:
         assert getattr(monitor, method)(STATUS).status_code == 405
 
     def test_not_kept(self, admin: Client, monitor: Client) -> None:
-        """No cache may show the locks of yesterday."""
+        """No cache may store the page, because old locks would be shown."""
         for response in (admin.get(PAGE), monitor.get(STATUS)):
             assert "no-store" in response["Cache-Control"]
 
@@ -272,7 +272,7 @@ class TestStatus:
     """The JSON has the facts of the page."""
 
     def test_content(self, locks: Locks, monitor: Client) -> None:
-        """With numbers for the numbers and ISO 8601 for the moments."""
+        """The JSON has numbers, and moments in ISO 8601."""
         locks.add("k", [entry(1, label="nightly")], [waiter(2, held_for=90)])
         locks.stale("s")
         found = monitor.get(STATUS).json()
@@ -329,7 +329,7 @@ class TestCost:
 
     @pytest.mark.parametrize("prefix", ["", "shop:"])
     def test_contended(self, admin: Client, commands: Commands, locks: Locks, settings: Settings, prefix: str) -> None:
-        """The most contended of all, whenever it was used last, and without a look at the documents of others."""
+        """The most contended lock of all is shown, whenever it was used last, without a read of other documents."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "KEY_PREFIX": prefix}
         locks.renew_indexes()
         locks.many(free=overview.MAX_RECENT_EXAMINED, held=20)
@@ -354,7 +354,7 @@ class TestCost:
 
 
 def test_a_problem_is_looked_at_again(monkeypatch: pytest.MonkeyPatch, locks: Locks) -> None:
-    """A server that did not answer a moment ago is no problem any more once it does."""
+    """A server that answers again is no problem any more."""
     found = [ServerFacts(problem="it is away"), ServerFacts(), ServerFacts(problem="it was not asked again")]
     monkeypatch.setattr(server, "inspect_server", lambda *_: found.pop(0))
     _known.clear()

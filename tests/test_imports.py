@@ -1,4 +1,4 @@
-"""Imports go one way. Read from the source, so that nothing needs to be imported, or installed."""
+"""Imports go one way. The tests read the source, so that nothing needs to be imported or installed."""
 
 import ast
 import re
@@ -218,13 +218,13 @@ def test_a_circle_is_found(tmp_path: Path) -> None:
 
 
 def test_the_page_draws_the_floors() -> None:
-    """With the rooms of FLOORS on each, numbered from the ground up."""
+    """The page draws each floor with its rooms in FLOORS, numbered from the ground up."""
     lines = re.findall(r"^ ?(\d+)   ([\w.]+(?:  [\w.]+)*)(?:   .*)?$", PAGE.read_text(), re.MULTILINE)
     assert [(int(number), set(rooms.split())) for number, rooms in reversed(lines)] == list(enumerate(FLOORS, start=1))
 
 
 def test_the_page_names_what_exists() -> None:
-    """Every file, and in it the functions and classes that the page says are there."""
+    """Every file on the page exists, with the named functions and classes."""
     text = PAGE.read_text()
     named = [(re.findall(r"`(\w+)", names), file) for names, file in [*PATH.findall(text), *IN_FILE.findall(text)]]
     assert len(named) > 20

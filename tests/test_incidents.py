@@ -99,7 +99,7 @@ class TestTheReason:
         assert "2 locks were not changed because their holders have changed" in notes(gone)
 
     def test_it_is_kept(self, locks: Locks, admin: Client) -> None:
-        """In the log of the admin, and for the receivers of the signal."""
+        """The reason is kept in the log of the admin, and passed to the receivers of the signal."""
         locks.held("k")
         with heard(lock_forced) as told:
             page = select(admin, "force_release", "k")
@@ -186,7 +186,7 @@ class TestTheHistory:
 
 
 class TestTheCommand:
-    """`release_lock` says who and why as well."""
+    """`release_lock` records the author and the reason as well."""
 
     def test_one_of_several(self, locks: Locks) -> None:
         """A holder is chosen by its fencing token. `list_locks` and the admin show the token."""
@@ -211,7 +211,7 @@ class TestTheCommand:
         assert locks.read("k")["holders"] == []
 
     def test_damaged(self, locks: Locks) -> None:
-        """The error of a damaged document says so, as that of the other commands that work with locks."""
+        """The error of a damaged document names the damage, as in other commands."""
         locks.add("k", [entry(1)], change={"token": 1.5})
         for command, code in (
             ("release_lock k --no-input", 1),

@@ -72,7 +72,7 @@ def outside(tmp_path: Path, mongo_uri: str) -> Iterator[Outside]:
 
 
 def test_plain(packages: Packages, outside: Outside) -> None:
-    """The README's settings are enough, nothing optional is needed, and templates and styles are there."""
+    """The README's settings are enough. Nothing optional is needed, and templates and styles are there."""
     outside.install(str(packages.wheel))
     outside.run("-m", "django", "migrate", "--verbosity", "0")
     outside.run("-m", "django", "migrate", "--database", "locks", "--verbosity", "0")

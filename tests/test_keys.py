@@ -109,7 +109,7 @@ class TestTemplates:
         ],
     )
     def test_missing_value(self, template: str, values: dict[str, Any], problem: str) -> None:
-        """A call without the named value is an error that says the field, not a key without it."""
+        """A call without the named value is an error that names the field."""
         with pytest.raises(ValueError, match="key template .*" + problem):
             fill(template, **values)
 
@@ -179,7 +179,7 @@ class TestModelKey:
         ids=["int", "str", "ObjectId", "lazy"],
     )
     def test_key(self, instance: models.Model, key: str) -> None:
-        """The concrete model's label and the primary key, of any type, escaped."""
+        """The key has the concrete model's label and the escaped primary key of any type."""
         assert model_key(instance) == key
 
     def test_other_primary_keys(self) -> None:

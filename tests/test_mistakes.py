@@ -91,7 +91,7 @@ def unmeant(call: Callable[[], Any]) -> str:
 
 
 def test_a_lock_as_a_condition(mongolock: MemoryLocks) -> None:
-    """F227: the object of a lock is no answer to a question."""
+    """F227: a lock object cannot be used as a condition."""
     with pytest.raises(TypeError, match=r"`if lock` does not acquire it: use `if lock.try_acquire\(\)`, or `with`"):
         bool(mongo_lock("k", wait=0))
 
@@ -347,7 +347,7 @@ def test_a_policy_of_the_wrong_arity_is_refused_at_decoration(called: Any, polic
     ],
 )
 def test_a_policy_that_fits(called: Any, policy: Callable[..., Any]) -> None:
-    """In any way in which the call may be made."""
+    """A policy fits any way in which the call may be made."""
     mongo_locked("k", on_contention=policy)(called)
 
 
@@ -370,7 +370,7 @@ class UserLockAdmin(DocumentLockAdminMixin, admin.ModelAdmin):  # type: ignore[t
 
 
 def test_an_admin_without_what_it_is_about_fails_the_check() -> None:
-    """No lock, the lock of another model, a model without a version."""
+    """An admin without a lock, with the lock of another model, or with a model without a version fails the check."""
     site = admin.AdminSite()
 
     def ids(kind: type[admin.ModelAdmin[Any]], model: Any) -> list[str | None]:

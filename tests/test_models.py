@@ -186,7 +186,7 @@ class TestForceRelease:
                 lock.ensure_held()
 
     def test_not_the_next_holder(self, three: Locks) -> None:
-        """A grant that was given after the object was read is left alone."""
+        """A grant that was made after the object was read is left alone."""
         read = Lock.objects.get(pk="held")
         three.collection.replace_one({"_id": "held"}, {**three.read("held"), "holders": [entry(9)]})
         assert read.force_release() is False

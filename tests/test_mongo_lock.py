@@ -112,7 +112,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(("longer", "margin"), [(8, 1.0), (60, 6.0), (3_600, 360.0)])
     def test_an_extended_lock(self, longer: float, margin: float) -> None:
-        """F80: a lease of 5 s that is made one of 60 has the margin of one of 60, in the document and in fact."""
+        """F80: a lease of 5 s that is extended to 60 has the margin of 60 s, in the document and in fact."""
         key = new_key()
         with mongo_lock(key, lease=5, auto_renew=False) as lock:
             lock.extend(longer)

@@ -110,7 +110,7 @@ class TestHistory:
 
 
 def test_an_unknown_state(locks: Locks) -> None:
-    """F224: Django's own answer to a filter that does not exist."""
+    """F224: a filter that does not exist gets Django's own answer."""
     response = browser("view_lock").get(f"{LIST}?state=waiting")
     assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
 
@@ -118,7 +118,7 @@ def test_an_unknown_state(locks: Locks) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("page", [LIST, DASHBOARD, f"{LIST}force-release/?key=k"])
 def test_while_mongodb_is_away(away: None, page: str) -> None:
-    """F229: a sentence with one end."""
+    """F229: the message is one complete sentence."""
     text = text_of(browser("view_lock", "force_release_lock").get(page))
     assert "The locks cannot be shown now: MongoDB did not answer" in text
     assert not re.search(r"[?.!]\.(?!\d)", text)

@@ -252,7 +252,7 @@ class TestLeaks:
     @pytest.mark.long
     @pytest.mark.filterwarnings("ignore::UserWarning")
     def test_pages(self, wrong: None) -> None:
-        """The admin's page of a server that is away, and the answers of a view."""
+        """The admin's page of a server that is away, and the answers of a view, show no secret."""
         client = browser(*NAMES)
         responses = [respond("k"), *(client.get(address) for address in PAGES.values())]
         assert {response.status_code for response in responses} <= {503, 405, 302, 403, 200}

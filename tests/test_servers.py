@@ -45,7 +45,7 @@ def test_a_server_ends_with_its_starter(how: signal.Signals) -> None:
 def test_mongodb_names_a_server_that_cannot_be_used_without_its_password(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line that names the variable, and never a part of the URI."""
+    """The error is one line that names the variable, and no part of the URI."""
     monkeypatch.setattr("testproject.servers.mongo.CONTACT_TIMEOUT", 0.1)
     monkeypatch.setenv("MONGODB_URI", uri)
     with pytest.raises(ServerError, match="cannot use the server that MONGODB_URI names") as caught, mongodb():

@@ -118,7 +118,7 @@ def environ(kind: str, name: str, **more: Any) -> dict[str, Any]:
 
 
 class TestWsgi:
-    """Through Django's own handler, as a WSGI server calls it."""
+    """WSGI streams go through Django's own handler, as a WSGI server calls it."""
 
     def call(self, kind: str, name: str, **more: Any) -> Any:
         handler: Any = WSGIHandler()
@@ -127,7 +127,7 @@ class TestWsgi:
     @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
     @pytest.mark.parametrize("kind", WHOLE)
     def test_whole(self, kind: str, name: str) -> None:
-        """Held until the end, then free."""
+        """The lock is held until the end, and free afterwards."""
         response = self.call(kind, name)
         assert not is_free(name)
         assert is_whole(kind, name, b"".join(response))
@@ -135,7 +135,7 @@ class TestWsgi:
         assert is_free(name)
 
     def test_disconnected(self, name: str) -> None:
-        """A server that closes the response early gives it back, after the stream has cleaned up."""
+        """If a server closes the response early, the lock is released after the stream has cleaned up."""
         response = self.call("stream", name)
         assert next(iter(response)) == b"1;"
         assert not is_free(name)
@@ -164,7 +164,7 @@ class TestWsgi:
         assert is_free(name)
 
     def test_dropped(self, name: str) -> None:
-        """A response that is dropped without being closed gives the lock back when it is collected."""
+        """If a response is dropped without being closed, the lock is released when the response is collected."""
         response = VIEWS["stream"](RequestFactory().get("/"), name)
         assert not is_free(name)
         with pytest.warns(ResourceWarning, match="was not released") as warned:  # noqa: PT031
@@ -223,12 +223,12 @@ class Browser:
 
 
 class TestAsgi:
-    """Through Django's own handler, as an ASGI server calls it."""
+    """ASGI streams go through Django's own handler, as an ASGI server calls it."""
 
     @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
     @pytest.mark.parametrize("kind", WHOLE)
     async def test_whole(self, kind: str, name: str) -> None:
-        """Held until the end, then free."""
+        """The lock is held until the end, and free afterwards."""
         browser = Browser()
         await browser.get(f"/{kind}/{name}/")
         assert is_whole(kind, name, b"".join(browser.body))
@@ -236,7 +236,7 @@ class TestAsgi:
 
     @pytest.mark.parametrize("query", [b"", b"busy=1"])
     async def test_disconnected(self, name: str, query: bytes) -> None:
-        """A client that leaves gives it back, after the stream has cleaned up."""
+        """If a client leaves, the lock is released after the stream has cleaned up."""
         browser = Browser(after=3)
         await browser.get(f"/endless/{name}/", query)
         assert len(browser.body) == 3

@@ -51,7 +51,7 @@ def pay(request: HttpRequest, order_id: int) -> HttpResponse:
 
 class TestLockedView(LockTestMixin, SimpleTestCase):
     def test_free(self) -> None:
-        """Locked once, by its key, and free again."""
+        """The lock was taken once, by its key, and is free again."""
         response = pay(RequestFactory().get("/"), 5)
         assert response.content == b"paid"
         self.mongolock.assert_locked("order:5", times=1)
@@ -76,7 +76,7 @@ class TestOverride:
 
     @override_locks(kwarg_name="locks")
     async def test_on_a_coroutine_function(self, locks: MemoryLocks) -> None:
-        """In force until the body has run."""
+        """The override is in force until the body has run."""
         async with mongo_lock("a"):
             await asyncio.sleep(0)
             assert locks.held() == ["a"]
@@ -219,7 +219,7 @@ class TestLeftBehind:
 
 @pytest.mark.long
 def test_strict_by_the_configuration(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F94: ``mongolock_strict = true``, for all tests with the fixture."""
+    """F94: ``mongolock_strict = true`` applies to all tests with the fixture."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parent.parent))
     pytester.makeini("[pytest]\nmongolock_strict = true\nDJANGO_SETTINGS_MODULE = testproject.settings\n")
     pytester.makepyfile(
@@ -363,7 +363,7 @@ class TestBackend:
             assert not mongo_lock("a", using="any", reentrant=False, owner="o").held
 
     def test_is_warned_of_outside_of_tests(self, chosen: None, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A lock that two processes both get would be a lie."""
+        """A lock that two processes both get would be a false promise."""
         monkeypatch.setattr(checks, "shared_by_all", set())  # functions of other tests
         assert [message.id for message in run_checks(databases=["default"]) if "mongolock" in str(message.id)] == []
         monkeypatch.delattr("django.core.mail.outbox")
@@ -397,7 +397,7 @@ class TestBackend:
             call_command(*command)
 
     def test_another_backend_meanwhile(self, mongolock: MemoryLocks) -> None:
-        """Clear words instead of an attribute error."""
+        """The error has clear words, and is not an attribute error."""
         mongo = "django_mongolock.backends.MongoBackend"
         with override_locks(BACKEND=mongo) as locks, pytest.raises(ImproperlyConfigured, match="BACKEND"):
             locks.hold("a")

@@ -127,7 +127,7 @@ class TestSave:
         assert second.version == stored(second, db).version == 1
 
     def test_what_was_never_read_is_not_written_over(self, db: str) -> None:
-        """An instance with the key of a row that is there: Django would overwrite it without having seen it."""
+        """Django would overwrite an existing row for an instance with its key that was never read."""
         Named.objects.using(db).create(pk="a", value=1)
         error = refused(Named(pk="a", value=2).save, using=db)
         assert "there before, and not read: stored in version 1" in str(error)
@@ -294,7 +294,7 @@ class TestDelete:
     relations."""
 
     def test_only_the_version_that_was_read(self, db: str) -> None:
-        """A change meanwhile keeps it."""
+        """A row that was changed meanwhile stays."""
         first, second = two(db)
         first.count = 5
         first.save()
@@ -342,7 +342,7 @@ class TestInheritance:
     """A version in the parent's table guards the child's as well."""
 
     def test_child(self, db: str) -> None:
-        """Whichever table is written, the version is raised, and looked at first."""
+        """The version is checked first and raised, whichever table is written."""
         made = Child.objects.using(db).create(name="n", extra="e")
         kinds: list[Any] = [Child, Child, Base]
         child, late, parent = (model.objects.using(db).get(pk=made.pk) for model in kinds)
@@ -399,7 +399,7 @@ class TestQuerySet:
         assert stored(first, db).version == 40
 
     def test_bulk_update(self, db: str) -> None:
-        """All or nothing, each in the version that it was read in."""
+        """All rows are written or none, each in the version that was read."""
         made = [make(db, title=f"t{number}") for number in range(4)]
         made[1].save()
         things = list(Thing.objects.using(db).order_by("title"))
@@ -423,7 +423,7 @@ class TestQuerySet:
         assert Thing.objects.using(db).bulk_update([], ["count"]) == 0
 
     def test_bulk_update_by_a_manager_that_hides_some(self, db: str) -> None:
-        """All that is given is written, as by save()."""
+        """All given rows are written, as by save()."""
         hidden = Bare(title="hidden")
         hidden.save(using=db)
         hidden.title = "seen"
@@ -451,7 +451,7 @@ class TestQuerySet:
         assert Thing.objects.using(db).filter(count=1, version=2).count() == 1200
 
     def test_bulk_update_of_children(self, db: str) -> None:
-        """Through both tables."""
+        """Both tables are written."""
         made = Child.objects.using(db).create(name="n", extra="e")
         late = stored(made, db)
         made.extra = "f"
@@ -462,7 +462,7 @@ class TestQuerySet:
 
     @on_sql
     def test_a_key_of_several_columns(self, db: str) -> None:
-        """A conflict of delete() and bulk_update() is told for it as well."""
+        """A conflict of delete() and bulk_update() is reported for such a key as well."""
         with connections[db].schema_editor() as editor:
             editor.create_model(Pair)
         first, second = two(db, Pair, left=1, right=2)
@@ -528,7 +528,7 @@ class TestTransactions:
         ids=["delete", "bulk"],
     )
     def test_inside_that_of_django(self, db: str, write: Callable[..., Any]) -> None:
-        """Django's atomic() does nothing on MongoDB, and keeps nothing from being written there."""
+        """Django's atomic() does nothing on MongoDB, and prevents no writes there."""
         thing, ran = make(db), list[str]()
         with transaction.atomic(using=db), transaction.atomic(using=db):
             thing.count = 5
@@ -586,7 +586,7 @@ class TestField:
         assert not field.clone().editable
 
     def test_without_a_version(self, db: str) -> None:
-        """A queryset of versions for a model that has none says so."""
+        """A queryset of versions for a model without one raises an error."""
         from django_mongolock.versions import VersionedQuerySet
 
         with pytest.raises(TypeError, match=r"versioned\.Topic has no VersionField"):

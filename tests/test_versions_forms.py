@@ -127,7 +127,7 @@ class TestForm:
         assert form.errors == {"__all__": [SAID % "Changed meanwhile: Title, Count. "]}
 
     def test_save_as_new(self, thing: Thing) -> None:
-        """The page of one object, sent as a new one."""
+        """The page of one object is sent as a new one."""
         form = ThingForm({**page_of(thing), "title": "copy"})
         assert form.is_valid(), form.errors
         assert form.save().version == 1
@@ -156,7 +156,7 @@ class TestForm:
         assert form["title"].value() == "mine"
 
     def test_a_field_with_a_mistake_keeps_it(self, thing: Thing) -> None:
-        """Typing that cannot be cleaned is typing."""
+        """Typed text that cannot be cleaned stays as it is."""
         sent = page_of(thing)
         somebody_else(thing, count=7)
         form = form_of(thing, {**sent, "count": "many"})
@@ -164,7 +164,7 @@ class TestForm:
         assert form["count"].value() == "many"
 
     def test_foreign_keys(self, thing: Thing) -> None:
-        """Compared by key."""
+        """Foreign keys are compared by key."""
         db = str(thing._state.db)
         old, new = (Topic._base_manager.using(db).create(name=name) for name in "on")
         somebody_else(thing, topic=old)
@@ -222,7 +222,7 @@ class TestForm:
         assert (form["title"].value(), form["version_read"].value()) == ("mine", "")
 
     def test_a_model_without_a_version(self) -> None:
-        """Said at once, and not when something is lost."""
+        """The error comes at once, before anything is lost."""
 
         class PlainForm(VersionedModelForm):
             class Meta:
@@ -319,7 +319,7 @@ class TestEmbedded:
         ],
     )
     def test_changed_meanwhile(self, now: dict[str, Any], typed: tuple[Any, ...], name: str) -> None:
-        """A change inside an embedded document is not written over unsaid."""
+        """A change inside an embedded document is not overwritten silently."""
         assert self.form(self.customer(**now), *typed).errors == {"__all__": [SAID % f"Changed meanwhile: {name}. "]}
 
     @pytest.mark.parametrize("now", [{"city": "Basel"}, {"others": ("Basel",)}, {"others": ()}])

@@ -54,7 +54,7 @@ def failing(times: int, error: BaseException = CONFLICT) -> tuple[Callable[[], s
 
 
 def test_it_runs_again_until_it_works(pauses: list[float]) -> None:
-    """With pauses of random length, up to a limit that doubles and is capped."""
+    """Pauses have a random length, up to a limit that doubles and is capped."""
     function, calls = failing(4)
     assert retry_on_conflict(function, backoff=0.1, longest=0.5)() == "done"
     assert len(calls) == 5
@@ -179,7 +179,7 @@ def test_generators_are_refused() -> None:
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"backoff": -1}, {"longest": -0.1}])
 def test_wrong_numbers(wrong: dict[str, Any]) -> None:
-    """A clear error where it is written."""
+    """A wrong number is a clear error at decoration."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         retry_on_conflict(**wrong)
     with pytest.raises(TypeError, match=r"'retries'.* Known: attempts, backoff, longest, using"):
@@ -187,7 +187,7 @@ def test_wrong_numbers(wrong: dict[str, Any]) -> None:
 
 
 class TestTransactions:
-    """Inside of an open transaction a second run is of no use."""
+    """Inside of an open transaction a second run is useless."""
 
     @pytest.mark.long
     def test_refused(self, db: str) -> None:
@@ -212,7 +212,7 @@ class TestTransactions:
         assert len(calls) == 2
 
     def test_refused_in_coroutines(self, db: str) -> None:
-        """A coroutine called from inside of a transaction, too."""
+        """A coroutine called inside of a transaction is refused, too."""
 
         async def work() -> None: ...
 

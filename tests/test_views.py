@@ -164,7 +164,7 @@ class TestViewClasses:
         assert Client().get(f"/without-a-key/{name}/").content == b"1"
 
     def test_async_dispatch(self, name: str) -> None:
-        """A view class is async if its dispatch() is, as that of a GraphQL view without methods for HTTP's."""
+        """A view class is async if its dispatch() is. A GraphQL view, for example, has no methods for those of HTTP."""
         made: Any = lock_row(type("Made", (View,), {"dispatch": aget}))
         assert asyncio.run(made().dispatch(RequestFactory().get("/"), name=name)).status_code == 200
 
@@ -216,7 +216,7 @@ class TestResponse:
     @pytest.mark.long
     @pytest.mark.usefixtures("away")
     def test_store_away(self, name: str) -> None:
-        """503 with Retry-After while MongoDB cannot be reached."""
+        """The response is 503 with Retry-After while MongoDB cannot be reached."""
         answer = Client().get(f"/function/{name}/", headers={"accept": "application/json"})
         assert answer.status_code == 503
         assert int(answer["Retry-After"]) > 0
@@ -249,7 +249,7 @@ class TestResponse:
         assert make_response(RequestFactory().get("/"), error)["Retry-After"] == said
 
     def test_usual(self, mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        """A function learns how long it holds its lock, from calls that ran."""
+        """A function learns its usual hold from calls that ran."""
         times = itertools.count(0, 8)
         monkeypatch.setattr(calls, "clock", SimpleNamespace(now=lambda: next(times)))
         view: Any = mongo_locked("view:{name}", wait=0, on_contention="respond", lease=60)(
@@ -263,7 +263,7 @@ class TestResponse:
             assert view(RequestFactory().get("/"), name)["Retry-After"] == "3"
 
     def test_a_minimum_hold(self, mongolock: MemoryLocks, name: str) -> None:
-        """A client comes back at its end, however short the work was."""
+        """A client comes back at the end of the minimum hold, however short the work was."""
         view: Any = mongo_locked("view:{name}", wait=0, on_contention="respond", min_hold=50)(
             lambda request, name: HttpResponse()
         )
@@ -276,7 +276,8 @@ class TestFindRequest:
     REQUEST: ClassVar[HttpRequest] = RequestFactory().get("/")
 
     def test_places(self) -> None:
-        """The first or second argument, by name, of the view, or inside a request of Django REST framework."""
+        """Keys can use the first or second argument of the view, by name, or a request inside one of Django REST
+        framework."""
 
         class Wrapped:
             def __init__(self, request: HttpRequest) -> None:
@@ -296,7 +297,7 @@ class TestFindRequest:
         assert isinstance(find_request((ASGIRequest({"method": "GET", "path": "/"}, BytesIO()),), {}), ASGIRequest)
 
     def test_nothing_is_touched(self) -> None:
-        """Arguments are not asked for attributes that could cost a query, and lazy ones stay lazy."""
+        """No attribute of an argument that could cost a query is read, and lazy ones stay lazy."""
         from django.utils.functional import SimpleLazyObject
 
         class Ticket:
@@ -331,7 +332,7 @@ def at_release(rows: Rows) -> Iterator[list[tuple[str, list[str]]]]:
 
 
 class TestAtomicRequests:
-    """F47: acquire, commit, release. Seen through a second connection to a real file."""
+    """F47: the order is acquire, commit, release, as seen through a second connection to a real file."""
 
     LOCKED = (
         *("function", "class", "method_decorator", "above_api_view", "api_class", "async_own"),

@@ -124,13 +124,15 @@ def test_the_end_of_the_lease(sent: list[Any]) -> None:
 
 
 def test_the_visibility_timeout(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F95: a countdown is shorter than it, or the broker would deliver the waiting message twice."""
+    """F95: a countdown is shorter than the visibility timeout. Otherwise the broker would deliver the waiting message
+    twice."""
     monkeypatch.setitem(app.conf, "broker_transport_options", {"visibility_timeout": 4})
     assert comes_back(sent, BUSY, carries(9))["countdown"] <= 2
 
 
 def test_an_outage_is_bounded(sent: list[Any], settings: Settings) -> None:
-    """F97: while MongoDB does not answer, it comes back for RETRY_OUTAGE seconds, and then it fails."""
+    """F97: while MongoDB does not answer, a task comes back for RETRY_OUTAGE seconds. After that time, the task
+    fails."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 60}
     comes_back(sent, AWAY)
     _, since = wait_of(sent[-1], "")
@@ -144,7 +146,7 @@ def test_an_outage_is_bounded(sent: list[Any], settings: Settings) -> None:
 
 
 def test_an_outage_that_is_over_is_forgotten(sent: list[Any]) -> None:
-    """F97: if MongoDB answers that the lock is busy, the next outage has the whole time again."""
+    """F97: after an answer that the lock is busy, the next outage has the whole time again."""
     comes_back(sent, BUSY, carries(5, 1.0))
     assert wait_of(sent[-1]) == (6, None)
 
@@ -268,7 +270,7 @@ def test_no_proof(sent: list[Any], key: str, end: str) -> None:
 
 
 def test_the_proof_has_an_alias(sent: list[Any], key: str) -> None:
-    """F231: the lock with which the first run was found at work is looked for where it is."""
+    """F231: the lock of the first run is read in the database where it was found."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     with OtherRun(key, task, "the-id"):
         assert deliver(function, **AGAIN) is Retry
@@ -361,7 +363,7 @@ def test_the_run_ends_at_that_moment(sent: list[Any], key: str, monkeypatch: pyt
 
 
 def test_the_first_run_cannot_be_read(sent: list[Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F95: a second delivery that gets no answer about the first run does not run, though it could acquire the lock."""
+    """F95: a second delivery without an answer about the first run does not run, although it could acquire the lock."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     with OtherRun(key, task, "the-id"):
         assert deliver(function, **AGAIN) is Retry
@@ -534,7 +536,7 @@ def test_a_short_hold_is_waited_for(sent: list[Any], key: str, settings: Setting
 
 
 def test_the_wait_goes_on_after_a_short_hold(sent: list[Any], key: str, settings: Settings) -> None:
-    """F98: a task that has waited in the pool in vain comes back as late as it would have otherwise."""
+    """F98: a task that has waited in the pool in vain comes back as late as without that wait."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.3}
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     headers = carries(4, lock=f"{get_settings().DATABASE} {key}")

@@ -57,7 +57,7 @@ def test_ends(place: MakePlace, name: str) -> None:
 
 
 def test_replaced(place: MakePlace, name: str) -> None:
-    """F129: the key is taken until the task has ended that replaces it."""
+    """F129: the key is taken until the replacing task has ended."""
     here = place()
     here.start(concurrency=2)
     result, _ = enqueue_once(tasks.replaced, (name, 2), key=name)

@@ -226,7 +226,7 @@ def test_no_worker_can_run_it(signal: Any) -> None:
 
 @pytest.mark.parametrize(("state", "stays"), [(states.SUCCESS, False), (states.FAILURE, False), (states.RETRY, True)])
 def test_an_outage_when_the_task_begins(monkeypatch: pytest.MonkeyPatch, state: str, stays: bool) -> None:
-    """F96: a task that began without its lock, since MongoDB did not answer, still frees its key when it ends."""
+    """F96: a task that began without its lock during an outage still frees its key at its end."""
     key = new_key()
     result, _ = enqueue_once(export, key=key)
     task = running(result.id, key)
@@ -300,7 +300,7 @@ class TestForks:
 
 
 def test_a_key_that_is_no_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """F191: a lock that is no task's stops no message. A warning names its holder."""
+    """F191: a lock that does not belong to a task stops no message. A warning names its holder."""
     key = new_key()
     monkeypatch.setattr(enqueue, "LONGEST", 0.1)
     with held_elsewhere(key):

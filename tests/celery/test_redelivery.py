@@ -92,7 +92,7 @@ def test_pools(place: MakePlace, name: str, pool: str) -> None:
 
 
 def test_one_run(place: MakePlace, name: str) -> None:
-    """F49, F95: a task that runs longer than the visibility timeout runs once, and then there is peace."""
+    """F49, F95: a task that runs longer than the visibility timeout runs once, and no further message follows."""
     visibility, seconds = 1.5, 4.0
     here = place(visibility=visibility)
     here.start()

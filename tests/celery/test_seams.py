@@ -154,7 +154,7 @@ def test_keys_of_tasks_that_end_in_an_outage(place: MakePlace, mongod: ReplicaSe
 
 
 def test_rows(place: MakePlace, name: str) -> None:
-    """F232: a helper that comes back in somebody's `try` sends at most one message from one run."""
+    """F232: a helper that comes back in a caller's `try` sends at most one message from one run."""
     here, keys = place(), [f"{name}{number}" for number in range(3)]
     here.start(concurrency=2)
     with mongo_lock(*keys):
@@ -178,7 +178,7 @@ def test_an_inner_lock_backs_off(place: MakePlace, name: str) -> None:
 
 
 def test_two_messages_with_one_id(place: MakePlace, name: str) -> None:
-    """F235: both run, one after the other."""
+    """F235: both messages run, one after the other."""
     here = place()
     here.start(concurrency=2)
     for number in (1, 2):

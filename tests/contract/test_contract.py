@@ -152,7 +152,7 @@ class TestTurns:
     def test_the_queue_has_an_end(
         self, key: str, world: World, elsewhere: Elsewhere, in_thread: InThread, settings: Any
     ) -> None:
-        """F13."""
+        """F13: the length of the queue is limited."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "MAX_WAITERS": 1}
         with elsewhere(key):
             waiter = mongo_lock(key)

@@ -268,7 +268,7 @@ async def test_a_loss_in_a_group_of_tasks(key: str, more: list[Exception]) -> No
 
 
 def test_mistakes(key: str) -> None:
-    """Each names its cure, and nothing is asked for."""
+    """Each error names its cure, and no command is sent."""
 
     async def work(term: Term) -> None: ...
 

@@ -154,7 +154,7 @@ class TestOrder:
                 assert lock.fencing_token == ahead + following
 
     def test_readers_have_tokens_of_their_own(self, world: World, key: str, elsewhere: Elsewhere) -> None:
-        """P2: each grant has one, also where several are held at once."""
+        """P2: each reader has a token of its own."""
         with mongo_lock(key, mode="shared") as first, elsewhere(key, mode="shared") as second:
             assert second.fencing_token > first.fencing_token
 
@@ -184,7 +184,7 @@ class TestOneClock:
     def test_a_wrong_clock_changes_nothing(
         self, world: World, key: str, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch, ahead: float
     ) -> None:
-        """P4, F25: a clock on the wall that is years off makes no lease longer or shorter, and lets nobody in."""
+        """P4, F25: a wall clock that is years off makes no lease longer or shorter, and lets nobody in."""
         real = time.time
         monkeypatch.setattr(time, "time", lambda: real() + ahead)
         with mongo_lock(key, lease=20) as lock:
@@ -300,7 +300,7 @@ class TestNothingLeaks:
         assert mongo_lock(key).acquire(0).release()
 
     def test_a_session_that_ends(self, world: World, key: str, elsewhere: Elsewhere) -> None:
-        """P6: at the end of a process, all that it holds is given back at once."""
+        """P6: at the end of a process, all of its locks are released at once."""
         elsewhere(key).acquire()
         world.sessions[-1].close()
         assert mongo_lock(key).acquire(0).release()
@@ -371,7 +371,7 @@ class TestLosses:
         assert eventually(lambda: heard == [lock])
 
     def test_a_lease_that_ends(self, memory: MemoryWorld, key: str) -> None:
-        """P7: without a renewal the holder knows by its own clock."""
+        """P7: without a renewal the holder knows of the loss by its own clock."""
         heard: list[MongoLock] = []
         lock = mongo_lock(key, lease=10, auto_renew=False, on_lost=heard.append).acquire()
         memory.let_pass(10.1)
@@ -392,7 +392,7 @@ class TestCheap:
     """P8: the number of commands of a lock."""
 
     def test_a_free_lock(self, commands: Commands, key: str) -> None:
-        """P8: one command to acquire it, one to release it."""
+        """P8: a free lock costs one command to acquire, and one to release."""
         mongo_lock(f"{key}:before").acquire().release()
         commands.sent.clear()
         mongo_lock(key, lease=600).acquire().release()
@@ -436,7 +436,7 @@ class TestNoConsensus:
         assert late.fencing_token < now.fencing_token
 
     def test_a_late_holder_that_asks_gets_an_error(self, memory: MemoryWorld, key: str) -> None:
-        """P9: after a pause beyond its lease, `ensure_held` raises at once, without asking the server."""
+        """P9: after a pause beyond the lease, `ensure_held` raises at once, without a command."""
         late = mongo_lock(key, lease=10, auto_renew=False).acquire()
         late.ensure_held()
         memory.let_pass(10)

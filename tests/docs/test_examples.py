@@ -119,7 +119,7 @@ class DocsRouter:
 def test_a_page(
     page: Page, tables: Callable[[dict[str, Any]], None], settings: Settings, request: pytest.FixtureRequest
 ) -> None:
-    """F215: All of its blocks, one after the other. Models belong to the app "shop", and get their tables."""
+    """F215: All blocks of the page run one after the other. Models belong to the app "shop", and get their tables."""
     settings.DATABASE_ROUTERS = [f"{__name__}.DocsRouter", *settings.DATABASE_ROUTERS]
     names = {**NAMES, "DATABASES": {"default": {}}, "INSTALLED_APPS": []}
     names |= {name: request.getfixturevalue(name) for name in page.fixtures}
@@ -153,6 +153,6 @@ def commands(page: Page) -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("page", [page for page in pages() if any(commands(page))], ids=lambda page: page.name)
 def test_commands(page: Page) -> None:
-    """Every command that a page shows has these arguments."""
+    """Every command on a page has its arguments."""
     for name, arguments in commands(page):
         load_command_class("django_mongolock", name).create_parser("manage.py", name).parse_args(arguments)

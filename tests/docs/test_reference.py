@@ -118,7 +118,7 @@ def test_tables_are_current(page: str) -> None:
 
 
 def test_a_table_that_is_not_current_is_found() -> None:
-    """F151: a row that was taken out comes back, and a page without a place for its table is an error."""
+    """F151: a row that was removed comes back. A page without a place for its table is an error."""
     text = section("howto/locks.md")
     cut = re.sub(r"\n\| `lease` .*", "", text)
     assert cut != text == tables.with_tables("howto/locks.md", cut)
@@ -160,7 +160,7 @@ def test_commands() -> None:
 
 @pytest.mark.parametrize("name", commands())
 def test_options(name: str) -> None:
-    """Every option of a command, by all its spellings."""
+    """Every option of a command is listed, in all its spellings."""
     parser = commands()[name].create_parser("manage.py", name)
     actions = [action for action in parser._actions if action.dest not in DJANGOS]
     real = {text for action in actions for text in (action.option_strings or [str(action.metavar or action.dest)])}
@@ -215,14 +215,14 @@ def test_log_events() -> None:
 
 
 def test_log_fields() -> None:
-    """Every fact that is logged by name."""
+    """Every fact in the logs is listed by name."""
     inline = {"key", "template", "holder", "token", "reason", "document", "place", "error"}  # put together before
     real = {f"lock_{fact}" for _, _, facts in logged() for fact in facts} | {f"lock_{fact}" for fact in inline}
     compare(set(rows("reference/logs.md", "Fields")), real, "reference/logs.md", "under ## Fields")
 
 
 def test_metrics() -> None:
-    """Every instrument, by the name that Prometheus shows, with its labels."""
+    """Every instrument is listed, by the name in Prometheus, with its labels."""
     metrics = importlib.import_module("django_mongolock.contrib.metrics")
     ends = {"counter": "_total", "gauge": "", "histogram": "_seconds"}
     real = {f"mongolock_{name}{ends[each.kind]}": each for name, each in metrics.INSTRUMENTS.items()}

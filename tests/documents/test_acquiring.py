@@ -129,7 +129,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("given", [6, 8])
     def test_stale_version(self, ground: Ground, given: int) -> None:
-        """The error says which version was given, and which was found."""
+        """The error has the given version and the stored one."""
         error = self.refused(ground, ground.add(7), given)
         assert isinstance(error, DocumentChanged)
         assert (error.given, error.found) == (given, 7)
@@ -209,7 +209,7 @@ class TestRefused:
         ids=lambda error: type(error).__name__,
     )
     def test_errors_survive_pickling(self, error: LockError) -> None:
-        """Celery ships them between processes."""
+        """Celery pickles the errors to pass them between processes."""
         copy = pickle.loads(pickle.dumps(error))  # noqa: S301
         assert vars(copy) == vars(error)
         assert str(copy) == str(error)
@@ -320,12 +320,12 @@ class TestWrongCalls:
         ],
     )
     def test_arguments(self, plain: Ground, document: Any, options: Any, problem: str) -> None:
-        """An error that names the cure."""
+        """A wrong argument is an error that names the cure."""
         with pytest.raises((TypeError, ValueError, DocumentDamaged), match=problem):
             plain.lock.hold(document, **{"pending": "exporting", **options})
 
     def test_used_twice(self, plain: Ground) -> None:
-        """Each acquisition is a hold of its own."""
+        """Each use of the block is a new hold."""
         hold = plain.lock.hold((plain.add(1), 1), "exporting", final="exported")
         with hold:
             pass

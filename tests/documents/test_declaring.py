@@ -54,7 +54,7 @@ RIGHT: dict[str, Any] = {"state": "exportStatus", "pending": PENDING, "final": F
     ],
 )
 def test_wrong(collection: Collection[Document], wrong: dict[str, Any], problem: str) -> None:
-    """Told where it is declared, with the rule."""
+    """A wrong declaration is reported at once, with the rule."""
     with pytest.raises((TypeError, ValueError), match=problem):
         DocumentLock[Document](collection, **{**RIGHT, **wrong})
     assert list(declared()) == [ad_exports]
@@ -129,7 +129,7 @@ def test_names(collection: Collection[Document]) -> None:
 
 
 def test_a_function(collection: Collection[Document]) -> None:
-    """Called for each use, so that a forked process may have a client of its own."""
+    """The function is called for each use, so that a forked process may have a client of its own."""
     calls: list[int] = []
 
     def ads() -> Collection[Document]:

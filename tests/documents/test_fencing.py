@@ -100,7 +100,7 @@ def test_a_filter_inside_of_a_field(make: Callable[..., Ground]) -> None:
     ],
 )
 def test_wrong_calls(collection: Collection[Document], token: Any, changes: Any, which: Any, problem: str) -> None:
-    """Told before anything is sent."""
+    """A wrong call is an error before any command."""
     with pytest.raises((TypeError, ValueError), match=problem):
         fenced_update(collection, token, changes, filter=which)
 
@@ -116,7 +116,7 @@ def test_two_writes_at_once(plain: Ground, strike: Callable[..., Any], place: in
 
 
 def test_a_late_copy(plain: Ground, strike: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F87: a copy of an earlier write of the same holder, that the network held up, does not revert the newer one."""
+    """F87: a late copy of an earlier write of the same holder does not revert the newer one."""
     id_, ads, sent = plain.add(1), plain.collection, strike(plain)
     for price in (2, 3):
         assert fenced_update(ads, 5, {"price": price}, filter={"_id": id_}) == 1

@@ -98,7 +98,7 @@ class TestMethods:
         held.finish("withdrawn")
 
     def test_renew(self, ground: Ground, held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The time begins anew."""
+        """The time of the lock begins again."""
         ground.age(held.id, 50)
         before, now = ground.read(held.id, "time"), clock.now()
         monkeypatch.setattr(clock, "now", lambda: now + 61)
@@ -395,7 +395,7 @@ class TestBatch:
         assert eventually(lambda: plain.read(late, "state", "holder") == ("failed", None))
 
     def test_an_error(self, plain: Ground) -> None:
-        """All that are left fail with the block."""
+        """All remaining documents fail with the block."""
         ids = [plain.add(1) for _ in range(3)]
         batch = plain.lock.acquire_many([(id_, 1) for id_ in ids], "exporting", final="exported")
         with pytest.raises(KeyError), batch:  # noqa: PT012

@@ -108,7 +108,7 @@ class TestLists:
         assert found == [[held], [stale]]
 
     def test_what_is_seen(self, ground: Ground) -> None:
-        """Holder, work, the failed state, since when, and how long until it is stale."""
+        """A snapshot has the holder, the work, the failed state, the start, and the seconds until it is stale."""
         held = ground.lock.acquire((ground.add(3), 3), "withdrawing", owner="flow 7")
         (seen,) = ground.lock.snapshots()
         assert (seen.id, seen.version, seen.holder) == (held.id, held.version, "flow 7")
@@ -329,7 +329,7 @@ class TestListLocks:
         assert all("Documents" not in run("list_locks", *more) for more in (["--key", "*"], ["--waiting"]))
 
     def test_chosen(self, plain: Ground, locks: Locks) -> None:
-        """One document lock, one owner, so many."""
+        """The list can be limited to one document lock, to one owner, and to a number."""
         found = [stuck(plain, 9 - number, holder="me") for number in range(3)]
         stuck(plain, 5)
         text = run("list_locks", "--kind", "test", "--owner", "me", "--limit", "2")
@@ -357,7 +357,7 @@ class TestReleaseLock:
 
     @pytest.mark.parametrize("answer", ["y", "n"])
     def test_one(self, ground: Ground, locks: Locks, terminal: list[str], answer: str) -> None:
-        """After a question that shows the holder."""
+        """The command takes a document after a question that shows the holder."""
         id_ = stuck(ground, 5)
         terminal.append(answer)
         if answer == "y":
@@ -574,7 +574,7 @@ class TestPage:
         assert browser(*MAY).post(FORCE, {"lock": value, "reason": "x"}).status_code == 400
 
     def test_action(self, shop: Ground) -> None:
-        """The admin of the model has the same, behind the same question."""
+        """The admin of the model has the same action, behind the same question."""
         ads = [Ad.objects.create(price=1, user_id="7", title="x") for _ in range(2)]
         shop.change(ads[0].pk, holder="flow 7", state="exporting", time=datetime.now(UTC))
         action = {"action": "force_release_documents", "_selected_action": [str(ad.pk) for ad in ads]}
@@ -592,7 +592,7 @@ class TestClearing:
     """The page of all document locks, and the action of a model's own admin."""
 
     def test_json(self, plain: Ground) -> None:
-        """The same for programs."""
+        """Programs get the same facts as JSON."""
         id_ = stuck(plain)
         client = browser(*MAY_CLEAR)
         said = client.get(ADDRESS, HTTP_ACCEPT="application/json").json()

@@ -168,7 +168,7 @@ class TestLostAnswers:
 
     @pytest.mark.long
     def test_one_that_arrives_later_still(self, plain: Ground, strike: Call) -> None:
-        """A command that the network held up until after the first try to release is released by the next."""
+        """A command that the network held up until after the first attempt to release is released by the next."""
         id_ = plain.add(1)
         tried: list[Any] = []
 
@@ -200,7 +200,7 @@ class TestEveryExit:
     def test_acquire_many(  # noqa: PLR0917
         self, plain: Ground, do: Call, strike: Call, monkeypatch: Any, number: int, error: BaseException
     ) -> None:
-        """At whichever command it ends, that of an earlier 500 or the reading of why others were refused."""
+        """The acquisition may end at any command, such as that of an earlier 500 or the read of the refusals."""
         monkeypatch.setattr("django_mongolock.documents.hold.BATCH", 3)
         ids = [plain.add(1) for _ in range(4)]
         ids.insert(1, plain.add(1, holder="other", state="exporting"))
@@ -300,7 +300,7 @@ abandon(held._context, [held._own])
     "answers", [[False, None, None, True], [None, False], [True]], ids=["done in the end", "refused", "done"]
 )
 def test_the_background_tries_until_there_is_an_answer(answers: list[bool | None]) -> None:
-    """F84: after each of the pauses, and without an answer (None) after the last one again."""
+    """F84: the background retries after each pause, and, without an answer (None), after the last pause again."""
     errands, left = Errands(WorkerThreads(2)), list(answers)
     errands.in_background(lambda: left.pop(0), (0.0, 0.01))
     assert eventually(lambda: not left)
@@ -319,7 +319,7 @@ def test_what_is_stuck_in_the_background_delays_nothing() -> None:
 
 
 class TestServer:
-    """The same with a server that really does it."""
+    """The same errors from a real server."""
 
     @pytest.mark.parametrize(("code", "words"), [(13, "may not do this"), *[(n, str(n)) for n in (112, 365, 14031)]])
     def test_refused(self, plain: Ground, failpoint: Call, code: int, words: str) -> None:

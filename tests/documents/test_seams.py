@@ -106,7 +106,7 @@ class TestPrimaryKeys:
 
     @pytest.mark.parametrize(("model", "key"), [(LongAdvert, 2**40), (CodedAdvert, "A")])
     def test_any_column(self, make: Callable[..., Ground], model: type[Locked], key: Any) -> None:
-        """Acquired one by one and in a batch, written, failed, listed, forced and swept."""
+        """A document is acquired alone and in a batch, written, failed, listed, forced and swept by any column."""
         ground = make(model, ids=lambda: key)
         id_ = ground.add(1)
         assert (id_, rows(model).get().pk) == (key, key)
@@ -172,7 +172,7 @@ class TestTwoLocks:
 
 
 class TestSaving:
-    """F135: no instance writes the lock's fields, and none that is outdated writes anything."""
+    """F135: no instance writes the lock's fields, and no outdated instance writes anything."""
 
     def outdated(self, adverts: Ground) -> tuple[Any, Any]:
         """Return an instance that was read before a flow took its document, and the held document."""
@@ -280,7 +280,7 @@ class TestSaving:
         assert adverts.read(ids[1], "price", "state") == (9, "exported")
 
     def test_deleted_by_who_has_lost_it(self, adverts: Ground) -> None:
-        """F214: Nothing is deleted that another flow holds."""
+        """F214: No document that another flow holds is deleted."""
         held = adverts.lock.acquire((adverts.add(1), 1), "exporting")
         adverts.change(held.id, holder="other")
         with pytest.raises(DocumentLockLost):
@@ -335,7 +335,7 @@ class TestDeferred:
     version."""
 
     def test_without_the_version(self, adverts: Ground) -> None:
-        """Refused before anything is sent, in a coroutine, too."""
+        """The instance is refused before any command, in a coroutine, too."""
         from django.db import models
 
         id_ = adverts.add(1)

@@ -117,7 +117,7 @@ class TestPage:
         assert holders(order) == [], "nor keeps one from before"
 
     def test_pages_that_take_no_lock(self, order: Order) -> None:
-        """Adding, and the history."""
+        """The page for adding and the history take no lock."""
         for address in (f"{LIST}add/", page_of(order).replace("change", "history")):
             assert Tab("anna", address).page.status_code == 200
         assert holders(order) == []
@@ -165,7 +165,7 @@ class TestScript:
         assert Tab("ben", order).state == "mine"
 
     def test_idle(self, order: Order, settings: Settings) -> None:
-        """After so long without a key or a click the lock is given back."""
+        """After a time without a key press or a click, the lock is released."""
         set_locks(settings, EDIT_IDLE=60)
         anna = Tab("anna", order)
         assert anna.tell("beat", idle="59")["state"] == "mine"
@@ -273,7 +273,7 @@ class TestSave:
 
     @pytest.mark.long
     def test_errors_of_the_form(self, order: Order) -> None:
-        """The page with the errors has the lock, also when the page before it says good-bye only now."""
+        """The page with the errors has the lock, even if the page before it leaves only now."""
         anna = Tab("anna", order)
         before = anna.fields
         anna.send(price="much")
@@ -422,7 +422,7 @@ class TestInlines:
 
     @pytest.mark.long
     def test_undisturbed(self, anna: Tab, bike: int) -> None:
-        """A row is changed, one added, one deleted."""
+        """A row is changed, one is added, and one is deleted."""
         typed = {f"order_set-{bike}-item": "car", f"order_set-{1 - bike}-DELETE": "on"}
         typed |= {"order_set-2-item": "new", "order_set-2-price": "1"}
         assert anna.send(typed).status_code == 302
@@ -430,7 +430,7 @@ class TestInlines:
 
     @pytest.mark.long
     def test_a_row_that_another_user_changed(self, anna: Tab, bike: int) -> None:
-        """A row that was left alone takes theirs, so that saving again does not put it back."""
+        """An untouched row takes the other user's values, so that the second send does not overwrite them."""
         Order.objects.update(price=50)
         anna.send({f"order_set-{bike}-price": "9"})
         assert anna.state == "refused"
@@ -451,14 +451,14 @@ class TestInlines:
         assert sorted(Order.objects.values_list("item", flat=True)) == ["added", "cap"]
 
     def test_a_row_left_alone_that_is_gone(self, anna: Tab, bike: int) -> None:
-        """A row that nobody has typed into keeps no other from being saved."""
+        """A deleted row that nobody has typed into does not keep other rows from being saved."""
         Order.objects.filter(item="bike").delete()
         assert anna.send({f"order_set-{1 - bike}-item": "cap"}).status_code == 302
         assert [each.item for each in Order.objects.all()] == ["cap"]
 
 
 class TestKeys:
-    """Any kind of primary key."""
+    """Primary keys of any kind."""
 
     @pytest.mark.parametrize(
         "make",
@@ -512,7 +512,7 @@ class TestDeleting:
         assert holders(f"shop.order:{pk}") == []
 
     def test_the_action(self, order: Order) -> None:
-        """Nothing is deleted that is being edited."""
+        """An edited object is not deleted."""
         anna, ben = Tab("anna", order), staff("ben")
         chosen = {"action": "delete_selected", "_selected_action": [str(order.pk)], "post": "yes"}
         assert "This is being edited by anna." in text_of(ben.post(LIST, chosen))
@@ -551,7 +551,7 @@ class TestList:
 
     @pytest.mark.long
     def test_column(self, orders: list[Order], commands: Commands) -> None:
-        """A name and since when, for any admin with the mixin, by one command."""
+        """The column shows the editor and the start, for any admin with the mixin, by one command."""
         ben = staff("ben")
         assert Tab("anna", orders[0]).state == "mine"
         commands.sent.clear()
@@ -568,7 +568,7 @@ class TestList:
 
     @pytest.mark.long
     def test_without_mongo(self, orders: list[Order], away: None) -> None:
-        """The list is there, and does not know."""
+        """Without MongoDB, the list is shown without editors."""
         assert self.editors(staff("anna").get(LIST)) == ["?", "?"]
 
 
@@ -591,7 +591,7 @@ class TestWithoutMongo:
 
     @pytest.mark.long
     def test_closed(self, order: Order, settings: Settings, away: None) -> None:
-        """With EDIT_FAIL_CLOSED, it is for reading, and nothing is saved."""
+        """With EDIT_FAIL_CLOSED, the form is read-only, and nothing is saved."""
         set_locks(settings, EDIT_FAIL_CLOSED=True)
         anna = Tab("anna", order)
         assert anna.state == "away"
@@ -651,8 +651,8 @@ class TestWithoutMongo:
 
 
 def test_sent_again_after_a_lost_answer(order: Order) -> None:
-    """F212: Without JavaScript, the same form may come twice. The second time there is nothing to save, and nobody
-    edits."""
+    """F212: Without JavaScript, the same form may come twice. The second time there is nothing to save, and nobody is
+    editing."""
     anna = Tab("anna", order)
     sent = anna.fields | {"item": "car"}
     assert anna.client.post(anna.address, sent).status_code == 302

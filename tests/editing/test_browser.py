@@ -296,7 +296,7 @@ def test_left(people: Callable[..., Person], order: Order, way: str) -> None:
 
 
 def test_reload_and_back(people: Callable[..., Person], order: Order) -> None:
-    """The same tab has it again, after a reload as after a way there and back."""
+    """The same tab has the lock again, after a reload and after a way there and back."""
     tab = people("anna").open(page_of(order))
     says(tab, "You are editing this.")
     for _ in range(3):
@@ -335,7 +335,7 @@ def test_back_forward_cache(people: Callable[..., Person], order: Order) -> None
 
 
 def test_second_tab(people: Callable[..., Person], order: Order) -> None:
-    """The same user in another tab is told that it is he, may take over, and the first tab is told."""
+    """The second tab shows its user as the editor, and may take over. The first tab is told."""
     anna = people("anna")
     first = anna.open(page_of(order))
     with anna.context.expect_page() as opened:  # with a copy of the first one's session storage

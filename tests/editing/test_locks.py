@@ -52,7 +52,7 @@ def test_one_at_a_time(do: Do, key: str) -> None:
 
 
 def test_what_a_tab_released_it_does_not_take_again(do: Do, key: str) -> None:
-    """A command that was held up on its way cannot bring it back."""
+    """A late command cannot bring back a released lock."""
     anna = EditLock(key, ANNA)
     do(anna, "take")
     do(anna, "release")
@@ -149,7 +149,7 @@ class TestForks:
 
     @pytest.mark.parametrize("name", ["take", "beat", "read", "release", "take_over"])
     def test_a_child(self, do: Do, key: str, locks: Locks, name: str) -> None:
-        """F63: nothing is sent for the parent's tab, and it is told that this cannot be known."""
+        """F63: nothing is sent for the parent's tab, and the child is told that the state is unknown."""
         anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
         mine = do(anna, "take")
         arguments: dict[str, tuple[Any, ...]] = {"take_over": (editor(mine).token,)}
@@ -182,7 +182,7 @@ class TestForks:
 
 @pytest.mark.long
 def test_away(do: Do, key: str, away: None) -> None:
-    """Nothing is raised, and the password of the connection is nowhere."""
+    """No error is raised, and the password of the connection is shown nowhere."""
     status = do(EditLock(key, ANNA), "take")
     assert (status.held, status.free, status.editor) == (False, False, None)
     assert "did not answer" in status.problem

@@ -244,7 +244,7 @@ class TestValues:
 
     @pytest.mark.parametrize("kind", ["EditLockMixin", "VersionedAdmin"])
     def test_fields_that_a_document_lacks(self, use: Callable[..., Any], mongo: Any, kind: str) -> None:
-        """F201: A field, and the version, that were added after the document was written."""
+        """F201: A page is saved although a field and the version were added after the document was written."""
         base = VersionedAdmin if kind == "VersionedAdmin" else EditLockMixin
         use(type("Old", (base, admin.ModelAdmin), {"fields": ("title", "body", "price", "opted_in")}), Ad)
         documents, pk = mongo[connections["mongo"].settings_dict["NAME"]][Ad._meta.db_table], ObjectId()
@@ -282,7 +282,7 @@ class TestDeleted:
 
     @pytest.mark.parametrize("base", [EditLockMixin, VersionedAdmin])
     def test_with_rows(self, use: Callable[..., Any], order: Order, base: Any) -> None:
-        """F205: The object and its rows, also the new one."""
+        """F205: The object and its rows, including the new one, can be created again."""
         use(type("Buyers", (base, admin.ModelAdmin), {"fields": ("username",), "inlines": BuyerWithRows.inlines}), User)
         anna = Tab(staff("root", superuser=True), order.buyer)
         order.buyer.delete()

@@ -88,7 +88,7 @@ def test_an_editor_without_a_login(order: Order) -> None:
 
 
 def test_anything_that_has_a_name(locks: Locks) -> None:
-    """A page of settings, for one."""
+    """An edit lock works for anything with a name, such as a page of settings."""
     request = RequestFactory().get("/")
     request.user = User.objects.create(username="anna")
     editing = Editing.open(request, "settings")
@@ -199,7 +199,7 @@ class TestChecks:
         ids=str,
     )
     def test_times(self, settings: Settings, values: dict[str, Any], found: list[str]) -> None:
-        """A lease that is too short for the beats, or for a tab in the background."""
+        """A lease that is too short for the beats, or for a tab in the background, is reported."""
         set_locks(settings, **values)
         assert ids(edit_checks.check_edit_locks(app_configs=None)) == found
 

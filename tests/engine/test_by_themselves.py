@@ -105,7 +105,7 @@ def test_an_option_that_is_wrong(options: dict[str, Any], error: type[Exception]
 
 
 def test_options_that_are_right() -> None:
-    """Up to their bounds."""
+    """Options are accepted up to their bounds."""
     for right in (
         *({"lease": value} for value in (0.001, 1, timedelta(hours=1), None)),
         *({"wait": value} for value in (0, 0.0, timedelta(0), 1, None)),
@@ -165,7 +165,7 @@ def test_texts_that_are_stored() -> None:
 
 
 def test_plain_text_is_not_gone_through_letter_by_letter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8: nearly every key, owner and label is plain, and each lock has some."""
+    """P8: plain text is checked at once, because nearly every key, owner and label is plain, and each lock has some."""
     monkeypatch.setattr(text_checks, "unicodedata", None)
     assert text_checks.check_text("owner", "order:5") == text_checks.tidy_fact("order:5") == "order:5"
 
@@ -285,7 +285,8 @@ def test_an_error_keeps_no_frame_alive() -> None:
 
 
 def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: another namespace's /proc has another process of this number, and would show that it has ended."""
+    """P5: a process has no name if /proc belongs to another namespace. Another process there has this number, and would
+    seem to have ended."""
     (tmp_path / "1").mkdir()
     (tmp_path / "1/stat").write_text("1 (init) S " + " ".join("0" * 30))
     (tmp_path / "self").symlink_to("2")
@@ -669,7 +670,7 @@ def test_which_errors_have_a_transaction_done_again() -> None:
 async def test_work_in_a_transaction_is_done_again(  # noqa: C901
     awaited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: while MongoDB aborts it, and not after its limit or another error."""
+    """P9: work is retried while MongoDB aborts its transaction, and not after its limit or another error."""
 
     class Aborting(MongoLock):
         @contextmanager

@@ -59,8 +59,8 @@ def ring(in_thread: InThread, makers: Sequence[LockMaker], entries: Entries) -> 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("apart", [True, False], ids=["processes", "threads"])
 def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(here: Here, count: int, apart: bool) -> None:
-    """F45: A holds 1 and wants 2, B holds 2 and wants 1, also over three sessions: LockDeadlock names the cycle, to
-    the youngest waiter only."""
+    """F45: A holds 1 and wants 2, and B holds 2 and wants 1, also over three sessions. The youngest waiter alone gets
+    LockDeadlock with the cycle."""
     sessions = [here.new_session() for _ in range(count if apart else 1)] * (1 if apart else count)
 
     def maker(session: Session) -> LockMaker:
@@ -78,7 +78,7 @@ def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(here: Here, count
 
 
 async def test_tasks_of_one_loop_find_their_deadlock(session: Session) -> None:
-    """F45: two coroutines of one thread are two who wait."""
+    """F45: two coroutines of one thread are two waiters."""
     holding = asyncio.Barrier(2)
 
     async def take(have: str, want: str) -> str:

@@ -223,7 +223,7 @@ def test_what_cannot_be_downgraded(memory: Memory) -> None:
 
 
 def test_a_downgraded_lock_goes_on(memory: Memory) -> None:
-    """With its longest hold, its length, its owner and the line that acquired it."""
+    """A downgraded lock keeps its longest hold, its length, its owner and the line that acquired it."""
     lock = memory.lock(terms=OWNED, max_hold=100.0).acquire()
     lock.extend(80)
     before = grant_of(lock)

@@ -91,7 +91,7 @@ def test_a_damaged_entry_is_found_and_named(name: str, value: object) -> None:
 
 @pytest.mark.parametrize("item", [None, 1, "x", [], [holder()]])
 def test_an_entry_that_is_no_document_is_damage(item: object) -> None:
-    """F55: anything may stand in an array."""
+    """F55: an entry of an array that is no document is damage."""
     assert "not a document" in (find_damage(document(holders=[item])) or "")
 
 

@@ -215,7 +215,7 @@ def test_standalone() -> None:
 def test_lost_reply_of_the_commit(
     hold: LockMaker, data: Pieces, config: StoreConfig, failpoint: Callable[..., None]
 ) -> None:
-    """A commit of which nobody knows is sent again, until MongoDB says that it is done."""
+    """A commit with an unknown outcome is sent again, until MongoDB says that it is done."""
     with MongoClient[Document](**config.client) as client:
         pieces = client[data.database.name][data.name]
         with hold() as lock, lock.atomic(client) as session:

@@ -72,7 +72,7 @@ def test_what_is_given_back_after_a_wait_has_a_moment(
 
 @pytest.mark.parametrize("ask_for", [MongoLock.extend, lambda lock: make_lock(lock._session()).acquire(wait=0)])
 def test_a_grant_with_another_token_is_lost(memory: Memory, ask_for: Callable[[MongoLock], object]) -> None:
-    """F120: an extension finds the grant with another token, or an attempt to acquire the key again does."""
+    """F120: a grant with another token is lost, whether an extension or another attempt to acquire the key finds it."""
     mine = memory.lock(terms=CALM).acquire()
     grant = grant_of(mine)
     grant.outcome_unknown = True
@@ -84,7 +84,7 @@ def test_a_grant_with_another_token_is_lost(memory: Memory, ask_for: Callable[[M
 
 
 def test_nothing_else_renews_while_the_clock_is_moved(memory: Memory) -> None:
-    """A renewal that the heartbeat's thread has begun would be found late by a clock that is moved to its end."""
+    """A clock that is moved to the end of the heartbeat's own renewal would make that renewal late."""
     memory.lock(terms=CALM).acquire()
     heartbeat = threading.Thread(target=memory.session.heartbeat.do_due, daemon=True)
     with memory.server.clock_mutex:
@@ -138,7 +138,7 @@ def test_a_renewal_of_a_waiter_is_worth_a_place(memory: Memory, monkeypatch: pyt
 
 
 def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(memory: Memory) -> None:
-    """The warning of a lock that was not released leads there."""
+    """The warning about an unreleased lock names that line."""
     with memory.lock(reentrant=True, terms=CALM) as mine:
         where = grant_of(mine).acquired_from
         assert where.startswith(__file__)

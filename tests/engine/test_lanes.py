@@ -230,8 +230,8 @@ def test_what_is_given_back_is_given_back_at_once(lock: LockMaker, other: LockMa
 def test_permits_are_handed_to_those_whom_no_other_command_serves(
     here: Here, hold_up: HoldUp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F158: while the first of the line asks for itself, a permit that is released goes to the one behind it. Handed to
-    the first, it would be free until that has been answered."""
+    """F158: while the first of the line asks for itself, a released permit goes to the one behind it. Handed to the
+    first, the permit would be unused until the answer."""
     terms = Terms(lease=60, margin=1, mode="semaphore", capacity=2)
     held = here.lock(terms=terms).acquire()
 

@@ -166,7 +166,7 @@ def test_what_an_observer_raises_reaches_the_caller_and_leaves_no_lock(here: Her
 
 
 def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: Face) -> None:
-    """An error of the provider comes out before anything is sent, and no waiter is renewed for ever."""
+    """An error of the provider is raised before any command, and no waiter is renewed for ever."""
 
     def facts() -> dict[str, str | int]:
         raise RuntimeError("facts")
@@ -195,7 +195,7 @@ def test_facts_that_cannot_be_had_leave_nothing_behind(session: Session, face: F
     ids=lambda error: type(error).__name__,
 )
 def test_errors_survive_pickling_with_their_facts(error: LockError) -> None:
-    """Celery ships them between processes."""
+    """Celery pickles errors to pass them between processes."""
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
     assert type(again) is type(error)
     assert (str(again), vars(again)) == (str(error), vars(error))
@@ -203,7 +203,7 @@ def test_errors_survive_pickling_with_their_facts(error: LockError) -> None:
 
 
 def test_nothing_secret_is_logged(here: Here, caplog: pytest.LogCaptureFixture, lose: Callable[..., None]) -> None:
-    """F57: key and token, never a grant id or a URI."""
+    """F57: the log has the key and the token, but no id of a grant and no URI."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     mine = here.lock().acquire()
     lose()

@@ -425,8 +425,8 @@ def test_a_grant_that_is_not_found(bare: Bare, by_release: bool) -> None:
 
 
 def test_when_a_removal_is_tried(bare: Bare) -> None:
-    """P6, F17: at once, and a second after each failure, in the background and in the lane of its key, for as long as a
-    copy of its command may arrive and its lease may live."""
+    """P6, F17: a removal is tried at once, and a second after each failure, in the background, in the lane of its key.
+    The retries end when no copy of its command can arrive and its lease is over."""
     cleanup, grant = bare.cleanup, bare.grant()
     assert cleanup.next_due() == FOREVER
     bare.line("first")
@@ -806,7 +806,8 @@ def test_where_a_grant_is_found(bare: Bare) -> None:
 
 @pytest.mark.parametrize(("renew_at", "first"), [(90, 104), (104.5, 104.5)])
 def test_when_a_place_is_first_renewed(bare: Bare, renew_at: float, first: float) -> None:
-    """P5: after a third of its time from when it is asked for, however long it has stood in line before."""
+    """P5: a place is first renewed after a third of its time since the request, however long it has stood in line
+    before."""
     grant = bare.grant()
     bare.registry.grants.clear()
     grant.lease.renew_at = renew_at

@@ -111,7 +111,7 @@ def is_confirmation(action: Any) -> bool:
 
 
 def test_a_single_try_is_one_command() -> None:
-    """wait=0 asks once, leaves nothing in the queue, and tells who holds the lock and for how long."""
+    """A try with wait=0 is one command, leaves nothing in the queue, and tells the holder and the time left."""
     play = Play(wait=0)
     assert play.action.step.trial
     with pytest.raises(LockNotAcquired) as refusal:
@@ -149,7 +149,7 @@ def test_another_number_of_permits_is_a_mistake(
 
 
 def test_a_queue_that_is_full_refuses_at_once() -> None:
-    """With its holder, and without the wait that it was given."""
+    """The refusal has the holder, and comes without the wait."""
     with pytest.raises(LockQueueFull) as refusal:
         queued(GONE, wait=60)
     assert refusal.value.holder == "somebody"
@@ -361,7 +361,8 @@ def test_a_command_is_sent_once_more_at_the_end_of_the_wait(
 
 
 def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
-    """F9: without a limit, through any number of failures, with a pause of a second at most between two commands."""
+    """F9: retries go on without a limit, through any number of failures, with a pause of a second at most between two
+    commands."""
     play = Play(wait=None)
     for _ in range(2_000):
         assert play.fail().timer <= 1
@@ -453,7 +454,7 @@ def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
     ],
 )
 def test_an_exclusive_grant_without_waiters_is_uncontended(terms: Terms, waiting: int, uncontended: bool) -> None:
-    """The short release is for these, and knows nothing of a minimum hold."""
+    """The short release is for such grants, and ignores minimum holds."""
     play = Play(10, replace(ACQUISITION, terms=terms))
     play.answer(replace(WHOLE, waiting=waiting))
     assert play.result.uncontended is uncontended
@@ -556,7 +557,7 @@ def test_news_that_comes_in_time_is_enough() -> None:
 
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
-    """P1, F26, F28: when little is left of the place in the queue, a renewal has to show that it is still ours."""
+    """P1, F26, F28: if little is left of the place in the queue, a renewal must show that the place still exists."""
     play = queued()
     assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + left))
     assert play.result is None
@@ -762,7 +763,7 @@ def test_what_leaves_the_queue_does_so_although_the_next_one_was_not_queued() ->
 
 
 def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
-    """P6: another grant of its line has sent a command for it meanwhile, and holds the lock for it."""
+    """P6: another grant of the line has sent a command for the waiter meanwhile, and has the lock for it."""
     steps = procedures.acquire(ACQUISITION, 10.0, 0.0)
     next(steps)
     failed = LockBackendFailed("no answer", "k")
@@ -810,7 +811,7 @@ class Counter:
 
 
 def test_the_same_steps() -> None:
-    """Each is run in its own way."""
+    """Each method runs the same steps in its own way."""
     counter = Counter()
     assert counter.add(1) == 10
     assert Counter().add(1, times=2) == 20

@@ -426,7 +426,7 @@ def test_the_short_release_does_what_the_whole_one_does(store: MongoStore, colle
 def test_the_short_release_leaves_everything_else_alone(
     store: MongoStore, collection: Collection[Document], change: Document
 ) -> None:
-    """F38, F55: somebody else's grant, one with company, or in a damaged document, stays exactly as it is."""
+    """F38, F55: another caller's grant, one of several, and one in a damaged document stay exactly as they are."""
     add(store, "k", "g")
     collection.update_one({"_id": "k"}, change)
     before = collection.find_one()

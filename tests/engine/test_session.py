@@ -255,7 +255,7 @@ def test_the_main_thread_sends_nothing_for_what_has_no_session(
 
 
 def test_what_is_done_to_many_is_interrupted(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: only its commands are sent by another thread. A signal that ends the loop leaves the other locks alone."""
+    """F29: only the commands are sent by another thread. A signal that ends the loop leaves the other locks alone."""
     stops = Mock(side_effect=lambda *_, **__: threading.current_thread() is threading.main_thread())
     monkeypatch.setattr(operations, "force_release", stops)
     holder = {"grant": "g", "owner": "o", "until": datetime(2999, 1, 1, tzinfo=UTC)}
@@ -310,7 +310,7 @@ def test_the_key_of_a_killed_holder_is_free_within_its_lease(here: Here) -> None
 
 @pytest.mark.long
 def test_a_stopped_holder_wakes_up_without_the_lock(lock: LockMaker, collection: Collection[Document]) -> None:
-    """F26, F28: `held` is false at once, the block ends in LockLost, and the token it has is smaller than ours."""
+    """F26, F28: `held` is false at once, the block ends in LockLost, and its token is smaller than the next one."""
     with processes(1, "paused", collection.name) as (holder,):
         token = holder.hear()["token"]
         holder.send(signal.SIGSTOP)

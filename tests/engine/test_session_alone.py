@@ -290,7 +290,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_when_a_thread_is_started(  # noqa: PLR0917
     idle: int, waits: int, there: int, slow: int, starts: bool, started: list[Any]
 ) -> None:
-    """F110: while fewer are idle than calls wait, up to the bounds."""
+    """F110: a thread is started while fewer threads are idle than calls wait, up to the bounds."""
     threads = WorkerThreads(2, 5, shares=(1, 1))
     threads._idle, threads._unstarted, threads._lanes.slow = [None] * idle, [None] * (5 - there), slow
     enter(threads._lanes, *(call(priority=number % 2) for number in range(waits)))
@@ -768,7 +768,8 @@ def test_a_bell_that_tells_of_a_grant() -> None:
 
 @pytest.mark.parametrize("state", ["nothing", "waits", "asks to be told", "not all ask to be told"])
 def test_when_bells_concern_a_session(state: str) -> None:
-    """P8: while it waits for something, or one of its holders is to be told of a request."""
+    """P8: bells concern a session while it waits for a grant, or while one of its holders is to be told of a
+    request."""
     asks, silent = ((User(weakref.ref(Owner()), {name: print}),) for name in ("on_release_requested", "on_lost"))
     first, second = held("a"), held("b")
     second.users = silent
@@ -1218,7 +1219,7 @@ def test_how_much_a_session_knows() -> None:
 
 
 def test_a_grant_that_has_ended_before_it_is_noted(memory: Memory) -> None:
-    """F169: nothing is known of it then, and its end is reported after its beginning."""
+    """F169: the grant is forgotten, and its end is reported after its beginning."""
     one = held_by_nobody(memory)
     memory.session.note_granted(one, Granted(7, datetime.now(UTC), NOW + 6_000, NOW))
     assert (memory.session.known, memory.session.registry._by_worker) == (0, {})

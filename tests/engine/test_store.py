@@ -30,7 +30,7 @@ def election(mongo: MongoClient[Document]) -> str:
 def test_a_document_names_the_election_of_the_primary_that_wrote_it(
     store: MongoStore, mongo: MongoClient[Document], stored: Callable[..., Document]
 ) -> None:
-    """P4: every kind of command says by whose clock its times are."""
+    """P4: every kind of command stores the election by whose clock its times are."""
     store.apply("k", ADD, 5)
     assert stored()["clock"] == election(mongo) != ""
     for call in (
@@ -254,6 +254,6 @@ def test_how_many_connections_a_store_may_open(mongo_uri: str, address: str, giv
 
 @pytest.mark.parametrize(("owner", "found"), [(None, False), ("import", True), ("another", False)])
 def test_a_read_names_the_former_run_of_an_owner(here: Here, owner: str | None, found: bool) -> None:
-    """A waiter that looks finds out that the run before it has died, as the command that queued it would have."""
+    """A waiter that reads learns of the death of the former run, like the command that queued it."""
     with here.other("k", terms=Terms(owner="import")):
         assert (store_of(here.session).read("k", "mine", 5, owner).former is not None) == found

@@ -200,7 +200,7 @@ def test_an_answer_that_the_rule_never_gives(store: MongoStore, step: Step, repl
 
 
 def test_whom_a_step_has_granted_the_key_besides_is_rung_for(store: MongoStore) -> None:
-    """P5."""
+    """P5: bells are rung for other waiters that the step has granted the key."""
     answers(store, {**THERE, "value": {"now": NOW, "waiting": 2, "granted": found_in("a")["granted"]}})
     bells_ = store.apply("k", ADD, 5).bells
     assert [bell.session for bell in bells_] == ["session of a"]
@@ -248,7 +248,7 @@ def test_damage_is_looked_for_where_the_server_refuses(store: MongoStore, code: 
 
 
 def test_an_outage_says_where_the_server_is(store: MongoStore) -> None:
-    """F9."""
+    """F9: the error of an outage names the server's state."""
     store.client.topology_description.server_descriptions.return_value = {}  # type: ignore[attr-defined]
     answers(store, AutoReconnect("away"))
     with pytest.raises(LockBackendFailed, match=r"within 3\.0 s .*no server of this address belongs") as told:
@@ -363,7 +363,7 @@ def test_nothing_is_made_where_nothing_is_gone(store: MongoStore) -> None:
 def test_a_cycle_of_waits_is_seen_twice(
     store: MongoStore, monkeypatch: pytest.MonkeyPatch, seen: list[str | None], looks: int, told: int | None
 ) -> None:
-    """F29: waits that were read one after another need not be one."""
+    """F29: waits that were read one after another need not exist at one time."""
     cycles: list[Any] = [grants and SimpleNamespace(grants=grants) for grants in seen]
     look = Mock(side_effect=cycles)
     monkeypatch.setattr(store, "_find_cycle", look)

@@ -17,7 +17,8 @@ pytestmark = PLATFORMS
     "package", ["", "simple_history", "reversion", "auditlog", "import_export", "unfold", "jazzmin"]
 )
 def test_an_admin_with(package: str) -> None:
-    """F204, F211: Change page, conflict, list, deletion, revert, and the panel of an edit lock."""
+    """F204, F211: Change page, conflict, list, deletion, revert, and the panel of an edit lock work with the
+    package."""
     assert not package or find_spec(package), f"the group platforms lacks {package}"
     command = [sys.executable, "-m", "tests.platforms.admins"]
     done = subprocess.run(

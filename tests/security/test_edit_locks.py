@@ -113,7 +113,7 @@ class TestVisitors:
 
 
 class TestRelease:
-    """A release is of one's own lock, or of nothing."""
+    """A user can release only a lock of his own."""
 
     def test_it_makes_no_document(self, locks: Locks, order: Order) -> None:
         """F73: a release of a lock that was never taken leaves nothing behind, even if the user may take it."""
@@ -188,7 +188,7 @@ class TestRedirects:
 
     @pytest.mark.parametrize("start", ["//evil.example", "///evil.example", "/\\evil.example", "//evil.example//x"])
     def test_taking_over(self, order: Order, settings: Settings, start: str) -> None:
-        """A path that begins with two slashes would be the name of a host."""
+        """A path that begins with two slashes would be taken for the name of a host."""
         settings.ROOT_URLCONF = __name__
         client = staff("anna", "take_over_edit_lock")
         response = client.post(f"http://testserver{start}/own/{order.pk}/?edit-lock=take-over&x=1")

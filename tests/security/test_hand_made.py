@@ -86,7 +86,7 @@ def test_ids_of_documents(locks: Locks, document_locks: list[str], path: str, mo
     ("charset", "value"), [("raw_unicode_escape", r"\ud800"), ("utf-7", "%2B2AA-"), ("utf-16", "a")]
 )
 def test_another_encoding(locks: Locks, path: str, charset: str, value: str) -> None:
-    """F75: a request that says it is in an encoding with lone surrogates, as Python has some: 400, on every page."""
+    """F75: a request in an encoding with lone surrogates, as Python has some, gets 400 on every page."""
     locks.held("k")
     client = operator()
     path = path.format(Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100).pk)
@@ -100,7 +100,7 @@ def test_another_encoding(locks: Locks, path: str, charset: str, value: str) -> 
 
 @WITH_MONGO
 def test_a_billion_rows(locks: Locks, settings: Settings) -> None:
-    """The number of rows that a form says it has costs neither memory nor time: Django's own limit holds here, too."""
+    """The number of rows in a form costs neither memory nor time, because Django's own limit holds here, too."""
     settings.ROOT_URLCONF = "tests.editing.site"
     buyer = User.objects.create(username="buyer")
     client = staff("anna")
@@ -132,7 +132,7 @@ class TestAddresses:
 
 
 class TestSecrets:
-    """Nothing secret is shown that was only needed."""
+    """Secrets that are used are not shown."""
 
     @pytest.mark.parametrize("option", ["tlsCertificateKeyFilePassword", "TLSCERTIFICATEKEYFILEPASSWORD"])
     def test_options(self, option: str) -> None:

@@ -154,7 +154,7 @@ class TestForgottenF:
 
 
 class TestCost:
-    """A key from a request costs as little as any other request does."""
+    """A key from a request costs as little as any other request."""
 
     @pytest.mark.parametrize(
         ("template", "values"),
@@ -277,7 +277,7 @@ class TestViews:
             wrong(HttpRequest(), "a")
 
     def test_other_policies(self) -> None:
-        """Without a response to give, LockKeyInvalid is raised, and no work is skipped for it."""
+        """Without a response to give, LockKeyInvalid is raised, and no work is skipped."""
         for policy in ("raise", "skip", lambda *args, **kwargs: "busy"):
             with pytest.raises(LockKeyInvalid):
                 mongo_locked("x:{a}", on_contention=policy)(print_nothing)("\0")

@@ -95,7 +95,7 @@ class TestShown:
 
     @pytest.mark.long
     def test_pages(self, evil: Locks) -> None:
-        """Every page, and the pages that ask for a confirmation."""
+        """Every page is clean, including pages that ask for a confirmation."""
         client = operator()
         pages = {f"{name} {address}": client.get(address) for name, address in addresses(EVIL_KEY)}
         for prefix in ("stale", "free", "damaged"):

@@ -64,7 +64,7 @@ def test_what_is_no_lock_is_found_out(world: World) -> None:
 
 @pytest.mark.long
 def test_ours_is_found_to_be_one(world: World) -> None:
-    """The same checker has nothing to say of two processes that use this library, and sees them take turns."""
+    """The same checker finds no fault in two processes that use this library, and sees them take turns."""
     bench = Bench(world, quick=True)
     with workers(2) as crew:
         bench.open(crew, OURS)
@@ -136,7 +136,7 @@ def test_a_worker_that_fails_hangs_or_dies_is_told() -> None:
 
 
 def test_what_is_missing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package or a server that is not here is named with a reason, once."""
+    """A missing package or server is named with a reason, once."""
 
     class Nowhere(NoLock):
         package = "there-is-no-such-package"

@@ -437,7 +437,7 @@ def test_what_is_accused(story: Story, found: str) -> None:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    """In the order of time, over the files of several processes, each line with the process that wrote it."""
+    """Records are read in the order of time, over the files of several processes, each with its process."""
     one, two = Journal(tmp_path, "one"), Journal(tmp_path, "two")  # as of two processes
     first, second = one.new_id(), one.new_id()
     assert first != second
@@ -473,6 +473,6 @@ def test_a_torn_line(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known() -> None:
-    """A record that the checker does not know is no reason to go on as if nothing was."""
+    """An unknown record is an error."""
     with pytest.raises(ValueError, match="no record of the kind 'gott'"):
         Story().tell("gott", 1.0, "a").rules()

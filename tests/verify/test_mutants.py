@@ -50,7 +50,7 @@ def test_a_mutant_is_what_is_imported(unimported: str) -> None:
 
 
 def test_a_mutant_of_a_module_that_is_imported_is_refused() -> None:
-    """Otherwise the whole engine would pass for the broken one."""
+    """Otherwise the whole engine would be taken for the broken one."""
     with pytest.raises(RuntimeError, match="is imported already"):
         mutation.install("session.grant:0")
 

@@ -99,7 +99,7 @@ def test_who_hears_of_a_loss_while_it_waits_for_the_next_key_is_not_over(ends: s
 
 @pytest.mark.long
 def test_what_is_abandoned_and_not_removed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry of an attempt that is over is seen where it stands."""
+    """An entry of an attempt that is over is found in its document."""
     monkeypatch.setattr(Cleanup, "ensure_removed", lambda self, grant, stays=False: None)
     found = [violation.text for violation in simulate(1, 20.0, []).violations if violation.rule == "stood"]
     assert any("an entry of an attempt that is over" in text for text in found)
@@ -193,7 +193,8 @@ def test_a_strand_is_struck_where_it_waits() -> None:
 
 
 def test_a_strand_is_struck_at_a_line() -> None:
-    """At the line of the engine with that number, once, and never where an interpreter looks for no signal."""
+    """A strand is struck once at the line of the engine with that number, and only where an interpreter checks for
+    signals."""
     kernel, struck = Kernel(1), []
     queue = LocalQueue(9, GrantRegistry(None))  # type: ignore[arg-type]
 
