@@ -1,4 +1,4 @@
-"""F220: for an address that leads to the wrong place, errors and checks say what the server is, and name the cure."""
+"""F220: For an address that leads to the wrong place, errors and checks say what the server is, and name the cure."""
 
 from __future__ import annotations
 

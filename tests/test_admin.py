@@ -199,7 +199,7 @@ class TestList:
         ],
     )
     def test_search(self, admin: Client, text: str, keys: list[str]) -> None:
-        """F56: a search is the start of a key, a pattern for the whole key, or a whole word of a holder. Regular
+        """F56: A search is the start of a key, a pattern for the whole key, or a whole word of a holder. Regular
         expressions are not used."""
         query = urlencode({"q": text}, errors="replace")
         assert rows(admin.get(f"{LIST}?{query}")) == keys

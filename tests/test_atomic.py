@@ -115,7 +115,7 @@ class TestAtomic:
 
     @pytest.mark.parametrize("at_the_end", [False, True])
     def test_renewals_of_other_locks(self, at_the_end: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """F117: renewals of other locks leave out the lock of the transaction until it has committed, because a renewal
+        """F117: Renewals of other locks leave out the lock of the transaction until it has committed, because a renewal
         would abort the transaction."""
         with mongo_lock(new_key()) as lock, mongo_lock(new_key()) as other:
             session, (grant,) = own(other).session, own(other).grants
@@ -142,7 +142,7 @@ class TestAtomic:
         assert titles() == ["one"]
 
     def test_a_grant_that_came_back(self) -> None:
-        """F120: a grant with another token is not the grant of this transaction. Another process may have had the lock
+        """F120: A grant with another token is not the grant of this transaction. Another process may have had the lock
         between."""
         with pytest.raises(LockLost), mongo_lock(new_key()) as lock, lock.atomic():
             locks = mongo_connection().database["mongolock_locks"]

@@ -129,7 +129,7 @@ def login(guarded: ReplicaSet, root: Any, connect: Connect, monkeypatch: pytest.
 @WITH_MONGO
 @pytest.mark.long
 class TestRights:
-    """F14, F60: each missing right is named, and everything else works."""
+    """F14, F60: Each missing right is named, and everything else works."""
 
     def test_the_roles_are_as_small_as_they_can_be(self, login: Connect, root: Any) -> None:
         """The user may not delete, drop, or look at any other collection."""
@@ -150,7 +150,7 @@ class TestRights:
             assert refusal.value.code == 13
 
     def test_the_error_names_what_a_reader_lacks(self, login: Connect) -> None:
-        """F14: the error of the lock names the rights, at once, and quotes neither command nor password."""
+        """F14: The error of the lock names the rights, at once, and quotes neither command nor password."""
         login("reader")
         with pytest.raises(LockBackendFailed, match="needs find, insert and update on the collection") as refusal:
             mongo_lock("k", wait=30).acquire()
@@ -159,7 +159,7 @@ class TestRights:
 
     @pytest.mark.parametrize(("user", "password"), [("mongolock", "wrong"), ("stranger", PASSWORD)])
     def test_a_wrong_password(self, login: Connect, user: str, password: str) -> None:
-        """F14: a wrong password is an error at once, and the error says so."""
+        """F14: A wrong password is an error at once, and the error says so."""
         login(user, password)
         with pytest.raises(LockBackendFailed, match="authentication failed") as refusal:
             mongo_lock("k", wait=30).acquire()
@@ -167,7 +167,7 @@ class TestRights:
         assert password not in str(refusal.value)
 
     def test_rights_that_are_taken_away(self, login: Connect, root: Any) -> None:
-        """F14: a lock whose rights are revoked is in danger and then lost. The lock never claims to be still held."""
+        """F14: A lock whose rights are revoked is in danger and then lost. The lock never claims to be still held."""
         login("least")
         with contextlib.ExitStack() as stack:
             lock = mongo_lock("k", lease=2).acquire()
@@ -260,12 +260,12 @@ class TestTLS:
             assert lock.held
 
     def test_unknown_authority(self, encrypted: ReplicaSet, authority: Authority, connect: Connect) -> None:
-        """F14: a certificate of an unknown CA is refused, and the error and the check say why."""
+        """F14: A certificate of an unknown CA is refused, and the error and the check say why."""
         other = authority.file("stranger.pem", authority.stranger.cert_pem)
         self.assert_refused(f"{encrypted.uri.partition('&tls=')[0]}&tls=true&tlsCAFile={other}", connect)
 
     def test_another_host(self, authority: Authority, connect: Connect) -> None:
-        """F14: a certificate of another host is refused, although the right CA signed it."""
+        """F14: A certificate of another host is refused, although the right CA signed it."""
 
         class Elsewhere(Mongod):
             def hello(self) -> Document:  # no client can connect here (the point of the test)

@@ -145,7 +145,7 @@ class TestDatabase:
         ids=["router", "setting"],
     )
     def test_forgotten(self, settings: Settings, forget: Callable[[Settings], None], code: str) -> None:
-        """F152: a missing router, or missing MONGOLOCK, is reported first. Without it, the router does nothing, and all
+        """F152: A missing router, or missing MONGOLOCK, is reported first. Without it, the router does nothing, and all
         other models cause errors because they do not fit into MongoDB."""
         forget(settings)
         with pytest.raises(SystemCheckError) as told:
@@ -171,7 +171,7 @@ class TestDeployment:
         return checks.check_deployment(app_configs=None)
 
     def test_prefix(self, settings: Settings) -> None:
-        """F59: without a prefix, two stages in one database would share their locks."""
+        """F59: Without a prefix, two stages in one database would share their locks."""
         assert ids(self.deploy(settings, "mongodb://h", prefix="")) == ["W002"]
         assert self.deploy(settings, "mongodb://h") == []
 
@@ -231,7 +231,7 @@ class TestServer:
 
     @pytest.mark.long
     def test_a_majority_without_journals(self, connect: Connect) -> None:
-        """F68: without journals, writes confirmed by the majority are lost when all members crash. This is an error."""
+        """F68: Without journals, writes confirmed by the majority are lost when all members crash. This is an error."""
         with ReplicaSet() as servers:
             client = servers.members[0].client()
             config = client.admin.command("replSetGetConfig")["config"]
@@ -296,7 +296,7 @@ class TestServer:
         refused: str,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """F223: each step fails by itself, for example where Atlas refuses capped collections. The other objects are
+        """F223: Each step fails by itself, for example where Atlas refuses capped collections. The other objects are
         made."""
         database = locks.collection.database
         for name in database.list_collection_names():
@@ -362,7 +362,7 @@ class TestServer:
     def test_a_server_that_lacks_the_update(
         self, locks: Locks, mongo: MongoClient[Any], failing: Failing, code: int, name: str
     ) -> None:
-        """F228: servers of other vendors may lack the update. The check tries the update, and the error of a lock leads
+        """F228: Servers of other vendors may lack the update. The check tries the update, and the error of a lock leads
         to the check."""
         with failpoint(mongo, "failCommand", failing(["findAndModify"], code)):
             (found,) = ask()
@@ -374,7 +374,7 @@ class TestServer:
     def test_a_server_that_does_not_tell_rights(
         self, locks: Locks, mongo: MongoClient[Any], failing: Failing, code: int
     ) -> None:
-        """F228: the rights of a user may be refused. The update is tried all the same."""
+        """F228: The rights of a user may be refused. The update is tried all the same."""
         with failpoint(mongo, "failCommand", failing(["connectionStatus"], code)):
             assert ask() == []
         with failpoint(mongo, "failCommand", failing(["connectionStatus", "findAndModify"], 13)):

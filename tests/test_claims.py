@@ -150,7 +150,7 @@ class TestSession:
 
     @pytest.mark.parametrize("asynchronous", [False, True])
     def test_a_removed_session(self, key: str, asynchronous: bool) -> None:
-        """F139: the next renewal of a claim whose session is gone raises LockLost, and frees the key."""
+        """F139: The next renewal of a claim whose session is gone raises LockLost, and frees the key."""
         request = request_of()
         made = claim(key, owner=request).acquire()
         request.session.save()

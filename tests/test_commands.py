@@ -86,7 +86,7 @@ class TestClear:
         assert (after["holders"], after["expires_at"], after["expired"], after["token"]) == ([], None, 2, TOKEN + 50)
 
     def test_renewed_meanwhile(self, locks: Locks) -> None:
-        """F51: a lock that was renewed after it was found stale stays, because the update checks it again."""
+        """F51: A lock that was renewed after it was found stale stays, because the update checks it again."""
         locks.stale("k", "z")
         store = mongo_store()
         locks.collection.update_one({"_id": "k"}, {"$set": {"holders": [entry(1)], "expires_at": entry()["until"]}})
@@ -385,7 +385,7 @@ class TestList:
         assert "and more" not in run("list_locks", "--limit", "0")[0].replace("and 1 more", "")
 
     def test_a_hundred_columns(self, locks: Locks) -> None:
-        """F221: a line has no more than a hundred columns if its key has room. Only the holder is cut."""
+        """F221: A line has no more than a hundred columns if its key has room. Only the holder is cut."""
         key, place = "long:" + "k" * 200, "task shop.tasks.import_catalog 0d7f4b6e-8a0f-4f5e-9f6a-3a1a3c1f2b11"
         locks.add(key, [entry(6, label="the nightly import of all books", place=place, user="u" * 80, left=-5_000_000)])
         locks.add("short", [entry(7, place=place, host="worker-3")])
@@ -412,7 +412,7 @@ class TestList:
         assert locks.read(key)["holders"] == []
 
     def test_no_such_key(self, locks: Locks) -> None:
-        """F221: a key without a lock is told apart from a key without a holder."""
+        """F221: A key without a lock is told apart from a key without a holder."""
         locks.free("a:free")
         for key, said in (("nowhere", "no lock has the key 'nowhere': see list_locks"), ("a:free", "is not held now")):
             with pytest.raises(CommandError, match=said) as refusal:
@@ -461,7 +461,7 @@ class TestPatterns:
     @pytest.mark.long
     @pytest.mark.parametrize("pattern", ["*a" * 100 + "*b", "*a?" * 20 + "*b", "*aa?" * 10 + "*bb*a"])
     def test_not_slow(self, locks: Locks, pattern: str) -> None:
-        """F56: keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
+        """F56: Keys on which a backtracking search takes 1.5 ms each, until the server gives it up, take some 10 us."""
         locks.collection.insert_many({"_id": f"b{number:05d}" + "a" * 500} for number in range(20_000))
         start = time.monotonic()
         assert locks.collection.count_documents(kinds.glob(pattern).query()) == 0

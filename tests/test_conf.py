@@ -103,14 +103,14 @@ class TestMigrate:
 
     @pytest.mark.long
     def test_four_at_once(self, fresh: dict[str, str]) -> None:
-        """F229: pods that start together migrate one after the other, under a lock that needs no migration."""
+        """F229: Pods that start together migrate one after the other, under a lock that needs no migration."""
         migrate = [sys.executable, "-m", "testproject.manage", "migrate", "--verbosity=0", "--database=mongo"]
         guarded = ("run_locked", "migrate", "--wait=2m", "--", *migrate)
         with ThreadPoolExecutor(4) as pods:
             list(pods.map(lambda _: manage(*guarded, **fresh), range(4)))
 
     def test_no_right_to_index(self, mongo: MongoClient[dict[str, Any]], caplog: pytest.LogCaptureFixture) -> None:
-        """F60: a user who may not create indexes gets a warning, and the deployment goes on."""
+        """F60: A user who may not create indexes gets a warning, and the deployment goes on."""
         locks = mongo_store().collection.full_name
         failing = {"failCommands": ["createIndexes"], "errorCode": 13, "namespace": locks}
         with (
@@ -182,7 +182,7 @@ print("all is well")
 
 @pytest.mark.long
 def test_mongo_default(mongo: MongoClient[dict[str, Any]]) -> None:
-    """F92: a project on MongoDB alone can be migrated, checked and dumped, locks its own instances, and its admin shows
+    """F92: A project on MongoDB alone can be migrated, checked and dumped, locks its own instances, and its admin shows
     the holders."""
     name = f"mongolock_default_{uuid.uuid4().hex[:8]}"
     environment = {"MONGODB_NAME": name, "DJANGO_SETTINGS_MODULE": "testproject.settings_mongo"}

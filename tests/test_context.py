@@ -170,7 +170,7 @@ class TestUser:
         assert "user" not in facts_within(request)
 
     def test_hostile_name(self) -> None:
-        """F54: a name with anything in it is stored as text, cut and cleaned."""
+        """F54: A name with anything in it is stored as text, cut and cleaned."""
         request = RequestFactory().get("/")
         request.user = User(username="$token\x00\ud800<b>" + "x" * 500)
         with serving(request):

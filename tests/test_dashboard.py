@@ -100,7 +100,7 @@ class TestPage:
         assert "free:1" not in present
 
     def test_what_is_stale_is_calm(self, admin: Client, locks: Locks) -> None:
-        """F149: a stale lock is listed last, in grey, and is no problem. The page of the lock counts the lease that has
+        """F149: A stale lock is listed last, in grey, and is no problem. The page of the lock counts the lease that has
         ended."""
         locks.stale("older", over=10, change={"expired": Int64(0)})
         response = admin.get(PAGE)
@@ -110,7 +110,7 @@ class TestPage:
         assert "leases that ended without a release 1" in text_of(admin.get(f"{LIST}older/change/"))
 
     def test_a_request_is_shown(self, admin: Client, locks: Locks, settings: Settings) -> None:
-        """F149: after a request, the page of the lock names the requester and the time, without a history."""
+        """F149: After a request, the page of the lock names the requester and the time, without a history."""
         with held_elsewhere("asked"):
             store = mongo_store()
             assert operations.ask_to_release(store, "asked", "anna, in the admin: we deploy at 3") == 1
@@ -123,7 +123,7 @@ class TestPage:
         assert re.findall(r'class="model-(\w+) current-model"', page) == ["lockdashboard"]
 
     def test_names_and_zones(self, admin: Client, settings: Settings) -> None:
-        """F150: two filters never both say "All", and a moment has its time zone."""
+        """F150: Two filters never both say "All", and a moment has its time zone."""
         settings.TIME_ZONE = "Asia/Tokyo"
         said = text_of(admin.get(LIST))
         assert said.count(" All modes ") == said.count(" All states ") == 1
@@ -131,7 +131,7 @@ class TestPage:
         assert re.search(r"As of \d{4}-\d\d-\d\d \d\d:\d\d:\d\d JST", text_of(admin.get(PAGE)))
 
     def test_a_button_where_it_helps(self, locks: Locks) -> None:
-        """F150: a red button is shown next to locks with waiters or an unusual hold, and on the page of the lock."""
+        """F150: A red button is shown next to locks with waiters or an unusual hold, and on the page of the lock."""
         client = browser("view_lock", "force_release_lock")
         row = re.compile(r'<tr data-key="([^"]*)" class="mongolock-\w+">(.*?)</tr>', re.DOTALL)
         found = {key: "mongolock-danger" in text for key, text in row.findall(client.get(PAGE).content.decode())}
@@ -139,7 +139,7 @@ class TestPage:
         assert "force-release/?key=catalog" in client.get(f"{LIST}catalog/change/").content.decode()
 
     def test_what_is_empty_is_not_there(self, admin: Client, locks: Locks) -> None:
-        """F150: empty sections are left out."""
+        """F150: Empty sections are left out."""
         locks.collection.delete_many({})
         assert re.findall(r"<(?:section|details)[^>]*id=\"(\w+)", admin.get(PAGE).content.decode()) == ["look"]
         locks.add("k", [entry(1)], change={"contended": Int64(0)})
@@ -466,7 +466,7 @@ class TestDrawing:
     def test_the_unknown(
         self, told: Collection[dict[str, Any]], admin: Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """F148: the time before the first event that was kept or read is drawn as unknown. The time that the history
+        """F148: The time before the first event that was kept or read is drawn as unknown. The time that the history
         covers is not."""
 
         def unknown(path: str, name: str) -> list[int]:
@@ -490,7 +490,7 @@ class TestDrawing:
         assert "cart" not in said
 
     def test_no_events(self, told: Collection[dict[str, Any]], locks: Locks) -> None:
-        """F148: the page says that a lock has no events, and not why."""
+        """F148: The page says that a lock has no events, and not why."""
         locks.held("quiet")
         page = browser("view_lock", "view_lockevent").get(f"{LIST}quiet/change/")
         assert "The history has no event of this lock." in text_of(page)

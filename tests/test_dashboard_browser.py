@@ -216,7 +216,7 @@ class TestEverybody:
     @pytest.mark.parametrize("language", ["en", "de"])
     @pytest.mark.parametrize("width", [320, 390, 640, 768, 1280])
     def test_read(self, visit: Visit, locks: Locks, settings: Settings, width: int, language: str) -> None:
-        """F146: for every incident of the demo, the page shows the key, the holder, the waiters and the time held as
+        """F146: For every incident of the demo, the page shows the key, the holder, the waiters and the time held as
         text. Each text has a box of its own that nothing covers or cuts."""
         settings.LANGUAGE_CODE = language
         incidents = {
@@ -241,7 +241,7 @@ class TestEverybody:
 
     @pytest.mark.parametrize("width", [1280, 1440])
     def test_an_event_is_a_line(self, visit: Visit, history: Collection[dict[str, Any]], width: int) -> None:
-        """F150: in the history each event has one line, and the last column is in sight."""
+        """F150: In the history each event has one line, and the last column is in sight."""
         task = {"place": "task shop.tasks.export 7f3a0001-11b2-4c55-9f0e-8a1d00000001", "thread": "ForkPoolWorker-2"}
         who: dict[str, Any] = {"user": "anna", "host": "worker-1.example.com", "pid": 4711, **task}
         told = {**who, "token": TOKEN, "waited_ms": 75_000, "held_ms": 90_000}
@@ -257,7 +257,7 @@ class TestEverybody:
             assert box["x"] + box["width"] <= width
 
     def test_a_quiet_site(self, visit: Visit, locks: Locks) -> None:
-        """F150: with two held locks and no waiters, the dashboard fits on one screen. The index links to it."""
+        """F150: With two held locks and no waiters, the dashboard fits on one screen. The index links to it."""
         for number in range(2):
             locks.add(f"order:{number}", [entry(number, left=30, held_for=3)], change={"contended": Int64(0)})
         with visit("/admin/", every=60, viewport={"width": 1280, "height": 800}) as page:

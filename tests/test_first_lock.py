@@ -78,7 +78,7 @@ def run(*parts: str, host: str = "") -> dict[str, Any]:
 
 @pytest.mark.long
 def test_the_first_lock_imports_nothing() -> None:
-    """F76: the first lock imports no module of ours, of Django or of the driver, and starts no program to find
+    """F76: The first lock imports no module of ours, of Django or of the driver, and starts no program to find
     libraries."""
     said = run(PROJECT, FIRST_LOCK, SAY)
     assert said["held"]
@@ -90,6 +90,6 @@ def test_the_first_lock_imports_nothing() -> None:
     "host", ["mongodb://127.0.0.1:9/?directConnection=true", "mongodb+srv://user:secret@nowhere.invalid/"]
 )
 def test_setting_up_connects_to_nothing(host: str) -> None:
-    """F76: a project is set up without a reachable server or a DNS lookup of its name, and without a thread."""
+    """F76: A project is set up without a reachable server or a DNS lookup of its name, and without a thread."""
     said = run(PROJECT, SAY, host=host)
     assert (said["network"], said["threads"]) == ([], ["MainThread"])

@@ -157,7 +157,7 @@ class TestEscape:
         ],
     )
     def test_text(self, value: object, text: str) -> None:
-        """F54: values are literal. Only the separators and the escape itself are encoded."""
+        """F54: Values are literal. Only the separators and the escape itself are encoded."""
         assert escape(value) == text
 
 

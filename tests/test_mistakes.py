@@ -91,7 +91,7 @@ def unmeant(call: Callable[[], Any]) -> str:
 
 
 def test_a_lock_as_a_condition(mongolock: MemoryLocks) -> None:
-    """F227: a lock object cannot be used as a condition."""
+    """F227: A lock object cannot be used as a condition."""
     with pytest.raises(TypeError, match=r"`if lock` does not acquire it: use `if lock.try_acquire\(\)`, or `with`"):
         bool(mongo_lock("k", wait=0))
 
@@ -110,7 +110,7 @@ def test_a_lock_as_a_condition(mongolock: MemoryLocks) -> None:
 def test_what_a_lock_is_not(
     mongolock: MemoryLocks, call: Callable[[Any], Any], error: type[Exception], cure: str
 ) -> None:
-    """F154, F155: the error names the cure."""
+    """F154, F155: The error names the cure."""
     with pytest.raises(error) as caught:
         call(mongo_lock("a"))
     assert cure in str(caught.value)
@@ -278,7 +278,7 @@ def server(host: str, **hello: Any) -> ServerDescription:
 
 
 def test_a_wait_that_failed_tells_how_long_it_was(mongolock: MemoryLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F153: the time counts from the call, however many commands there were, even if the error was sent to another
+    """F153: The time counts from the call, however many commands there were, even if the error was sent to another
     process."""
     lock = mongo_lock("a", wait=10)
     session: Any = lock._current_session()

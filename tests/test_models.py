@@ -154,7 +154,7 @@ class TestReadOnly:
         ],
     )
     def test_refused(self, three: Locks, write: Callable[[], object]) -> None:
-        """F93: each way to write locks or events through the ORM is refused, and changes nothing."""
+        """F93: Each way to write locks or events through the ORM is refused, and changes nothing."""
         before = list(three.collection.find().sort("_id", 1))
         with pytest.raises(NotSupportedError, match=r"mongo_lock|force_release|HISTORY|push out"):
             write()

@@ -50,7 +50,7 @@ class TestKeys:
         ids=str,
     )
     def test_not_text(self, factory: Factory, key: Any) -> None:
-        """F58: a key that is not exactly a str raises TypeError before any command. A subclass of str raises it,
+        """F58: A key that is not exactly a str raises TypeError before any command. A subclass of str raises it,
         too."""
         with pytest.raises(TypeError, match="a lock key must be a str, not "):
             factory(key)
@@ -68,12 +68,12 @@ class TestKeys:
         ids=["empty", "NUL", "newline", "surrogate", "514 bytes", "10 MB"],
     )
     def test_bad_text(self, key: str, problem: str) -> None:
-        """F54: text that makes no key is a ValueError that says why."""
+        """F54: Text that makes no key is a ValueError that says why."""
         with pytest.raises(ValueError, match=problem):
             mongo_lock(key)
 
     def test_one_key_however_composed(self) -> None:
-        """F54: the two ways to write é are one key."""
+        """F54: The two ways to write é are one key."""
         key = new_key()
         with mongo_lock(key + "\u00e9"), pytest.raises(LockReentry):
             mongo_lock(key + "e\u0301").acquire()
@@ -112,7 +112,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(("longer", "margin"), [(8, 1.0), (60, 6.0), (3_600, 360.0)])
     def test_an_extended_lock(self, longer: float, margin: float) -> None:
-        """F80: a lease of 5 s that is extended to 60 has the margin of 60 s, in the document and in fact."""
+        """F80: A lease of 5 s that is extended to 60 has the margin of 60 s, in the document and in fact."""
         key = new_key()
         with mongo_lock(key, lease=5, auto_renew=False) as lock:
             lock.extend(longer)
@@ -166,7 +166,7 @@ class TestAliases:
 
 
 class TestSettings:
-    """F52: settings are read late and followed."""
+    """F52: Settings are read late and followed."""
 
     def test_followed(self, settings: Settings) -> None:
         """`override_settings` takes effect at the next lock."""
@@ -189,7 +189,7 @@ class TestSettings:
         assert lock.release() is False
 
     def test_prefixes_never_meet(self, settings: Settings) -> None:
-        """F59: the prefix is part of the key, for named keys and for instances."""
+        """F59: The prefix is part of the key, for named keys and for instances."""
         settings.MONGOLOCK = {"DATABASE": "mongo", "KEY_PREFIX": "production:"}
         key = new_key()
         assert mongo_lock(key, Order(pk=5)).keys == ("production:shop.order:5", f"production:{key}")

@@ -1,4 +1,4 @@
-"""F193: a plain management command under `once_per` or `mongo_locked`, in a pod that is ended in the middle."""
+"""F193: A plain management command under `once_per` or `mongo_locked`, in a pod that is ended in the middle."""
 
 from __future__ import annotations
 

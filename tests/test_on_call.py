@@ -23,7 +23,7 @@ pytestmark = WITH_MONGO
 
 
 class TestSafeOrder:
-    """F225: every page with a release button says whether the holder lives, and what to do first."""
+    """F225: Every page with a release button says whether the holder lives, and what to do first."""
 
     @pytest.fixture
     def staff(self) -> Client:
@@ -66,7 +66,7 @@ class TestSafeOrder:
 
 
 class TestHistory:
-    """F224: the history shows the person, the lock, the event and the duration. At first it lists only failures."""
+    """F224: The history shows the person, the lock, the event and the duration. At first it lists only failures."""
 
     EVENTS = "/admin/mongolock_history/lockevent/"
 
@@ -110,7 +110,7 @@ class TestHistory:
 
 
 def test_an_unknown_state(locks: Locks) -> None:
-    """F224: a filter that does not exist gets Django's own answer."""
+    """F224: A filter that does not exist gets Django's own answer."""
     response = browser("view_lock").get(f"{LIST}?state=waiting")
     assert (response.status_code, response["Location"]) == (302, f"{LIST}?e=1")
 
@@ -118,14 +118,14 @@ def test_an_unknown_state(locks: Locks) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("page", [LIST, DASHBOARD, f"{LIST}force-release/?key=k"])
 def test_while_mongodb_is_away(away: None, page: str) -> None:
-    """F229: the message is one complete sentence."""
+    """F229: The message is one complete sentence."""
     text = text_of(browser("view_lock", "force_release_lock").get(page))
     assert "The locks cannot be shown now: MongoDB did not answer" in text
     assert not re.search(r"[?.!]\.(?!\d)", text)
 
 
 def test_the_terminal_of_the_demo_has_the_history() -> None:
-    """F229: the command that the demo prints shows the same as the pages of the demo."""
+    """F229: The command that the demo prints shows the same as the pages of the demo."""
     names = ("MONGODB_URI", "MONGODB_NAME", "SQLITE_PATH", "MONGOLOCK_HISTORY")
     environment = {name: f"its {name.lower()}" for name in names}
     said = terminal(Mock(processes=Mock(env=environment)))

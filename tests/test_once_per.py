@@ -67,7 +67,7 @@ def test_a_run_that_fails_does_not_count(error: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_an_error_after_the_commit() -> None:
-    """F124: a run counts after its commit, although a function of `on_commit` raised."""
+    """F124: A run counts after its commit, although a function of `on_commit` raised."""
     key = new_key()
     run, runs = job(key, hours=1)
     inside: Any = run

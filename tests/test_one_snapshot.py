@@ -129,7 +129,7 @@ SURFACES: dict[str, Callable[[Client, str], Said]] = {
 
 @pytest.mark.parametrize("name", STATES)
 def test_all_say_the_same(locks: Locks, name: str) -> None:
-    """F222: in each state, all surfaces name one state, one length of the hold, one number of waiters."""
+    """F222: In each state, all surfaces name one state, one length of the hold, one number of waiters."""
     holders, waiters, longest, word, held, waiting = STATES[name]
     locks.add("order:5", holders(), waiters(), {"longest_hold_ms": Int64(longest * 3_600_000)})
     client = browser("view_lock", "view_lock_status")

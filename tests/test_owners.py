@@ -70,7 +70,7 @@ class TestRelease:
         assert not mine.release()
 
     def test_strings_are_literal(self) -> None:
-        """F54: an owner is never an expression."""
+        """F54: An owner is never an expression."""
         key = new_key()
         with held_elsewhere(key, owner="$owner"):
             assert release_owner("$holders.owner") == 0
@@ -79,7 +79,7 @@ class TestRelease:
 
 class TestSession:
     def test_two_requests_at_once(self) -> None:
-        """F131: the first two requests of a session that ask for an owner get the same one, whichever is saved last.
+        """F131: The first two requests of a session that ask for an owner get the same one, whichever is saved last.
         Another session gets another one. No owner shows the key of the session."""
         visitor = request_of()
         visitor.session.save()

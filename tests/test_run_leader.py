@@ -138,7 +138,7 @@ while True:
 @pytest.mark.long
 @pytest.mark.parametrize("then", ["another signal", "request"])
 def test_asked_to_end(start: Start, tmp_path: Path, then: str) -> None:
-    """F114: the program answers signals. The command leads until the program has ended, however many signals come. The
+    """F114: The program answers signals. The command leads until the program has ended, however many signals come. The
     command does not stand for election again, even if its term ends meanwhile."""
     key, begun = new_key("leader"), tmp_path / "begun"
     process = run_leader(start, key, sys.executable, "-c", SLOW_TO_END, str(begun))

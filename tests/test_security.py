@@ -165,7 +165,7 @@ LONG = "a" + "\u0300\u0327" * 50_000
 )
 @pytest.mark.parametrize("text", [LONG, "x" * 10_000_000], ids=["combining", "plain"])
 def test_a_text_of_megabytes_costs_nothing(use: Callable[[str], object], text: str) -> None:
-    """F54: the length of a text is checked before anything else. Composing 100,000 combining characters takes seconds,
+    """F54: The length of a text is checked before anything else. Composing 100,000 combining characters takes seconds,
     and a key may come from a request."""
     started = time.thread_time()
     with pytest.raises(ValueError, match=r"at most|1 to"):
@@ -176,7 +176,7 @@ def test_a_text_of_megabytes_costs_nothing(use: Callable[[str], object], text: s
 @WITH_MONGO
 @pytest.mark.parametrize("key", [*HOSTILE_KEYS, "$expr", "$$ROOT", "a.b", "'; drop", '{"$gt": ""}'])
 def test_names_are_never_expressions(locks: Locks, key: str) -> None:
-    """F54: a text is used as key, owner, label and caller for a whole life, and comes back unchanged."""
+    """F54: A text is used as key, owner, label and caller for a whole life, and comes back unchanged."""
     name = key[:256]
     with mongo_lock(key, owner=name, label=name, wait=0) as lock:
         [holder] = locks.read(key)["holders"]
@@ -213,7 +213,7 @@ def everything_of(error: BaseException) -> str:
 
 @WITH_MONGO
 class TestLeaks:
-    """F57: no text shows a password, a URI, or the id that releases a lock."""
+    """F57: No text shows a password, a URI, or the id that releases a lock."""
 
     @pytest.fixture(params=HOSTS, ids=["away", "two @", "port", "no CA", "mechanism", "no DNS"])
     def wrong(self, request: pytest.FixtureRequest, connect: Callable[..., None], settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""F48: a streaming response keeps the lock until its last part is sent, or the client has gone."""
+"""F48: A streaming response keeps the lock until its last part is sent, or the client has gone."""
 
 from __future__ import annotations
 

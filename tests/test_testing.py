@@ -102,7 +102,7 @@ class TestOverride:
 
 
 class TestLeftBehind:
-    """F94: locks that a test still holds at its end, and tests inside of tests."""
+    """F94: Locks that a test still holds at its end, and tests inside of tests."""
 
     def test_a_lock_that_is_still_held_is_reported(self) -> None:
         """The report has the key of the lock and the line that took it. A lock held by the test itself is not
@@ -291,7 +291,7 @@ class TestLose:
 
 class TestTime:
     def test_a_day_is_quick(self, mongolock: MemoryLocks) -> None:
-        """F94: in a day, a lock with a lease of a second has a quarter of a million renewals. Only the first and the
+        """F94: In a day, a lock with a lease of a second has a quarter of a million renewals. Only the first and the
         last are made."""
         began = time.process_time()
         with mongo_lock("a", lease=1) as mine, mongolock.hold("b", lease=1) as theirs:

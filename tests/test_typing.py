@@ -22,7 +22,7 @@ def test_typing() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_mistyped_option_is_one_line(tmp_path: Path) -> None:
-    """F154: a mistyped option is reported in one line instead of a wall of overloads."""
+    """F154: A mistyped option is reported in one line instead of a wall of overloads."""
     calls = ("mongo_lock('a', leese=3)", "mongo_locked('a', leese=3)", "mongo_locked('a', on_contention='skp')")
     source = "from django_mongolock import mongo_lock, mongo_locked\n" + "\n".join(calls)
     with pytest.raises(AssertionError) as told:

@@ -126,7 +126,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Holds, Verdict | None, str]] =
 def test_the_table(
     holders: list[dict[str, Any]], waiters: int, earlier: Holds, verdict: Verdict | None, text: str
 ) -> None:
-    """F147: there are six verdicts. "If you do nothing" is shown only if the lock gets free by itself."""
+    """F147: There are six verdicts. "If you do nothing" is shown only if the lock gets free by itself."""
     found = judged(holders, waiters, earlier)
     assert found.verdict is verdict
     assert verdict_text(found).startswith(text)

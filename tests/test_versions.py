@@ -648,7 +648,7 @@ class TestRace:
     def test_nothing_is_missing_from_the_history(
         self, kind: str, tmp_path: Path, mongo: MongoClient[dict[str, Any]], request: pytest.FixtureRequest
     ) -> None:
-        """F71: plain saves lose values. With versions and retries every value is found, and no writer dies."""
+        """F71: Plain saves lose values. With versions and retries every value is found, and no writer dies."""
         name = f"versions_race_{uuid.uuid4().hex[:8]}"
         with contextlib.ExitStack() as servers:
             if kind in ("PostgreSQL", "MariaDB"):

@@ -109,7 +109,7 @@ class TestTwoWriters:
 
     @pytest.mark.parametrize("coroutine", [False, True], ids=["sync", "async"])
     def test_with_a_transaction(self, db: str, coroutine: bool, retried: list[str]) -> None:
-        """F71: with Django's defaults, SQLite fails at once ("database is locked"), MongoDB by its WriteConflict."""
+        """F71: With Django's defaults, SQLite fails at once ("database is locked"), MongoDB by its WriteConflict."""
         pk = Thing.objects.create(title="a").pk
         self.race(pk, lambda: all_or_nothing(db), coroutine=coroutine)
         assert Thing.objects.get().count == 2
@@ -129,7 +129,7 @@ class TestTwoWriters:
 @pytest.mark.long
 @on("postgres", "mariadb", "mongo")
 def test_a_deadlock(db: str, retried: list[str]) -> None:
-    """F86: two transactions lock two rows crosswise. The one that the database picks runs again (40P01, 1213,
+    """F86: Two transactions lock two rows crosswise. The one that the database picks runs again (40P01, 1213,
     WriteConflict)."""
     keys = [Thing.objects.create(title=title).pk for title in "ab"]
     both = threading.Barrier(2)
@@ -250,7 +250,7 @@ def test_a_commit_that_fails(db: str, retried: list[str]) -> None:
 
 @on("mongo")
 def test_a_commit_that_mongodb_refuses(db: str, retried: list[str], mongo: MongoClient[dict[str, Any]]) -> None:
-    """F86: the transaction was aborted, by a failover for instance. The next attempt is a transaction, too."""
+    """F86: The transaction was aborted, by a failover for instance. The next attempt is a transaction, too."""
     pk = Thing.objects.create(title="a").pk
     refusal = {
         "failCommands": ["commitTransaction"],

@@ -176,7 +176,7 @@ class TestForm:
         assert str(form["topic"].value()) == str(new.pk)
 
     def test_what_a_browser_changes_was_left_alone(self, thing: Thing) -> None:
-        """F89: browsers change line ends and trailing spaces. An untouched field takes the stored value, to the
+        """F89: Browsers change line ends and trailing spaces. An untouched field takes the stored value, to the
         letter."""
         somebody_else(thing, title="one\ntwo ")
         form = form_of(thing, {**page_of(thing, TextForm), "title": "one\r\ntwo", "count": 5}, TextForm)
@@ -732,7 +732,7 @@ def test_pages_of_other_managers_and_databases(
 
 
 def test_rows_of_a_page_are_locked(db: str) -> None:
-    """F212: if the database can lock rows, nobody writes to the rows of a page between their comparison and their
+    """F212: If the database can lock rows, nobody writes to the rows of a page between their comparison and their
     save."""
     topic = Topic._base_manager.create(name="t")
     thing = Thing.objects.create(title="a", topic=topic)

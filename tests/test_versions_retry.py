@@ -242,7 +242,7 @@ class TestTransactions:
 
     @pytest.mark.parametrize("in_a_group", [False, True])
     def test_an_error_after_the_commit(self, db: str, in_a_group: bool) -> None:
-        """F124: a committed function is not repeated after an error of an `on_commit` function."""
+        """F124: A committed function is not repeated after an error of an `on_commit` function."""
 
         @retry_on_conflict
         def work() -> None:
@@ -259,7 +259,7 @@ class TestTransactions:
         assert Thing.objects.count() == 1
 
     def test_a_conflict_in_a_function_of_on_commit(self, db: str) -> None:
-        """F124: a function of `on_commit` may itself be retried, like any other function."""
+        """F124: A function of `on_commit` may itself be retried, like any other function."""
         function, calls = failing(1, VersionConflict("thing", 1, 1, 2))
         with all_or_nothing(db):
             connections[db].on_commit(retry_on_conflict(function))

@@ -332,7 +332,7 @@ def at_release(rows: Rows) -> Iterator[list[tuple[str, list[str]]]]:
 
 
 class TestAtomicRequests:
-    """F47: the order is acquire, commit, release, as seen through a second connection to a real file."""
+    """F47: The order is acquire, commit, release, as seen through a second connection to a real file."""
 
     LOCKED = (
         *("function", "class", "method_decorator", "above_api_view", "api_class", "async_own"),

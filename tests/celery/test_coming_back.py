@@ -124,14 +124,14 @@ def test_the_end_of_the_lease(sent: list[Any]) -> None:
 
 
 def test_the_visibility_timeout(sent: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F95: a countdown is shorter than the visibility timeout. Otherwise the broker would deliver the waiting message
+    """F95: A countdown is shorter than the visibility timeout. Otherwise the broker would deliver the waiting message
     twice."""
     monkeypatch.setitem(app.conf, "broker_transport_options", {"visibility_timeout": 4})
     assert comes_back(sent, BUSY, carries(9))["countdown"] <= 2
 
 
 def test_an_outage_is_bounded(sent: list[Any], settings: Settings) -> None:
-    """F97: while MongoDB does not answer, a task comes back for RETRY_OUTAGE seconds. After that time, the task
+    """F97: While MongoDB does not answer, a task comes back for RETRY_OUTAGE seconds. After that time, the task
     fails."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 60}
     comes_back(sent, AWAY)
@@ -146,13 +146,13 @@ def test_an_outage_is_bounded(sent: list[Any], settings: Settings) -> None:
 
 
 def test_an_outage_that_is_over_is_forgotten(sent: list[Any]) -> None:
-    """F97: after an answer that the lock is busy, the next outage has the whole time again."""
+    """F97: After an answer that the lock is busy, the next outage has the whole time again."""
     comes_back(sent, BUSY, carries(5, 1.0))
     assert wait_of(sent[-1]) == (6, None)
 
 
 def test_each_lock_has_a_wait_of_its_own(sent: list[Any], key: str) -> None:
-    """F233, F234: an inner lock backs off, and gives up in an outage, as a single lock does."""
+    """F233, F234: An inner lock backs off, and gives up in an outage, as a single lock does."""
     outer: Any = mongo_locked(f"{key} outer", on_contention="retry")(lambda work: work())
     inner: Any = mongo_locked(key, on_contention="retry", wait=0)(ran)
     message = None
@@ -182,7 +182,7 @@ def lock_unless(call: LockedCall, away: Any, key: str) -> Any:
 
 
 def test_one_message_from_one_run(sent: list[Any], key: str) -> None:
-    """F232: a helper under "retry" in a caller's try block multiplies nothing, because a swallowed Retry sends no
+    """F232: A helper under "retry" in a caller's try block multiplies nothing, because a swallowed Retry sends no
     message."""
     process: Any = mongo_locked(f"{key}:{{row}}", on_contention="retry", wait=0)(lambda row: row)
 
@@ -206,7 +206,7 @@ def test_one_message_from_one_run(sent: list[Any], key: str) -> None:
     ("limit", "error"), [(0, AWAY), (600, LockBackendFailed("no rights", passing=False)), (600, LockReentry("key"))]
 )
 def test_some_failures_are_final(sent: list[Any], settings: Settings, limit: float, error: LockError) -> None:
-    """F97: without time for retries, or after an error that does not pass, the task fails at once."""
+    """F97: Without time for retries, or after an error that does not pass, the task fails at once."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": limit}
     with in_task(task), pytest.raises(type(error)):
         retry_current_task(error)
@@ -228,7 +228,7 @@ def test_a_header_of_another_program(sent: list[Any], header: Any) -> None:
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "retry", "call", "once_per"])
 def test_a_second_delivery(sent: list[Any], key: str, policy: Any) -> None:
-    """F95: a delivery that finds its own task at work comes back, under every policy, and then has nothing to do."""
+    """F95: A delivery that finds its own task at work comes back, under every policy, and then has nothing to do."""
     on_contention = (lambda error: "called") if policy == "call" else policy
     decorator = (
         once_per(key, hours=1) if policy == "once_per" else mongo_locked(key, on_contention=on_contention, wait=0)
@@ -253,7 +253,7 @@ def outcome(function: Any, sent: list[Any]) -> Any:
 
 @pytest.mark.parametrize("end", ["cold shutdown", "forced", "no document"])
 def test_no_proof(sent: list[Any], key: str, end: str) -> None:
-    """F230, F231: a run without a report of its worker may be gone, but has not ended. The second delivery runs."""
+    """F230, F231: A run without a report of its worker may be gone, but has not ended. The second delivery runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     run = OtherRun(key, task, "the-id")
     run.state = "" if end == "cold shutdown" else states.SUCCESS
@@ -270,7 +270,7 @@ def test_no_proof(sent: list[Any], key: str, end: str) -> None:
 
 
 def test_the_proof_has_an_alias(sent: list[Any], key: str) -> None:
-    """F231: the lock of the first run is read in the database where it was found."""
+    """F231: The lock of the first run is read in the database where it was found."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     with OtherRun(key, task, "the-id"):
         assert deliver(function, **AGAIN) is Retry
@@ -284,7 +284,7 @@ def test_the_proof_has_an_alias(sent: list[Any], key: str) -> None:
 
 @pytest.mark.parametrize("redelivered", [False, True])
 def test_two_messages_with_one_id(sent: list[Any], key: str, redelivered: bool) -> None:
-    """F235: another message is no second delivery, and runs after the first, also if the broker repeats it."""
+    """F235: Another message is no second delivery, and runs after the first, also if the broker repeats it."""
     function: Any = mongo_locked(key, on_contention="retry", wait=0)(ran)
     second = SimpleNamespace(options={"headers": {MESSAGE: "second"}})
     again = AGAIN if redelivered else {}
@@ -307,7 +307,7 @@ async def async_generator() -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("function", [coroutine, generator, async_generator])
 def test_a_second_delivery_to_other_functions(sent: list[Any], key: str, function: Any) -> None:
-    """F95: a second delivery is recognised in every kind of function that a task may call."""
+    """F95: A second delivery is recognised in every kind of function that a task may call."""
     locked = mongo_locked(key, wait=0)(function)
 
     async def call() -> Any:
@@ -324,7 +324,7 @@ def test_a_second_delivery_to_other_functions(sent: list[Any], key: str, functio
 
 
 def test_another_holder_since(sent: list[Any], key: str) -> None:
-    """F95: the run has ended, even if another holds the lock now."""
+    """F95: The run has ended, even if another holds the lock now."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     with OtherRun(key, task, "the-id"):
         assert deliver(function, **AGAIN) is Retry
@@ -335,7 +335,7 @@ def test_another_holder_since(sent: list[Any], key: str) -> None:
 
 @pytest.mark.parametrize("since", ["nothing happened", "another held the lock"])
 def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
-    """F95: while a run on another machine has a lease, the second delivery comes back. After the lease, it runs."""
+    """F95: While a run on another machine has a lease, the second delivery comes back. After the lease, it runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     terms = Terms(lease=0.3, margin=0, owner="the-id")
     run = entry("there.1", "there", terms, {"run": "r", "delivery": "0.0"}, process="a machine elsewhere 7 7")
@@ -350,7 +350,7 @@ def test_the_first_run_died(sent: list[Any], key: str, since: str) -> None:
 
 
 def test_the_run_ends_at_that_moment(sent: list[Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F95: a second delivery does not run because the first run leaves its proof after the look."""
+    """F95: A second delivery does not run because the first run leaves its proof after the look."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     with OtherRun(key, task, "the-id") as run:
         assert deliver(function, **AGAIN) is Retry
@@ -363,7 +363,7 @@ def test_the_run_ends_at_that_moment(sent: list[Any], key: str, monkeypatch: pyt
 
 
 def test_the_first_run_cannot_be_read(sent: list[Any], key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F95: a second delivery without an answer about the first run does not run, although it could acquire the lock."""
+    """F95: A second delivery without an answer about the first run does not run, although it could acquire the lock."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     with OtherRun(key, task, "the-id"):
         assert deliver(function, **AGAIN) is Retry
@@ -373,7 +373,7 @@ def test_the_first_run_cannot_be_read(sent: list[Any], key: str, monkeypatch: py
 
 
 def test_a_retry_that_overtakes(sent: list[Any], key: str) -> None:
-    """F96: a retry without a countdown starts while the run that sent it still ends. The retry is no second
+    """F96: A retry without a countdown starts while the run that sent it still ends. The retry is no second
     delivery."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     with OtherRun(key, task, "the-id", retries=0):
@@ -384,7 +384,7 @@ def test_a_retry_that_overtakes(sent: list[Any], key: str) -> None:
 
 
 def test_a_run_meets_its_sender(sent: list[Any], key: str) -> None:
-    """F122: a run that meets its sender comes again under any policy, and is never dropped, although its sender has
+    """F122: A run that meets its sender comes again under any policy, and is never dropped, although its sender has
     ended by then."""
     function: Any = mongo_locked(key, on_contention="skip")(ran)
     headers: dict[str, Any] = {MESSAGE: "second"}
@@ -423,7 +423,7 @@ def test_two_coroutines_of_one_run(sent: list[Any], key: str) -> None:
 
 
 def test_it_is_sent_when_the_run_has_ended(sent: list[Any], key: str, settings: Settings) -> None:
-    """F122: nothing is sent before the end of the run, and the next run meets no lock of this one. A caught Retry is
+    """F122: Nothing is sent before the end of the run, and the next run meets no lock of this one. A caught Retry is
     not sent."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.01}
     outer: Any = mongo_locked(f"{key} outer", on_contention="retry")(lambda work: work())
@@ -481,7 +481,7 @@ def come_back_to(broker: str, *, late: bool) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize("late", [True, False])
 def test_broker_away(monkeypatch: pytest.MonkeyPatch, settings: Settings, late: bool) -> None:
-    """F106, F127: a task that cannot be sent again is handed back to the broker. An acknowledged task fails. No task is
+    """F106, F127: A task that cannot be sent again is handed back to the broker. An acknowledged task fails. No task is
     lost silently."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "RETRY_OUTAGE": 0.2}
     monkeypatch.setattr(retry_task, "GIVE_BACK", 0.2)
@@ -495,7 +495,7 @@ def test_broker_away(monkeypatch: pytest.MonkeyPatch, settings: Settings, late: 
 @parts.needs("Redis")
 @pytest.mark.parametrize("late", [True, False])
 def test_broker_away_for_a_while(late: bool) -> None:
-    """F127: the message is tried until the broker is there again."""
+    """F127: The message is tried until the broker is there again."""
     with Redis(durable=True) as broker:
         broker.kill()
         threading.Timer(2.5, broker.restart).start()
@@ -506,7 +506,7 @@ def test_broker_away_for_a_while(late: bool) -> None:
 
 @pytest.mark.parametrize("wait", [0, 5, None])
 def test_a_second_delivery_does_not_wait_in_the_pool(sent: list[Any], key: str, wait: float | None) -> None:
-    """F95, F98: a second delivery does not wait for its own run, however long the task may wait for others."""
+    """F95, F98: A second delivery does not wait for its own run, however long the task may wait for others."""
     function: Any = mongo_locked(key, wait=wait)(ran)
     again: Any = {**AGAIN, "task_id": f"id-{wait}"}
     with OtherRun(key, task, again["task_id"]):
@@ -522,7 +522,7 @@ def test_a_second_delivery_does_not_wait_in_the_pool(sent: list[Any], key: str, 
 
 
 def test_a_short_hold_is_waited_for(sent: list[Any], key: str, settings: Settings) -> None:
-    """F98: a task waits in the pool for a lock that was taken just now and has no waiter. For other locks it comes
+    """F98: A task waits in the pool for a lock that was taken just now and has no waiter. For other locks it comes
     back."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     with OtherRun(key, task, "another") as run:
@@ -536,7 +536,7 @@ def test_a_short_hold_is_waited_for(sent: list[Any], key: str, settings: Setting
 
 
 def test_the_wait_goes_on_after_a_short_hold(sent: list[Any], key: str, settings: Settings) -> None:
-    """F98: a task that has waited in the pool in vain comes back as late as without that wait."""
+    """F98: A task that has waited in the pool in vain comes back as late as without that wait."""
     settings.MONGOLOCK = {**settings.MONGOLOCK, "SHORT_WAIT": 0.3}
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     headers = carries(4, lock=f"{get_settings().DATABASE} {key}")

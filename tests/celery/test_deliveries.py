@@ -1,4 +1,4 @@
-"""F122: a task whose inner lock is busy comes back, also if its next run arrives before it has left the outer one."""
+"""F122: A task whose inner lock is busy comes back, also if its next run arrives before it has left the outer one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""F96: the key of `enqueue_once` is free the moment the task has ended, in any way."""
+"""F96: The key of `enqueue_once` is free the moment the task has ended, in any way."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_ends(place: MakePlace, name: str) -> None:
 
 
 def test_replaced(place: MakePlace, name: str) -> None:
-    """F129: the key is taken until the replacing task has ended."""
+    """F129: The key is taken until the replacing task has ended."""
     here = place()
     here.start(concurrency=2)
     result, _ = enqueue_once(tasks.replaced, (name, 2), key=name)

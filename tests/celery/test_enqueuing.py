@@ -99,7 +99,7 @@ def test_a_task_that_cannot_be_sent_leaves_nothing(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.long
 def test_a_broker_that_cannot_be_reached() -> None:
-    """F128: the connection is made before the key is taken, because others wait between the key and the message."""
+    """F128: The connection is made before the key is taken, because others wait between the key and the message."""
     key = new_key()
     away: Any = Celery("away", broker="redis://127.0.0.1:1", set_as_current=False)
     with pytest.raises(OperationalError):
@@ -108,7 +108,7 @@ def test_a_broker_that_cannot_be_reached() -> None:
 
 
 def test_a_process_that_dies_before_it_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F105, F191: the key of a message that was never sent is free after a lease. Until then, a call sends its message
+    """F105, F191: The key of a message that was never sent is free after a lease. Until then, a call sends its message
     without the key, within a second."""
     key = new_key()
     with monkeypatch.context() as patch:
@@ -226,7 +226,7 @@ def test_no_worker_can_run_it(signal: Any) -> None:
 
 @pytest.mark.parametrize(("state", "stays"), [(states.SUCCESS, False), (states.FAILURE, False), (states.RETRY, True)])
 def test_an_outage_when_the_task_begins(monkeypatch: pytest.MonkeyPatch, state: str, stays: bool) -> None:
-    """F96: a task that began without its lock during an outage still frees its key at its end."""
+    """F96: A task that began without its lock during an outage still frees its key at its end."""
     key = new_key()
     result, _ = enqueue_once(export, key=key)
     task = running(result.id, key)
@@ -239,7 +239,7 @@ def test_an_outage_when_the_task_begins(monkeypatch: pytest.MonkeyPatch, state: 
 
 @pytest.mark.parametrize("ended", ["revoked", "without its lock"])
 def test_an_outage_when_it_has_ended(monkeypatch: pytest.MonkeyPatch, ended: str) -> None:
-    """F192: a process that learns of the end of a task tries until the key is free."""
+    """F192: A process that learns of the end of a task tries until the key is free."""
     key = new_key()
     result, _ = enqueue_once(export, key=key)
     monkeypatch.setattr(detached, "RELEASE_PAUSES", (0.0, 0.1))
@@ -258,7 +258,7 @@ def test_an_outage_when_it_has_ended(monkeypatch: pytest.MonkeyPatch, ended: str
 
 
 def test_the_end_of_a_second_delivery() -> None:
-    """F95: a delivery without the lock does not free the key of the run that is at work."""
+    """F95: A delivery without the lock does not free the key of the run that is at work."""
     key = new_key()
     result, _ = enqueue_once(export, key=key)
     first, second = running(result.id, key), running(result.id, key)
@@ -285,7 +285,7 @@ class TestForks:
 
     @pytest.mark.parametrize("state", [states.SUCCESS, states.RETRY])
     def test_the_end_of_the_task(self, state: str) -> None:
-        """F63: the end of the task in the child, or its next try, is not the end for the parent."""
+        """F63: The end of the task in the child, or its next try, is not the end for the parent."""
         key = new_key()
         result, _ = enqueue_once(export, key=key)
         task = running(result.id, key)
@@ -300,7 +300,7 @@ class TestForks:
 
 
 def test_a_key_that_is_no_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """F191: a lock that does not belong to a task stops no message. A warning names its holder."""
+    """F191: A lock that does not belong to a task stops no message. A warning names its holder."""
     key = new_key()
     monkeypatch.setattr(enqueue, "LONGEST", 0.1)
     with held_elsewhere(key):
@@ -310,7 +310,7 @@ def test_a_key_that_is_no_tasks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 
 class TestNothingStopsTheMessage:
-    """F191: the next task of a chain is sent, whatever happens to its key. The sender waits a second at most."""
+    """F191: The next task of a chain is sent, whatever happens to its key. The sender waits a second at most."""
 
     @pytest.fixture
     def task(self) -> Any:
@@ -347,7 +347,7 @@ class TestNothingStopsTheMessage:
 
 
 def test_a_task_that_sends_itself() -> None:
-    """F194: the key of a task that sends itself is handed on to the new message, and keeps further calls away."""
+    """F194: The key of a task that sends itself is handed on to the new message, and keeps further calls away."""
     key = new_key()
     first, _ = enqueue_once(export, key=key)
     headers = {HEADER: [key, 3_600, None, "end"]}
@@ -363,7 +363,7 @@ def test_a_task_that_sends_itself() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_inside_a_transaction(caplog: pytest.LogCaptureFixture) -> None:
-    """F194: a task that may run before the commit is sent with one warning. The warning names the cure."""
+    """F194: A task that may run before the commit is sent with one warning. The warning names the cure."""
     task: Any = app.task(each_ad, name=f"tests.{new_key()}", base=OnceTask)
     with transaction.atomic():
         task.delay_on_commit(1)
@@ -385,7 +385,7 @@ def with_model(ad: Ad, other: Ad | None = None) -> None: ...
 
 @pytest.mark.parametrize("template", [None, "ad:{ad.id}"])
 def test_pydantic(template: str | None) -> None:
-    """F194: a dict and the model that the task makes of it have one key."""
+    """F194: A dict and the model that the task makes of it have one key."""
     task: Any = app.task(with_model, name=f"tests.{new_key()}", pydantic=True)
     keys = [once_key(task, (given,), {}, template) for given in (Ad(id=5), {"id": 5}, {"id": 6})]
     assert keys[0] == keys[1] != keys[2]

@@ -1,4 +1,4 @@
-"""F98: tasks that cannot run now leave the pool to those that can. Locks of a killed process of the pool are free."""
+"""F98: Tasks that cannot run now leave the pool to those that can. Locks of a killed process of the pool are free."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Any:
     ],
 )
 def test_time_limits(found: Any, options: dict[str, Any], warns: bool) -> None:
-    """W008: a task that may run longer than the visibility timeout is delivered twice."""
+    """W008: A task that may run longer than the visibility timeout is delivered twice."""
     assert found(visibility=600, **options) == (["mongolock.W008"] if warns else [])
 
 

@@ -26,7 +26,7 @@ def key(world: World) -> str:
 
 
 def test_a_try_that_waits(key: str, face: Face, elsewhere: Elsewhere) -> None:
-    """F155: a try waits for the given time, whatever the wait of the lock, and returns whether the lock is held."""
+    """F155: A try waits for the given time, whatever the wait of the lock, and returns whether the lock is held."""
     lock = mongo_lock(key, wait=0)
     with elsewhere(key):
         began = time.monotonic()
@@ -47,7 +47,7 @@ class TestOne:
     """One lock, one holder."""
 
     def test_how_a_lock_stands(self, key: str, face: Face, elsewhere: Elsewhere) -> None:
-        """P2: the facts of a lock before, in and after its block. The facts of its last grant stay, for a record of the
+        """P2: The facts of a lock before, in and after its block. The facts of its last grant stay, for a record of the
         work."""
         lock = mongo_lock(key)
         assert (lock.held, lock.lost, lock.remaining, repr(lock)) == (False, False, 0, f"<MongoLock {key!r} not held>")
@@ -90,7 +90,7 @@ class TestOne:
             assert set(lock.fencing_tokens) == set(lock.keys)
 
     def test_taking_it_again_is_an_error_or_meant(self, key: str, elsewhere: Elsewhere) -> None:
-        """F45: a key that is taken again on purpose is held until the last release, in any order, by one grant."""
+        """F45: A key that is taken again on purpose is held until the last release, in any order, by one grant."""
         outer, inner = mongo_lock(key).acquire(), mongo_lock(key, reentrant=True)
         with pytest.raises(LockReentry, match="reentrant=True"):
             mongo_lock(key).acquire()
@@ -152,7 +152,7 @@ class TestTurns:
     def test_the_queue_has_an_end(
         self, key: str, world: World, elsewhere: Elsewhere, in_thread: InThread, settings: Any
     ) -> None:
-        """F13: the length of the queue is limited."""
+        """F13: The length of the queue is limited."""
         settings.MONGOLOCK = {**settings.MONGOLOCK, "MAX_WAITERS": 1}
         with elsewhere(key):
             waiter = mongo_lock(key)
@@ -165,7 +165,7 @@ class TestTurns:
     def test_a_deadlock_has_a_victim(
         self, key: str, elsewhere: Elsewhere, in_thread: InThread, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """F45: two processes wait for each other's locks, and one of them gives up."""
+        """F45: Two processes wait for each other's locks, and one of them gives up."""
         monkeypatch.setattr(procedures, "DEADLOCK_CHECK_AFTER", 0.2)
         one, two = f"{key}:1", f"{key}:2"
         errors: list[BaseException] = []
@@ -218,7 +218,7 @@ class TestTime:
             face.extend(lock)
 
     def test_an_owner_waits_while_its_former_run_lives(self, key: str, face: Face, elsewhere: Elsewhere) -> None:
-        """F49: a message that is delivered twice does not take the lock from the run that has it."""
+        """F49: A message that is delivered twice does not take the lock from the run that has it."""
         former = elsewhere(key, owner="task-1").acquire()
         with pytest.raises(LockNotAcquired):
             face.acquire(mongo_lock(key, owner="task-1", wait=0))

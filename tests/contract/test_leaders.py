@@ -145,7 +145,7 @@ def test_a_loss_is_reported_by_the_block(key: str) -> None:
 
 
 def test_slow_callbacks_of_other_locks(key: str) -> None:
-    """F112: the terms of others end soon, however many callbacks are at work."""
+    """F112: The terms of others end soon, however many callbacks are at work."""
     done = threading.Event()
     others = [mongo_lock(new_key("other"), on_lost=lambda _: done.wait(20)).acquire() for _ in range(8)]
     try:
@@ -160,7 +160,7 @@ def test_slow_callbacks_of_other_locks(key: str) -> None:
 
 
 async def test_no_thread_of_the_executor(key: str) -> None:
-    """F115: a term ends, and its lock goes, although the work has filled the default executor."""
+    """F115: A term ends, and its lock goes, although the work has filled the default executor."""
     loop, done = asyncio.get_running_loop(), threading.Event()
     loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
     try:
@@ -176,7 +176,7 @@ async def test_no_thread_of_the_executor(key: str) -> None:
 
 
 def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
-    """F102: a term begins with a whole lease, not with the rest of a place in the queue, and does not end at once."""
+    """F102: A term begins with a whole lease, not with the rest of a place in the queue, and does not end at once."""
     remaining: list[float] = []
 
     def work(term: Term) -> str:
@@ -196,7 +196,7 @@ def test_elected_from_the_queue(key: str, elsewhere: Elsewhere) -> None:
 
 @pytest.mark.long
 def test_what_cannot_end_in_order_is_released(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F103: the lock is released if the leader object is dropped, and if its term cannot be watched."""
+    """F103: The lock is released if the leader object is dropped, and if its term cannot be watched."""
     dropped = leader(key)
     dropped.__enter__()
     del dropped
@@ -211,7 +211,7 @@ def test_what_cannot_end_in_order_is_released(key: str, monkeypatch: pytest.Monk
 
 
 async def test_cancelled_while_it_ends(key: str) -> None:
-    """F103, F114: the lock is released when the work has ended, however often it is cancelled, and never before."""
+    """F103, F114: The lock is released when the work has ended, however often it is cancelled, and never before."""
     states: list[str] = []
     began = asyncio.Event()
 

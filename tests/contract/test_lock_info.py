@@ -77,7 +77,7 @@ def test_waiting(key: str, look: Any, elsewhere: Elsewhere) -> None:
 
 @WITH_MONGO
 def test_those_behind_a_waiter_of_their_process_are_counted(locks: Locks) -> None:
-    """F69, P5: the waiters count in a snapshot, in JSON, in the dashboard's overview, and in the list of the
+    """F69, P5: The waiters count in a snapshot, in JSON, in the dashboard's overview, and in the list of the
     command."""
     locks.add("k", [entry(1)], [waiter(2, behind=7)])
     (found,) = Lock.objects.filter(pk="k").snapshots()

@@ -41,7 +41,7 @@ MODES: dict[str, Make] = {"exclusive": exclusive, "shared": shared, "permit": pe
 @pytest.mark.parametrize(("outer", "inner"), [(a, b) for a in MODES for b in MODES if a != b])
 @pytest.mark.usefixtures("world")
 def test_another_mode_inside(outer: str, inner: str, reentrant: bool) -> None:
-    """F45: a thread that holds a key in one mode does not get it in another one. Otherwise a reader inside its own
+    """F45: A thread that holds a key in one mode does not get it in another one. Otherwise a reader inside its own
     writer would go on reading after the writer has gone, without letting others in. The error comes at once, reentrant
     or not."""
     key = new_key()
@@ -102,7 +102,7 @@ def force(key: str) -> None:
 
 @WITH_MONGO
 def test_a_key_that_was_taken_away_is_free_to_its_former_holder() -> None:
-    """F50, F45: a thread does not wait for itself if its lock was taken away. The thread gets the key like any other,
+    """F50, F45: A thread does not wait for itself if its lock was taken away. The thread gets the key like any other,
     as a new grant, and learns of the loss of the old one."""
     key = new_key()
     lock = mongo_lock(key, lease=LONG).acquire()

@@ -112,13 +112,13 @@ def test_what_signals_send() -> None:
 
 @pytest.mark.parametrize("page", sorted({page for page, _ in tables.TABLES}))
 def test_tables_are_current(page: str) -> None:
-    """F151: options, errors, signals, settings and names can be read in the repository, as the code has them."""
+    """F151: Options, errors, signals, settings and names can be read in the repository, as the code has them."""
     text = section(page)
     assert tables.with_tables(page, text) == text, f"run `python3 dev.py docs --write`: docs/{page} is not current"
 
 
 def test_a_table_that_is_not_current_is_found() -> None:
-    """F151: a row that was removed comes back. A page without a place for its table is an error."""
+    """F151: A row that was removed comes back. A page without a place for its table is an error."""
     text = section("howto/locks.md")
     cut = re.sub(r"\n\| `lease` .*", "", text)
     assert cut != text == tables.with_tables("howto/locks.md", cut)
@@ -127,7 +127,7 @@ def test_a_table_that_is_not_current_is_found() -> None:
 
 
 def test_no_page_shows_its_source() -> None:
-    """F151: no page of the repository has markup that only the site can show."""
+    """F151: No page of the repository has markup that only the site can show."""
     wrong = [page.name for page in pages() if re.search(r"```\{(?!toctree)|^\.\. ", page.text, re.MULTILINE)]
     assert [name for name in wrong if not name.startswith("docs/project/")] == []
 

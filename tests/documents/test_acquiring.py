@@ -57,7 +57,7 @@ class TestGranted:
         ids=str,
     )
     def test_granted(self, ground: Ground, before: dict[str, Any]) -> None:
-        """F136: a document is granted if it has no holder, or if the work of its holder has ended or is stale, whatever
+        """F136: A document is granted if it has no holder, or if the work of its holder has ended or is stale, whatever
         the owner and the state."""
         id_ = ground.add(7, **before)
         started = datetime.now(UTC).replace(tzinfo=None)
@@ -136,7 +136,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("state", ["exporting", "withdrawing", "never heard of", None])
     def test_held(self, ground: Ground, state: str | None) -> None:
-        """F136: the error names the flow that holds the document, the start, and the time of staleness, in any
+        """F136: The error names the flow that holds the document, the start, and the time of staleness, in any
         state."""
         since = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=20)
         error = self.refused(ground, ground.add(7, holder="other", state=state, time=since), 7)
@@ -180,7 +180,7 @@ class TestRefused:
         assert plain.names[role] in str(error)
 
     def test_an_array_as_a_parent(self, make: Callable[..., Ground]) -> None:
-        """F138: a lock with fields inside of an array is damaged. The error comes at once, also with wait=."""
+        """F138: A lock with fields inside of an array is damaged. The error comes at once, also with wait=."""
         ground = make("other names")
         id_ = ground.add(7)
         ground.change(id_, lock=[])
@@ -217,7 +217,7 @@ class TestRefused:
 
 
 class TestOwners:
-    """F70: the same owner resumes the documents of a dead run, and stale ones, but never those of a living run."""
+    """F70: The same owner resumes the documents of a dead run, and stale ones, but never those of a living run."""
 
     @pytest.mark.parametrize(
         ("owner", "process", "age", "granted"),

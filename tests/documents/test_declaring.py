@@ -166,7 +166,7 @@ def test_another_backend(make: Callable[..., Ground], settings: Settings) -> Non
 
 
 def test_the_apps_that_are_missing(settings: Settings) -> None:
-    """E026: a document lock, a VersionField and an EditLockMixin each name their missing app."""
+    """E026: A document lock, a VersionField and an EditLockMixin each name their missing app."""
     from django.contrib import admin
 
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if not app.startswith("django_mongolock.")]

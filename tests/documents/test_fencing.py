@@ -116,7 +116,7 @@ def test_two_writes_at_once(plain: Ground, strike: Callable[..., Any], place: in
 
 
 def test_a_late_copy(plain: Ground, strike: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F87: a late copy of an earlier write of the same holder does not revert the newer one."""
+    """F87: A late copy of an earlier write of the same holder does not revert the newer one."""
     id_, ads, sent = plain.add(1), plain.collection, strike(plain)
     for price in (2, 3):
         assert fenced_update(ads, 5, {"price": price}, filter={"_id": id_}) == 1

@@ -215,7 +215,7 @@ class TestMethods:
             held.finish("withdrawn")
 
     def test_refused_by_mongodb(self, plain: Ground) -> None:
-        """F82: a validator refuses a write, or its path leads nowhere. Nothing is written, and the document is still
+        """F82: A validator refuses a write, or its path leads nowhere. Nothing is written, and the document is still
         held."""
         id_ = plain.add(1, price=5)
         database, name = plain.collection.database, plain.collection.name
@@ -249,7 +249,7 @@ class TestMethods:
     )
     @pytest.mark.parametrize("how", ["acquire", "update", "finish", "many"])
     def test_paths(self, ground: Ground, changes: Any, found: Any, how: str) -> None:
-        """F81, F138: changes have the meaning of MongoDB's own `$set`, also for a model."""
+        """F81, F138: Changes have the meaning of MongoDB's own `$set`, also for a model."""
         id_ = ground.add(1, tags=["x", "y"])
         made = {"changes": changes} if how in ("acquire", "many") else {}
         if how == "many":
@@ -308,7 +308,7 @@ class TestBlock:
                 assert isinstance(pool.submit(held.renew).exception(), DocumentLockLost)
 
     def test_inside_a_transaction(self, plain: Ground, settings: Any) -> None:
-        """F90: a release before the commit of another database's transaction causes a warning, once for each place."""
+        """F90: A release before the commit of another database's transaction causes a warning, once for each place."""
         transactions._reported.clear()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -348,7 +348,7 @@ class TestBatch:
     """Several documents, each by itself."""
 
     def test_in_the_order_asked(self, ground: Ground) -> None:
-        """F138: a batch is in the order of the request, not of the ids, and has each document once."""
+        """F138: A batch is in the order of the request, not of the ids, and has each document once."""
         ids = [ground.add(1) for _ in range(5)]
         asked = [ids[number] for number in (3, 0, 4, 0, 2)]
         with ground.lock.acquire_many([(id_, 1) for id_ in asked], "exporting", final="exported") as batch:
@@ -404,7 +404,7 @@ class TestBatch:
         assert [plain.read(id_, "state", "holder") for id_ in ids] == [("exported", None), *[("failed", None)] * 2]
 
     def test_refused_by_mongodb(self, plain: Ground) -> None:
-        """F82: documents that a validator refuses are left out. A document that may not become final fails, and the
+        """F82: Documents that a validator refuses are left out. A document that may not become final fails, and the
         others end."""
         ids = [plain.add(1, price=number) for number in range(4)]
         database, name = plain.collection.database, plain.collection.name

@@ -216,7 +216,7 @@ class TestSweep:
         assert (ids(swept.cleared), ids(swept.damaged)) == ([good], ["{'a': 1}"])
 
     def test_one_that_is_refused(self, plain: Ground) -> None:
-        """F83: a document that a validator refuses is named, in every run, and stops none of the others."""
+        """F83: A document that a validator refuses is named, in every run, and stops none of the others."""
         found = [stuck(plain, 100 + number, price=number) for number in range(3)]
         undated = plain.add(4, holder="old", state="exporting", price=0)
         database, name = plain.collection.database, plain.collection.name
@@ -278,7 +278,7 @@ class TestChecks:
         ],
     )
     def test_index(self, plain: Ground, locks: Locks, keys: list[str], options: Any, enough: bool) -> None:
-        """W105: the index begins with the state or the time, and has all documents."""
+        """W105: The index begins with the state or the time, and has all documents."""
         plain.collection.insert_one({})
         plain.collection.create_index([(key, 1) for key in keys], **options)
         found = check_kinds(app_configs=None, databases=["mongo"])

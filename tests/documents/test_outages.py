@@ -82,7 +82,7 @@ class TestLostAnswers:
     @pytest.mark.parametrize("name", ["update", "finish", "renew"])
     @pytest.mark.parametrize("then", ["update", "finish", "renew", "fail", "leave"])
     def test_an_unknown_outcome(self, plain: Ground, strike: Call, name: str, then: str, lost: bool) -> None:
-        """F88: the holder's next write goes on from either outcome. A late copy of the first one changes nothing."""
+        """F88: The holder's next write goes on from either outcome. A late copy of the first one changes nothing."""
         held = plain.lock.acquire((plain.add(1), 1), "exporting", final="withdrawn")
         sent = strike(plain, 1, 2, lost=lost)
         with pytest.raises(LockBackendFailed):
@@ -125,7 +125,7 @@ class TestLostAnswers:
         assert held.fail()
 
     def test_finished_and_acquired(self, ground: Ground, do: Call, strike: Call) -> None:
-        """F85: the write was done before the next flow came. The error does not say that nothing was written."""
+        """F85: The write was done before the next flow came. The error does not say that nothing was written."""
         held = ground.lock.acquire((ground.add(1), 1), "exporting")
         found: list[Any] = []
         strike(
@@ -193,7 +193,7 @@ class TestLostAnswers:
 
 
 class TestEveryExit:
-    """F82, F84: the rest is released, with one wait for all documents."""
+    """F82, F84: The rest is released, with one wait for all documents."""
 
     @pytest.mark.parametrize("number", range(1, 6))
     @pytest.mark.parametrize("error", [LockBackendFailed("away"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
@@ -300,7 +300,7 @@ abandon(held._context, [held._own])
     "answers", [[False, None, None, True], [None, False], [True]], ids=["done in the end", "refused", "done"]
 )
 def test_the_background_tries_until_there_is_an_answer(answers: list[bool | None]) -> None:
-    """F84: the background retries after each pause, and, without an answer (None), after the last pause again."""
+    """F84: The background retries after each pause, and, without an answer (None), after the last pause again."""
     errands, left = Errands(WorkerThreads(2)), list(answers)
     errands.in_background(lambda: left.pop(0), (0.0, 0.01))
     assert eventually(lambda: not left)
@@ -323,7 +323,7 @@ class TestServer:
 
     @pytest.mark.parametrize(("code", "words"), [(13, "may not do this"), *[(n, str(n)) for n in (112, 365, 14031)]])
     def test_refused(self, plain: Ground, failpoint: Call, code: int, words: str) -> None:
-        """F82: an error about the server is no refusal of the document. The error quotes no command."""
+        """F82: An error about the server is no refusal of the document. The error quotes no command."""
         id_ = plain.add(1)
         failpoint("findAndModify", errorCode=code)
         with pytest.raises(LockBackendFailed, match=words) as caught:
@@ -332,7 +332,7 @@ class TestServer:
         assert plain.read(id_, "version") == 1
 
     def test_codes(self) -> None:
-        """F82: errors about the document concern a validator, a unique index, a path without fields, or its size."""
+        """F82: Errors about the document concern a validator, a unique index, a path without fields, or its size."""
         others = {24, 50, 112, 290, 365, 462, 10058, 13388, 14031}
         for code in {*helpers_shared._RETRYABLE_ERROR_CODES, *others}:
             assert refusal_of(OperationFailure("", code)) is None, code
@@ -343,7 +343,7 @@ class TestServer:
 
 
 class TestForks:
-    """F63: a child does not end its parent's documents, does not write to them, and does not get them too."""
+    """F63: A child does not end its parent's documents, does not write to them, and does not get them too."""
 
     pytestmark = FORKS
 

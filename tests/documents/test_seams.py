@@ -102,7 +102,7 @@ class TestTheDocumentAsItWillBe:
 
 
 class TestPrimaryKeys:
-    """F133: documents are found by the column of the primary key."""
+    """F133: Documents are found by the column of the primary key."""
 
     @pytest.mark.parametrize(("model", "key"), [(LongAdvert, 2**40), (CodedAdvert, "A")])
     def test_any_column(self, make: Callable[..., Ground], model: type[Locked], key: Any) -> None:
@@ -130,7 +130,7 @@ class TestPrimaryKeys:
 
 
 class TestTwoLocks:
-    """F134: two locks of the same documents share no field, and are therefore independent."""
+    """F134: Two locks of the same documents share no field, and are therefore independent."""
 
     def declare(self, place: Any, **options: Any) -> DocumentLock[Any]:
         given = {"state": "other", "holder": "by", "version": "v", "time": "at", "name": "second", **options}
@@ -172,7 +172,7 @@ class TestTwoLocks:
 
 
 class TestSaving:
-    """F135: no instance writes the lock's fields, and no outdated instance writes anything."""
+    """F135: No instance writes the lock's fields, and no outdated instance writes anything."""
 
     def outdated(self, adverts: Ground) -> tuple[Any, Any]:
         """Return an instance that was read before a flow took its document, and the held document."""
@@ -331,7 +331,7 @@ class TestSaving:
 
 
 class TestDeferred:
-    """F137: an instance that was read without its version is refused. Other instances are judged by the read
+    """F137: An instance that was read without its version is refused. Other instances are judged by the read
     version."""
 
     def test_without_the_version(self, adverts: Ground) -> None:
@@ -362,7 +362,7 @@ class TestDeferred:
 
 
 def test_no_other_state_is_lost(plain: Ground) -> None:
-    """F136: an operator resets a document to `new` while a flow holds it. The document stays held, is listed, is stale
+    """F136: An operator resets a document to `new` while a flow holds it. The document stays held, is listed, is stale
     in time, and is swept."""
     held = plain.lock.acquire((plain.add(1), 1), "exporting", owner="flow")
     plain.change(held.id, state="new")

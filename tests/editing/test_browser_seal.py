@@ -53,7 +53,7 @@ def test_left_alone(people: Callable[..., Person], note: Note) -> None:
 
 @pytest.mark.parametrize("name", ["one.txt", "two.txt"])
 def test_file(people: Callable[..., Person], note: Note, name: str) -> None:
-    """F91: a page cannot keep a chosen file, and says so, even if the file has the name of the stored one."""
+    """F91: A page cannot keep a chosen file, and says so, even if the file has the name of the stored one."""
     tab = people("root", superuser=True).open(f"{LIST}{note.pk}/change/")
     says(tab, "You are editing this.")
     tab.set_input_files("[name=file]", {"name": name, "mimeType": "text/plain", "buffer": b"new"})

@@ -104,7 +104,7 @@ def test_without_a_beat_it_ends(do: Do, key: str, settings: Settings) -> None:
 
 @pytest.mark.long
 def test_taken_twice(do: Do, key: str, settings: Settings) -> None:
-    """F62: a tab that takes its own lock keeps it for another lease from then on, and believes no more than that."""
+    """F62: A tab that takes its own lock keeps it for another lease from then on, and believes no more than that."""
     set_locks(settings, EDIT_LEASE=2)
     anna = EditLock(key, ANNA)
     first = do(anna, "take")
@@ -118,7 +118,7 @@ def test_taken_twice(do: Do, key: str, settings: Settings) -> None:
 
 @pytest.mark.long
 def test_a_look_makes_no_belief_longer(do: Do, key: str, settings: Settings, locks: Locks) -> None:
-    """F62: a read does not extend a tab's belief, even if another primary's clock makes the lock look longer. A tab
+    """F62: A read does not extend a tab's belief, even if another primary's clock makes the lock look longer. A tab
     that has not renewed gains nothing, either."""
     set_locks(settings, EDIT_LEASE=2)
     anna = EditLock(key, ANNA)
@@ -149,7 +149,7 @@ class TestForks:
 
     @pytest.mark.parametrize("name", ["take", "beat", "read", "release", "take_over"])
     def test_a_child(self, do: Do, key: str, locks: Locks, name: str) -> None:
-        """F63: nothing is sent for the parent's tab, and the child is told that the state is unknown."""
+        """F63: Nothing is sent for the parent's tab, and the child is told that the state is unknown."""
         anna, ben = EditLock(key, ANNA), EditLock(key, BEN)
         mine = do(anna, "take")
         arguments: dict[str, tuple[Any, ...]] = {"take_over": (editor(mine).token,)}
@@ -167,7 +167,7 @@ class TestForks:
         assert do(anna, "beat").held
 
     def test_a_child_with_locks_of_its_own(self, do: Do, key: str) -> None:
-        """F63: a fresh lock object is the child's. The object works for the tab that has the lock as well, if the child
+        """F63: A fresh lock object is the child's. The object works for the tab that has the lock as well, if the child
         knows its name."""
         anna = EditLock(key, ANNA)
         do(anna, "take")

@@ -38,7 +38,7 @@ def new_process(request: pytest.FixtureRequest, new_session: Callable[[], Sessio
 def test_threads_and_tasks_of_three_processes_in_turns(
     new_process: Callable[[], Session], in_thread: InThread, seed: int, waits_too: bool
 ) -> None:
-    """F69: attempts are served in the order of their arrival, even if they wait for a hand-over within a holding
+    """F69: Attempts are served in the order of their arrival, even if they wait for a hand-over within a holding
     process.
     """
     chance = random.Random(seed)

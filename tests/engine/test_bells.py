@@ -75,7 +75,7 @@ def bell_of(session: Session, token: int) -> Bell:
 
 
 def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tuple[MongoLock, Waiter]) -> None:
-    """P3, P8, F5, F121: a waiter sends nothing while it waits, and learns of its grant by the bell alone. The release
+    """P3, P8, F5, F121: A waiter sends nothing while it waits, and learns of its grant by the bell alone. The release
     that grants the lock waits for the majority. The bell follows the release and waits for nothing."""
     theirs, waiter = queued
     here.commands.clear()
@@ -91,7 +91,7 @@ def test_a_bell_is_rung_when_the_majority_has_the_grant(here: Here, queued: tupl
 
 
 def test_a_renewal_rings_for_whom_it_grants(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F179, P5: a renewal in another process may let in a waiter that has just become the first. The renewal rings for
+    """F179, P5: A renewal in another process may let in a waiter that has just become the first. The renewal rings for
     the waiter."""
     store, rung = store_of(session), list[Bell]()
     for name, lease in (("held", 0.25), ("first", 9.0), ("second", 9.0)):
@@ -106,7 +106,7 @@ def test_a_renewal_rings_for_whom_it_grants(session: Session, monkeypatch: pytes
 
 @pytest.mark.parametrize("kind", ["earlier", "twice", "nobody", "damaged"])
 def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kind: str) -> None:
-    """P1, F28, F107: a bell changes nothing if its grant is older than the present place, if it comes twice, if its
+    """P1, F28, F107: A bell changes nothing if its grant is older than the present place, if it comes twice, if its
     session is gone, or if it is malformed. Another process still has the lock, and no waiter believes otherwise."""
     theirs, waiter = queued
     store = store_of(session)
@@ -130,7 +130,7 @@ def test_what_is_no_news(queued: tuple[MongoLock, Waiter], session: Session, kin
 def test_a_bell_for_an_earlier_grant_that_comes_late(
     here: Here, queued: tuple[MongoLock, Waiter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1, F107: a late bell for a lost grant gives no lock. The waiter was granted the lock and lost it before it heard
+    """P1, F107: A late bell for a lost grant gives no lock. The waiter was granted the lock and lost it before it heard
     of the grant. A late copy of its command has queued the waiter again, and the waiter has renewed that place."""
     theirs, waiter = queued
     grant, ring = mine(here.session), MongoStore.ring
@@ -155,7 +155,7 @@ def test_a_bell_for_an_earlier_grant_that_comes_late(
 
 
 def test_a_bell_is_heard_that_was_rung_before_anybody_listened(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F11: no bell between the queue and the cursor is missed. The cursor begins with the bells that are there."""
+    """F11: No bell between the queue and the cursor is missed. The cursor begins with the bells that are there."""
     late = threading.Event()
     listen = MongoStore.listen
 
@@ -210,7 +210,7 @@ def test_listening_that_ends_comes_back_and_no_waiter_is_forgotten(
     appname: str,
     failpoint: Callable[..., None],
 ) -> None:
-    """F11: a waiter gets its lock although its cursor is killed, overtaken in a full collection (136), loses its right
+    """F11: A waiter gets its lock although its cursor is killed, overtaken in a full collection (136), loses its right
     (13), or finds the bells dropped or made anew without a limit. Bells soon work again."""
     theirs, waiter = queued
     bell = store_of(here.session).bells.collections[bells._number(here.session.id)]
@@ -240,7 +240,7 @@ def test_listening_that_ends_comes_back_and_no_waiter_is_forgotten(
 
 
 def test_a_full_collection_takes_the_next_bell(queued: tuple[MongoLock, Waiter], session: Session) -> None:
-    """F11: in a full collection the oldest bells are removed, and the listener stays."""
+    """F11: In a full collection the oldest bells are removed, and the listener stays."""
     theirs, waiter = queued
     bell = store_of(session).bells.collections[bells._number(session.id)]
     for _ in range(3):
@@ -255,7 +255,7 @@ def test_a_full_collection_takes_the_next_bell(queued: tuple[MongoLock, Waiter],
 def test_without_the_right_to_listen_waiters_look_and_say_so_once(
     here: Here, failpoint: Callable[..., None], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F11, F60: without the right to listen, one line is logged however often listening is retried. Bells work as soon
+    """F11, F60: Without the right to listen, one line is logged however often listening is retried. Bells work as soon
     as they are allowed. Nothing is written to a collection that does not exist, because such a collection would grow
     without limit."""
     monkeypatch.setattr(waits, "RETRY_FIRST", 0.02)
@@ -281,7 +281,7 @@ def test_without_the_right_to_listen_waiters_look_and_say_so_once(
 
 @pytest.mark.long
 def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
-    """F11: a standalone server has bells, although it has no change streams."""
+    """F11: A standalone server has bells, although it has no change streams."""
     with Mongod() as server:
         config = StoreConfig({"host": server.uri}, DATABASE)
         sessions = [Session(MongoStore(config)) for _ in range(2)]
@@ -299,7 +299,7 @@ def test_a_server_without_a_replica_set_rings_too(in_thread: InThread) -> None:
 
 @pytest.mark.long
 def test_one_listener_for_a_process_and_only_while_it_waits(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8: the first waiter starts one thread and one cursor for all keys. Both end a moment after the last waiter."""
+    """P8: The first waiter starts one thread and one cursor for all keys. Both end a moment after the last waiter."""
     monkeypatch.setattr(waits, "LINGER", 0.2)
     with here.lock("free"), here.lock("free2"):
         assert thread_of(here.session) is None
@@ -338,7 +338,7 @@ def test_other_locks_have_other_bells(config: StoreConfig) -> None:
 def test_all_bells_together_have_half_a_second(
     here: Here, failpoint: Callable[..., None], commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P8: a release that grants many waiters does not wait for each of their bells while the server does not answer."""
+    """P8: A release that grants many waiters does not wait for each of their bells while the server does not answer."""
     monkeypatch.setattr(bells, "RING_TIMEOUT", 0.05)
     rung = bells.Bells(store_of(here.session).collection)
     failpoint(["find"], blockConnection=True, blockTimeMS=100)

@@ -1,4 +1,4 @@
-"""P6, P8: one command serves many grants, also after a failure and at the end of a process."""
+"""P6, P8: One command serves many grants, also after a failure and at the end of a process."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def hold(memory: Memory, number: int) -> list[Any]:
 
 
 def test_an_outage_unfolds_no_renewal(memory: Memory, renewals: Renewals) -> None:
-    """F180, P8: while the server does not answer, each batch is retried as a whole. After the outage, a beat costs as
+    """F180, P8: While the server does not answer, each batch is retried as a whole. After the outage, a beat costs as
     little as before."""
     locks = hold(memory, NUMBER)
     renewals.down = True
@@ -73,7 +73,7 @@ def test_an_outage_unfolds_no_renewal(memory: Memory, renewals: Renewals) -> Non
 
 
 def test_a_document_that_is_stuck_is_found_by_splitting(memory: Memory, renewals: Renewals) -> None:
-    """F66, F180: if other documents answer, a batch that fails is split in ten until the document that answers nothing
+    """F66, F180: If other documents answer, a batch that fails is split in ten until the document that answers nothing
     is found."""
     locks = hold(memory, NUMBER)
     renewals.stuck = {"k00123"}
@@ -89,7 +89,7 @@ def test_a_document_that_is_stuck_is_found_by_splitting(memory: Memory, renewals
 
 
 def test_nothing_is_sent_for_a_lock_that_is_lost(memory: Memory, renewals: Renewals) -> None:
-    """F180: nothing is sent for a lock after an outage that was longer than its lease."""
+    """F180: Nothing is sent for a lock after an outage that was longer than its lease."""
     locks = hold(memory, 20)
     renewals.down = True
     renewals.beat(10)
@@ -99,7 +99,7 @@ def test_nothing_is_sent_for_a_lock_that_is_lost(memory: Memory, renewals: Renew
 
 
 def test_a_place_that_is_gone_is_not_renewed(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F181: a waiter whose entry was not found is woken, asks again in one command, and is renewed when it has a
+    """F181: A waiter whose entry was not found is woken, asks again in one command, and is renewed when it has a
     place."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=LEASE)
@@ -127,7 +127,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", [*KINDS, "waited for", "places"])
 def test_the_end_of_a_process_is_bulk(memory: Memory, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """F182, P6, P8: a process that ends leaves nothing, and sends at most a tenth of a command for each lock."""
+    """F182, P6, P8: A process that ends leaves nothing, and sends at most a tenth of a command for each lock."""
     number, options = 60, {"terms": LEASE, **KINDS.get(kind, {})}
     keys = [f"k{each:05}" for each in range(number)]
     leaves, stays = memory.new_session(), memory.new_session()

@@ -165,7 +165,7 @@ def test_texts_that_are_stored() -> None:
 
 
 def test_plain_text_is_not_gone_through_letter_by_letter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8: plain text is checked at once, because nearly every key, owner and label is plain, and each lock has some."""
+    """P8: Plain text is checked at once, because nearly every key, owner and label is plain, and each lock has some."""
     monkeypatch.setattr(text_checks, "unicodedata", None)
     assert text_checks.check_text("owner", "order:5") == text_checks.tidy_fact("order:5") == "order:5"
 
@@ -174,7 +174,7 @@ def test_plain_text_is_not_gone_through_letter_by_letter(monkeypatch: pytest.Mon
 
 
 def test_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """F57, F60: a line in the log has an event and facts that cannot pass for one another. Readers of JSON get the same
+    """F57, F60: A line in the log has an event and facts that cannot pass for one another. Readers of JSON get the same
     facts as fields."""
     caplog.set_level(logs.INFO, "django_mongolock")
     logs.log(logs.DEBUG, "not wanted")
@@ -256,7 +256,7 @@ def failure(code: int, *labels: str, name: str = "") -> OperationFailure:
     ids=lambda value: str(value)[:40] if isinstance(value, (str, bool)) else "",
 )
 def test_what_an_error_of_the_driver_becomes(error: PyMongoError, at: Any, told: str, passing: bool) -> None:
-    """F14, F86: the error says whether a retry may help, and shows nothing of the command. The cause is translated as
+    """F14, F86: The error says whether a retry may help, and shows nothing of the command. The cause is translated as
     well."""
     with pytest.raises(LockBackendFailed, match=told) as caught, errors.bounded(2.0, at, "the right"):
         raise error
@@ -285,7 +285,7 @@ def test_an_error_keeps_no_frame_alive() -> None:
 
 
 def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: a process has no name if /proc belongs to another namespace. Another process there has this number, and would
+    """P5: A process has no name if /proc belongs to another namespace. Another process there has this number, and would
     seem to have ended."""
     (tmp_path / "1").mkdir()
     (tmp_path / "1/stat").write_text("1 (init) S " + " ".join("0" * 30))
@@ -303,7 +303,7 @@ def test_a_process_has_no_name_where_proc_shows_others(tmp_path: Path, monkeypat
 def test_when_a_process_has_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: bytes, threads: str, started: str | None
 ) -> None:
-    """F49: the start of a process is found under any name. A process that has ended stays in the list until its parent
+    """F49: The start of a process is found under any name. A process that has ended stays in the list until its parent
     reads its status. A process without its first thread looks the same, except for its other threads."""
     for thread in threads:
         (tmp_path / "7/task" / thread).mkdir(parents=True)
@@ -322,7 +322,7 @@ def test_a_process_that_has_ended_has_no_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_whether_a_process_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F49: a process has ended if no process has its number, or if one has it that started at another time. The state
+    """F49: A process has ended if no process has its number, or if one has it that started at another time. The state
     is unknown for a process of another machine, or one without such a number."""
     sent, error = list[tuple[int, int]](), iter(list[type[Exception] | None]())
     (tmp_path / "8").mkdir()
@@ -354,13 +354,13 @@ def test_whether_a_process_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/ns"), reason="names of processes are for Linux")  # noqa: PTH112
 def test_a_process_is_named_by_its_namespaces() -> None:
-    """F32: two containers of a machine that each have a process 7 are told apart. The end of one process is not taken
+    """F32: Two containers of a machine that each have a process 7 are told apart. The end of one process is not taken
     for the end of the other."""
     assert re.fullmatch(r"[-0-9a-f]{36} pid:\[\d+\] (time:\[\d+\]|-) \d+ \d+", this_process())
 
 
 def test_where_a_server_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F9: an error names the servers that do not answer, says why, and says where to look."""
+    """F9: An error names the servers that do not answer, says why, and says where to look."""
     refused = OSError("h:1: [Errno 111] Connection refused (configured timeouts: …)")
     for servers, writable, told in (
         ([server()], True, "h:1 (primary). Is the primary overloaded"),
@@ -444,7 +444,7 @@ class Capped:
 def test_a_collection_with_a_limit(
     code: int | None, there: bool, alive: bool | None, *, raises: bool, resize: bool
 ) -> None:
-    """F44: the collection is made, or exists with a limit to its size. Otherwise the error is raised."""
+    """F44: The collection is made, or exists with a limit to its size. Otherwise the error is raised."""
     collection: Any = Capped(code, there, alive)
     with pytest.raises(OperationFailure) if raises else nullcontext():
         layout.make_capped(collection, 4096, resize=resize)
@@ -453,7 +453,7 @@ def test_a_collection_with_a_limit(
 
 
 def test_indexes_are_looked_for_once_in_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F144: missing indexes are made in the background once in a minute, by a thread that keeps no process from
+    """F144: Missing indexes are made in the background once in a minute, by a thread that keeps no process from
     ending."""
     now, started, made = 1_000.0, list[Any](), list[str]()
     monkeypatch.setattr(clock, "now", lambda: now)
@@ -487,7 +487,7 @@ def test_a_bell_is_told_to_the_session_of_this_process() -> None:
 
 
 def test_the_name_of_the_primary() -> None:
-    """P4, F21: the name of the primary is the election of the server that this thread selected last. A single server
+    """P4, F21: The name of the primary is the election of the server that this thread selected last. A single server
     has no election, and no cluster time."""
     encoder = ClockEncoder()
     times: Any = _ClusterTimeEncoder(encoder)
@@ -606,7 +606,7 @@ UNCLEAR = ["commit_transaction", "command", "LockBackendFailed"]
 def test_how_a_transaction_ends(
     given: dict[str, Any], fails: dict[str, Any], made: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: each end of a transaction makes these calls, and raises this error. Afterwards the lock is renewed as usual
+    """P9: Each end of a transaction makes these calls, and raises this error. Afterwards the lock is renewed as usual
     in any case."""
     monkeypatch.setattr(transaction, "COMMIT_LIMIT", given.get("limit", 30.0))
     lock = Held()
@@ -617,7 +617,7 @@ def test_how_a_transaction_ends(
 
 
 def test_a_commit_is_repeated_while_its_outcome_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P9, F7: a commit that is safe to repeat is repeated until the limit. After any other error it is not repeated."""
+    """P9, F7: A commit that is safe to repeat is repeated until the limit. After any other error it is not repeated."""
     monkeypatch.setattr(clock, "now", itertools.count().__next__)
     made = play(in_transaction(Held())._commit(), commit_transaction=labelled(UNKNOWN))
     assert made == ["commit_transaction"] * 30 + ["OperationFailure"]
@@ -626,7 +626,7 @@ def test_a_commit_is_repeated_while_its_outcome_is_unknown(monkeypatch: pytest.M
 
 
 def test_what_begins_no_transaction() -> None:
-    """P9: a transaction refuses an object that is no client, a second entry, and a lost lock."""
+    """P9: A transaction refuses an object that is no client, a second entry, and a lost lock."""
     with pytest.raises(TypeError, match='using="locks"'):
         Atomic(Held(), "locks")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="needs a client"):
@@ -639,7 +639,7 @@ def test_what_begins_no_transaction() -> None:
 
 
 def test_which_errors_have_a_transaction_done_again() -> None:
-    """P9: a transaction is retried after errors with which MongoDB aborted it, also below a Django error. A hook after
+    """P9: A transaction is retried after errors with which MongoDB aborted it, also below a Django error. A hook after
     the commit is not retried."""
     reasons = [transaction._reason(error) for error in (failure(2, name="Bad"), PyMongoError(), OperationFailure(""))]
     assert reasons == ["Bad", "PyMongoError", "OperationFailure"]
@@ -670,7 +670,7 @@ def test_which_errors_have_a_transaction_done_again() -> None:
 async def test_work_in_a_transaction_is_done_again(  # noqa: C901
     awaited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P9: work is retried while MongoDB aborts its transaction, and not after its limit or another error."""
+    """P9: Work is retried while MongoDB aborts its transaction, and not after its limit or another error."""
 
     class Aborting(MongoLock):
         @contextmanager
@@ -785,7 +785,7 @@ def errands(threads: NoThreads) -> Any:
 
 
 def test_where_a_call_of_another_part_is_made(errands: Any, threads: NoThreads) -> None:
-    """F29: the main thread, where a signal may strike, hands the call over. Any other thread makes the call. Renewals
+    """F29: The main thread, where a signal may strike, hands the call over. Any other thread makes the call. Renewals
     go first."""
 
     def one(left: float) -> object:
@@ -876,7 +876,7 @@ def test_errands_are_tried_when_they_are_due(errands: Any, threads: NoThreads, m
 def test_an_errand_that_becomes_due_meanwhile(
     errands: Any, threads: NoThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6: an errand that becomes due during a pause is tried without a further pause. An errand is waited for only
+    """P6: An errand that becomes due during a pause is tried without a further pause. An errand is waited for only
     until it was tried."""
     times: Any = iter([10.0, 10.5, 12.0, 12.0])
     monkeypatch.setattr(clock, "now", lambda: next(times))
@@ -898,7 +898,7 @@ def test_an_errand_that_becomes_due_meanwhile(
 
 
 def test_errands_of_a_process_that_ends(errands: Any, threads: NoThreads, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: without threads, the errands of a process that ends are not waited for. With threads, the process waits until
+    """P6: Without threads, the errands of a process that ends are not waited for. With threads, the process waits until
     each was tried once."""
     moment = [10.0]
 
@@ -922,7 +922,7 @@ def test_errands_of_a_process_that_ends(errands: Any, threads: NoThreads, monkey
 
 
 def test_releases_are_remembered_until_a_majority_has_them() -> None:
-    """F7: an election may undo a release until a majority has it. Until then the release is repeated at the next
+    """F7: An election may undo a release until a majority has it. Until then the release is repeated at the next
     primary, within a limit."""
 
     def release(key: str, primary: str = "one", at: float = 100.0) -> UnconfirmedRelease:
@@ -951,7 +951,7 @@ def test_releases_are_remembered_until_a_majority_has_them() -> None:
 
 
 def test_which_keys_are_probably_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8, F118: each release allows one guess for its key. An unknown key is guessed while other keys were free. A
+    """P8, F118: Each release allows one guess for its key. An unknown key is guessed while other keys were free. A
     wrong guess stops the guesses for a while. The number of remembered keys is limited."""
     keys = FreeKeys()
     assert not keys.guess("a")
@@ -1007,7 +1007,7 @@ class Hearing:
 
 
 def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """F44, F52: a listener that fails retries with growing pauses, and logs the failure once. If it has heard a bell
+    """F44, F52: A listener that fails retries with growing pauses, and logs the failure once. If it has heard a bell
     and then fails, it wakes all waiters."""
     away = LockBackendFailed("away", "k")
     session: Any = Hearing([[away]] * 8 + [[None, "bell", away], [AutoReconnect("gone")], []])
@@ -1032,7 +1032,7 @@ def test_a_listener_that_cannot_listen(monkeypatch: pytest.MonkeyPatch, caplog: 
 
 
 def test_for_how_long_it_is_listened() -> None:
-    """P8: the listener listens while a caller waits, and a moment longer. A listener that hears nothing for seconds is
+    """P8: The listener listens while a caller waits, and a moment longer. A listener that hears nothing for seconds is
     deaf."""
     session: Any = Hearing([[None, "bell", "bell"]])
     listener: Any = Listener(session, session)

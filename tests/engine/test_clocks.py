@@ -109,7 +109,7 @@ def tries(session: Session, seconds: float) -> list[float]:
 def test_a_failover_to_a_clock_that_is_ahead_makes_no_second_holder(
     three: Servers, one: Session, two: Session, renew: bool
 ) -> None:
-    """F21: the new primary's clock is 30 s ahead, beyond the end of a lease. No other process gets the lock, and the
+    """F21: The new primary's clock is 30 s ahead, beyond the end of a lease. No other process gets the lock, and the
     lock is renewed under the new primary with the same token."""
     three.dials[1].set(30)
     assert three.ahead(1) > 29
@@ -128,7 +128,7 @@ def test_a_failover_to_a_clock_that_is_ahead_makes_no_second_holder(
 
 @pytest.mark.parametrize("how", ["another primary", "set back"])
 def test_a_dead_holder_is_gone_after_two_leases(three: Servers, one: Session, two: Session, how: str) -> None:
-    """F22, F23: the lease of a dead holder was written under a clock that is far ahead. A member with the right clock
+    """F22, F23: The lease of a dead holder was written under a clock that is far ahead. A member with the right clock
     is elected, or the clock is set back on the running primary. The lease does not live as much longer."""
     three.dials[1].set(120)
     three.lead(1)
@@ -150,7 +150,7 @@ def test_a_dead_holder_is_gone_after_two_leases(three: Servers, one: Session, tw
 
 
 def test_a_running_primary_that_is_set_forward_tells_the_holder(three: Servers, one: Session, two: Session) -> None:
-    """F24: the documented limit is that another process gets the lock at once. The holder learns of its loss at its
+    """F24: The documented limit is that another process gets the lock at once. The holder learns of its loss at its
     next renewal, long before its lease ends. Later writes of the holder carry the older token."""
     three.dials[1].set(0)
     three.lead(1)

@@ -78,7 +78,7 @@ def test_the_youngest_of_a_cycle_gives_up_and_the_others_go_on(here: Here, count
 
 
 async def test_tasks_of_one_loop_find_their_deadlock(session: Session) -> None:
-    """F45: two coroutines of one thread are two waiters."""
+    """F45: Two coroutines of one thread are two waiters."""
     holding = asyncio.Barrier(2)
 
     async def take(have: str, want: str) -> str:
@@ -95,7 +95,7 @@ async def test_tasks_of_one_loop_find_their_deadlock(session: Session) -> None:
 
 @pytest.mark.long
 def test_processes_find_their_deadlock(collection: Collection[Document], entries: Entries) -> None:
-    """F45: real processes find their deadlock at the default pace."""
+    """F45: Real processes find their deadlock at the default pace."""
     with (
         processes(1, "nested", collection.name, "a", "b") as one,
         processes(1, "nested", collection.name, "b", "a") as two,
@@ -131,7 +131,7 @@ def documents_of(*asked: tuple[str, str, Terms]) -> tuple[list[Document], dateti
     ],
 )
 def test_what_makes_a_cycle(held: list[Terms | None], owner: Terms, found: bool) -> None:
-    """F45: the owner of "data" waits for "gpu". The holders of "gpu" wait for "data", except the first, which is free.
+    """F45: The owner of "data" waits for "gpu". The holders of "gpu" wait for "data", except the first, which is free.
     A deadlock exists only if the weight that the first will release is not enough."""
     users = [(str(number), terms) for number, terms in enumerate(held) if terms is not None]
     waits = [("data", user, QUICK) for user, _ in users if user != "0"]
@@ -147,7 +147,7 @@ def test_what_makes_a_cycle(held: list[Terms | None], owner: Terms, found: bool)
 
 
 def test_who_goes_on_is_in_no_cycle() -> None:
-    """F45: a worker with two waits goes on when both are over. A waiter needs the weight that waiters ahead in the
+    """F45: A worker with two waits goes on when both are over. A waiter needs the weight that waiters ahead in the
     queue need. A damaged entry is not a wait."""
     ring = [("a", "1", QUICK), ("b", "2", QUICK), ("b", "1", QUICK), ("a", "2", QUICK)]
     documents, now = documents_of(*ring, ("free", "3", QUICK), ("free", "1", QUICK))
@@ -160,7 +160,7 @@ def test_who_goes_on_is_in_no_cycle() -> None:
 
 @pytest.mark.long
 def test_a_release_that_is_on_its_way_is_no_deadlock(here: Here, hold_up: HoldUp) -> None:
-    """F45, F100: a thread that lost its lock object, for example to a signal, and asks again waits for the release."""
+    """F45, F100: A thread that lost its lock object, for example to a signal, and asks again waits for the release."""
     gate = hold_up(here.session.ending, "end", lambda grant, how: how is How.ABANDONED)
     here.lock(wait=0).acquire()  # and its object is gone
     timer = threading.Timer(0.8, gate.go.set)

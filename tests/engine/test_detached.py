@@ -36,7 +36,7 @@ def tombstones(memory: Memory) -> list[str]:
 
 
 def test_for_how_long_a_detached_lock_is_believed_in(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: a detached lock is believed in for one lease from before its own command that took or renewed it. A read does
+    """P1: A detached lock is believed in for one lease from before its own command that took or renewed it. A read does
     not extend that time. A forked child does not believe in the lock, and sends nothing."""
     run, find = memory.session.run, lambda: memory.session
     mine, theirs = Detached("k", find), Detached("k", find)
@@ -116,7 +116,7 @@ def test_a_parked_lock(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_main_thread_parks_nothing_itself(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: the main thread parks nothing itself. An error of a signal handler must not strike inside the driver,
+    """F29: The main thread parks nothing itself. An error of a signal handler must not strike inside the driver,
     because its time limit would then stay set."""
     senders, apply = list[int](), memory.session.store.apply
 
@@ -249,7 +249,7 @@ def test_a_downgraded_lock_goes_on(memory: Memory) -> None:
 
 @pytest.mark.parametrize("how", ["no answer", "taken away", "just lost"])
 def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, F104: a downgrade that fails gives up all keys, because a part of them is of no use. No entry is left in the
+    """P6, F104: A downgrade that fails gives up all keys, because a part of them is of no use. No entry is left in the
     document or the session."""
     lock = memory.lock("a", "b", terms=CALM).acquire()
     grants, apply = own(lock).grants, memory.session.store.apply
@@ -289,7 +289,7 @@ def test_a_downgrade_that_fails(memory: Memory, how: str, monkeypatch: pytest.Mo
 
 
 def test_a_downgrade_is_tried_until_the_end_of_the_lease(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F104: a downgrade is retried until the end of the lease, and no longer."""
+    """F104: A downgrade is retried until the end of the lease, and no longer."""
     monkeypatch.setattr(procedures, "backoff", lambda failures: 99.0)
     monkeypatch.setattr(clock, "now", lambda: 100.0)
     lock = memory.lock(terms=CALM).acquire()

@@ -150,7 +150,7 @@ def go(taking: Taking, way: Callable[[Taking], Coroutine[Any, Any, None]], where
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_dropped(here: Here, hold_up: HoldUp, way: Any, where: str) -> None:
-    """F33, F156: a lock object is gone when its last reference is gone. The lock is released soon after."""
+    """F33, F156: A lock object is gone when its last reference is gone. The lock is released soon after."""
 
     def fail() -> None:
         hold_up(here.session.store, "apply").fail(LockBackendFailed("no answer"))

@@ -148,7 +148,7 @@ def step_down(cluster: ReplicaSet, primary: Mongod) -> None:
 def test_a_primary_that_goes_away_under_load(
     cluster: ReplicaSet, sessions: Sessions, go_away: Callable[[ReplicaSet, Mongod], None]
 ) -> None:
-    """F1, F2, F3, F18: a primary is killed, steps down, or is stopped with silent open connections. No grant is lost or
+    """F1, F2, F3, F18: A primary is killed, steps down, or is stopped with silent open connections. No grant is lost or
     given twice. A held lock stays held, and is renewed under the next primary. Every call ends within its own bounds,
     work goes on, and nothing is left."""
     keeper = sessions()
@@ -168,7 +168,7 @@ def test_a_primary_that_goes_away_under_load(
 
 
 def test_a_primary_that_hangs_ends_every_call_in_time(sessions: Sessions) -> None:
-    """F3, F18: without another member, an RST or an answer, acquiring, trying, releasing and closing end by
+    """F3, F18: Without another member, an RST or an answer, acquiring, trying, releasing and closing end by
     themselves."""
     with ReplicaSet() as alone:
         session = sessions(alone.uri, timeout=1.0)
@@ -187,7 +187,7 @@ def test_a_primary_that_hangs_ends_every_call_in_time(sessions: Sessions) -> Non
 
 
 def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F4: both secondaries hang. A grant that only the primary has applied is reported to no caller, and is rolled back
+    """F4: Both secondaries hang. A grant that only the primary has applied is reported to no caller, and is rolled back
     when the secondaries return."""
     session = sessions(timeout=1.5)
     with lock(session, "warm"):
@@ -208,7 +208,7 @@ def test_without_the_majority_nothing_is_granted(cluster: ReplicaSet, sessions: 
 
 
 def test_a_primary_that_was_left_behind_grants_nothing(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F5, F6: a primary was stopped, and another was elected. When the old primary goes on, it still believes that it
+    """F5, F6: A primary was stopped, and another was elected. When the old primary goes on, it still believes that it
     is the primary, and answers delayed commands. No session takes these answers for a lock or for a renewal."""
     old = cluster.primary()
     session, before = sessions(), sessions(old.uri, timeout=20)
@@ -271,7 +271,7 @@ def a_release_undone(cluster: ReplicaSet, session: Session, *locks: MongoLock) -
 
 
 def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessions: Sessions) -> None:
-    """F7: on the next primary, released locks are held again for a lease. The session that released them releases them
+    """F7: On the next primary, released locks are held again for a lease. The session that released them releases them
     again, even if it has no other work."""
     session = sessions(timeout=1.5)
     alone, shared = lock(session, "alone").acquire(), lock(session, "shared").acquire()
@@ -288,7 +288,7 @@ def test_a_release_that_is_rolled_back_is_made_again(cluster: ReplicaSet, sessio
 
 
 def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThread) -> None:
-    """F9: a waiter goes on waiting and gets its lock when the members are back. A waiter with a timeout gets a clear
+    """F9: A waiter goes on waiting and gets its lock when the members are back. A waiter with a timeout gets a clear
     error. The holder is in danger, and then keeps the lock or learns of its loss. No restart is needed."""
     with ReplicaSet() as alone:
         one, two = sessions(alone.uri, timeout=1.0), sessions(alone.uri, timeout=1.0)
@@ -310,7 +310,7 @@ def test_all_members_are_away_for_a_while(sessions: Sessions, in_thread: InThrea
 
 
 def test_racing_for_an_unused_key(new_session: Callable[..., Session]) -> None:
-    """F12: eight sessions try to make the same documents at the same moment. One session gets each lock, and no session
+    """F12: Eight sessions try to make the same documents at the same moment. One session gets each lock, and no session
     sees a duplicate key error."""
     made, rounds = [new_session() for _ in range(8)], 40
     start = threading.Barrier(len(made), timeout=30)
@@ -331,7 +331,7 @@ def test_racing_for_an_unused_key(new_session: Callable[..., Session]) -> None:
 
 
 def test_half_a_second_each_way(sessions: Sessions) -> None:
-    """F19: renewals that take a second each keep a lock alive over several leases. The holder never believes in more
+    """F19: Renewals that take a second each keep a lock alive over several leases. The holder never believes in more
     time than the server gives."""
     with ReplicaSet() as alone, proxied(alone.members[0].port, Rule(delay=0.5)) as (uri, _):
         session, near = sessions(uri, timeout=8.0), sessions(alone.uri)

@@ -35,7 +35,7 @@ def comes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_key_that_was_left_free_is_taken_in_the_short_form(lock: LockMaker, commands: Commands) -> None:
-    """P8: acquiring and releasing take one command each, and the first one makes the document."""
+    """P8: Acquiring and releasing take one command each, and the first one makes the document."""
     tokens = []
     for _ in range(3):
         with lock() as mine:

@@ -89,7 +89,7 @@ class Striker(Commands):
 def test_released_and_kept_for_its_minimum_hold(
     hold: LockMaker, stored: Callable[..., Document], data: Pieces, mongo_uri: str, *, writes: bool
 ) -> None:
-    """P9: another thread releases the lock after the transaction has checked that it is held, and before the
+    """P9: Another thread releases the lock after the transaction has checked that it is held, and before the
     transaction writes to it. Nothing is committed, although the entry stays. (Earlier reads and writes of the
     transaction conflict with the release. Without any, only the fence detects the release.)"""
     lock = hold(terms=replace(TERMS, min_hold=25.0)).acquire()
@@ -106,7 +106,7 @@ def test_released_and_kept_for_its_minimum_hold(
 
 
 def test_a_signal_between_two_steps_of_its_end(hold: LockMaker, mongo: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F66: a signal aborts a transaction that has written to the lock's document, and its own error is raised."""
+    """F66: A signal aborts a transaction that has written to the lock's document, and its own error is raised."""
     run = actions.run
 
     def struck(steps: Any, perform: Any) -> Any:
@@ -154,7 +154,7 @@ def test_run_atomic_conflict_in_data(hold: LockMaker, data: Pieces, mongo: Clien
 def test_its_renewals_are_seen_to_afterwards(
     hold: LockMaker, session: Session, data: Pieces, mongo: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F177: renewals deferred by a transaction are scheduled afterwards, because the heartbeat may sleep until then."""
+    """F177: Renewals deferred by a transaction are scheduled afterwards, because the heartbeat may sleep until then."""
     with hold() as lock:
         usual, seen_to = grant_of(lock).lease.renew_at, list[float]()
         with lock.atomic(mongo) as transaction:
@@ -164,7 +164,7 @@ def test_its_renewals_are_seen_to_afterwards(
 
 
 def test_a_downgrade_inside(hold: LockMaker, data: Pieces, mongo: Client) -> None:
-    """F177: a downgrade inside the block is refused. Readers would be let in before the commit, and the commit needs
+    """F177: A downgrade inside the block is refused. Readers would be let in before the commit, and the commit needs
     the grant of the block's start."""
     with hold() as lock:
         with lock.atomic(mongo) as session:

@@ -56,7 +56,7 @@ def seen(grant: Grant) -> tuple[object, ...]:
 
 
 def test_the_life_of_a_grant(make: Callable[..., Grant], now: Clock) -> None:
-    """P1, P7: the life of a grant shows in held, remaining, held_for, ends_at, length and renewable."""
+    """P1, P7: The life of a grant shows in held, remaining, held_for, ends_at, length and renewable."""
     grant = make()
     assert (seen(grant), grant.lease.renew_at, grant.lost) == ((False, 0, 0, FOREVER, 12, True), 104, False)
     grant.renewed(112, 100)
@@ -81,7 +81,7 @@ def test_the_life_of_a_grant(make: Callable[..., Grant], now: Clock) -> None:
 
 
 def test_a_grant_that_is_released(make: Callable[..., Grant], now: Clock) -> None:
-    """P7: a grant is released once. If its command does not find the grant, it was lost after all, unless its session
+    """P7: A grant is released once. If its command does not find the grant, it was lost after all, unless its session
     was closed."""
     for reason, later in (("released", True), (CLOSED, False)):
         grant = make(130)
@@ -101,7 +101,7 @@ def test_a_grant_that_is_released(make: Callable[..., Grant], now: Clock) -> Non
 
 
 def test_when_it_is_renewed(make: Callable[..., Grant], now: Clock) -> None:
-    """P6: a grant is renewed after a third of its time. If it was queued for, the time of its place counts at first. A
+    """P6: A grant is renewed after a third of its time. If it was queued for, the time of its place counts at first. A
     grant with a longest hold is not renewed beyond that. A deferred grant is renewed after two thirds."""
     for until, max_hold, ends, renew_at, renewable in (
         *((130.0, None, 130, 110, True), (112.0, None, 112, 104, True), (112.5, None, 112.5, 92.5, True)),
@@ -144,7 +144,7 @@ def test_when_it_is_renewed(make: Callable[..., Grant], now: Clock) -> None:
 
 
 def test_what_a_renewal_gives(make: Callable[..., Grant]) -> None:
-    """P1, P7: a renewal brings no end nearer, and ends the count of failures. A longer lease stays long, and a loss
+    """P1, P7: A renewal brings no end nearer, and ends the count of failures. A longer lease stays long, and a loss
     stays a loss."""
     grant = make(130)
     for until, now, length, stands in (
@@ -166,7 +166,7 @@ def test_what_a_renewal_gives(make: Callable[..., Grant]) -> None:
 
 
 def test_a_renewal_that_failed_is_tried_again(make: Callable[..., Grant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F28, F44, F66: a holder's renewal is retried at once, or within a second. A waiter's is retried later and later,
+    """F28, F44, F66: A holder's renewal is retried at once, or within a second. A waiter's is retried later and later,
     up to a quarter of its place."""
     bounds = list[tuple[float, ...]]()
 
@@ -201,7 +201,7 @@ def test_a_renewal_that_failed_is_tried_again(make: Callable[..., Grant], monkey
 
 
 def test_who_has_a_grant(make: Callable[..., Grant], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F65: the users of a grant are the lock objects that share it. The last one stays noted, and dropped ones do not
+    """F65: The users of a grant are the lock objects that share it. The last one stays noted, and dropped ones do not
     count. A single user allocates no object, because the garbage collector might run then under the mutex."""
     locks = [OwnerToken() for _ in range(3)]
     refs: list[weakref.ref[object]] = [weakref.ref(lock) for lock in locks]
@@ -236,7 +236,7 @@ def test_who_has_a_grant(make: Callable[..., Grant], monkeypatch: pytest.MonkeyP
 
 
 def test_what_may_still_arrive(make: Callable[..., Grant], now: Clock) -> None:
-    """F17, F99: a grant is in doubt after a command without an answer, or after a hand-over. A tombstone that was
+    """F17, F99: A grant is in doubt after a command without an answer, or after a hand-over. A tombstone that was
     needed once stays needed."""
     grant = make(130)
     assert (grant.in_doubt, grant.needs_tombstone(), grant.outcome_unknown) == (False, False, False)
@@ -262,7 +262,7 @@ def test_what_may_still_arrive(make: Callable[..., Grant], now: Clock) -> None:
 
 
 def test_its_line(make: Callable[..., Grant]) -> None:
-    """F45, F69: grants that compete on the same terms share a line. A thread that holds another lock has a line of its
+    """F45, F69: Grants that compete on the same terms share a line. A thread that holds another lock has a line of its
     own."""
     assert make().line == make().line
     assert make(nested=True).line != make().line

@@ -53,7 +53,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_what_a_new_grant_says(memory: Memory) -> None:
-    """F32: a new grant has an id that no clone has. A worker has one name while it holds anything. Only an owner's
+    """F32: A new grant has an id that no clone has. A worker has one name while it holds anything. Only an owner's
     grant names its process."""
     session, lock = memory.session, memory.lock(max_hold=9.0, on_lost=print, templates={"k": "t"})
     grant = new_grant(session, lock, "me")
@@ -83,7 +83,7 @@ def asking(memory: Memory, monkeypatch: pytest.MonkeyPatch, turn: Turn, **option
 
 
 def test_how_long_one_of_a_line_asks(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: a waiter asks in its line until its turn, and then in the queue, for the rest of its wait. At the end it
+    """P5: A waiter asks in its line until its turn, and then in the queue, for the rest of its wait. At the end it
     tries once."""
     steps = asking(memory, monkeypatch, "behind")
     assert next(steps).timer == 10
@@ -112,7 +112,7 @@ def test_how_long_one_of_a_line_asks(memory: Memory, monkeypatch: pytest.MonkeyP
 
 
 def test_a_key_that_is_asked_for_at_once(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8: the first command of an acquisition is that of the grant. A lock that was cancelled before sends no command,
+    """P8: The first command of an acquisition is that of the grant. A lock that was cancelled before sends no command,
     and has not waited."""
     for trial in (False, True):
         steps = asking(memory, monkeypatch, "now", trial=trial)
@@ -131,7 +131,7 @@ def test_a_key_that_is_asked_for_at_once(memory: Memory, monkeypatch: pytest.Mon
 def test_what_was_acquired_before_one_that_was_refused(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, now: Any, seconds: float, at: float, *, given_back: bool
 ) -> None:
-    """P6: keys acquired before a refused key are released with one command, if time is left. The wait is shared by all
+    """P6: Keys acquired before a refused key are released with one command, if time is left. The wait is shared by all
     keys."""
     asked, given = list[Any](), list[int]()
     at += seconds - 10.0
@@ -162,7 +162,7 @@ def test_what_was_acquired_before_one_that_was_refused(
 
 
 def test_how_long_it_took_to_find_no_server(memory: Memory, monkeypatch: pytest.MonkeyPatch, now: Any) -> None:
-    """F9: the error tells the time from the beginning, for all keys."""
+    """F9: The error tells the time from the beginning, for all keys."""
 
     def fail(*_: Any, **__: Any) -> Generator[Any, Any, Grant]:
         yield from ()
@@ -176,7 +176,7 @@ def test_how_long_it_took_to_find_no_server(memory: Memory, monkeypatch: pytest.
 
 
 def test_which_of_several_keys_are_given_back_by_one_command(memory: Memory) -> None:
-    """P6: one command releases the keys that only this object holds and that no late command can bring back. The other
+    """P6: One command releases the keys that only this object holds and that no late command can bring back. The other
     keys are dropped."""
     lock = memory.lock()
     users, ended = own(lock)._user, list[Any]()
@@ -213,7 +213,7 @@ def test_which_of_several_keys_are_given_back_by_one_command(memory: Memory) -> 
     ids=str,
 )
 def test_what_is_left_of_a_wait(memory: Memory, sent: bool, doubt: str, error: BaseException, ends: list[str]) -> None:
-    """P6: an entry may be left, unless the server has refused it or nothing was sent. The wait is reported in any
+    """P6: An entry may be left, unless the server has refused it or nothing was sent. The wait is reported in any
     case."""
     grant, told, left = new_grant(memory.session, memory.lock(), "me"), list[str](), list[Grant]()
     grant.reporting.template = "t"
@@ -253,7 +253,7 @@ def test_a_lock_object_is_used_again(memory: Memory) -> None:
 
 
 def test_a_forked_child_has_nothing_of_its_parents(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a forked child holds nothing of its parent, reports that, releases nothing, and can acquire with the same
+    """F29: A forked child holds nothing of its parent, reports that, releases nothing, and can acquire with the same
     object."""
     sessions = [memory.session, memory.new_session()]
     lock = MongoLock(lambda: sessions[0], ("k",), CALM, LockOptions(), dict)
@@ -279,7 +279,7 @@ def test_a_forked_child_has_nothing_of_its_parents(memory: Memory, monkeypatch: 
 
 
 def test_what_another_thread_has_is_not_dropped(memory: Memory) -> None:
-    """F64: a signal strikes one thread, and leaves the locks of other threads alone, also those of the same object."""
+    """F64: A signal strikes one thread, and leaves the locks of other threads alone, also those of the same object."""
     lock = memory.lock().acquire()
     memory.in_thread(own(lock).abandon).join(10)
     assert lock.held
@@ -290,7 +290,7 @@ def test_what_another_thread_has_is_not_dropped(memory: Memory) -> None:
 def test_a_grant_that_is_entered_again_lives_no_longer_than_its_objects(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P6: a re-entered grant is released although the error of an interrupted release is kept, with the frames of that
+    """P6: A re-entered grant is released although the error of an interrupted release is kept, with the frames of that
     release."""
 
     def struck(*_: object) -> None:
@@ -364,7 +364,7 @@ def test_how_long_a_lock_is_waited_for(memory: Memory) -> None:
 
 @pytest.mark.parametrize("face", [BLOCKING, ASYNC], ids=lambda face: face.name)
 def test_a_lost_lock_goes_no_further(memory: Memory, face: Face) -> None:
-    """P7: a lost lock cannot be extended or downgraded, and its block ends with an error. An error of the block itself
+    """P7: A lost lock cannot be extended or downgraded, and its block ends with an error. An error of the block itself
     is not hidden."""
     lock = memory.lock().acquire()
     memory.session.lose("k")
@@ -390,7 +390,7 @@ def test_a_lost_lock_goes_no_further(memory: Memory, face: Face) -> None:
 
 
 def test_how_several_keys_stand(memory: Memory, now: Any) -> None:
-    """P7: danger, a request or a loss of one key counts for all keys. The nearest end and the last grant count."""
+    """P7: Danger, a request or a loss of one key counts for all keys. The nearest end and the last grant count."""
     both = memory.lock("a", "b", terms=CALM)
     with pytest.raises(LockMisused, match="not acquired"):
         both.ensure_held()
@@ -420,7 +420,7 @@ def test_how_several_keys_stand(memory: Memory, now: Any) -> None:
     ("hold", "early", "forces"), [(0.0, False, True), (0.5, False, False), (0.5, True, True), (9.0, True, True)]
 )
 def test_a_release_says_if_there_is_a_minimum_hold(memory: Memory, hold: float, early: bool, forces: bool) -> None:
-    """P8: the release of a lock without a minimum hold sends a shorter command. Without a waiter, none is looked
+    """P8: The release of a lock without a minimum hold sends a shorter command. Without a waiter, none is looked
     for."""
     lock, sent, apply = memory.lock(terms=replace(LONG, min_hold=hold)).acquire(), list[Step](), memory.server.apply
 
@@ -439,7 +439,7 @@ def test_a_release_says_if_there_is_a_minimum_hold(memory: Memory, hold: float, 
 @pytest.mark.parametrize("lost", [None, "b", "c"])
 @pytest.mark.parametrize("early", [False, True])
 def test_a_release_of_several_keys_without_an_answer(memory: Memory, lost: str | None, early: bool) -> None:
-    """P6: if the release of several keys gets no answer, the other keys are removed in the background, with their
+    """P6: If the release of several keys gets no answer, the other keys are removed in the background, with their
     minimum holds."""
     lock = memory.lock("a", "b", "c", terms=replace(LONG, min_hold=600.0)).acquire()
     grants = own(lock).grants
@@ -460,7 +460,7 @@ def test_a_release_of_several_keys_without_an_answer(memory: Memory, lost: str |
     ("had", "wanted", "given"), [(0.5, None, 0.5), (60.0, 30.0, 60.0), (60.0, 90.0, 90.0), (60.0, timedelta(0, 70), 70)]
 )
 def test_how_far_an_extension_goes(memory: Memory, now: Any, had: float, wanted: Any, given: float) -> None:
-    """P1: an extension extends the lease here, and a little more on the server. An extension never shortens the
+    """P1: An extension extends the lease here, and a little more on the server. An extension never shortens the
     lease."""
     lock = memory.lock(terms=Terms(lease=had, margin=2.0, waiter_lease=had)).acquire()
     now(100.0 + had / 5)
@@ -473,7 +473,7 @@ def test_how_far_an_extension_goes(memory: Memory, now: Any, had: float, wanted:
 
 @pytest.mark.parametrize("why", ["not acquired", "over", "a child's"])
 def test_what_is_not_held_is_not_extended(memory: Memory, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
-    """P1, F29: an extension of a lock that is not held sends nothing. In a forked child the lock is the parent's."""
+    """P1, F29: An extension of a lock that is not held sends nothing. In a forked child the lock is the parent's."""
     lock = memory.lock()
     if why != "not acquired":
         lock.acquire()
@@ -488,7 +488,7 @@ def test_what_is_not_held_is_not_extended(memory: Memory, monkeypatch: pytest.Mo
 
 
 def test_what_has_been_released_is_not_replaced(memory: Memory) -> None:
-    """F165: a grant that another thread released during its downgrade is not replaced. The reader is not kept."""
+    """F165: A grant that another thread released during its downgrade is not replaced. The reader is not kept."""
     lock = make_lock(memory.session).acquire()
     grant, reader = grant_of(lock), new_grant(memory.session, lock, "me")
     lock.release()

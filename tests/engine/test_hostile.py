@@ -138,7 +138,7 @@ FUZZ = settings(
 
 
 def test_who_waits_in_a_document_that_becomes_damaged(here: Here) -> None:
-    """F55: a waiter is told of the damage when its holder's lease is over, after a few commands, and not after its
+    """F55: A waiter is told of the damage when its holder's lease is over, after a few commands, and not after its
     whole wait."""
     here.collection.insert_one(document("k", [entry(1)], change={"clock": clock(here.collection.database.client)}))
     waiting = here.waiter(here.lock("k", wait=10))
@@ -155,7 +155,7 @@ def test_who_waits_in_a_document_that_becomes_damaged(here: Here) -> None:
 @example("waiters", {"worker": "x"})
 @example("expires_at", DatetimeMS(2**62))
 def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
-    """F55: any value in any field of the document is harmless."""
+    """F55: Any value in any field of the document is harmless."""
     assert world.put(bson.encode(lively({field: value}, {})))
     assert_harmless(world)
 
@@ -168,7 +168,7 @@ def test_any_value_in_any_field(world: World, field: str, value: Any) -> None:
 @example("$ref", "x")
 @example("worker", Code("while (1) {}"))
 def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any) -> None:
-    """F55: any value in any field of a holder or a waiter is harmless."""
+    """F55: Any value in any field of a holder or a waiter is harmless."""
     assert world.put(bson.encode(lively({}, {field: value})))
     assert_harmless(world)
 
@@ -177,7 +177,7 @@ def test_any_value_in_any_field_of_an_entry(world: World, field: str, value: Any
 @FUZZ
 @given(st.lists(st.tuples(st.integers(16), st.integers(0, 255)), min_size=1, max_size=3))
 def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None:
-    """F55: any byte of the stored document may be wrong, as far as the server takes it. Types, names, lengths and texts
+    """F55: Any byte of the stored document may be wrong, as far as the server takes it. Types, names, lengths and texts
     break."""
     raw = bytearray(bson.encode(lively({}, {})))
     for place, value in changes:
@@ -192,7 +192,7 @@ def test_any_byte_anywhere(world: World, changes: list[tuple[int, int]]) -> None
 def test_text_that_is_no_text(
     world: World, session: Session, caplog: pytest.LogCaptureFixture, found: bytes, broken: bytes
 ) -> None:
-    """F55: a label that is not UTF-8 is harmless. Such a label once raised an error of the driver and ended the round
+    """F55: A label that is not UTF-8 is harmless. Such a label once raised an error of the driver and ended the round
     of the renewing thread. Unrelated locks were lost."""
     assert world.put(bson.encode(lively({}, {})).replace(found, broken))
     with pytest.raises(LockNotAcquired):
@@ -204,7 +204,7 @@ def test_text_that_is_no_text(
 
 @pytest.mark.parametrize("field", [b"clock", b"mode"])
 def test_a_type_that_looks_like_text(world: World, session: Session, field: bytes) -> None:
-    """F55: a symbol is text to the driver, but not to the server. The lock counts as damaged, not as full. No caller is
+    """F55: A symbol is text to the driver, but not to the server. The lock counts as damaged, not as full. No caller is
     told that the lock was taken from its holder."""
     raw = bson.encode(lively({}, {})).replace(b"\x02" + field, b"\x0e" + field)
     assert world.put(raw)
@@ -221,7 +221,7 @@ def test_a_type_that_looks_like_text(world: World, session: Session, field: byte
 
 @pytest.mark.long
 def test_a_huge_document_costs_little(world: World, session: Session) -> None:
-    """F55, F13: a document with sixteen megabytes of endless holders is reported soon, and does not keep the server
+    """F55, F13: A document with sixteen megabytes of endless holders is reported soon, and does not keep the server
     busy. No time limit stops the server within one document, and such a document once blocked it for minutes."""
     many = [entry(number, mode="shared", capacity=UNLIMITED) for number in range(30_000)]
     world.collection.insert_one(document("bad", many, change={"clock": world.clock}))
@@ -242,7 +242,7 @@ def test_a_huge_document_costs_little(world: World, session: Session) -> None:
 
 @pytest.mark.long
 def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) -> None:
-    """F13: however many permits a lock has, the number of holders in a document is limited. Later callers wait. No
+    """F13: However many permits a lock has, the number of holders in a document is limited. Later callers wait. No
     document of ours ever looks like a hostile one, and commands stay fast."""
     shared = Terms(mode="shared", capacity=UNLIMITED)
     many = [entry(number, mode="shared", capacity=UNLIMITED) for number in range(MAX_HOLDERS - 1)]
@@ -256,13 +256,13 @@ def test_as_many_holders_as_a_document_bears(world: World, store: MongoStore) ->
 
 
 def test_the_damage_of_a_huge_document_is_reported() -> None:
-    """F55: the damage is reported in words, before the entries are checked one by one."""
+    """F55: The damage is reported in words, before the entries are checked one by one."""
     huge = document("bad", [], change={"holders": [7] * (MAX_ENTRIES + 1)})
     assert find_damage(huge) == f"it has {MAX_ENTRIES + 1} holders and waiters"
 
 
 def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> None:
-    """F55, F57: names from a document go into errors and logs without line breaks, megabytes, or ids of grants."""
+    """F55, F57: Names from a document go into errors and logs without line breaks, megabytes, or ids of grants."""
     facts: Document = dict.fromkeys(
         ("label", "place", "owner", "user", "host"), "a\nforged line\x1b[31m\u2028" + "x" * 100_000
     )
@@ -280,7 +280,7 @@ def test_what_others_wrote_is_one_short_line(world: World, session: Session) -> 
 def test_the_name_in_a_request_is_one_short_line(
     lock: LockMaker, collection: Collection[Document], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """F55: the name of a requester comes from the document as well."""
+    """F55: The name of a requester comes from the document as well."""
     caplog.set_level("INFO", "django_mongolock")
     text = "anna\nlock lost key='forged'" + "x" * 100_000
     with lock("k") as mine:
@@ -293,6 +293,6 @@ def test_the_name_in_a_request_is_one_short_line(
 
 @pytest.mark.parametrize("requested_by", ["", "x" * 257, "x" * 10_000_000, "a\nb", "\ud800"])
 def test_a_name_that_cannot_be_stored_is_refused(store: MongoStore, lock: LockMaker, requested_by: str) -> None:
-    """F54: the name of the requester is stored in each holder's entry, and has a limit like any other fact."""
+    """F54: The name of the requester is stored in each holder's entry, and has a limit like any other fact."""
     with lock("k"), pytest.raises(ValueError, match="requested_by"):
         operations.ask_to_release(store, "k", requested_by)

@@ -49,7 +49,7 @@ class Silent(MemoryStore):
 def test_what_is_given_back_after_a_wait_has_a_moment(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, keys: str
 ) -> None:
-    """P8: if the last key is refused, the first keys are released after a wait. A release without an answer goes on in
+    """P8: If the last key is refused, the first keys are released after a wait. A release without an answer goes on in
     the background."""
     theirs = memory.other("last").acquire()
     limits: list[float] = []
@@ -72,7 +72,7 @@ def test_what_is_given_back_after_a_wait_has_a_moment(
 
 @pytest.mark.parametrize("ask_for", [MongoLock.extend, lambda lock: make_lock(lock._session()).acquire(wait=0)])
 def test_a_grant_with_another_token_is_lost(memory: Memory, ask_for: Callable[[MongoLock], object]) -> None:
-    """F120: a grant with another token is lost, whether an extension or another attempt to acquire the key finds it."""
+    """F120: A grant with another token is lost, whether an extension or another attempt to acquire the key finds it."""
     mine = memory.lock(terms=CALM).acquire()
     grant = grant_of(mine)
     grant.outcome_unknown = True
@@ -108,7 +108,7 @@ def renewed_keys(session: MemorySession, monkeypatch: pytest.MonkeyPatch) -> lis
 
 
 def test_a_lease_is_renewed_three_times_in_its_time(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, P8: a lease is renewed by three commands in its time, as long as it is held. Polls send none."""
+    """P6, P8: A lease is renewed by three commands in its time, as long as it is held. Polls send none."""
     mine = memory.lock(terms=CALM).acquire()
     made = renewed_keys(memory.session, monkeypatch)
     for _ in range(10):
@@ -118,7 +118,7 @@ def test_a_lease_is_renewed_three_times_in_its_time(memory: Memory, monkeypatch:
 
 
 def test_a_renewal_of_a_waiter_is_worth_a_place(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1, F62: a renewal that was sent for a waiter is no lease. The lock is granted after the renewal and before its
+    """P1, F62: A renewal that was sent for a waiter is no lease. The lock is granted after the renewal and before its
     answer."""
     theirs = memory.other().acquire()
     waiter = memory.waiter(terms=replace(LONG, waiter_lease=60.0))
@@ -153,7 +153,7 @@ def test_a_lock_that_is_entered_again_names_the_line_that_has_acquired_it(memory
 def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
     memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P5, F69: the next waiter of the process is queued in the document before the first has left it. No later waiter
+    """P5, F69: The next waiter of the process is queued in the document before the first has left it. No later waiter
     of another process can be served between them."""
     theirs = memory.other().acquire()
     waiters = [memory.waiter() for _ in range(2)]
@@ -177,7 +177,7 @@ def test_a_waiter_that_goes_leaves_its_place_to_the_next_of_its_line(
 
 
 def test_a_lock_that_was_handed_over_leaves_nothing(memory: Memory) -> None:
-    """F77: no tombstone is left, because each command got its answer. A refused try leaves none, either."""
+    """F77: No tombstone is left, because each command got its answer. A refused try leaves none, either."""
     mine = memory.lock().acquire()
     memory.in_thread(lambda: memory.lock().try_acquire()).join(10)
     waiters = [memory.waiter() for _ in range(2)]
@@ -192,7 +192,7 @@ def test_a_lock_that_was_handed_over_leaves_nothing(memory: Memory) -> None:
 
 @pytest.mark.parametrize("queued", [False, True], ids=["asks", "in the queue"])
 def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool) -> None:
-    """F176, F36: a wait that is cancelled during an outage ends soon, as cancelled. The waiter's place is given up in
+    """F176, F36: A wait that is cancelled during an outage ends soon, as cancelled. The waiter's place is given up in
     the background, as soon as the server answers."""
     session = Session(Silent(memory.server, Limits()), now=memory.server.now)
     store: Any = session.store
@@ -216,7 +216,7 @@ def test_a_wait_that_is_cancelled_during_an_outage(memory: Memory, queued: bool)
 
 @pytest.mark.parametrize("looks", [False, True], ids=["sleeps", "looks"])
 def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: Memory, looks: bool) -> None:
-    """F175, F27: an earlier entry is put back before the first waiter, and dies. The waiter learns that it is the first
+    """F175, F27: An earlier entry is put back before the first waiter, and dies. The waiter learns that it is the first
     again. The entry is a holder with a shorter lease than the one known before, or a waiter that returns after the last
     read."""
     theirs = memory.other().acquire()
@@ -259,7 +259,7 @@ def test_the_first_who_was_overtaken_is_told_that_it_is_the_first_again(memory: 
 def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """F29, F64, F65: a signal handler raises when the lock is granted, before the caller has it, or before the release
+    """F29, F64, F65: A signal handler raises when the lock is granted, before the caller has it, or before the release
     has begun. The lock is released, even if the lock object lives on. A lock that was held keeps its minimum hold."""
     run = memory.session.run
 
@@ -285,7 +285,7 @@ def test_what_is_struck_before_its_caller_knows_leaves_no_lock(
 
 
 def test_a_signal_in_a_release_ends_no_minimum_hold(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a signal in a release keeps the minimum holds of all keys. The keys are released all the same."""
+    """F29: A signal in a release keeps the minimum holds of all keys. The keys are released all the same."""
 
     def struck(*_: object) -> None:
         raise KeyboardInterrupt
@@ -298,7 +298,7 @@ def test_a_signal_in_a_release_ends_no_minimum_hold(memory: Memory, monkeypatch:
 
 
 def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F33, F65: the heartbeat finds a grant of a dead lock object, although a signal struck before its weak reference
+    """F33, F65: The heartbeat finds a grant of a dead lock object, although a signal struck before its weak reference
     was reported."""
     monkeypatch.setattr(memory.session.heartbeat, "adopt", lambda _: None)
     mine = memory.lock().acquire()
@@ -310,7 +310,7 @@ def test_the_heartbeat_finds_what_was_not_reported_to_it(memory: Memory, monkeyp
 
 
 def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> None:
-    """P3: a lock stays with its session when its backend has opened another session since."""
+    """P3: A lock stays with its session when its backend has opened another session since."""
     sessions = [memory.session, memory.new_session(), memory.new_session()]
     mine = MongoLock(lambda: sessions.pop(0), ("k",), LONG, LockOptions(), dict)
     with mine:
@@ -323,7 +323,7 @@ def test_a_lock_stays_with_the_session_that_has_acquired_it(memory: Memory) -> N
 
 
 def test_removals_that_come_while_others_are_looked_at(memory: Memory) -> None:
-    """F18: the garbage collector lets another thread in at any allocation. The heartbeat copes with removals that come
+    """F18: The garbage collector lets another thread in at any allocation. The heartbeat copes with removals that come
     meanwhile."""
     never = Removal(Apply("k", Step(remove=("g",))), float("inf"), float("inf"))
     memory.session.cleanup.pending.update({f"g{number}": never for number in range(1_000)})

@@ -46,7 +46,7 @@ BEAT = CALM.lease / 3
 def test_a_thread_that_ends_with_a_lock_loses_it(
     here: Here, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """F32: the lock is released at the next beat, even if its object lives on. A warning says where it was acquired."""
+    """F32: The lock is released at the next beat, even if its object lives on. A warning says where it was acquired."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     kept: list[MongoLock] = []
 
@@ -71,7 +71,7 @@ def test_a_thread_that_ends_with_a_lock_loses_it(
 
 
 def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
-    """P1: a thread that `threading` did not start is told apart from an ended thread with the same number. The new
+    """P1: A thread that `threading` did not start is told apart from an ended thread with the same number. The new
     thread does not enter the locks of the ended one."""
     kept: list[MongoLock] = []
     numbers: list[int] = []
@@ -96,7 +96,7 @@ def test_a_thread_is_not_taken_for_one_that_has_ended(lock: LockMaker) -> None:
 
 
 def test_the_grant_before_is_not_renewed_for_the_one_after(lock: LockMaker, session: Session, entries: Entries) -> None:
-    """F39: a late renewal of a released grant does nothing to the next grant of the same object, and does not bring
+    """F39: A late renewal of a released grant does nothing to the next grant of the same object, and does not bring
     back the old one."""
     mine = lock(terms=CALM).acquire()
     before = grant_of(mine)
@@ -137,7 +137,7 @@ def at_line(number: int, look: Callable[[], Any], meanwhile: Callable[[], object
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "expected"), [("held", False), ("remaining", 0.0), ("in_danger", False)])
 def test_a_released_lock_never_looks_held(here: Here, hold_up: HoldUp, name: str, expected: object) -> None:
-    """P1: one thread releases a lock, and another caller has got it. At any line of the end of the release, the lock
+    """P1: One thread releases a lock, and another caller has got it. At any line of the end of the release, the lock
     does not look held to a reader."""
     for number in itertools.count(1):
         session = here.new_session()
@@ -170,7 +170,7 @@ def test_a_released_lock_never_looks_held(here: Here, hold_up: HoldUp, name: str
 def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
     here: Here, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """F34, P6: held, waiting and uncollected locks are all released at exit, without a traceback."""
+    """F34, P6: Held, waiting and uncollected locks are all released at exit, without a traceback."""
     with here.other(terms=CALM), processes(1, "exit_with_everything", here.collection.name, "held") as (process,):
         process.hear()
         assert eventually(lambda: len(here.entries()) == 2)
@@ -182,7 +182,7 @@ def test_the_end_of_the_interpreter_releases_once_and_says_nothing(
 
 @pytest.mark.long
 def test_a_daemon_thread_takes_no_lock_after_the_exit_hooks(here: Here) -> None:
-    """F189, P6: a daemon thread that acquires and releases a lock in a loop does not acquire it again after the exit
+    """F189, P6: A daemon thread that acquires and releases a lock in a loop does not acquire it again after the exit
     hooks."""
     for _ in range(3):
         with processes(1, "loop_in_a_daemon_thread", here.collection.name) as (process,):
@@ -192,7 +192,7 @@ def test_a_daemon_thread_takes_no_lock_after_the_exit_hooks(here: Here) -> None:
 
 @pytest.mark.long
 def test_a_child_of_multiprocessing_releases_its_locks(here: Here) -> None:
-    """F186, P6: a forked child of multiprocessing that ends normally releases its locks, although `atexit` hooks do not
+    """F186, P6: A forked child of multiprocessing that ends normally releases its locks, although `atexit` hooks do not
     run."""
     with processes(1, "fork_by_multiprocessing", here.collection.name) as (process,):
         assert (process.hear(), process.end()) == ({"code": 0}, 0)
@@ -201,7 +201,7 @@ def test_a_child_of_multiprocessing_releases_its_locks(here: Here) -> None:
 
 @pytest.mark.long
 def test_a_loss_in_the_last_moment_is_reported(here: Here) -> None:
-    """P7: a lock that was taken away is found at the end of its block, when no reference to the lock object is left.
+    """P7: A lock that was taken away is found at the end of its block, when no reference to the lock object is left.
     The loss is reported by an error and by `on_lost`, and the callback still gets its lock."""
     told: list[str] = []
     busy = threading.Event()
@@ -218,7 +218,7 @@ def test_a_loss_in_the_last_moment_is_reported(here: Here) -> None:
 
 
 def test_a_lock_that_is_detached_was_not_forgotten() -> None:
-    """F96: the owner token of a detached lock lives until the grant is released in this process. Otherwise the
+    """F96: The owner token of a detached lock lives until the grant is released in this process. Otherwise the
     heartbeat would take the grant for a dropped one, and warn."""
     key = new_key()
     lock = mongo_lock(key).acquire()
@@ -260,7 +260,7 @@ def take(lock: Any) -> Callable[[], int]:
 @pytest.mark.long
 @linux
 def test_an_owner_resumes_at_once_when_its_process_was_killed(here: Here, face: Face, former: Process) -> None:
-    """F49: the owner resumes before all waiters, with a new fencing token, and a single try is enough."""
+    """F49: The owner resumes before all waiters, with a new fencing token, and a single try is enough."""
     token = former.hear()["token"]
     waiting = take(here.other(wait=30))
     assert eventually(lambda: here.collection.find_one({"waiters.0": {"$exists": True}}))
@@ -279,7 +279,7 @@ def test_an_owner_resumes_at_once_when_its_process_was_killed(here: Here, face: 
 
 @pytest.mark.long
 def test_a_process_of_unknown_fate_is_waited_for(here: Here, face: Face, former: Process) -> None:
-    """F49: on another machine or in another container a pid proves nothing. Only the end of the lease counts then."""
+    """F49: On another machine or in another container a pid proves nothing. Only the end of the lease counts then."""
     former.hear()
     former.send(signal.SIGKILL)
     former.popen.wait()
@@ -297,7 +297,7 @@ def test_a_minimum_hold_is_no_former_run(lock: LockMaker, other: LockMaker, face
 
 @linux
 def test_the_name_of_a_process() -> None:
-    """F49: the name of a process is constant, is different for each process, and tells whether that process runs."""
+    """F49: The name of a process is constant, is different for each process, and tells whether that process runs."""
     assert this_process() == this_process()
     assert fate(this_process()) == "alive"
     assert fate(_with(4, "1")) == "gone"  # the pid was given again
@@ -335,7 +335,7 @@ def _with(*changes: Any) -> str:
 
 @linux
 def test_a_child_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P1: a child with the parent's name would count as gone when the parent is gone, and its lock would be taken
+    """P1: A child with the parent's name would count as gone when the parent is gone, and its lock would be taken
     over."""
     before = this_process()
     monkeypatch.setattr(os, "getpid", os.getppid)

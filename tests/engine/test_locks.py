@@ -43,7 +43,7 @@ def lose(take_away: Callable[..., None], timer: Timer) -> Callable[..., None]:
 
 
 def test_a_release_gives_back_once_and_never_what_another_holds(here: Here, face: Face) -> None:
-    """F38: a release returns False when it is repeated, without an acquisition, after a loss, or when another caller
+    """F38: A release returns False when it is repeated, without an acquisition, after a loss, or when another caller
     holds the lock. The other caller keeps it."""
     assert not face.release(here.lock())
     mine = face.acquire(here.lock(terms=Terms(lease=30)))
@@ -77,7 +77,7 @@ def test_an_object_in_use_is_refused(here: Here, face: Face) -> None:
 
 
 def test_one_key_lost_is_all_lost(lock: LockMaker, face: Face, lose: Callable[..., None], entries: Entries) -> None:
-    """P7: the loss of one key is reported, and the other keys are released."""
+    """P7: The loss of one key is reported, and the other keys are released."""
     both = lock("a", "b")
     with pytest.raises(LockLost) as loss, face.block(both):  # noqa: PT012
         lose("b")
@@ -114,7 +114,7 @@ def test_interrupted_while_giving_back_what_it_had(here: Here, moment: int, monk
 def test_a_loss_is_reported_where_the_grant_was_in_doubt(
     here: Here, face: Face, failpoint: Callable[..., None]
 ) -> None:
-    """P7, F8: a loss is reported to `on_lost` and to the observers even if the first answer to the acquisition was an
+    """P7, F8: A loss is reported to `on_lost` and to the observers even if the first answer to the acquisition was an
     error and the loss shows only at the release. A late copy of the command is refused."""
     told, events = threading.Event(), []
     session = here.new_session(observer=lambda event, grant: events.append(event))
@@ -146,7 +146,7 @@ def test_a_callback_that_fails_does_no_harm(
 
 
 def test_what_an_observer_raises_reaches_the_caller_and_leaves_no_lock(here: Here, face: Face) -> None:
-    """F29: an error of an observer, which may come from a signal handler, reaches the caller and leaves no lock.
+    """F29: An error of an observer, which may come from a signal handler, reaches the caller and leaves no lock.
     (Django logs the errors of its receivers.)"""
 
     def observer(event: str, grant: Grant) -> None:
@@ -203,7 +203,7 @@ def test_errors_survive_pickling_with_their_facts(error: LockError) -> None:
 
 
 def test_nothing_secret_is_logged(here: Here, caplog: pytest.LogCaptureFixture, lose: Callable[..., None]) -> None:
-    """F57: the log has the key and the token, but no id of a grant and no URI."""
+    """F57: The log has the key and the token, but no id of a grant and no URI."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     mine = here.lock().acquire()
     lose()

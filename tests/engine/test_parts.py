@@ -115,7 +115,7 @@ def is_woken(grant: Grant) -> bool:
 
 
 def test_when_a_grant_is_looked_at(bare: Bare) -> None:
-    """P7: a grant is due at its renewal, and at its end at the latest. Without renewals only its end counts."""
+    """P7: A grant is due at its renewal, and at its end at the latest. Without renewals only its end counts."""
     due = bare.renewals.next_due
     assert due() == FOREVER
     for until, renew_at, auto_renew, moment in (
@@ -132,7 +132,7 @@ def test_when_a_grant_is_looked_at(bare: Bare) -> None:
 
 
 def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P8, F66: a renewal takes the holders that are due within a third of the shortest lease, in the order of their
+    """P8, F66: A renewal takes the holders that are due within a third of the shortest lease, in the order of their
     keys. A deferred holder is not renewed before its time. Holders that have failed are renewed by themselves, a stuck
     one alone. A holder that has failed twice has a lower priority for a thread. Waiters come last."""
     monkeypatch.setattr(bulk, "BATCH", 3)
@@ -167,7 +167,7 @@ def test_which_grants_are_renewed_together(bare: Bare, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("in_threads", "takes"), [(True, False), (False, True)])
 def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -> None:
-    """P6: a renewal without a thread is made at once."""
+    """P6: A renewal without a thread is made at once."""
     bare.renewals.in_threads, bare.takes = in_threads, takes
     bare.grant(until=130).lease.renew_at = 100
     bare.store.renew.return_value = {}
@@ -186,7 +186,7 @@ def test_a_renewal_without_a_thread(bare: Bare, in_threads: bool, takes: bool) -
 def test_how_long_a_renewal_may_take(
     bare: Bare, *, leases: tuple[float, ...], until: float | None, failures: int, timeout: float, limit: float
 ) -> None:
-    """P7, F178: a renewal may take a sixth of the shortest time left, and a third later. A lock just handed over counts
+    """P7, F178: A renewal may take a sixth of the shortest time left, and a third later. A lock just handed over counts
     with the time of its place."""
     grants = [bare.grant(until=until, lease=lease) for lease in leases]
     for grant in grants:
@@ -201,7 +201,7 @@ def test_how_long_a_renewal_may_take(
 def test_what_a_renewal_asks(
     bare: Bare, behind: tuple[int, ...], counted: tuple[bool, ...], sent: tuple[int, ...]
 ) -> None:
-    """P5: a renewal asks that each grant lives on. If waiters of this process stand behind a grant or stood there, it
+    """P5: A renewal asks that each grant lives on. If waiters of this process stand behind a grant or stood there, it
     tells their number. A grant with news in the meantime is renewed again at once."""
     grants = [bare.grant("b"), bare.grant("a")]
     for grant, number, was in zip(grants, behind, counted, strict=True):
@@ -238,7 +238,7 @@ def test_a_renewal_that_fails_is_told_once(
     told: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """F153: a failed renewal is logged as a warning if it is news for one of its grants. A grant that was never held
+    """F153: A failed renewal is logged as a warning if it is news for one of its grants. A grant that was never held
     counts as a place only."""
     caplog.set_level(logging.DEBUG)
     grants = [bare.grant(key, 130 if each else None) for key, each in zip("ab", held, strict=True)]
@@ -273,7 +273,7 @@ def found(token: int, holder: Beat | None = None, *waiters: str, beat: int = 7) 
 def test_what_a_renewal_says_of_a_holder(
     bare: Bare, *, answer: Found | None, sent: float, length: float, until: float, becomes: str
 ) -> None:
-    """P1, P7, F62, F99, F160: a renewal extends a holder's lease only by an answer to its own command. The lease counts
+    """P1, P7, F62, F99, F160: A renewal extends a holder's lease only by an answer to its own command. The lease counts
     from the sending, and never gets shorter. An answer that is not older than the grant and does not show the grant
     reports a loss. Without an answer the renewal is tried again."""
     grant = bare.grant(until=130)
@@ -289,7 +289,7 @@ def test_what_a_renewal_says_of_a_holder(
 
 
 def test_whether_a_lock_is_still_uncontended(bare: Bare) -> None:
-    """P8: a lock is uncontended, with the short release, as long as no waiter was ever found."""
+    """P8: A lock is uncontended, with the short release, as long as no waiter was ever found."""
     grant, answer = bare.grant(until=130), found(5, Beat(7, None, 5))
     for before, seen, after in (
         (True, answer, True),
@@ -303,7 +303,7 @@ def test_whether_a_lock_is_still_uncontended(bare: Bare) -> None:
 
 @pytest.mark.parametrize(("failures", "at_once"), [(0, True), (1, True), (2, False), (3, False)])
 def test_a_renewal_is_tried_again_at_once_twice(bare: Bare, failures: int, at_once: bool) -> None:
-    """F66: a failed renewal is retried first alone, then with more time. Later retries are rarer."""
+    """F66: A failed renewal is retried first alone, then with more time. Later retries are rarer."""
     grant = bare.grant(until=130)
     grant.lease.failures = failures
     bare.renewals.judge(grant, None, 7, 100, 30)
@@ -323,7 +323,7 @@ def test_a_renewal_is_tried_again_at_once_twice(bare: Bare, failures: int, at_on
 def test_what_a_renewal_says_of_a_waiter(
     bare: Bare, *, answer: Found | None, at_head: int, known: int, until: float, last_token: int, head: int, woken: bool
 ) -> None:
-    """P5, F28: a waiter is woken, and not renewed, if it is the first for an unknown token or has left the queue. A
+    """P5, F28: A waiter is woken, and not renewed, if it is the first for an unknown token or has left the queue. A
     bell with a later token still counts."""
     waiter = bare.grant()
     waiter.waiting.at_head, waiter.waiting.last_token = at_head, known
@@ -364,7 +364,7 @@ def test_what_a_renewal_says_of_a_waiter(
 def test_what_each_end_of_a_grant_needs(
     bare: Bare, *, how: How, state: State | None, reason: str, in_doubt: bool, known: bool, removed: bool, told: str
 ) -> None:
-    """P6, P7: an ending grant is removed if its entry may be left, and its end is reported. If a grant was found lost
+    """P6, P7: An ending grant is removed if its entry may be left, and its end is reported. If a grant was found lost
     and was released meanwhile, the releasing thread does both."""
     grant = bare.grant(until=None if state is None else 130)
     grant.state, grant.reason, grant.outcome_unknown = state or State.WAITING, reason, in_doubt
@@ -392,14 +392,14 @@ def test_what_each_end_of_a_grant_needs(
 
 
 def test_a_forked_child_ends_nothing_of_its_parent(bare: Bare) -> None:
-    """F29: a forked child only forgets the grant."""
+    """F29: A forked child only forgets the grant."""
     grant, bare.pid = bare.grant(until=130), -1
     bare.ending.end(grant, How.ABANDONED)
     assert (bare.registry.grants, bare.cleanup.pending, bare.notifications.mock_calls) == ({}, {}, [])
 
 
 def test_who_is_woken_by_an_end(bare: Bare) -> None:
-    """P5: the first waiter of a line is woken when the grant of this process in that line ends, and not before."""
+    """P5: The first waiter of a line is woken when the grant of this process in that line ends, and not before."""
     held = bare.grant(name="held", until=130)
     bare.registry.note_held(held)
     first, second = bare.line("first", "second")
@@ -412,7 +412,7 @@ def test_who_is_woken_by_an_end(bare: Bare) -> None:
 
 @pytest.mark.parametrize("by_release", [False, True])
 def test_a_grant_that_is_not_found(bare: Bare, by_release: bool) -> None:
-    """P7: a grant that is not found is reported as lost once. A released grant is reported only by its release
+    """P7: A grant that is not found is reported as lost once. A released grant is reported only by its release
     command."""
     grant = bare.grant(until=130)
     assert grant.mark_released() is True
@@ -425,7 +425,7 @@ def test_a_grant_that_is_not_found(bare: Bare, by_release: bool) -> None:
 
 
 def test_when_a_removal_is_tried(bare: Bare) -> None:
-    """P6, F17: a removal is tried at once, and a second after each failure, in the background, in the lane of its key.
+    """P6, F17: A removal is tried at once, and a second after each failure, in the background, in the lane of its key.
     The retries end when no copy of its command can arrive and its lease is over."""
     cleanup, grant = bare.cleanup, bare.grant()
     assert cleanup.next_due() == FOREVER
@@ -456,7 +456,7 @@ def test_when_a_removal_is_tried(bare: Bare) -> None:
 
 
 def test_a_removal_that_another_one_has_replaced(bare: Bare) -> None:
-    """F17: a removal that another one has replaced meanwhile leaves the later one to be tried. Without a thread, this
+    """F17: A removal that another one has replaced meanwhile leaves the later one to be tried. Without a thread, this
     happens at once."""
     later, bare.takes = Mock(), False
     for replaces in (True, False):
@@ -467,7 +467,7 @@ def test_a_removal_that_another_one_has_replaced(bare: Bare) -> None:
 
 
 def test_a_release_that_is_made_again_is_tried_for_a_while(bare: Bare) -> None:
-    """F7: a release is repeated when it is due and the primary is another one."""
+    """F7: A release is repeated when it is due and the primary is another one."""
     again = Apply("k", Step(remove=("g",)))
     bare.commands.releases.made(UnconfirmedRelease(again, "one", 100))
     bare.store.primary.return_value = "two"
@@ -481,7 +481,7 @@ def test_a_release_that_is_made_again_is_tried_for_a_while(bare: Bare) -> None:
 
 @pytest.mark.parametrize(("end", "limit"), [(108, 2.0), (100, SHORTEST_COMMAND)])
 def test_how_long_a_removal_may_take_at_the_end(bare: Bare, end: float, limit: float) -> None:
-    """P6: a removal at the end may take a part of the time left."""
+    """P6: A removal at the end may take a part of the time left."""
     bare.cleanup.begin_to_finish([], end)
     bare.cleanup.ensure_removed(bare.grant())
     bare.cleanup.remove("k")
@@ -489,7 +489,7 @@ def test_how_long_a_removal_may_take_at_the_end(bare: Bare, end: float, limit: f
 
 
 def test_what_is_released_at_exit(bare: Bare, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6, F182: all locks are released in bulk. Uncontended locks use the short command, the others the rule, and locks
+    """P6, F182: All locks are released in bulk. Uncontended locks use the short command, the others the rule, and locks
     with a minimum hold are sent apart. A batch that fails is sent in smaller parts if the server answers others."""
     monkeypatch.setattr(bulk, "BATCH", 3)
     monkeypatch.setattr(bulk, "PARTS", 2)
@@ -534,7 +534,7 @@ def test_what_is_released_at_exit(bare: Bare, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_is_released_at_exit_without_threads(bare: Bare) -> None:
-    """P6: without threads, the thread that ends the session releases the locks."""
+    """P6: Without threads, the thread that ends the session releases the locks."""
     bare.takes, bare.store.release_uncontended.return_value = False, {"a"}
     bare.cleanup.begin_to_finish([bare.grant(key, 130) for key in "ab"], 200)
     assert bare.store.release_uncontended.mock_calls == [call(["a", "b"], ["a", "b"], 50.0)]
@@ -546,7 +546,7 @@ def test_what_is_released_at_exit_without_threads(bare: Bare) -> None:
 def test_the_end_waits_for_no_command_for_longer_than_it_may(
     bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, answers: bool
 ) -> None:
-    """P6: at the time limit, the end gives up the commands without an answer, logs one line, and begins no more
+    """P6: At the time limit, the end gives up the commands without an answer, logs one line, and begins no more
     commands."""
 
     def sleep(_: float) -> None:
@@ -567,7 +567,7 @@ def test_the_end_waits_for_no_command_for_longer_than_it_may(
 def test_a_lock_that_was_never_granted_is_not_reported_at_exit(
     bare: Bare, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, token: int
 ) -> None:
-    """F226: a wrong password or an absent server leaves no lock, and nothing to warn of."""
+    """F226: A wrong password or an absent server leaves no lock, and nothing to warn of."""
     monkeypatch.setattr(time, "sleep", lambda _: setattr(bare, "time", bare.time + 1))
     grant = bare.grant(until=130)
     grant.token = token
@@ -586,7 +586,7 @@ class Ended(threading.Thread):
 
 
 def test_who_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F33: a worker has ended if its thread or its task's event loop has ended. The main thread has not ended when the
+    """F33: A worker has ended if its thread or its task's event loop has ended. The main thread has not ended when the
     interpreter exits."""
     alive, here = grant_registry._Alive(), threading.current_thread()
     loop = asyncio.new_event_loop()
@@ -638,7 +638,7 @@ def test_what_is_released_that_no_code_can_release(
     why: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """P6, F33: a held grant is released if its thread has ended, if the thread that was releasing it has ended, or if
+    """P6, F33: A held grant is released if its thread has ended, if the thread that was releasing it has ended, or if
     its lock object is gone. A minimum hold stays."""
     grant = bare.grant(until=until, worker=worker)
     grant.releaser, grant.acquired_from = releaser, "a.py:1"
@@ -657,7 +657,7 @@ def test_what_is_released_that_no_code_can_release(
 
 
 def test_whose_wait_ends_with_its_thread(bare: Bare) -> None:
-    """P6: a wait ends with its thread. The waiter leaves its line, and the next one is woken."""
+    """P6: A wait ends with its thread. The waiter leaves its line, and the next one is woken."""
     ended, second = bare.line("ended", "second")
     ended.worker = Ended()
     bare.orphans.do_due(100)
@@ -667,7 +667,7 @@ def test_whose_wait_ends_with_its_thread(bare: Bare) -> None:
 
 @pytest.mark.parametrize("state", [State.WAITING, State.HELD, State.RELEASED])
 def test_what_its_owner_has_dropped(bare: Bare, state: State) -> None:
-    """F65: a dropped grant leaves its line and wakes the next waiter, because a signal may have struck in the clean-up
+    """F65: A dropped grant leaves its line and wakes the next waiter, because a signal may have struck in the clean-up
     of its caller. Only a grant that was held is kept for a minimum hold."""
     grant = bare.grant(name="g", until=None if state is State.WAITING else 130)
     grant.state = state
@@ -693,7 +693,7 @@ def test_what_its_owner_has_dropped(bare: Bare, state: State) -> None:
 
 
 def test_who_stands_in_a_line(bare: Bare) -> None:
-    """P5, F69: waiters that compete on the same terms share a line, with at most the length of a queue. The first asks
+    """P5, F69: Waiters that compete on the same terms share a line, with at most the length of a queue. The first asks
     for all of them. A single try asks in any case."""
     first, second, third = bare.line("first", "second", "third")
     queue = bare.queue
@@ -737,7 +737,7 @@ def test_who_stands_in_a_line(bare: Bare) -> None:
 def test_to_whom_a_key_is_handed_over(
     bare: Bare, leaves: str, reserved: str, cancelled: str, chosen: str | None
 ) -> None:
-    """P2, P5: a key is handed over to the first of its line, or to the next behind the leaving one.
+    """P2, P5: A key is handed over to the first of its line, or to the next behind the leaving one.
     Waiters with a hand-over under way are skipped. While the first waiter has cancelled its wait, none is chosen."""
     line = {grant.id: grant for grant in bare.line("a", "b", "c")}
     trial = bare.grant(name="trial")
@@ -764,7 +764,7 @@ def test_to_whom_a_key_is_handed_over(
 def test_who_asks_for_himself_is_handed_nothing(
     bare: Bare, *, mode: str, sent: bool, until: float, unknown: bool, chosen: str
 ) -> None:
-    """P2, F158: a waiter with a command on its way gets no hand-over if several may hold the key, because the command
+    """P2, F158: A waiter with a command on its way gets no hand-over if several may hold the key, because the command
     may grant it. A command without an answer is no obstacle."""
     first, _ = bare.line("a", "b", mode=mode, capacity=2 if mode == "shared" else 1)
     first.waiting.sent, first.lease.until, first.outcome_unknown = sent, until, unknown
@@ -777,7 +777,7 @@ def test_who_asks_for_himself_is_handed_nothing(
 
 @pytest.mark.parametrize("answer", [None, "answer"])
 def test_the_end_of_a_hand_over(bare: Bare, answer: Any) -> None:
-    """F99: the waiter of a hand-over is woken. A late copy of the command is remembered if one may still arrive."""
+    """F99: The waiter of a hand-over is woken. A late copy of the command is remembered if one may still arrive."""
     waiter = bare.grant()
     waiter.waiting.handover_reserved = True
     bare.queue.finish_handover(waiter, answer)
@@ -786,7 +786,7 @@ def test_the_end_of_a_hand_over(bare: Bare, answer: Any) -> None:
 
 
 def test_where_a_grant_is_found(bare: Bare) -> None:
-    """P6: a grant is found by its id, by its holder and, if it is exclusive, by its line, until it ends."""
+    """P6: A grant is found by its id, by its holder and, if it is exclusive, by its line, until it ends."""
     one, two = bare.grant(name="one", until=130), bare.grant(name="two", until=130)
     shared, registry = bare.grant("s", until=130, mode="shared", capacity=2), bare.registry
     for grant in (one, shared, two):
@@ -806,7 +806,7 @@ def test_where_a_grant_is_found(bare: Bare) -> None:
 
 @pytest.mark.parametrize(("renew_at", "first"), [(90, 104), (104.5, 104.5)])
 def test_when_a_place_is_first_renewed(bare: Bare, renew_at: float, first: float) -> None:
-    """P5: a place is first renewed after a third of its time since the request, however long it has stood in line
+    """P5: A place is first renewed after a third of its time since the request, however long it has stood in line
     before."""
     grant = bare.grant()
     bare.registry.grants.clear()
@@ -816,7 +816,7 @@ def test_when_a_place_is_first_renewed(bare: Bare, renew_at: float, first: float
 
 
 async def test_who_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: the worker is the task, or else the thread. A thread that Python did not start is known for its lifetime."""
+    """P5: The worker is the task, or else the thread. A thread that Python did not start is known for its lifetime."""
     task = current_worker()
     assert isinstance(task, weakref.ref)
     assert task() is asyncio.current_task()
@@ -876,7 +876,7 @@ def heartbeat(bare: Bare) -> Any:
 def test_a_heartbeat_is_told_what_is_due(
     heartbeat: Any, *, closed: bool, alive: bool | None, due: float, started: bool, woken: bool
 ) -> None:
-    """P6, F108: the thread of a heartbeat is started if there is none, and woken if it would sleep longer. After
+    """P6, F108: The thread of a heartbeat is started if there is none, and woken if it would sleep longer. After
     closing, neither happens."""
     heartbeat.thread = None if alive is None else Mock(is_alive=lambda: alive)
     heartbeat.elsewhere, heartbeat.wakes_at, heartbeat._closed = heartbeat.started.append, 110, closed
@@ -894,7 +894,7 @@ def test_a_heartbeat_is_told_what_is_due(
 def test_a_heartbeat_is_started(
     heartbeat: Any, *, monkeypatch: pytest.MonkeyPatch, closed: bool, alive: bool | None, fails: bool, starts: bool
 ) -> None:
-    """P6: a heartbeat is started once, and again when its thread has died. During the shutdown of the interpreter it is
+    """P6: A heartbeat is started once, and again when its thread has died. During the shutdown of the interpreter it is
     not."""
     heartbeat.thread = before = None if alive is None else Mock(is_alive=lambda: alive)
     heartbeat._closed, thread = closed, Mock(start=Mock(side_effect=RuntimeError if fails else None))
@@ -906,7 +906,7 @@ def test_a_heartbeat_is_started(
 
 
 def test_the_main_thread_starts_no_heartbeat_itself(heartbeat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: the main thread does not start the heartbeat, because a signal may strike there."""
+    """F29: The main thread does not start the heartbeat, because a signal may strike there."""
     heartbeat.elsewhere(began := Mock())
     assert not began.called
     heartbeat.threads.call.call_args.args[0](None)
@@ -923,14 +923,14 @@ def test_the_main_thread_starts_no_heartbeat_itself(heartbeat: Any, monkeypatch:
 def test_a_heartbeat_sleeps(
     heartbeat: Any, due: float, timeout: float | None, items: list[Any], dropped: list[str]
 ) -> None:
-    """P8: a heartbeat sleeps until work is due or comes in, and takes all of the new work."""
+    """P8: A heartbeat sleeps until work is due or comes in, and takes all of the new work."""
     heartbeat.inbox = Inbox(*items)
     heartbeat._sleep(due)
     assert (heartbeat.inbox.timeouts, list(heartbeat._dropped)) == ([timeout], dropped)
 
 
 def test_a_heartbeat_does_what_is_due(heartbeat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: the heartbeat does due work again and again until it is closed, whatever fails. New work wakes it. An error
+    """P6: The heartbeat does due work again and again until it is closed, whatever fails. New work wakes it. An error
     in a dropped object, such as a warning, does not stop the next work."""
     slept, sleeps = list[float](), list[tuple[float, float]]()
 

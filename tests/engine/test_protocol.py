@@ -182,7 +182,7 @@ def test_a_last_try_after_a_wait_in_line_tells_the_whole_wait() -> None:
 
 
 def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
-    """F42: a waiter without bells polls. A grant that it sees is confirmed for a whole lease. The deadline counts from
+    """F42: A waiter without bells polls. A grant that it sees is confirmed for a whole lease. The deadline counts from
     before that command, not from the poll that showed the grant."""
     play = queued()
     for _ in range(5):
@@ -198,7 +198,7 @@ def test_a_waiter_only_looks_until_it_is_granted_then_confirms() -> None:
 
 
 def test_a_look_alone_never_grants() -> None:
-    """F6: a read never grants, even if it shows a whole lease. A write confirms the lease first."""
+    """F6: A read never grants, even if it shows a whole lease. A write confirms the lease first."""
     play = queued()
     play.pause()
     assert is_confirmation(play.answer(WHOLE))
@@ -207,7 +207,7 @@ def test_a_look_alone_never_grants() -> None:
 
 @pytest.mark.parametrize("then", [GONE, *(replace(QUEUED, first_end=left) for left in (None, 0.0, -0.1))])
 def test_a_pruned_waiter_enters_again_and_a_dead_holder_is_passed_over(then: Reply) -> None:
-    """F27, F41: if the waiter is out of the queue, nobody holds the lock, or the holder's lease is over, an update
+    """F27, F41: If the waiter is out of the queue, nobody holds the lock, or the holder's lease is over, an update
     decides."""
     play = queued(replace(QUEUED, first_end=0.5))
     assert play.action.timer == 0.5 + procedures.SLACK
@@ -231,7 +231,7 @@ def test_an_update_that_has_changed_nothing_is_not_sent_again_at_once(left: floa
 
 
 def test_the_wait_ends_with_a_trial() -> None:
-    """F43: at the end of the wait one last update either grants the lock or removes the waiter. There is nothing
+    """F43: At the end of the wait one last update either grants the lock or removes the waiter. There is nothing
     between."""
     play = queued(wait=5)
     while not isinstance(play.action, Apply):
@@ -245,7 +245,7 @@ def test_the_wait_ends_with_a_trial() -> None:
 
 
 def test_news_at_the_end_of_the_wait_are_no_last_try() -> None:
-    """P6, F43: a waiter that hears of the lock or of its place only at the deadline has had no last try. The waiter is
+    """P6, F43: A waiter that hears of the lock or of its place only at the deadline has had no last try. The waiter is
     then granted the lock, or leaves the queue."""
     for heard in ({"answer": Answer(QUEUED, 105.0, 106.0, whole=True)}, {"news": News(9, NOW), "queued_until": 106.2}):
         play = queued(wait=5)
@@ -268,7 +268,7 @@ def test_a_hand_over_that_finds_no_room_in_the_queue_refuses() -> None:
 
 
 def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F44: many waiters do not make a storm of commands. Pauses grow with time and with the place in the queue."""
+    """F44: Many waiters do not make a storm of commands. Pauses grow with time and with the place in the queue."""
     monkeypatch.setattr("django_mongolock.engine.protocol.procedures.random.uniform", lambda low, high: high)
     assert PollSchedule(0).poll(0) == procedures.SHORTEST_POLL
     assert PollSchedule(0).poll(1) == 2 * PollSchedule(0).poll(0)
@@ -285,7 +285,7 @@ def test_pauses_grow_and_the_head_of_the_queue_looks_soonest(monkeypatch: pytest
 
 
 def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
-    """F2, F8, F15: steps are idempotent by the id of the grant. A command without an answer is sent again until it has
+    """F2, F8, F15: Steps are idempotent by the id of the grant. A command without an answer is sent again until it has
     one."""
     play = Play(wait=10)
     first = play.action
@@ -297,7 +297,7 @@ def test_an_unknown_outcome_is_repeated_with_the_same_id() -> None:
 
 
 def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
-    """F15: the first copy of the command was applied earlier. The lease is not whole any more, and its start is
+    """F15: The first copy of the command was applied earlier. The lease is not whole any more, and its start is
     unknown."""
     play = Play(wait=10)
     play.fail()
@@ -306,7 +306,7 @@ def test_a_repeated_command_that_finds_its_own_grant_confirms_it() -> None:
 
 
 def test_a_single_try_is_repeated_once_and_then_fails() -> None:
-    """F9: one failure is retried even without any time to wait. The second one is raised."""
+    """F9: One failure is retried even without any time to wait. The second one is raised."""
     play = Play(wait=0)
     play.fail()
     play.pause()
@@ -315,7 +315,7 @@ def test_a_single_try_is_repeated_once_and_then_fails() -> None:
 
 
 def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
-    """F9: a command that failed after seconds is not retried when no time is left to wait."""
+    """F9: A command that failed after seconds is not retried when no time is left to wait."""
     play = Play(wait=0)
     play.fail(took=5.0)
     with pytest.raises(LockBackendFailed):
@@ -323,7 +323,7 @@ def test_a_single_try_does_not_wait_twice_for_a_server_that_is_away() -> None:
 
 
 def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F9: after many failures a pause is long. The last pause is no longer than the time left when the command was
+    """F9: After many failures a pause is long. The last pause is no longer than the time left when the command was
     sent."""
     monkeypatch.setattr(procedures, "backoff", float)
     play = Play(wait=None)
@@ -347,7 +347,7 @@ def test_a_wait_that_is_over_when_a_command_fails_is_not_made_longer(monkeypatch
 def test_a_command_is_sent_once_more_at_the_end_of_the_wait(
     monkeypatch: pytest.MonkeyPatch, wait: float, took: tuple[float, ...], sent: int
 ) -> None:
-    """F9: a last command is sent if the failure came at once, even after several failures. If the failure took the
+    """F9: A last command is sent if the failure came at once, even after several failures. If the failure took the
     remaining time, no command is sent."""
     monkeypatch.setattr(procedures, "backoff", lambda attempt: 1.5)
     play, commands = Play(wait), 0
@@ -361,7 +361,7 @@ def test_a_command_is_sent_once_more_at_the_end_of_the_wait(
 
 
 def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
-    """F9: retries go on without a limit, through any number of failures, with a pause of a second at most between two
+    """F9: Retries go on without a limit, through any number of failures, with a pause of a second at most between two
     commands."""
     play = Play(wait=None)
     for _ in range(2_000):
@@ -371,7 +371,7 @@ def test_it_goes_on_for_as_long_as_the_server_is_away() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_cancelled_wait_leaves_the_queue(fails: bool) -> None:
-    """F43, P5, F176: the command that leaves the queue also releases a lock that was granted in that moment. The error
+    """F43, P5, F176: The command that leaves the queue also releases a lock that was granted in that moment. The error
     tells the length of the wait, and a missing answer is its cause."""
     play = queued()
     action = play.hear(after=4, cancelled=True)
@@ -383,7 +383,7 @@ def test_a_cancelled_wait_leaves_the_queue(fails: bool) -> None:
 
 
 def test_a_wait_that_is_cancelled_while_the_server_is_away() -> None:
-    """F176, F9: the wait ends at once, without another command."""
+    """F176, F9: The wait ends at once, without another command."""
     play = Play(wait=60)
     play.fail(took=3)
     play.hear(after=2)
@@ -395,7 +395,7 @@ def test_a_wait_that_is_cancelled_while_the_server_is_away() -> None:
 
 
 def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
-    """P1: the answer to a second copy is no lease. The reader asks for a lease of its own first."""
+    """P1: The answer to a second copy is no lease. The reader asks for a lease of its own first."""
     steps = procedures.downgrade(ACQUISITION, "former", FOREVER, 100.0)
     next(steps)
     assert is_confirmation(steps.send(Answer(SHORT, 100.0, 100.1)))
@@ -405,7 +405,7 @@ def test_a_downgrade_that_another_command_has_made_is_confirmed() -> None:
 
 
 def test_a_downgrade_that_has_found_nothing_is_none() -> None:
-    """P1: an entry that is only queued is no reader."""
+    """P1: An entry that is only queued is no reader."""
     steps = procedures.downgrade(ACQUISITION, "former", FOREVER, 100.0)
     next(steps)
     assert is_confirmation(steps.send(Answer(QUEUED, 100.0, 100.1, whole=True)))
@@ -427,14 +427,14 @@ def test_a_downgrade_is_tried_until_its_deadline(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_final_refusal_is_raised_at_once() -> None:
-    """F14: an error that cannot pass, such as missing rights or a wrong password, is not retried."""
+    """F14: An error that cannot pass, such as missing rights or a wrong password, is not retried."""
     play = Play(wait=60)
     with pytest.raises(LockBackendFailed):
         play.fail(passing=False)
 
 
 def test_an_answer_that_took_longer_than_its_lease_grants_nothing() -> None:
-    """F16: an answer that took longer than the lease grants nothing. A renewal has to confirm the lease in time."""
+    """F16: An answer that took longer than the lease grants nothing. A renewal has to confirm the lease in time."""
     play = Play(wait=60)
     assert is_confirmation(play.answer(WHOLE, took=TERMS.lease))
     with pytest.raises(LockBackendFailed, match="longer than the lease"):
@@ -463,7 +463,7 @@ def test_an_exclusive_grant_without_waiters_is_uncontended(terms: Terms, waiting
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize(("copies", "tombstone_ttl"), [(False, 0), (True, procedures.TOMBSTONE_TTL)])
 def test_what_is_removed_by_which_command(stays: bool, copies: bool, tombstone_ttl: int) -> None:
-    """P8: each removal is one command. Removal is forced unless the grant has a minimum hold, and leaves a tombstone if
+    """P8: Each removal is one command. Removal is forced unless the grant has a minimum hold, and leaves a tombstone if
     a copy of its command may still arrive."""
     step = Step(remove=("g",), given="g", force=not stays, tombstone_ttl=tombstone_ttl)
     assert next(procedures.release("k", "g", stays=stays, leave_tombstone=copies)) == Apply("k", step)
@@ -477,7 +477,7 @@ def test_what_is_removed_by_which_command(stays: bool, copies: bool, tombstone_t
 
 @pytest.mark.parametrize("left", [set(), {"k"}])
 def test_the_cheap_release_comes_first(left: set[str]) -> None:
-    """P8: the whole release follows if the cheap one did nothing. The cheap one is skipped for an heir, and if copies
+    """P8: The whole release follows if the cheap one did nothing. The cheap one is skipped for an heir, and if copies
     are on their way."""
     steps = procedures.release("k", "g", uncontended=True)
     assert next(steps) == ReleaseUncontended(("k",), ("g",))
@@ -495,7 +495,7 @@ def test_the_cheap_release_comes_first(left: set[str]) -> None:
 
 
 def test_news_of_the_grant_is_enough() -> None:
-    """P8: a bell is rung for a grant that the majority has. A waiter that hears the bell holds the lock without another
+    """P8: A bell is rung for a grant that the majority has. A waiter that hears the bell holds the lock without another
     command, for as long as its place in the queue was good."""
     play = queued()
     play.hear(news=News(9, NOW), queued_until=play.now + 4)
@@ -504,7 +504,7 @@ def test_news_of_the_grant_is_enough() -> None:
 
 @pytest.mark.parametrize("token", [8, 9])
 def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
-    """P1, F28: a waiter that slept through a grant and queued again hears of that grant as well, or has heard of it.
+    """P1, F28: A waiter that slept through a grant and queued again hears of that grant as well, or has heard of it.
     The grant is gone, as the last token answered to its queueing shows, however long the new place is good."""
     play = queued()
     play.pause()
@@ -518,13 +518,13 @@ def test_news_from_before_this_place_in_the_queue_is_old(token: int) -> None:
 
 
 def test_what_a_renewal_found_makes_news_old() -> None:
-    """P1, F28: news of a grant is old if a renewal has found this place in the queue after that grant."""
+    """P1, F28: News of a grant is old if a renewal has found this place in the queue after that grant."""
     play = queued()
     assert play.hear(news=News(9, NOW), queued_until=play.now + 4, last_token=9) == Read("k", "g")
 
 
 def test_an_older_answer_makes_no_old_news_new() -> None:
-    """P1, F28: the largest token of any answer decides whether news is old, also if a late answer is read after a later
+    """P1, F28: The largest token of any answer decides whether news is old, also if a late answer is read after a later
     one. Here a hand-over that was to queue the waiter got its answer late. Meanwhile the waiter was granted the lock,
     slept through that, and queued again with its own command."""
     play = queued(replace(QUEUED, last_token=20))
@@ -537,7 +537,7 @@ def test_an_older_answer_makes_no_old_news_new() -> None:
 
 @pytest.mark.parametrize("token", [8, 9])
 def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> None:
-    """P1, F99: the answer to a hand-over is read late. Meanwhile that grant was removed and queued again."""
+    """P1, F99: The answer to a hand-over is read late. Meanwhile that grant was removed and queued again."""
     play = queued(replace(QUEUED, last_token=9))
     handed_over = replace(WHOLE, token=token, last_token=token)
     action = play.hear(answer=Answer(handed_over, play.now - 2, play.now - 1, whole=True))
@@ -548,7 +548,7 @@ def test_a_hand_over_from_before_this_place_in_the_queue_is_old(token: int) -> N
 
 
 def test_news_that_comes_in_time_is_enough() -> None:
-    """P8: news with a quarter of a place left is used before a renewal."""
+    """P8: News with a quarter of a place left is used before a renewal."""
     play = Play(60)
     play.answer(QUEUED, took=0.5)
     play.hear(after=0.5, news=News(9, NOW), queued_until=101 + TERMS.waiter_lease / 4)
@@ -557,7 +557,7 @@ def test_news_that_comes_in_time_is_enough() -> None:
 
 @pytest.mark.parametrize("left", [1.2, 0.0, -3.0])
 def test_news_that_comes_late_is_confirmed(left: float) -> None:
-    """P1, F26, F28: if little is left of the place in the queue, a renewal must show that the place still exists."""
+    """P1, F26, F28: If little is left of the place in the queue, a renewal must show that the place still exists."""
     play = queued()
     assert is_confirmation(play.hear(news=News(9, NOW), queued_until=play.now + left))
     assert play.result is None
@@ -574,7 +574,7 @@ def test_a_lock_without_renewal_takes_a_whole_lease() -> None:
 
 
 def test_a_session_that_listens_does_not_poll() -> None:
-    """P8: only the head of the queue wakes by itself, at the end of the holder's lease. Others wake at their
+    """P8: Only the head of the queue wakes by itself, at the end of the holder's lease. Others wake at their
     deadline."""
     play = Play(wait=60)
     assert play.answer(QUEUED).timer == pytest.approx(9 + procedures.SLACK)
@@ -591,7 +591,7 @@ def cycle(*waits: str) -> Cycle:
 
 @pytest.mark.parametrize(("found", "dies"), [(None, False), (cycle("g", "h"), False), (cycle("h", "g"), True)])
 def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found: Cycle | None, dies: bool) -> None:
-    """F45, F44: all waiters in the cycle pick the same victim. The others go on waiting, and send nothing before
+    """F45, F44: All waiters in the cycle pick the same victim. The others go on waiting, and send nothing before
     that."""
     play = Play(None, replace(ACQUISITION, nested=True))
     asleep = play.answer(replace(QUEUED, place=3))
@@ -613,7 +613,7 @@ def test_only_a_holder_looks_for_a_deadlock_and_only_the_youngest_gives_up(found
 
 
 def test_each_look_for_a_deadlock_is_twice_as_far_from_the_one_before() -> None:
-    """F45: a long wait costs few looks for a deadlock."""
+    """F45: A long wait costs few looks for a deadlock."""
     schedule = PollSchedule(0, deadlock_check_at=1)
     assert [now for now in range(40) if schedule.is_deadlock_check_due(now)] == [1, 3, 7, 15, 31]
 
@@ -630,7 +630,7 @@ class InLine(Play):
 
 
 def test_a_waiter_behind_another_sends_no_command() -> None:
-    """P8: one waiter of a process stands in the document, however many threads and tasks wait."""
+    """P8: One waiter of a process stands in the document, however many threads and tasks wait."""
     play = InLine("behind")
     assert play.action == Pause("g", 60.0)
     play.hear(turn="behind")
@@ -659,7 +659,7 @@ def test_the_next_in_line_waits_a_moment_for_the_hand_over() -> None:
 
 
 def test_the_wait_in_line_ends_in_time() -> None:
-    """F67: a waiter behind others is refused at its deadline without a command, because the others are before it in any
+    """F67: A waiter behind others is refused at its deadline without a command, because the others are before it in any
     case. The next in line gets a last try. A cancelled waiter gets LockCancelled."""
     for seconds in (5, 6):
         with pytest.raises(LockNotAcquired) as refusal:
@@ -681,7 +681,7 @@ def test_the_wait_in_line_ends_in_time() -> None:
 @pytest.mark.parametrize("turn", ["behind", "next"])
 @pytest.mark.parametrize("heard", [{"after": 5}, {"cancelled": True}])
 def test_an_answer_to_a_hand_over_comes_before_all_else(turn: Turn, heard: dict[str, Any]) -> None:
-    """F36: the answer to a hand-over may have brought the lock or a place in the queue. A waiter that ignored it would
+    """F36: The answer to a hand-over may have brought the lock or a place in the queue. A waiter that ignored it would
     leave the entry behind."""
     answer = Answer(WHOLE, 100.0, 100.1, whole=True)
     play = InLine(turn, wait=5)
@@ -690,7 +690,7 @@ def test_an_answer_to_a_hand_over_comes_before_all_else(turn: Turn, heard: dict[
 
 
 def test_a_hand_over_is_one_command_for_two() -> None:
-    """P8: a hand-over removes the giver's grant and adds the next one. If the giver's grant was not there any more,
+    """P8: A hand-over removes the giver's grant and adds the next one. If the giver's grant was not there any more,
     nothing happens."""
     steps = procedures.release("k", "giver", ACQUISITION)
     action: Any = next(steps)
@@ -717,7 +717,7 @@ FORMER = Former("old", "its process")
 def test_an_owner_takes_the_place_of_a_former_grant_whose_process_is_gone(
     wait: float, process: str, tombstone_ttl: int
 ) -> None:
-    """F49: the owner takes the place in one command, however short its wait. Commands of the killed process may still
+    """F49: The owner takes the place in one command, however short its wait. Commands of the killed process may still
     arrive."""
     play = Play(wait, OWNED)
     play.answer(replace(QUEUED if wait else GONE, former=Former("old", process)), former="gone")
@@ -743,7 +743,7 @@ def test_a_former_grant_that_stays_is_removed_once_between_two_pauses(wait: floa
 
 @pytest.mark.parametrize("fate", ["alive", "unknown"])
 def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) -> None:
-    """F49: the owner polls only if it could see the process end."""
+    """F49: The owner polls only if it could see the process end."""
     play = Play(100, OWNED)
     play.answer(replace(QUEUED, former=FORMER), former=fate)
     assert (play.action.timer == procedures.DEAD_OWNER_CHECK) == (fate == "alive")
@@ -754,7 +754,7 @@ def test_an_owner_waits_for_a_former_grant_whose_process_may_live(fate: Fate) ->
 
 
 def test_what_leaves_the_queue_does_so_although_the_next_one_was_not_queued() -> None:
-    """P6: the command that queues the next waiter of the line got no answer. The next waiter asks for itself."""
+    """P6: The command that queues the next waiter of the line got no answer. The next waiter asks for itself."""
     steps = procedures.leave(ACQUISITION)
     assert isinstance(next(steps), QueueNext)
     action = steps.throw(LockBackendFailed("no answer", "k"))
@@ -763,7 +763,7 @@ def test_what_leaves_the_queue_does_so_although_the_next_one_was_not_queued() ->
 
 
 def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
-    """P6: another grant of the line has sent a command for the waiter meanwhile, and has the lock for it."""
+    """P6: Another grant of the line has sent a command for the waiter meanwhile, and has the lock for it."""
     steps = procedures.acquire(ACQUISITION, 10.0, 0.0)
     next(steps)
     failed = LockBackendFailed("no answer", "k")
@@ -776,7 +776,7 @@ def test_an_answer_that_comes_during_a_pause_after_a_failure_counts() -> None:
 
 
 def test_what_an_action_is_about() -> None:
-    """F110: an action on one key names that key, for its lane. An owner's entry names its process. A pause has no
+    """F110: An action on one key names that key, for its lane. An owner's entry names its process. A pause has no
     poll."""
     assert [ReleaseUncontended(keys, keys).key for keys in (("a",), ("a", "b"))] == ["a", None]
     assert replace(OWNED, process="p").entry["process"] == "p"

@@ -82,7 +82,7 @@ def use(twin: Twin) -> int:
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_older_copy_of_the_document(twin: Twin, way: str, behind: bool) -> None:
-    """F78, P2: after a backup is restored, the next tokens are larger than all tokens given since the backup. If the
+    """F78, P2: After a backup is restored, the next tokens are larger than all tokens given since the backup. If the
     clock was set back by an hour and is behind the last token, each next token is one more."""
     prepare, give = WAYS[way]
     prepare(twin)
@@ -110,7 +110,7 @@ def kept(document: Document) -> timedelta:
 
 
 def test_a_key_without_a_queue_is_kept_for_an_hour(twin: Twin) -> None:
-    """F72: a key that a stranger made up is kept for an hour, also if it is acquired again and again."""
+    """F72: A key that a stranger made up is kept for an hour, also if it is acquired again and again."""
     for grant in ("g.1", "g.2", "g.3"):
         twin.add(grant)
         twin.release(grant)
@@ -133,7 +133,7 @@ def test_a_key_with_a_queue_is_kept_for_a_week(twin: Twin) -> None:
 
 
 def test_a_document_outlives_its_tombstones(twin: Twin) -> None:
-    """F17: a removed grant stays out until its tombstone ends, even if that takes longer than an hour."""
+    """F17: A removed grant stays out until its tombstone ends, even if that takes longer than an hour."""
     twin.apply(ask="g.1", remove=("g.1",), force=True, tombstone_ttl=10 * BRIEF_RETENTION)
     assert twin.read()["purge_at"] >= twin.read()["tombstones"][0]["until"]
 
@@ -167,7 +167,7 @@ def tombstones(document: Document) -> list[str]:
 
 @pytest.mark.long
 def test_their_number_is_bounded(twin: Twin) -> None:
-    """F77, F17: the number is limited after thousands of abandoned commands on one key. The oldest tombstones are
+    """F77, F17: The number is limited after thousands of abandoned commands on one key. The oldest tombstones are
     removed, because a copy of the last abandoned command comes soonest."""
     leave_tombstones(twin.store, 0, 5_000)
     assert len(tombstones(twin.read())) <= MOST
@@ -179,13 +179,13 @@ def test_their_number_is_bounded(twin: Twin) -> None:
 
 
 def test_those_that_are_needed_stay(twin: Twin) -> None:
-    """F17: the limit is only reached by an attack. Two hundred tombstones within ten minutes all stay."""
+    """F17: The limit is only reached by an attack. Two hundred tombstones within ten minutes all stay."""
     leave_tombstones(twin.store, 0, 200)
     assert len(tombstones(twin.read())) == 200
 
 
 def test_a_document_full_of_them_stays_usable(store: MongoStore, lock: LockMaker, stored: Stored) -> None:
-    """F77, F55: a full document does not count as damaged, whatever an earlier release has left there."""
+    """F77, F55: A full document does not count as damaged, whatever an earlier release has left there."""
     leave_tombstones(store, 0, 1)
     (tombstone,) = stored()["tombstones"]
     many = [{**tombstone, "grant": f"old.{number}"} for number in range(MAX_ENTRIES + 2_000)]
@@ -210,7 +210,7 @@ RENEWALS: dict[str, dict[str, Any]] = {"renewal": {}, "extension": {"lease": 90_
 @pytest.mark.parametrize("kind", RENEWALS)
 @pytest.mark.parametrize("way", ["one", "in bulk"])
 def test_a_renewal_after_the_release_leaves_the_end_alone(twin: Twin, way: str, kind: str) -> None:
-    """F64: the entry of a released lock is unchanged, to the millisecond, after a late renewal. Another entry in the
+    """F64: The entry of a released lock is unchanged, to the millisecond, after a late renewal. Another entry in the
     same renewal is renewed."""
     shared = replace(HELD, mode="shared", capacity=5)
     twin.add("g", shared)
@@ -229,7 +229,7 @@ def test_a_renewal_after_the_release_leaves_the_end_alone(twin: Twin, way: str, 
 
 
 def test_a_release_after_the_end_hands_the_lock_over(twin: Twin) -> None:
-    """P5: nothing is kept of a hold that is over. The release itself grants the lock to the waiter."""
+    """P5: Nothing is kept of a hold that is over. The release itself grants the lock to the waiter."""
     twin.add("g", replace(HELD, min_hold=0.001))
     twin.add("next")
     time.sleep(0.05)
@@ -307,7 +307,7 @@ def grants(document: Document, name: str) -> str:
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 def test_what_is_not_known_is_kept(twin: Twin, steps: list[tuple[Callable[[Twin], object], str, str]]) -> None:
-    """F53: the fields of the next release stay in the document and in its entries, whatever this release does."""
+    """F53: The fields of the next release stay in the document and in its entries, whatever this release does."""
     twin.add("first", new=NEW)
     twin.release("first")
     twin.write({**twin.read(), **NEW})
@@ -330,7 +330,7 @@ def reduced(document: Document) -> Document:
 
 
 def test_what_is_optional_may_be_missing(twin: Twin) -> None:
-    """F53: every step of a release works on documents that lack its added fields."""
+    """F53: Every step of a release works on documents that lack its added fields."""
     twin.add("first")
     twin.release("first")
     steps: list[tuple[Callable[[], Any], str]] = [

@@ -326,7 +326,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def tokens_grow(self) -> None:
-        """P2: tokens grow, also after a purge."""
+        """P2: Tokens grow, also after a purge."""
         fresh = [e["token"] for e in self.entries("holders") if e["token"] not in self.tokens]
         assert fresh == sorted(fresh)
         assert not fresh or fresh[0] > max(self.tokens, default=0)
@@ -358,7 +358,7 @@ def assert_between(low: Any, real: Any, high: Any, where: str = "") -> None:
 
 @pytest.mark.long
 def test_the_rule_is_the_same_in_mongodb_and_in_python(mongo: MongoClient[Document], config: StoreConfig) -> None:
-    """P1, P2, P5: prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and fail over, in any order.
+    """P1, P2, P5: Prune, remove, renew, add, grant, resume, ask, leave tombstones, clamp and fail over, in any order.
     Every field of the document, including the statistics, equals the result of a hundred lines of Python."""
     config = StoreConfig(config.client, config.database, config.collection, Limits(waiters=4))
     store = MongoStore(config)
@@ -426,7 +426,7 @@ def test_the_short_release_does_what_the_whole_one_does(store: MongoStore, colle
 def test_the_short_release_leaves_everything_else_alone(
     store: MongoStore, collection: Collection[Document], change: Document
 ) -> None:
-    """F38, F55: another caller's grant, one of several, and one in a damaged document stay exactly as they are."""
+    """F38, F55: Another caller's grant, one of several, and one in a damaged document stay exactly as they are."""
     add(store, "k", "g")
     collection.update_one({"_id": "k"}, change)
     before = collection.find_one()
@@ -435,7 +435,7 @@ def test_the_short_release_leaves_everything_else_alone(
 
 
 def test_the_short_release_of_many_says_what_it_left(store: MongoStore) -> None:
-    """F108: one command releases the locks without waiters, and no others."""
+    """F108: One command releases the locks without waiters, and no others."""
     keys, grants = ["a", "b", "c"], ["ga", "gb", "gc"]
     for key, grant in zip(keys, grants, strict=True):
         add(store, key, grant)
@@ -446,7 +446,7 @@ def test_the_short_release_of_many_says_what_it_left(store: MongoStore) -> None:
 
 @pytest.mark.parametrize("removed", ["g1", "g2"])
 def test_the_short_acquisition_is_for_a_free_lock_only(twin: Twin, removed: str) -> None:
-    """F17: the short acquisition fails for a late command that finds its tombstone."""
+    """F17: The short acquisition fails for a late command that finds its tombstone."""
     twin.add("g1")
     assert twin.take_free("g2") is None
     twin.apply(ask="g1", remove=("g1", removed), tombstone_ttl=60_000)
@@ -461,7 +461,7 @@ def holders(twin: Twin) -> list[str]:
 
 
 def test_writers_do_not_starve_among_readers(twin: Twin) -> None:
-    """F46: a reader that comes after a waiting writer waits behind it. Consecutive readers are granted together."""
+    """F46: A reader that comes after a waiting writer waits behind it. Consecutive readers are granted together."""
     reading = Terms("shared", UNLIMITED)
     assert twin.add("r1", reading).held
     assert twin.add("r2", reading).held
@@ -478,7 +478,7 @@ def test_writers_do_not_starve_among_readers(twin: Twin) -> None:
 
 
 def test_the_second_copy_of_a_command_that_resumes_puts_nothing_at_the_head(twin: Twin) -> None:
-    """P5: the second copy finds no grant to resume, and its own grant comes last."""
+    """P5: The second copy finds no grant to resume, and its own grant comes last."""
     owned = replace(CALM, owner="o")
     for grant, terms in (("g1", owned), ("g3", CALM), ("g4", CALM)):
         twin.add(grant, terms)
@@ -500,7 +500,7 @@ def test_a_renewal_may_lengthen_and_count(twin: Twin) -> None:
 
 
 def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
-    """P1, P5: a heavy waiter waits until there is room for its whole weight. No lighter waiter that came later
+    """P1, P5: A heavy waiter waits until there is room for its whole weight. No lighter waiter that came later
     overtakes it."""
     terms = Terms("semaphore", 4)
     weights = {"g0": 3, "g1": 1, "g2": 2, "g3": 1, "g4": 4}
@@ -526,7 +526,7 @@ def test_a_heavy_one_counts_for_several(twin: Twin) -> None:
 def test_the_smallest_number_of_permits_counts(
     twin: Twin, asked: tuple[int, ...], first: tuple[int, ...], second: tuple[int, ...]
 ) -> None:
-    """P1, P5: if the users of a key disagree, never more hold it than any of them has asked for. Waiters are granted in
+    """P1, P5: If the users of a key disagree, never more hold it than any of them has asked for. Waiters are granted in
     their order, as long as all holders then agree."""
 
     def capacities() -> tuple[int, ...]:
@@ -556,7 +556,7 @@ STEPS = {
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_a_step_that_is_sent_again_changes_nothing_but_really_writes(store: MongoStore, step: Step) -> None:
-    """F2, F6, F15: the second copy finds everything done and still writes, because a stale primary acknowledges a
+    """F2, F6, F15: The second copy finds everything done and still writes, because a stale primary acknowledges a
     command that writes nothing."""
     k = in_mongodb(store)
     k.add("g0", Terms(owner="o", lease=20, margin=2))
@@ -616,14 +616,14 @@ NOTHING = Step(remove=("another",))
 
 
 def test_a_clock_that_is_a_little_behind_is_the_same_clock(parsed_at: ParsedAt) -> None:
-    """F23: a clock that was corrected by less than a leap judges its own earlier times, and no lease begins again."""
+    """F23: A clock that was corrected by less than a leap judges its own earlier times, and no lease begins again."""
     until = parsed_at(asks("g1"), 9, "1", 1)["holders"][0]["until"]
     assert parsed_at(NOTHING, 9 - LEAP / 2000, "1", 2)["holders"][0]["until"] == until
 
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease(parsed_at: ParsedAt, order: int) -> None:
-    """F23, P1: the cluster time stands still while the clock says that the lease is over. A whole lease begins
+    """F23, P1: The cluster time stands still while the clock says that the lease is over. A whole lease begins
     again."""
     parsed_at(asks("g1"), 0, "1", 1)
     ends = [holder["until"] for holder in parsed_at(NOTHING, 100, "1", order)["holders"]]
@@ -632,7 +632,7 @@ def test_a_clock_that_leaps_while_nothing_is_written_ends_no_lease(parsed_at: Pa
 
 @pytest.mark.parametrize(("seconds", "end"), [(5, 15), (3_605, 3_610)])
 def test_a_minimum_hold_is_no_longer_after_a_failover(parsed_at: ParsedAt, seconds: float, end: float) -> None:
-    """F64: a minimum hold under a clock that is behind would end much later. The hold lasts at most its full length
+    """F64: A minimum hold under a clock that is behind would end much later. The hold lasts at most its full length
     from now."""
     parsed_at(asks("g1", replace(TERMS, min_hold=10)), 3_600, "1", 1)
     parsed_at(Step(remove=("g1",)), 3_601, "1", 2)
@@ -642,7 +642,7 @@ def test_a_minimum_hold_is_no_longer_after_a_failover(parsed_at: ParsedAt, secon
 
 @pytest.mark.parametrize(("apart", "order"), [(3.3, ["there", "new"]), (60.0, ["new", "there"])])
 def test_after_an_election_who_came_before_stands_before(parsed_at: ParsedAt, apart: float, order: list[str]) -> None:
-    """F120: the last write was 3.3 s ago and queued a waiter. A waiter that has waited for 2.3 s came later. If the
+    """F120: The last write was 3.3 s ago and queued a waiter. A waiter that has waited for 2.3 s came later. If the
     clocks of the two primaries cannot be one, a place counts the wait known at the last write."""
     for grant in ("holder", "there"):
         parsed_at(asks(grant, CALM), 0, "1", 1)
@@ -664,7 +664,7 @@ def test_the_longest_wait_and_hold_are_kept(parsed_at: ParsedAt) -> None:
 def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
     parsed_at: ParsedAt, other: str, mine: str, order: int
 ) -> None:
-    """F61: a command is late because its primary steps down and comes back, or because its client has not heard of the
+    """F61: A command is late because its primary steps down and comes back, or because its client has not heard of the
     election yet. The command names another election than the last writer, and its time is old. The next command with
     the same election must not judge the holder by that time."""
     until = parsed_at(asks("g1"), 9, mine, 2)["holders"][0]["until"]
@@ -678,7 +678,7 @@ def test_a_late_command_of_an_earlier_election_ends_no_lease_earlier(
 
 
 def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -> None:
-    """F64: a repeated release moves no minimum hold, even if the clock of the new primary is behind the grant."""
+    """F64: A repeated release moves no minimum hold, even if the clock of the new primary is behind the grant."""
     parsed_at(asks("g1", replace(TERMS, min_hold=60)), 9, "1", 1)
     until = parsed_at(Step(remove=("g1",)), 0, "2", 2)["holders"][0]["until"]
     assert until == BEGAN + timedelta(seconds=60)
@@ -687,7 +687,7 @@ def test_a_release_that_comes_again_moves_no_minimum_hold(parsed_at: ParsedAt) -
 
 
 def test_a_place_has_one_length(twin: Twin) -> None:
-    """F107: a place in the queue lives as long as its waiter believes, however long the queue is."""
+    """F107: A place in the queue lives as long as its waiter believes, however long the queue is."""
     for number in range(40):
         twin.add(f"g{number}", TERMS)
     places = {e["until"] - e["since"] for e in twin.read()["waiters"]}
@@ -695,7 +695,7 @@ def test_a_place_has_one_length(twin: Twin) -> None:
 
 
 def test_what_a_waiter_says_of_its_time_is_bounded(twin: Twin) -> None:
-    """F119: a waiter's clock that has jumped moves its waiter at most ten minutes ahead, and leaves a readable
+    """F119: A waiter's clock that has jumped moves its waiter at most ten minutes ahead, and leaves a readable
     document."""
     twin.add("holder")
     twin.add("patient", waited=LONGEST_CLAIM)
@@ -711,7 +711,7 @@ def test_what_a_waiter_says_of_its_time_is_bounded(twin: Twin) -> None:
 def test_a_single_try_never_takes_over_a_damaged_document(
     store: MongoStore, collection: Collection[Document], end: float
 ) -> None:
-    """F55: damage is an error if nothing else explains the refusal, because nobody holds the key or its lease is over.
+    """F55: Damage is an error if nothing else explains the refusal, because nobody holds the key or its lease is over.
     Until then, the key simply counts as taken."""
     collection.insert_one(lock_document("k", [lock_entry(left=3600)], change={"clock": "", "purge_at": "never"}))
     travel(collection, "k", 3600 - end)
@@ -724,7 +724,7 @@ def test_a_single_try_never_takes_over_a_damaged_document(
 
 
 def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, collection: Collection[Document]) -> None:
-    """F55, F40: a document that makes the server refuse the whole renewal costs the other keys nothing."""
+    """F55, F40: A document that makes the server refuse the whole renewal costs the other keys nothing."""
     keys = [f"k{number}" for number in range(10)]
     for key in keys:
         add(store, key, f"{key}-g")
@@ -738,7 +738,7 @@ def test_a_number_beyond_all_dates_stops_only_its_own_key(store: MongoStore, col
 
 
 def test_who_asks_again_keeps_its_place(twin: Twin) -> None:
-    """P5: a waiter that asks again stands there once, with the earliest time that it has told. An earlier one moves
+    """P5: A waiter that asks again stands there once, with the earliest time that it has told. An earlier one moves
     up."""
     asked = [
         ("h", 0, ""),

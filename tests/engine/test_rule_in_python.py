@@ -103,7 +103,7 @@ class Key:
 def test_by_which_time_a_command_is_judged(
     written: int | None, parsed: int | None, *, seconds: float, clock: str, late: bool, other: bool
 ) -> None:
-    """F61: two commands with one cluster time were parsed with no write in between, in an unknown order. Neither cuts
+    """F61: Two commands with one cluster time were parsed with no write in between, in an unknown order. Neither cuts
     the leases of the other. An earlier time does not prove that the clock was set back. A much later command may come
     from before a set-back, and does not judge the times of the other. A late command is judged by the time of the last
     writer."""
@@ -181,7 +181,7 @@ def test_what_is_counted() -> None:
 
 @pytest.mark.parametrize("mark", [0, 2**50])
 def test_tokens_go_on_from_the_largest_and_from_the_time(mark: int) -> None:
-    """P2: tokens go on from the largest token and from the time, also after the document was removed."""
+    """P2: Tokens go on from the largest token and from the time, also after the document was removed."""
     key = Key()
     key.ask(0, "w")
     key.document["token"] = mark
@@ -261,7 +261,7 @@ def test_a_minimum_hold_lasts_until_its_end(seconds: float, force: bool, left: b
     [(0, 0), (SAME_TIME / 1000, 0), (SAME_TIME / 1000 + 1, SAME_TIME / 1000 + 1), (-0.5, -0.5), (HOUR, HOUR)],
 )
 def test_after_an_election_every_lease_and_place_begins_again(seconds: float, since: float) -> None:
-    """P4: the times in the document are those of another clock. A waiter keeps the wait known at the last write, unless
+    """P4: The times in the document are those of another clock. A waiter keeps the wait known at the last write, unless
     the two clocks may be one."""
     key = Key()
     for grant in "hw":
@@ -275,7 +275,7 @@ def test_after_an_election_every_lease_and_place_begins_again(seconds: float, si
 
 
 def test_the_order_of_arrival() -> None:
-    """P5: a waiter that came at the same time keeps its place. The waiter with the longest wait stands first, and moves
+    """P5: A waiter that came at the same time keeps its place. The waiter with the longest wait stands first, and moves
     up when it asks again."""
     key = Key()
     for grant in "hab":
@@ -309,7 +309,7 @@ def test_a_queue_that_is_full(waiters: int, queue: str) -> None:
 
 
 def test_who_resumes_a_reader_stands_at_the_head() -> None:
-    """F49: a resumed reader stands at the head, even if other readers hold the lock or it already waits. If the former
+    """F49: A resumed reader stands at the head, even if other readers hold the lock or it already waits. If the former
     grant is gone, it does not."""
     key = Key()
     for grant in "pq":
@@ -325,7 +325,7 @@ def test_who_resumes_a_reader_stands_at_the_head() -> None:
 
 
 def test_what_is_done_is_not_done_again() -> None:
-    """F15, F17: a repeated command changes nothing if its grant holds the lock or has a tombstone."""
+    """F15, F17: A repeated command changes nothing if its grant holds the lock or has a tombstone."""
     key = Key()
     key.ask(0, "h")
     key.ask(1, "h")

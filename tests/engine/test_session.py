@@ -46,7 +46,7 @@ NOW = datetime.now(UTC)
 
 
 def test_documents_that_are_gone_are_a_loss_at_the_next_beat(here: Here) -> None:
-    """F144, F6: a dropped or restored collection holds no lock. A primary that was left behind may lack the document,
+    """F144, F6: A dropped or restored collection holds no lock. A primary that was left behind may lack the document,
     and cannot make it again. The session therefore makes the document before a missing grant counts."""
     mine = here.lock(terms=CALM).acquire()
     here.collection.delete_many({})
@@ -58,7 +58,7 @@ def test_documents_that_are_gone_are_a_loss_at_the_next_beat(here: Here) -> None
 
 
 def test_indexes_that_are_gone_come_back(here: Here) -> None:
-    """F144: missing indexes are made at the next use of a new key, if the user has the right. The check comes once in a
+    """F144: Missing indexes are made at the next use of a new key, if the user has the right. The check comes once in a
     minute."""
     assert isinstance(here.session.store, MongoStore)
     here.collection.drop_indexes()
@@ -70,7 +70,7 @@ def test_indexes_that_are_gone_come_back(here: Here) -> None:
 
 
 def test_a_lock_where_no_thread_can_be_started(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F144: a lock is granted although no thread can be started. A container limits its threads, and an ending
+    """F144: A lock is granted although no thread can be started. A container limits its threads, and an ending
     interpreter starts none."""
     assert isinstance(here.session.store, MongoStore)
     here.lock("known").acquire().release()
@@ -94,7 +94,7 @@ def test_a_lock_where_no_thread_can_be_started(here: Here, monkeypatch: pytest.M
 def test_a_heartbeat_that_cannot_be_started(
     here: Here, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: str, is_told: bool
 ) -> None:
-    """F144, P7: the log says that no lease is renewed, unless the interpreter ends. The next lock tries again."""
+    """F144, P7: The log says that no lease is renewed, unless the interpreter ends. The next lock tries again."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
@@ -119,7 +119,7 @@ def test_a_heartbeat_that_cannot_be_started(
 def test_the_heartbeat_survives_an_exception(
     here: Here, hold_up: HoldUp, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
-    """F35: the exception is logged, and the renewals go on."""
+    """F35: The exception is logged, and the renewals go on."""
     part, name = (here.session.store, "renew") if what == "a renewal" else (here.session.heartbeat, "next_due")
     gate = hold_up(part, name).fail(RuntimeError("once"))
     with here.lock(terms=CALM) as mine:
@@ -130,7 +130,7 @@ def test_the_heartbeat_survives_an_exception(
 
 
 def test_a_dead_heartbeat_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F35: the next grant finds the heartbeat dead and starts another."""
+    """F35: The next grant finds the heartbeat dead and starts another."""
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
     def die(*_: object, **__: object) -> None:
@@ -151,7 +151,7 @@ def test_a_dead_heartbeat_is_replaced(here: Here, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long
 def test_a_lock_that_was_forgotten_is_not_entered_again(here: Here, hold_up: HoldUp) -> None:
-    """F33: the same thread takes a forgotten reentrant lock again before the heartbeat has released it. The thread gets
+    """F33: The same thread takes a forgotten reentrant lock again before the heartbeat has released it. The thread gets
     a grant of its own, and the heartbeat does not take that away with the forgotten one."""
     gate = hold_up(here.session.heartbeat, "adopt")
     forgotten = here.lock(reentrant=True).acquire()
@@ -167,7 +167,7 @@ def test_a_lock_that_was_forgotten_is_not_entered_again(here: Here, hold_up: Hol
 
 
 def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P7: the heartbeat may look at any moment. A new grant never looks lost."""
+    """P7: The heartbeat may look at any moment. A new grant never looks lost."""
     seen: list[tuple[State, float]] = []
 
     class Watched(Grant):
@@ -186,7 +186,7 @@ def test_a_grant_is_never_seen_held_without_its_deadline(monkeypatch: pytest.Mon
 def test_a_session_that_is_closed_while_a_lock_is_granted(
     lock: LockMaker, session: Session, other: LockMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1, F161: closing removes a requested grant. An answer that grants it later does not make it held."""
+    """P1, F161: Closing removes a requested grant. An answer that grants it later does not make it held."""
     acquired = session.note_granted
 
     def late(grant: Grant, granted: Granted) -> None:
@@ -205,7 +205,7 @@ def test_a_session_that_is_closed_while_a_lock_is_granted(
 
 
 def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: an exception of a signal handler must not strike inside the driver, and handlers run in the main thread.
+    """F29: An exception of a signal handler must not strike inside the driver, and handlers run in the main thread.
     Other threads send their commands themselves."""
     senders: list[int] = []
     send = here.session.commands.send
@@ -238,7 +238,7 @@ def test_the_main_thread_sends_nothing_itself(here: Here, monkeypatch: pytest.Mo
 def test_the_main_thread_sends_nothing_for_what_has_no_session(
     store: MongoStore, do: Callable[[MongoStore], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F29: commands for all locks and reads of locks run outside the main thread. Context variables of monitors come
+    """F29: Commands for all locks and reads of locks run outside the main thread. Context variables of monitors come
     along."""
     senders, bounded, request = set[tuple[int, str]](), store.bounded, ContextVar("request", default="none")
 
@@ -255,7 +255,7 @@ def test_the_main_thread_sends_nothing_for_what_has_no_session(
 
 
 def test_what_is_done_to_many_is_interrupted(store: MongoStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: only the commands are sent by another thread. A signal that ends the loop leaves the other locks alone."""
+    """F29: Only the commands are sent by another thread. A signal that ends the loop leaves the other locks alone."""
     stops = Mock(side_effect=lambda *_, **__: threading.current_thread() is threading.main_thread())
     monkeypatch.setattr(operations, "force_release", stops)
     holder = {"grant": "g", "owner": "o", "until": datetime(2999, 1, 1, tzinfo=UTC)}
@@ -265,7 +265,7 @@ def test_what_is_done_to_many_is_interrupted(store: MongoStore, monkeypatch: pyt
 
 
 def test_the_main_thread_closes_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: the main thread closes no cursor, even if the cursor is not read to its end."""
+    """F29: The main thread closes no cursor, even if the cursor is not read to its end."""
     closers = list[bool]()
 
     class Cursor(list[Document]):
@@ -282,7 +282,7 @@ def test_the_main_thread_closes_no_cursor(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_signal_leaves_no_time_limit(collection: Collection[Document], monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: the main thread asks for the collection of a document lock, and a signal strikes. Later commands have their
+    """F29: The main thread asks for the collection of a document lock, and a signal strikes. Later commands have their
     own time limit."""
 
     def struck(seconds: float) -> None:
@@ -297,7 +297,7 @@ def test_a_signal_leaves_no_time_limit(collection: Collection[Document], monkeyp
 
 @pytest.mark.witness
 def test_the_key_of_a_killed_holder_is_free_within_its_lease(here: Here) -> None:
-    """F27: a waiter gets the key at the end of the lease, not at the renewal of its place in the queue."""
+    """F27: A waiter gets the key at the end of the lease, not at the renewal of its place in the queue."""
     with processes(1, "hold", here.collection.name, 2) as (holder,):
         token = holder.hear()["token"]
         holder.send(signal.SIGKILL)
@@ -354,7 +354,7 @@ def test_threads_that_come_first_together_get_one_session(config: StoreConfig) -
 def test_clones_have_grants_of_their_own(
     new_session: Callable[..., Session], face: Face, entries: Entries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F79, F17, P1: a virtual machine was paused, copied, and goes on twice. Both have the same memory, the same
+    """F79, F17, P1: A virtual machine was paused, copied, and goes on twice. Both have the same memory, the same
     session id and the same state of `random`. Only values of the system (`os.urandom`) differ. No grant is taken for
     that of the clone, or refused by its tombstone. (A clone believes in the locks that it held before. This is the
     limit of P9.)"""

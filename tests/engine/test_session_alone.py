@@ -105,7 +105,7 @@ def enter(lanes: Lanes[Any], *calls: Any) -> None:
     ],
 )
 def test_whether_a_call_may_begin(running: tuple[float, ...], first: object, second: object) -> None:
-    """F110: the numbers of quick calls and of slow calls are limited. Each lane has its share. If no call may begin,
+    """F110: The numbers of quick calls and of slow calls are limited. Each lane has its share. If no call may begin,
     the answer says when the first running call becomes slow."""
     for priority, expected in enumerate((first, second)):
         lanes: Lanes[Any] = Lanes(4, 8, (1.0, 0.5))
@@ -119,7 +119,7 @@ def test_whether_a_call_may_begin(running: tuple[float, ...], first: object, sec
 
 
 def test_two_calls_of_a_key_and_those_behind_them() -> None:
-    """F110: calls wait for their key, the more urgent ones first. Nothing is kept of a key without calls."""
+    """F110: Calls wait for their key, the more urgent ones first. Nothing is kept of a key without calls."""
     lanes: Lanes[Any] = Lanes(8, 8, (1, 1))
     calls = [call("k"), call("k"), call("k", 1), call("k"), call("k"), call("other"), call()]
     taken_back = calls[4]
@@ -155,7 +155,7 @@ def test_two_calls_of_a_key_and_those_behind_them() -> None:
     ],
 )
 def test_with_whom_a_result_is_shared(asks: object, result: object, shared: list[str]) -> None:
-    """F110: a refusal is shared with callers that asked the same of the same key before the call began."""
+    """F110: A refusal is shared with callers that asked the same of the same key before the call began."""
     lanes: Lanes[Any] = Lanes(8, 8, (1, 1))
     two = [call("k", same=asks) for _ in range(2)]
     others = {
@@ -189,7 +189,7 @@ def test_with_whom_a_result_is_shared(asks: object, result: object, shared: list
 def test_when_a_call_comes_too_late(
     timeout: float | None, after: float, left: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F67: a call with too little of its timeout left is left to its owner to withdraw."""
+    """F67: A call with too little of its timeout left is left to its owner to withdraw."""
     moment, given = [NOW], list[Any]()
     note: Any = given.append
     monkeypatch.setattr(time, "monotonic", lambda: moment[0])
@@ -206,7 +206,7 @@ def test_when_a_call_comes_too_late(
 
 
 def test_a_call_is_taken_back_once() -> None:
-    """F36: a call that has not begun is withdrawn, and its owner is told. A call that has begun is not."""
+    """F36: A call that has not begun is withdrawn, and its owner is told. A call that has begun is not."""
     told, lane = list[str](), OrderedDict[Any, None]()
     for begun in (False, True):
         one = Call(lambda left: None, on_withdrawn=lambda: told.append("told"))
@@ -221,7 +221,7 @@ def test_a_call_is_taken_back_once() -> None:
 
 
 def test_what_a_blocking_call_brings() -> None:
-    """F67: a blocking call brings its result or its error. When its time is over, a call that has not begun is
+    """F67: A blocking call brings its result or its error. When its time is over, a call that has not begun is
     withdrawn, and a running one has a moment more to end."""
     one: Blocking[Any] = Blocking(lambda left: 5, 3.0)
     one.begin()
@@ -245,7 +245,7 @@ def test_what_a_blocking_call_brings() -> None:
 
 @pytest.mark.parametrize(("begun", "done"), [(False, False), (True, False), (True, True)])
 async def test_what_an_awaited_call_brings(begun: bool, done: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F67: an awaited call brings the same result when its time is over."""
+    """F67: An awaited call brings the same result when its time is over."""
     later, one = list[Any](), Awaited[Any](lambda left: 5, 3.0)
     monkeypatch.setattr(one, "loop", SimpleNamespace(call_later=lambda *given: later.append(given)))
     if begun:
@@ -290,7 +290,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_when_a_thread_is_started(  # noqa: PLR0917
     idle: int, waits: int, there: int, slow: int, starts: bool, started: list[Any]
 ) -> None:
-    """F110: a thread is started while fewer threads are idle than calls wait, up to the bounds."""
+    """F110: A thread is started while fewer threads are idle than calls wait, up to the bounds."""
     threads = WorkerThreads(2, 5, shares=(1, 1))
     threads._idle, threads._unstarted, threads._lanes.slow = [None] * idle, [None] * (5 - there), slow
     enter(threads._lanes, *(call(priority=number % 2) for number in range(waits)))
@@ -301,7 +301,7 @@ def test_when_a_thread_is_started(  # noqa: PLR0917
 
 @pytest.mark.parametrize(("error", "passes"), [(RuntimeError, False), (KeyboardInterrupt, True)])
 def test_a_thread_that_cannot_be_started(error: type[BaseException], passes: bool, monkeypatch: Any) -> None:
-    """F144: a thread that cannot be started may be tried again. An error of a signal handler reaches the caller."""
+    """F144: A thread that cannot be started may be tried again. An error of a signal handler reaches the caller."""
 
     def refuse(*_: object) -> None:
         raise error
@@ -320,7 +320,7 @@ def test_a_thread_that_cannot_be_started(error: type[BaseException], passes: boo
 
 @pytest.mark.parametrize(("watched", "idle", "woken"), [(1, 0, True), (1, 1, False), (0, 0, False), (0, 1, False)])
 def test_who_is_woken_for_a_call(watched: int, idle: int, woken: bool, started: list[Any]) -> None:
-    """F159: a call wakes an idle thread. Without one, it wakes the thread that watches the running calls."""
+    """F159: A call wakes an idle thread. Without one, it wakes the thread that watches the running calls."""
     threads = WorkerThreads(2)
     threads._watched, threads._idle = bool(watched), [None] * idle
     for _ in range(2):  # woken twice is no error
@@ -336,7 +336,7 @@ def test_who_is_woken_for_a_call(watched: int, idle: int, woken: bool, started: 
 def test_a_thread_that_serves(
     watched: bool, pause: float | None, returned: float | None, waits: tuple[int, ...], started: list[Any]
 ) -> None:
-    """F159: a serving thread makes the calls there are. If calls wait and no thread watches, another thread is started
+    """F159: A serving thread makes the calls there are. If calls wait and no thread watches, another thread is started
     to watch. If there are no calls and no thread watches, the serving thread watches."""
     threads, made = WorkerThreads(4, shares=(1, 1)), list[object]()
     one = Call(lambda left: made.append("made"))
@@ -354,7 +354,7 @@ def test_a_thread_that_serves(
 
 
 def test_a_result_is_passed_on(started: list[Any]) -> None:
-    """F110: a result is passed on to calls that asked the same."""
+    """F110: A result is passed on to calls that asked the same."""
     threads, known = WorkerThreads(4), list[Any]()
     other = Call(lambda left, **given: known.append(given))
     follow: Any = iter([(Call(lambda left: "refused"), None), (None, None)])
@@ -365,7 +365,7 @@ def test_a_result_is_passed_on(started: list[Any]) -> None:
 
 
 def test_a_thread_that_watches(started: list[Any]) -> None:
-    """F159: a watching thread looks again when the first call becomes slow, or when it is woken. Another thread may
+    """F159: A watching thread looks again when the first call becomes slow, or when it is woken. Another thread may
     watch afterwards."""
     threads, seen = WorkerThreads(4), list[object]()
     pauses: Any = iter([0.25, None, None])
@@ -383,7 +383,7 @@ def test_a_thread_that_watches(started: list[Any]) -> None:
 
 
 def test_a_thread_ends_with_its_last_call(started: list[Any]) -> None:
-    """F108: a call entered before the end is made, and the next thread is told to end."""
+    """F108: A call entered before the end is made, and the next thread is told to end."""
     threads, made, given = WorkerThreads(2), list[str](), list[bool]()
 
     class Tickets:
@@ -403,7 +403,7 @@ def test_a_thread_ends_with_its_last_call(started: list[Any]) -> None:
 
 
 def test_a_caller_of_closed_threads_makes_its_call_itself(started: list[Any]) -> None:
-    """F108: a caller makes its call itself, also if the threads are closed just then or have ended. No withdrawal is
+    """F108: A caller makes its call itself, also if the threads are closed just then or have ended. No withdrawal is
     reported."""
     told, ends = list[str](), WorkerThreads(2)
     ends._unstarted.pop()
@@ -424,7 +424,7 @@ def test_a_caller_of_closed_threads_makes_its_call_itself(started: list[Any]) ->
 
 
 def test_calls_that_a_thread_makes_itself(started: list[Any]) -> None:
-    """F110: a thread makes a call for a key itself if no other call waits for the key and fewer than two are under
+    """F110: A thread makes a call for a key itself if no other call waits for the key and fewer than two are under
     way."""
     threads = WorkerThreads(4)
     assert [threads.begin_own("k") for _ in range(3)] == [True, True, False]
@@ -476,7 +476,7 @@ class Locks:
 
 @pytest.mark.parametrize(("seconds", "waited"), [(3.0, 3.0), (FOREVER, 1000.0)])
 def test_how_long_a_thread_sleeps(seconds: float, waited: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: a thread sleeps as long as it wants, up to the longest wait of a lock. If it was woken before, it does not
+    """P5: A thread sleeps as long as it wants, up to the longest wait of a lock. If it was woken before, it does not
     sleep."""
     locks, wakeup = Locks(), Wakeup()
     monkeypatch.setattr(wakeups, "threading", locks)
@@ -488,7 +488,7 @@ def test_how_long_a_thread_sleeps(seconds: float, waited: float, monkeypatch: py
 
 
 def test_a_thread_is_woken_twice() -> None:
-    """P5: a thread may be woken twice, by anyone."""
+    """P5: A thread may be woken twice, by anyone."""
     wakeup = Wakeup()
 
     def wake() -> None:
@@ -505,7 +505,7 @@ def test_a_thread_is_woken_twice() -> None:
 
 
 async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P5: a coroutine sleeps like a thread, and may be woken twice. Neither sleeps longer than a day without a look."""
+    """P5: A coroutine sleeps like a thread, and may be woken twice. Neither sleeps longer than a day without a look."""
     loop, wakeup, seen = asyncio.get_running_loop(), Wakeup(), list[Any]()
 
     def twice(wake: Callable[[], None]) -> None:
@@ -533,7 +533,7 @@ async def test_how_long_a_coroutine_sleeps(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_waiter_of_a_closed_loop_is_woken() -> None:
-    """F116: a waiter of a closed loop is woken without an error."""
+    """F116: A waiter of a closed loop is woken without an error."""
     wakeup, loop = Wakeup(), asyncio.new_event_loop()
     wakeup._future = loop.create_future()
     loop.close()
@@ -583,7 +583,7 @@ class Owner:
 def test_what_is_told_of_an_end(
     reason: str, noticed: bool, told: list[str], level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """P7: a loss is logged as a warning and calls its callback once. The end of a session is not a loss. A loss that
+    """P7: A loss is logged as a warning and calls its callback once. The end of a session is not a loss. A loss that
     the session noticed is reported by a thread."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     owner, notifications = Owner(), Told()
@@ -605,7 +605,7 @@ def test_what_is_told_of_an_end(
 
 @pytest.mark.parametrize(("in_threads", "ended", "at_once"), [(True, False, 0), (False, False, 1), (True, True, 1)])
 def test_who_tells_that_a_release_is_requested(in_threads: bool, ended: bool, at_once: int) -> None:
-    """P7: a release request is reported once, and only while the lock is held. A thread reports it if there is one, and
+    """P7: A release request is reported once, and only while the lock is held. A thread reports it if there is one, and
     calls each living lock object."""
     owner, gone, notifications = Owner(), Owner(), Told(ended=ended)
     notifications.in_threads = in_threads
@@ -631,7 +631,7 @@ def test_who_tells_that_a_release_is_requested(in_threads: bool, ended: bool, at
 
 
 def test_what_is_told_of_a_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """P7: contention is reported once if another caller holds the lock. The end of the wait is reported once. The
+    """P7: Contention is reported once if another caller holds the lock. The end of the wait is reported once. The
     report names the holder, not a token."""
     caplog.set_level(logging.DEBUG, "django_mongolock")
     notifications, free, busy, first = Told(), grant("free"), grant("busy"), grant("first")
@@ -718,7 +718,7 @@ def waits(*grants: Grant) -> Any:
     ],
 )
 def test_how_long_a_pause_is(timer: float, poll: float, reserved: bool, listening: bool, seconds: float) -> None:
-    """F44: a pause lasts until its timer. During a hand-over it is short, and without bells it is shorter. Bells are
+    """F44: A pause lasts until its timer. During a hand-over it is short, and without bells it is shorter. Bells are
     listened for, except by waiters in line, because no bell would wake them."""
     one = grant()
     one.waiting.handover_reserved = reserved
@@ -734,7 +734,7 @@ def test_how_long_a_pause_is(timer: float, poll: float, reserved: bool, listenin
 
 @pytest.mark.parametrize(("back_by", "then"), [(FOREVER, NOW + CANCELLED_WITHIN), (NOW + 0.5, NOW + 0.5)])
 def test_a_cancelled_wait_is_back_soon(back_by: float, then: float) -> None:
-    """F36: a cancelled wait ends at once. The command that removes it from the queue gets no longer time limit."""
+    """F36: A cancelled wait ends at once. The command that removes it from the queue gets no longer time limit."""
     one = grant()
     one.waiting.back_by = back_by
     waits(one).cancel(one)
@@ -742,7 +742,7 @@ def test_a_cancelled_wait_is_back_soon(back_by: float, then: float) -> None:
 
 
 def test_a_bell_that_requests_a_release() -> None:
-    """P7: a release request makes the lock due at once, and again if it is being renewed. A bell for an unknown grant
+    """P7: A release request makes the lock due at once, and again if it is being renewed. A bell for an unknown grant
     does nothing."""
     one = held()
     each = waits(one)
@@ -755,7 +755,7 @@ def test_a_bell_that_requests_a_release() -> None:
 
 
 def test_a_bell_that_tells_of_a_grant() -> None:
-    """P8, F28: a bell wakes only the waiter of its grant. A late bell of an earlier grant is no news."""
+    """P8, F28: A bell wakes only the waiter of its grant. A late bell of an earlier grant is no news."""
     one = grant()
     each = waits(one)
     each.hear(Bell("s", "another", News(5, datetime.now(UTC))))
@@ -768,7 +768,7 @@ def test_a_bell_that_tells_of_a_grant() -> None:
 
 @pytest.mark.parametrize("state", ["nothing", "waits", "asks to be told", "not all ask to be told"])
 def test_when_bells_concern_a_session(state: str) -> None:
-    """P8: bells concern a session while it waits for a grant, or while one of its holders is to be told of a
+    """P8: Bells concern a session while it waits for a grant, or while one of its holders is to be told of a
     request."""
     asks, silent = ((User(weakref.ref(Owner()), {name: print}),) for name in ("on_release_requested", "on_lost"))
     first, second = held("a"), held("b")
@@ -781,7 +781,7 @@ def test_when_bells_concern_a_session(state: str) -> None:
 
 @pytest.mark.parametrize("awaited", [False, True])
 async def test_what_a_pause_does(awaited: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """P7: a pause reports contention, sleeps, and returns the known facts. In a closed session it returns nothing."""
+    """P7: A pause reports contention, sleeps, and returns the known facts. In a closed session it returns nothing."""
     one: Any = grant()
     each, slept = waits(one), list[float]()
 
@@ -817,7 +817,7 @@ async def test_what_a_pause_does(awaited: bool, monkeypatch: pytest.MonkeyPatch)
 def test_a_listener_has_one_thread(
     thread: bool | None, closed: bool, there: bool, starts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F44: while one listener thread lives, there is no other. A dead one is replaced. A closed listener has none."""
+    """F44: While one listener thread lives, there is no other. A dead one is replaced. A closed listener has none."""
     session: Any = Parts()
     listener: Any = Listener(session, session)
     listener._thread = None if thread is None else SimpleNamespace(is_alive=lambda: thread)
@@ -842,7 +842,7 @@ def test_a_listener_has_one_thread(
 
 
 def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """F144, P7: the log says once that waiters poll, and the next pause tries to start the listener again."""
+    """F144, P7: The log says once that waiters poll, and the next pause tries to start the listener again."""
     session: Any = Parts()
     listener = Listener(session, session)
     monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=RuntimeError("can't start new thread")))
@@ -853,7 +853,7 @@ def test_a_listener_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, capl
 
 
 def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
-    """P8: a listener passes on bells while a caller waits, and none afterwards. Signs of life of the server are not
+    """P8: A listener passes on bells while a caller waits, and none afterwards. Signs of life of the server are not
     passed on."""
     session, heard = Parts(), list[object]()
     other: Any = SimpleNamespace(hear=heard.append, is_waited=lambda: not heard)
@@ -869,7 +869,7 @@ def test_a_listener_hears_for_as_long_as_somebody_waits() -> None:
 
 @pytest.mark.parametrize("came", [False, True])
 def test_a_listener_that_ends_while_somebody_comes(came: bool) -> None:
-    """P5: a caller that comes while the listener ends gets another listener."""
+    """P5: A caller that comes while the listener ends gets another listener."""
     session, started = Parts(), list[object]()
     listener: Any = Listener(session, session)  # type: ignore[arg-type]
     goes_on: Any = iter([False, came])
@@ -880,7 +880,7 @@ def test_a_listener_that_ends_while_somebody_comes(came: bool) -> None:
 
 
 def test_a_listener_that_is_closed_tries_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: a closed listener does not wait for the end of its pause. An open one waits for the pause, and no longer."""
+    """P6: A closed listener does not wait for the end of its pause. An open one waits for the pause, and no longer."""
     session: Any = Parts()
     session.is_waited = lambda: True
     listener: Any = Listener(session, session)
@@ -930,7 +930,7 @@ RELEASE_ONE = ReleaseUncontended(("k",), ("g",))
     ids=str,
 )
 def test_how_long_a_command_may_take(action: Action, back_by: float, seconds: float) -> None:
-    """F67: a command may take as long as its waiter may be away, up to the usual limit. A hint for another waiter gets
+    """F67: A command may take as long as its waiter may be away, up to the usual limit. A hint for another waiter gets
     a part of that."""
     one = grant()
     one.waiting.back_by = back_by
@@ -952,7 +952,7 @@ def test_how_long_a_command_may_take(action: Action, back_by: float, seconds: fl
     ids=str,
 )
 def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, question: object) -> None:
-    """P6, F110: releases go first, because they let others in. Only single tries of one kind may share an answer."""
+    """P6, F110: Releases go first, because they let others in. Only single tries of one kind may share an answer."""
     found = _question(action)
     assert _priority(action, None) == (RELEASE if is_release else REQUEST)
     assert (found is None) == (question is None)
@@ -974,7 +974,7 @@ def test_what_a_command_is_to_the_threads(action: Any, is_release: bool, questio
 @pytest.mark.parametrize(("waited", "said"), [(0.0, 0), (JUST_CAME / 2, 0), (0.25, 250), (JUST_CAME, 50)])
 @pytest.mark.parametrize("behind", [0, 2])
 def test_what_an_entry_says_of_its_arrival(waited: float, said: int, behind: int) -> None:
-    """P5, F69: an entry tells how long it has waited, unless it just came, and the number of waiters behind it."""
+    """P5, F69: An entry tells how long it has waited, unless it just came, and the number of waiters behind it."""
     one = grant()
     for began in (2.0**-10, NOW)[: 1 if waited == JUST_CAME else 2]:
         one.waiting.began, one.waiting.behind = began, behind
@@ -984,7 +984,7 @@ def test_what_an_entry_says_of_its_arrival(waited: float, said: int, behind: int
 
 
 def test_commands_that_are_closed() -> None:
-    """F170: the last commands have a short time limit, no acquisition is sent, and a release goes on without its
+    """F170: The last commands have a short time limit, no acquisition is sent, and a release goes on without its
     heir."""
     sent, each = list[Step](), commands(grant())
     note: Any = sent.append
@@ -1007,7 +1007,7 @@ def test_commands_that_are_closed() -> None:
 
 
 def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> None:
-    """F195, F161: the key was not free, and the client was closed before the second command. This counts as misuse,
+    """F195, F161: The key was not free, and the client was closed before the second command. This counts as misuse,
     too."""
     each = commands(grant())
     each._free_keys.guess = lambda _: True
@@ -1024,7 +1024,7 @@ def test_a_session_that_is_closed_between_two_commands_of_one_acquisition() -> N
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("action", [ENTER, GIVE_UP])
 def test_a_step_that_is_sent(action: Apply, fails: bool) -> None:
-    """F17, F36: each step has a number of its own. A step that adds an entry is noted as sent, and as unknown if there
+    """F17, F36: Each step has a number of its own. A step that adds an entry is noted as sent, and as unknown if there
     is no answer. Other releases of that primary are confirmed then."""
     one, sent = grant(), list[tuple[Step, float]]()
     each = commands(one)
@@ -1056,7 +1056,7 @@ def test_a_step_that_is_sent(action: Apply, fails: bool) -> None:
 
 
 def test_the_short_form_of_a_step() -> None:
-    """P8, F118: the short form is used for a step that only adds, for a key that is probably free. A wrong guess costs
+    """P8, F118: The short form is used for a step that only adds, for a key that is probably free. A wrong guess costs
     only its time."""
     one = grant()
     each, sent = commands(one), list[Any]()
@@ -1092,7 +1092,7 @@ def test_the_short_form_of_a_step() -> None:
 
 
 def test_what_is_remembered_of_a_release() -> None:
-    """F7, P8: each released key is probably free. An election may undo its release."""
+    """F7, P8: Each released key is probably free. An election may undo its release."""
     each = commands()
     each._session.release_uncontended = lambda keys, grants, timeout: {"b"}
     assert each.send(ReleaseUncontended(("a", "b", "c"), ("g", "h", "i"))) == {"b"}
@@ -1116,7 +1116,7 @@ def test_what_is_remembered_of_a_release() -> None:
     ],
 )
 def test_what_an_answer_is_worth(reply: Reply, state: State, number: int, expected: tuple[Any, ...]) -> None:
-    """F62: an answer proves a place in the queue, counted from the sending of its command. A read or another command's
+    """F62: An answer proves a place in the queue, counted from the sending of its command. A read or another command's
     answer proves nothing."""
     one = grant()
     one.state, one.reporting.held_by = state, "ben"
@@ -1130,7 +1130,7 @@ def test_what_an_answer_is_worth(reply: Reply, state: State, number: int, expect
 
 
 def test_the_next_of_a_line_is_queued() -> None:
-    """P5, F69: the next of a line is queued with the answer to its command, or with none after a failure. If there is
+    """P5, F69: The next of a line is queued with the answer to its command, or with none after a failure. If there is
     no next one, or its wait is over, nobody is queued."""
     one, heir, finished = grant(), grant("heir"), list[Any]()
     each = commands(one, heir)
@@ -1159,7 +1159,7 @@ def test_the_next_of_a_line_is_queued() -> None:
 
 @pytest.mark.parametrize("own", [True, False])
 async def test_who_sends_a_command(own: bool) -> None:
-    """F110, F29: this thread sends the command, unless two of its key are under way. A pause is no command."""
+    """F110, F29: This thread sends the command, unless two of its key are under way. A pause is no command."""
     each, done = commands(), list[Any]()
     note: Any = done.append
     each._session.begin_own = lambda key: own and not note(("begin", key))
@@ -1184,7 +1184,7 @@ async def test_who_sends_a_command(own: bool) -> None:
 def test_a_grant_that_is_held_from_now_on(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, seen_to: float, sees: bool, asks: bool
 ) -> None:
-    """P6, P7: a new grant makes the heartbeat due in time, listens for bells if a release request is to be reported,
+    """P6, P7: A new grant makes the heartbeat due in time, listens for bells if a release request is to be reported,
     and ends the wait."""
     session, told, lock = memory.session, list[Any](), Owner()
     monkeypatch.setattr(session.heartbeat, "see_to", told.append)
@@ -1209,7 +1209,7 @@ def held_by_nobody(memory: Memory) -> Grant:
 
 
 def test_how_much_a_session_knows() -> None:
-    """P6: the number of held, waiting and removed grants shows a leak."""
+    """P6: The number of held, waiting and removed grants shows a leak."""
     session: Any = MemorySession(MemoryStore(MemoryServer(), Limits()))
     assert session.known == 0
     parts = session.registry.grants, session.registry.by_line, session.queue.waiting, session.queue.lines
@@ -1219,7 +1219,7 @@ def test_how_much_a_session_knows() -> None:
 
 
 def test_a_grant_that_has_ended_before_it_is_noted(memory: Memory) -> None:
-    """F169: the grant is forgotten, and its end is reported after its beginning."""
+    """F169: The grant is forgotten, and its end is reported after its beginning."""
     one = held_by_nobody(memory)
     memory.session.note_granted(one, Granted(7, datetime.now(UTC), NOW + 6_000, NOW))
     assert (memory.session.known, memory.session.registry._by_worker) == (0, {})
@@ -1229,7 +1229,7 @@ def test_a_grant_that_has_ended_before_it_is_noted(memory: Memory) -> None:
 
 
 def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """P6: the end of a session has a fixed order. A grant with a command that may still arrive is removed instead of
+    """P6: The end of a session has a fixed order. A grant with a command that may still arrive is removed instead of
     released. If it was held, its minimum hold lasts. A second end does nothing."""
     session, done = MemorySession(MemoryStore(MemoryServer(), Limits())), list[Any]()
     for part, name in (
@@ -1284,7 +1284,7 @@ def test_what_the_end_of_a_session_does(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F29: a mutex that was locked during a fork is free in the child. Objects of the parent are noted once, and the
+    """F29: A mutex that was locked during a fork is free in the child. Objects of the parent are noted once, and the
     child neither uses nor closes them. This holds even if no hook was told of the fork."""
     monkeypatch.setattr(PerProcess, "_all", weakref.WeakSet())
     monkeypatch.setattr(PerProcess, "_inherited", [])
@@ -1329,7 +1329,7 @@ def test_what_is_made_once_in_each_process(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_all_sessions_send_first_and_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F185, P6: a second Ctrl-C at exit, or an error of one session, costs no other session its release."""
+    """F185, P6: A second Ctrl-C at exit, or an error of one session, costs no other session its release."""
     monkeypatch.setattr(PerProcess, "_all", set[Any]())
     monkeypatch.setattr(Sessions, "_ended", None)
     done = list[str]()

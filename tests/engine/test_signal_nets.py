@@ -151,7 +151,7 @@ TAKE: dict[str, Callable[[MongoLock], object]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("way", TAKE)
 def test_no_line_under_a_lock_that_is_dropped(here: Here, way: str) -> None:
-    """F65, F29: no Python that a signal could strike runs where a lock object dies unreleased, because Python swallows
+    """F65, F29: No Python that a signal could strike runs where a lock object dies unreleased, because Python swallows
     errors raised there. The heartbeat releases the lock."""
 
     def drop(key: str, strikes: Strikes) -> None:
@@ -168,7 +168,7 @@ def test_no_line_under_a_lock_that_is_dropped(here: Here, way: str) -> None:
 
 @pytest.mark.long
 def test_a_lock_that_its_task_has_returned(session: Session, collection: Collection[Document]) -> None:
-    """P6: a task that returns its lock and has ended leaves nothing, without any signal. No reference to the task or
+    """P6: A task that returns its lock and has ended leaves nothing, without any signal. No reference to the task or
     the lock is left, and the session must keep neither alive."""
     asyncio.run(make_lock(session, terms=CALM).aacquire())
     assert nothing_is_left(session, collection), f"{held(collection)} are held: {known(session)}"
@@ -179,7 +179,7 @@ def test_a_lock_that_its_task_has_returned(session: Session, collection: Collect
 
 @pytest.mark.long
 def test_what_strikes_reaches_the_caller(new_session: Callable[..., Session], collection: Collection[Document]) -> None:
-    """F29: a task that takes and releases locks in a loop ends at its soft time limit. The limit may strike anywhere,
+    """F29: A task that takes and releases locks in a loop ends at its soft time limit. The limit may strike anywhere,
     also in a receiver or where a lock object dies."""
     session = new_session(observer=signal_sender("default"))
 
@@ -222,7 +222,7 @@ WAYS = [pytest.param({"single": True}, 1, id="once"), pytest.param({}, 3, id="fr
 @pytest.mark.parametrize(("options", "step"), WAYS)
 @pytest.mark.parametrize("waits", [False, True])
 def test_every_line_of_a_block(here: Here, waits: bool, options: dict[str, Any], step: int) -> None:
-    """F65, F29: a free lock is taken and released, or is waited for in vain. If a signal strikes at any line of it, no
+    """F65, F29: A free lock is taken and released, or is waited for in vain. If a signal strikes at any line of it, no
     lock and no place in a queue is left."""
     theirs = here.other("theirs", terms=CALM).acquire()
 
@@ -245,7 +245,7 @@ def test_every_line_of_a_block(here: Here, waits: bool, options: dict[str, Any],
 @pytest.mark.long
 @pytest.mark.parametrize(("options", "step"), WAYS)
 def test_every_line_of_a_hand_over(here: Here, options: dict[str, Any], step: int) -> None:
-    """F65, F29, F162: a lock is released while another thread waits for it. If a signal strikes at any line of it, the
+    """F65, F29, F162: A lock is released while another thread waits for it. If a signal strikes at any line of it, the
     thread gets the lock."""
 
     def give(key: str, strikes: Strikes) -> Waiter:
@@ -269,7 +269,7 @@ def test_every_line_of_a_hand_over(here: Here, options: dict[str, Any], step: in
 
 @pytest.mark.long
 def test_a_hand_over_whose_giver_was_struck(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """F65, F101: a struck giver's command takes effect after the waiter was woken and has looked. Nothing passes the
+    """F65, F101: A struck giver's command takes effect after the waiter was woken and has looked. Nothing passes the
     answer on, and the waiter looks again."""
     here.session.waits.listen()
     assert eventually(lambda: here.session.waits.listener.listening)

@@ -58,7 +58,7 @@ def test_where_there_are_transactions(kinds: tuple[str, ...], told: str | None) 
     ("struck", "calls"), [("", ["defer"] * 2), ("at first", ["resume"] * 2), ("then", ["defer", "resume", "resume"])]
 )
 def test_how_a_transaction_begins(struck: str, calls: list[str]) -> None:
-    """P9: a transaction uses the majority and one snapshot.
+    """P9: A transaction uses the majority and one snapshot.
 
     The lock's renewals are deferred unless a signal strikes.
     """
@@ -86,7 +86,7 @@ def test_how_a_transaction_begins(struck: str, calls: list[str]) -> None:
 
 @pytest.mark.parametrize(("matched", "whole"), [((1, 1), True), ((1, 0), False), ((0,), False)])
 def test_what_a_transaction_writes_to_its_lock(matched: tuple[int, ...], whole: bool) -> None:
-    """P9: a fence matches each key only while this very grant holds it, with this token."""
+    """P9: A fence matches each key only while this very grant holds it, with this token."""
     lock = kept_at("RSPrimary")
     atomic: Any = Atomic(lock, MongoClient(connect=False))
     atomic._store, atomic._grants, atomic._client_session = lock._session().store, lock.grants, "session"

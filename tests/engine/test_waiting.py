@@ -33,7 +33,7 @@ def in_line(session: Session, number: int) -> bool:
 @pytest.mark.long
 @pytest.mark.parametrize(("sessions", "threads"), [(2, 1), (8, 1), (1, 8), (1, 64), (4, 8)])
 def test_a_contended_lock_costs_three_commands(here: Here, sessions: int, threads: int) -> None:
-    """P8, F44: a contended lock costs one command to queue, one to release, and one (getMore) to hear of the grant,
+    """P8, F44: A contended lock costs one command to queue, one to release, and one (getMore) to hear of the grant,
     however many callers wait. Ringing the bell is not awaited. A hand-over within a process costs one command in
     all."""
     all_sessions = [here.new_session() for _ in range(sessions)]
@@ -79,7 +79,7 @@ def hands_over(key: str, step: Step, timeout: float) -> bool:
 def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
     here: Here, hold_up: HoldUp, where: str, how: str
 ) -> None:
-    """F43, F36: the lock is handed on, and nothing is left, whether or not the command has reached the server."""
+    """F43, F36: The lock is handed on, and nothing is left, whether or not the command has reached the server."""
     gate = hold_up(here.session.store, "apply", hands_over, late=where == "after")
     first = here.lock(terms=CALM).acquire()
     next_waiter = here.lock(terms=CALM, wait=2.0 if how == "deadline" else None)
@@ -122,7 +122,7 @@ def test_a_next_waiter_that_goes_while_the_lock_is_handed_to_it(
 def test_a_next_waiter_that_is_cancelled_in_the_moment_of_the_answer(
     here: Here, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """F43: a cancelled waiter has the lock, or nobody has it. No entry is left that no session knows."""
+    """F43: A cancelled waiter has the lock, or nobody has it. No entry is left that no session knows."""
     finish = here.session.queue.finish_handover
     first = here.lock(terms=CALM).acquire()
     waiter = here.waiter(here.lock(terms=CALM, wait=None))
@@ -147,7 +147,7 @@ def test_a_next_waiter_that_is_cancelled_in_the_moment_of_the_answer(
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_giver_that_is_struck_while_handing_over(here: Here, hold_up: HoldUp, where: str) -> None:
-    """F36, F29: the giver's lock is removed in the background, and the next waiter goes on by itself."""
+    """F36, F29: The giver's lock is removed in the background, and the next waiter goes on by itself."""
     hold_up(here.session.store, "apply", hands_over, late=where == "after").fail(KeyboardInterrupt())
     first = here.lock(terms=CALM).acquire()
     next_waiter = here.waiter(here.lock(terms=CALM, wait=None))
@@ -163,7 +163,7 @@ def test_a_giver_that_is_struck_while_handing_over(here: Here, hold_up: HoldUp, 
 async def test_a_giver_that_is_cancelled_while_handing_over(
     session: Session, entries: Entries, hold_up: HoldUp
 ) -> None:
-    """F36: the command is on its way, and no task awaits its answer. The next waiter gets the lock once."""
+    """F36: The command is on its way, and no task awaits its answer. The next waiter gets the lock once."""
     gate = hold_up(session.store, "apply", hands_over)
     first = await make_lock(session, terms=CALM).aacquire()
     next_waiter = asyncio.create_task(make_lock(session, terms=CALM, wait=None).aacquire())
@@ -183,7 +183,7 @@ async def test_a_giver_that_is_cancelled_while_handing_over(
 
 
 def test_a_giver_that_had_lost_the_lock(here: Here) -> None:
-    """P7, F38: the giver learns of its loss. The next in line goes on and waits for the present holder."""
+    """P7, F38: The giver learns of its loss. The next in line goes on and waits for the present holder."""
     mine = here.lock(terms=CALM).acquire()
     next_waiter = here.waiter(here.lock(terms=CALM, wait=None))
     assert in_line(here.session, 1)

@@ -118,7 +118,7 @@ def test_closing_ends_the_threads_after_their_work(new_threads: Callable[..., Wo
 def test_what_is_slow_counts_no_more(
     new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F110: after a while another thread replaces a stuck one, up to a limit. Later calls then wait until one ends. The
+    """F110: After a while another thread replaces a stuck one, up to a limit. Later calls then wait until one ends. The
     replacement needs no other event."""
     monkeypatch.setattr(lanes, "SLOW", 0.1)
     threads = new_threads(2, 5)
@@ -153,7 +153,7 @@ def test_calls_that_find_all_threads_busy_leave_no_tickets(new_threads: Callable
 def test_all_calls_are_begun_while_those_before_are_slow(
     new_threads: Callable[..., WorkerThreads], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F159: calls of a lane without free threads are begun one by one, as earlier calls become slow."""
+    """F159: Calls of a lane without free threads are begun one by one, as earlier calls become slow."""
     monkeypatch.setattr(lanes, "SLOW", 0.02)
     for _ in range(5):
         threads = new_threads(24, 80, shares=(1.0, 0.75))
@@ -164,7 +164,7 @@ def test_all_calls_are_begun_while_those_before_are_slow(
 
 
 async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Callable[..., WorkerThreads]) -> None:
-    """F67, F110: a call that waits for a key is given up by a time limit or by a cancellation. Nothing of it is left,
+    """F67, F110: A call that waits for a key is given up by a time limit or by a cancellation. Nothing of it is left,
     and the next call is made."""
     threads = new_threads(8)
     hold, begun = Hold(threads, 2, key="k"), list[float]()
@@ -185,7 +185,7 @@ async def test_what_waits_for_a_key_and_is_given_up_is_not_made(new_threads: Cal
 
 
 def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> None:
-    """F67: the caller gets the error when its time is over, and not when a thread is free."""
+    """F67: The caller gets the error when its time is over, and not when a thread is free."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     started = time.monotonic()
     with pytest.raises(LockBackendFailed, match=r"not sent within 0\.2 s"):
@@ -202,7 +202,7 @@ def test_a_call_that_comes_too_late_is_never_begun(threads: WorkerThreads) -> No
 def test_a_call_that_does_not_end_is_given_up(
     threads: WorkerThreads, coroutine: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """F67: a call that exceeds its time limit delays its caller only for a bounded time."""
+    """F67: A call that exceeds its time limit delays its caller only for a bounded time."""
     monkeypatch.setattr(worker_threads, "OVERTIME", 0.2)
     go, told = threading.Event(), list[str]()
     how: Any = {name: functools.partial(told.append, name) for name in ("on_withdrawn", "on_overdue")}
@@ -252,7 +252,7 @@ needs_signals = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="nee
 def test_a_signal_handler_withdraws_what_it_interrupts(
     threads: WorkerThreads, struck: Callable[[float], object]
 ) -> None:
-    """F67: a blocking caller that is interrupted by a signal handler withdraws a call that has not begun."""
+    """F67: A blocking caller that is interrupted by a signal handler withdraws a call that has not begun."""
     hold, begun, told = Hold(threads, 1), list[float](), list[bool]()
     struck(0.2)
     with pytest.raises(Struck):
@@ -267,13 +267,13 @@ def test_a_signal_handler_withdraws_what_it_interrupts(
     ("connections", "most", "own"), [(0, 80, math.inf), (160, 80, 76), (100, 80, 16), (20, 16, 0), (3, 1, 0)]
 )
 def test_renewals_have_connections_that_no_other_thread_takes(connections: int, most: int, own: float) -> None:
-    """F20, F183: the threads of the session and of the program need no more connections than there are. A quarter of
+    """F20, F183: The threads of the session and of the program need no more connections than there are. A quarter of
     the session's threads is for renewals."""
     assert thread_limits(connections) == (most, own)
 
 
 def test_the_threads_of_a_program_send_only_so_many_commands_themselves() -> None:
-    """F183: further calls wait for a thread of the session, whatever their key."""
+    """F183: Further calls wait for a thread of the session, whatever their key."""
     threads = WorkerThreads(2, own=2)
     assert [threads.begin_own(key) for key in "abc"] == [True, True, False]
     threads.end_own("a")

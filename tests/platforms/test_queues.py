@@ -50,7 +50,7 @@ def test_queue(redis: Redis, worker: str) -> None:
 
 @pytest.mark.parametrize("worker", ["rq", "dramatiq", "huey threads"])
 def test_coming_back(redis: Redis, worker: str) -> None:
-    """F126: a task whose lock is held leaves its worker, and comes back, with the defaults of its queue."""
+    """F126: A task whose lock is held leaves its worker, and comes back, with the defaults of its queue."""
     name, queue = key(), worker.partition(" ")[0]
     more = {"PLATFORM_QUEUE": queue, "PLATFORM_REDIS": redis.uri, "PLATFORM_LATER": "yes"}
     send(name, **more)

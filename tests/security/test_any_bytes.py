@@ -55,7 +55,7 @@ QUERIES = st.dictionaries(
 @pytest.mark.parametrize("is_edited", [False, True])
 @pytest.mark.parametrize("name", [*PAGES, *EDITED, *OWN_ADMINS])
 def test_any_bytes(locks: Locks, name: str, *, is_edited: bool) -> None:
-    """F75: every address takes every method, with any query, form, header and path, from any user.
+    """F75: Every address takes every method, with any query, form, header and path, from any user.
 
     The ids of an action on documents are those of documents. Any other text is a 500 of Django's, before an action is
     called.
@@ -123,7 +123,7 @@ def test_any_bytes(locks: Locks, name: str, *, is_edited: bool) -> None:
 
 @pytest.mark.parametrize("query", ["_to_field=", "_to_field=pk", "_to_field=%00", "_popup=1&_to_field="])
 def test_queries_of_popups(locks: Locks, query: str) -> None:
-    """F75: names of fields that Django's own lists accept do no harm."""
+    """F75: Names of fields that Django's own lists accept do no harm."""
     locks.held("k")
     client = operator()
     for paths in PAGES.values():

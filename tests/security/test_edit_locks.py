@@ -55,7 +55,7 @@ def everything(locks: Locks) -> list[dict[str, Any]]:
 
 
 class TestWithoutTheRight:
-    """F73: nothing is written, by any action and method, whoever else is editing."""
+    """F73: Nothing is written, by any action and method, whoever else is editing."""
 
     @pytest.mark.long
     @pytest.mark.parametrize("is_edited", [False, True])
@@ -116,7 +116,7 @@ class TestRelease:
     """A user can release only a lock of his own."""
 
     def test_it_makes_no_document(self, locks: Locks, order: Order) -> None:
-        """F73: a release of a lock that was never taken leaves nothing behind, even if the user may take it."""
+        """F73: A release of a lock that was never taken leaves nothing behind, even if the user may take it."""
         for number in range(50):
             status = EditLock(edit_key(order), Person(str(number)), f"tab{number}").release()
             assert status.free

@@ -68,7 +68,7 @@ def document_locks(mongo: MongoClient[Document]) -> Iterator[list[str]]:
 @WITH_MONGO
 @pytest.mark.parametrize(("path", "more"), [("others/", {"force": "x"}), ("force-release/", {"reason": "x"})])
 def test_ids_of_documents(locks: Locks, document_locks: list[str], path: str, more: dict[str, str]) -> None:
-    """F75: an impossible id gets 400, an unknown one is not found, and an expression finds nothing."""
+    """F75: An impossible id gets 400, an unknown one is not found, and an expression finds nothing."""
     client = operator()
     for name in ("locks", *document_locks):
         for id_ in IDS:
@@ -86,7 +86,7 @@ def test_ids_of_documents(locks: Locks, document_locks: list[str], path: str, mo
     ("charset", "value"), [("raw_unicode_escape", r"\ud800"), ("utf-7", "%2B2AA-"), ("utf-16", "a")]
 )
 def test_another_encoding(locks: Locks, path: str, charset: str, value: str) -> None:
-    """F75: a request in an encoding with lone surrogates, as Python has some, gets 400 on every page."""
+    """F75: A request in an encoding with lone surrogates, as Python has some, gets 400 on every page."""
     locks.held("k")
     client = operator()
     path = path.format(Order.objects.create(buyer=User.objects.create(username="buyer"), item="bike", price=100).pk)

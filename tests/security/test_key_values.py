@@ -38,7 +38,7 @@ FORMS = ["shop.Order", "shop.Ad", "shop.Seller", "int", "uuid", "slug"]
 
 
 class TestForms:
-    """F72: all spellings of a value are one key, and an invalid value is refused."""
+    """F72: All spellings of a value are one key, and an invalid value is refused."""
 
     @pytest.mark.parametrize(
         ("form", "spellings", "key"),
@@ -52,7 +52,7 @@ class TestForms:
         ],
     )
     def test_one_key(self, form: str, spellings: list[Any], key: str) -> None:
-        """F72: a row, a number or a UUID has one key, however it is written."""
+        """F72: A row, a number or a UUID has one key, however it is written."""
         assert {str(lock_key(f"x:{{a:{form}}}", a=value)) for value in spellings} == {key}
 
     @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ class TestForms:
     @example("\ud800", "shop.Order")
     @example("\0", "uuid")
     def test_anything(self, value: Any, form: str) -> None:
-        """F75: every value of a request makes a key or LockKeyInvalid. A key that is made has its form."""
+        """F75: Every value of a request makes a key or LockKeyInvalid. A key that is made has its form."""
         try:
             key = str(lock_key(f"x:{{a:{form}}}", a=value))
         except LockKeyInvalid:
@@ -140,7 +140,7 @@ class TestForgottenF:
         assert mongo_lock(key).key == key
 
     def test_braces_in_a_value(self) -> None:
-        """F145: in a key made from a template, a value with braces is text. An f-string looks like a forgotten one, and
+        """F145: In a key made from a template, a value with braces is text. An f-string looks like a forgotten one, and
         its error names the alternative for any value."""
         visitor = "{order_id}"
         with pytest.raises(LockKeyInvalid, match=r"make it with lock_key.*braces in a value are data") as refused:
@@ -241,11 +241,11 @@ NO_KEYS = ["x" * 600, "%00", "a%0Ab", "a%E2%80%A8b", "%C2%85", "%1B%5B2J"]
 @pytest.mark.django_db
 @pytest.mark.urls(__name__)
 class TestViews:
-    """F75: an address whose values make no key is the client's mistake."""
+    """F75: An address whose values make no key is the client's mistake."""
 
     @pytest.mark.parametrize("kind", VIEWS)
     def test_400(self, kind: str) -> None:
-        """F75: a text that is too long, or has NUL, newlines or control characters, gets 400. The response shows no
+        """F75: A text that is too long, or has NUL, newlines or control characters, gets 400. The response shows no
         stack trace and no key."""
         client = Client(raise_request_exception=False)
         for name in NO_KEYS:
@@ -300,7 +300,7 @@ WITH_TEXT = {"function", "afunction", "class", "method", "decorated", "viewset"}
 
 
 class TestCheck:
-    """W010: a view has a key with text from the address."""
+    """W010: A view has a key with text from the address."""
 
     @pytest.mark.parametrize(
         "address",

@@ -72,7 +72,7 @@ def run(uri: str, user: str, *tasks: list[str], history: int = 0) -> dict[str, d
 
 
 def test_the_documented_commands(guarded: str) -> None:
-    """F60, F74: the deploy role migrates, the other one does everything else, and check finds nothing wrong."""
+    """F60, F74: The deploy role migrates, the other one does everything else, and check finds nothing wrong."""
     deployed = run(guarded, "mongolockDeploy", ["migrate", "--database", "locks"], ["migrate"], *COMMANDS[:2])
     assert {name: report["error"] for name, report in deployed.items() if report["error"]} == {}
     reports = run(guarded, "mongolock", *COMMANDS)
@@ -99,7 +99,7 @@ FAILS = {
 
 
 def test_each_right_of_a_deployment(guarded: str, root_of: MongoClient[Document]) -> None:
-    """F143: with a document lock, too, the documented deploy roles run the documented `migrate`. Without one of their
+    """F143: With a document lock, too, the documented deploy roles run the documented `migrate`. Without one of their
     rights, it works all the same, or the error is about that right."""
     roles = documented_roles()
     rights = [*roles["mongolockDeploy"]["privileges"], *roles["mongolockDocuments"]["privileges"]]
@@ -124,7 +124,7 @@ def test_each_right_of_a_deployment(guarded: str, root_of: MongoClient[Document]
 
 
 def test_a_missing_right_is_named(guarded: str) -> None:
-    """F74: every command and the check say which right is missing, in a line, without the server's words."""
+    """F74: Every command and the check say which right is missing, in a line, without the server's words."""
     tasks = [["check", "--database", "locks"], *COMMANDS[4:8]]
     for name, report in run(guarded, "blind", *tasks).items():
         said = str(report["error"])
@@ -135,7 +135,7 @@ def test_a_missing_right_is_named(guarded: str) -> None:
 
 
 def test_documents(guarded: str) -> None:
-    """F74: the documented role for documents holds, lists and clears them. Without it, the check and the errors name
+    """F74: The documented role for documents holds, lists and clears them. Without it, the check and the errors name
     the missing rights and their collection."""
     tasks = [["documents"], ["check", "--database", "locks"], ["list_locks"], ["clear_stale_locks", "--no-input"]]
     may = run(guarded, "mongolockDocuments", *tasks)
@@ -152,7 +152,7 @@ def test_documents(guarded: str) -> None:
 
 
 def test_history(guarded: str) -> None:
-    """F74: with the documented rights, a history is written and shown. Without them, the check and the pages say which
+    """F74: With the documented rights, a history is written and shown. Without them, the check and the pages say which
     are missing, and the locks and the page of a lock are there all the same."""
     migrated = run(guarded, "keeperDeploy", ["migrate", "--database", "locks"], history=1)
     assert [report["error"] for report in migrated.values()] == [None]

@@ -13,7 +13,7 @@ def bad(rows: list[Row]) -> list[Row]:
 @pytest.mark.long
 @pytest.mark.parametrize("part", ["cycles", "pool"])
 def test_nothing_grows(part: str, mongo_uri: str) -> None:
-    """P6, F20: some 1,600 acquisitions leave no threads, connections, cursors, memory, documents or grants. A client
+    """P6, F20: Some 1,600 acquisitions leave no threads, connections, cursors, memory, documents or grants. A client
     with a single connection loses no lock."""
     assert not bad(load.parts(mongo_uri, quick=True)[part]())
 

@@ -140,14 +140,14 @@ def held(until: float, **facts: Any) -> dict[str, Any]:
 
 
 def test_the_end_of_a_minimum_hold_is_not_moved() -> None:
-    """F64: nothing keeps a released lock for longer. A working holder may be renewed."""
+    """F64: Nothing keeps a released lock for longer. A working holder may be renewed."""
     assert list(minimum_holds(held(4, released=BEGIN), held(4, released=BEGIN), Step())) == []
     assert list(minimum_holds(held(4), held(9), Step(renew=("g",)))) == []
     assert len(list(minimum_holds(held(4, released=BEGIN), held(5, released=BEGIN), Step(renew=("g",))))) == 1
 
 
 def test_whom_another_command_grants_has_its_place_only() -> None:
-    """P5, P6: a waiter that another command grants may be dead. The grant lasts only for its place, and the next waiter
+    """P5, P6: A waiter that another command grants may be dead. The grant lasts only for its place, and the next waiter
     does not wait for a whole lease."""
     waits = {"waiters": [{"grant": "g", "until": BEGIN + timedelta(seconds=4)}], "holders": []}
     there = {**held(9), "holders": [{**held(9)["holders"][0], "waiter_lease": 5_000}]}
@@ -168,7 +168,7 @@ def test_a_minimum_hold_is_not_ended_by_a_release() -> None:
 
 
 def test_what_was_removed_for_good_does_not_come_back() -> None:
-    """F17: a late command queues nothing. A lock that stays for its minimum hold has not come back."""
+    """F17: A late command queues nothing. A lock that stays for its minimum hold has not come back."""
     gone = {"holders": [], "waiters": [], "tombstones": [{"grant": "g"}]}
     back = {"holders": [], "waiters": [{"grant": "g"}]}
     assert len(list(tombstones(gone, back))) == 1
@@ -177,7 +177,7 @@ def test_what_was_removed_for_good_does_not_come_back() -> None:
 
 
 def test_an_election_ends_nobodys_place() -> None:
-    """F21: a waiter has a whole place by the new clock, unless it leaves."""
+    """F21: A waiter has a whole place by the new clock, unless it leaves."""
     waits: dict[str, Any] = {"clock": "a", "holders": [], "waiters": [{"grant": "g"}]}
     free: dict[str, Any] = {"holders": [], "waiters": []}
     assert len(list(elections(waits, {**free, "clock": "b"}, Step()))) == 1

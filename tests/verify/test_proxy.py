@@ -93,7 +93,7 @@ def test_slow(network: Network) -> None:
 
 
 def test_a_command_arrives_after_its_sender_has_gone(network: Network, echo: Echo) -> None:
-    """F17: a command that was held up is delivered, although its connection was closed."""
+    """F17: A command that was held up is delivered, although its connection was closed."""
     with connect(network) as connection:
         connection.sendall(b"one")
         assert answers(connection) == b"one"
@@ -106,7 +106,7 @@ def test_a_command_arrives_after_its_sender_has_gone(network: Network, echo: Ech
 
 
 def test_a_reply_is_held_up(network: Network, echo: Echo) -> None:
-    """F16: the command has arrived. The answer comes when the way is open again."""
+    """F16: The command has arrived. The answer comes when the way is open again."""
     with connect(network) as connection:
         connection.sendall(b"one")
         assert answers(connection) == b"one"
@@ -119,7 +119,7 @@ def test_a_reply_is_held_up(network: Network, echo: Echo) -> None:
 
 
 def test_a_reply_is_lost(network: Network, echo: Echo) -> None:
-    """F15: the command has arrived. The connection ends instead of the answer."""
+    """F15: The command has arrived. The connection ends instead of the answer."""
     network.set(CLIENTS, Rule(lose_replies=1.0))
     with connect(network) as connection:
         connection.sendall(b"one")
@@ -138,7 +138,7 @@ def test_a_reply_is_lost_by_what_it_says(network: Network, echo: Echo) -> None:
 
 
 def test_half_open(network: Network, echo: Echo) -> None:
-    """F18: nothing gets through, without a report, for the whole life of the connection. A new connection works as
+    """F18: Nothing gets through, without a report, for the whole life of the connection. A new connection works as
     usual."""
     with connect(network) as dead, connect(network) as other:
         for connection in (dead, other):

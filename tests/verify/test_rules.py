@@ -101,6 +101,6 @@ CASES: dict[str, tuple[Story, str]] = {
 
 @pytest.mark.parametrize(("story", "found"), CASES.values(), ids=CASES)
 def test_what_is_accused(story: Story, found: str) -> None:
-    """P1, P7, F45: only virtual time can judge these. The rules of the fault runs have their own tests."""
+    """P1, P7, F45: Only virtual time can judge these. The rules of the fault runs have their own tests."""
     history = story.history(VIRTUAL)
     assert " ".join(violation.rule for rule in MORE_RULES for violation in rule(history)) == found

@@ -34,7 +34,7 @@ def told(outcome: Outcome) -> str:
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1, RUNS + 1, 8))
 def test_no_promise_is_broken(first: int) -> None:
-    """P1 to P7: eight minutes of faults, judged by the checker of the fault runs."""
+    """P1 to P7: Eight minutes of faults, judged by the checker of the fault runs."""
     for seed in range(first, first + 8):
         outcome = simulate(seed, 60.0)
         assert outcome.violations == [], f"python3 dev.py simulate --seed {seed}"
