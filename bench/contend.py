@@ -76,7 +76,7 @@ def gather(crew: Sequence[Worker], seconds: float) -> tuple[Turns, float]:
 
 
 def checked(turns: Turns) -> Turns:
-    """Return the turns. Raises Liar if somebody was let in while another one held the lock."""
+    """Return the turns, or raise Liar if a process was let in while another one held the lock."""
     if twice := turns.held_twice:
         raise Liar(f"it is no lock: {twice} of {len(turns.turns)} were let in while another one held it")
     return turns

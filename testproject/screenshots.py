@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 LOCKS = "/admin/django_mongolock/lock/"
 DASHBOARD = "/admin/django_mongolock/lockdashboard/"
-#: A form with an edit lock; each picture uses a new order.
+#: The address of a form with an edit lock. Each picture uses a new order.
 ORDER = "/admin/shop/order/{order}/change/"
-#: How long the traffic runs before the first picture, in seconds: to have something to show.
+#: The seconds of traffic before the first picture, so that there is something to show.
 WARM_UP = 20.0
 WIDE, NARROW = 1100, 320
 #: The processes of the incident, each with a name, a label, and the locks that it acquires one after the other.
@@ -83,7 +83,7 @@ SHOTS = [
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Take the pictures; return the exit code."""
+    """Take the pictures, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m testproject.screenshots", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--to", type=Path, default=IMAGES, help="folder of the pictures (docs/images)")
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def incident(running: site.Site) -> None:
-    """An incident: long holders, waiters, a chain of locks, a program that was killed."""
+    """Play an incident with long holders, waiters, a chain of locks, and a program that was killed."""
     from testproject.demo.checks import kill_program  # Django is set up only now
 
     for name, label, *keys in CAST:
@@ -139,7 +139,7 @@ def take(browser: Browser, running: site.Site, shot: Shot, scheme: str, folder: 
 
 
 def new_order() -> int:
-    """An order to edit; return its number."""
+    """Make an order to edit, and return its number."""
     from django.contrib.auth.models import User
 
     from testproject.shop.models import Order

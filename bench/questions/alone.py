@@ -61,7 +61,7 @@ def compared(bench: Bench, contenders: list[Contender]) -> dict[str, list[Cost]]
 
 
 def begin(bench: Bench, ends: contextlib.ExitStack, contender: Contender, key: str) -> list[Worker]:
-    """A worker that has taken the lock before; a second one has proved with it that it is one."""
+    """Return a worker that has taken the lock before. A second worker has proved with it that it is a lock."""
     crew = ends.enter_context(workers(2))
     bench.open(crew, contender)
     if is_lock(contender):

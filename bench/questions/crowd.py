@@ -27,7 +27,8 @@ def crowd(bench: Bench) -> Iterator[Piece]:
 
 
 def shaped(bench: Bench, size: int) -> tuple[float, float, float]:
-    """So many threads: milliseconds of a hand-over, acquisitions a second, and commands of one."""
+    """Return the milliseconds of a hand-over, the acquisitions a second, and the commands of one, for *size*
+    threads."""
     seconds, key = bench.some(1, 2), fresh_key("crowd")
     with workers(1) as crew:
         bench.open(crew, OURS)

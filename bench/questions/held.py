@@ -52,7 +52,8 @@ def hold(state: State, key: str, count: int, terms: Terms) -> float:
     each would take minutes."""
     session: Session = get_backend(ALIAS).session()
     collection = mongo_store(ALIAS).collection
-    # By another session: whoever has released a lock looks soon whether that was undone, and renews on that occasion.
+    # In another session, because a session that has released a lock soon checks whether that was undone, and renews on
+    # that occasion.
     another = Session(mongo_store(ALIAS))
     with MongoLock(lambda: another, (key,), terms):
         pattern = collection.find_one({"_id": key}) or {}
@@ -72,7 +73,7 @@ def hold(state: State, key: str, count: int, terms: Terms) -> float:
 
 
 def beat(state: State) -> tuple[float, float]:
-    """In the worker: renew all; seconds of CPU, and seconds."""
+    """Renew all locks in the worker. Return the seconds of CPU, and the seconds."""
     session, grants = _known(state)
     for grant in grants:
         grant.lease.renew_at = 0.0
@@ -85,7 +86,7 @@ def beat(state: State) -> tuple[float, float]:
 
 
 def forget(state: State) -> None:
-    """In the worker: let go of them, without a command for each."""
+    """Drop all locks in the worker, without a command for each."""
     session, grants = _known(state)
     for grant in grants:
         grant.mark_lost("the benchmark is over")

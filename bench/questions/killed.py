@@ -1,4 +1,4 @@
-"""A process that holds a lock is killed: when does somebody else get it?"""
+"""The time until another process gets the lock of a killed one."""
 
 import math
 import os
@@ -16,11 +16,11 @@ from bench.peers import DATABASE
 from bench.workers import State, WorkerError, workers
 from django_mongolock.engine import clock
 
-#: The lease that each is told to give, in seconds; ours lets the server wait a margin longer.
+#: The lease of each contender, in seconds. Our server waits a margin longer.
 LEASE: Final = 2.0
 #: Contenders with a lease, counted from the grant. The locks of the others end with a session or a connection.
 LEASED: Final = {"redis", "redis-always", "mongo"}
-#: MongoDB removes what has run out once a minute.
+#: MongoDB removes expired documents once a minute.
 LONGEST: Final = 75.0
 
 
@@ -92,7 +92,7 @@ def trial(bench: Bench, contender: Contender) -> Takeover:
 
 
 def take(state: State, key: str) -> float:
-    """In the worker: acquire; when it was granted."""
+    """Acquire in the worker, and return the time of the grant."""
     state["peer"].acquire(key)
     return clock.now()
 

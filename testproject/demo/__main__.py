@@ -36,7 +36,7 @@ class CheckError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; return its exit code."""
+    """Run the demo, and return its exit code."""
     options = _options(argv)
     for number in END_SIGNALS:
         signal.signal(number, _interrupt)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def running_site(options: argparse.Namespace) -> Iterator[site.Site]:
-    """Start everything; end it at the end of the block, whatever happens."""
+    """Start everything, and end it at the end of the block, whatever happens."""
     base = f"http://127.0.0.1:{site.free_port(options.port)}"
     with ExitStack() as stack:
         uri = stack.enter_context(mongodb())

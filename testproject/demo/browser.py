@@ -1,4 +1,4 @@
-"""A browser of forty lines: cookies, login, CSRF token. For the traffic and for the check."""
+"""A browser of forty lines, with cookies, login and CSRF token, for the traffic and the check."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def hold(label: str, *keys: str) -> None:
 
 
 def crowd(label: str, key: str, count: str) -> None:
-    """Let so many tasks wait for a lock; each holds it for a moment."""
+    """Let *count* tasks wait for a lock. Each holds it for a moment."""
     from django_mongolock import mongo_lock
 
     async def buy(number: int) -> None:

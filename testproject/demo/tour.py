@@ -14,7 +14,7 @@ LOOK_EVERY = 0.5
 
 
 def guide(running: site.Site) -> None:
-    """Go through all incidents; return when the last is over."""
+    """Go through all incidents, and return when the last is over."""
     browser = Browser(running.base)
     browser.login("/admin/login/", site.ADMIN, running.password)
     names = [incident["name"] for incident in _incidents(browser)]

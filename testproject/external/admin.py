@@ -19,7 +19,7 @@ def _never(*_: object, **__: object) -> bool:
 
 
 class ReadOnlyAdmin(ModelAdmin):
-    """No add, no change, no delete: only the service writes its records."""
+    """An admin without adding, changing and deleting, because only the service writes its records."""
 
     has_add_permission = has_change_permission = has_delete_permission = _never
 
@@ -49,5 +49,5 @@ class CallAdmin(ReadOnlyAdmin):
 
     @admin.display
     def took(self, call: Call) -> str:
-        """How long it was under way."""
+        """Return the duration of the call."""
         return f"{(call.ended_at - call.started_at) / timedelta(milliseconds=1):.0f} ms"

@@ -1,4 +1,4 @@
-"""Rates in the admin: concurrent changes are shown instead of overwritten."""
+"""Rates in the admin. Concurrent changes are shown instead of overwritten."""
 
 from django.contrib import admin
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from testproject.servers.process import HOST, Server, ServerError
 from testproject.servers.unprivileged import is_root
 
-#: How long the engine may take to stop its containers, in seconds.
+#: The seconds in which the engine may stop its containers.
 STOP_TIMEOUT = 20.0
 
 

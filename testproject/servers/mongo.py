@@ -25,7 +25,7 @@ def mongod_path() -> Path:
     """
     if given := _environment("MONGOD"):
         return Path(given).resolve()
-    # The wheel puts nothing but fiftyone/db there; importing it could start the whole of FiftyOne.
+    # The wheel puts nothing but fiftyone/db there. An import could start the whole of FiftyOne.
     spec = importlib.util.find_spec("fiftyone")
     for location in (spec and spec.submodule_search_locations) or []:
         if found := shutil.which("mongod", path=Path(location, "db", "bin")):
@@ -37,10 +37,11 @@ def mongod_path() -> Path:
 
 @dataclass(frozen=True)
 class Access:
-    """How clients connect. By default without login, in clear text.
+    """The access of clients. By default there is no login, and connections are in clear text.
 
-    users: clients have to log in; until there is a first user, any client on this machine may create it.
-    certificate, authority: PEM files; connections are then always encrypted.
+    users: whether clients have to log in. Until there is a first user, any client on this machine may create it.
+    certificate: a PEM file. Connections are then always encrypted.
+    authority: a PEM file of the certificate's authority.
     """
 
     users: bool = False
@@ -100,12 +101,12 @@ class Mongod(Server):
         return f"mongodb://{HOST}:{self.port}/?directConnection=true{self.access.query}"
 
     def client(self, timeout: float = 5.0) -> MongoClient[dict[str, Any]]:
-        """Return a new client of this very server; its calls end within *timeout* seconds."""
+        """Return a new client of this very server. Its calls end within *timeout* seconds."""
         milliseconds = int(timeout * 1000)
         return MongoClient(self.uri, timeoutMS=milliseconds, serverSelectionTimeoutMS=milliseconds)
 
     def hello(self) -> dict[str, Any]:
-        """Return the server's answer to `hello` (what it is just now), or {} when there is none within a second."""
+        """Return the server's answer to `hello` (its present state), or {} when there is none within a second."""
         if self.paused or not self.running:
             return {}
         try:
@@ -135,8 +136,8 @@ class Mongod(Server):
 class ReplicaSet(Runnable):
     """A replica set of one to three mongods, initiated, with a primary.
 
-    *election_timeout* is the time in seconds after which the others replace a primary that they do not
-    hear any more; see Mongod for *parameters*, *oplog_mb* and *access*.
+    *election_timeout* is the time in seconds after which the others replace a silent primary. See Mongod for
+    *parameters*, *oplog_mb* and *access*.
     """
 
     def __init__(

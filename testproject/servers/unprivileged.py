@@ -40,7 +40,7 @@ class UnprivilegedServer(Server):
         raise NotImplementedError
 
     def launch(self) -> None:
-        """Start the process; the first time, make its data directory before."""
+        """Start the process. The first time, make its data directory before."""
         if reason := self.missing():
             raise ServerError(reason)
         self.user = self.system_user if is_root() else None

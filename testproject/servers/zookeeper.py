@@ -7,7 +7,7 @@ from pathlib import Path
 from testproject.servers.process import HOST, Server, ServerError
 
 JAR = Path("/usr/share/java/zookeeper.jar")  # Debian's jar, with the names of the jars that it needs
-TICK = 2_000  # milliseconds; a client's session lives two of them at least
+TICK = 2_000  # milliseconds, half of the shortest session of a client
 
 
 class ZooKeeper(Server):

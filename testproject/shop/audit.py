@@ -1,6 +1,6 @@
-"""The judge: finds what went wrong at the external service, from the service's own records.
+"""The judge, which finds faults at the external service from the service's own records.
 
-The functions on calls are pure; `judge` feeds them from the database.
+The functions on calls are pure. `judge` feeds them from the database.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether nothing at all went wrong."""
+        """Whether no fault was found."""
         return not any(value for name, value in self.counts().items() if name != "calls")
 
     def counts(self) -> dict[str, int]:

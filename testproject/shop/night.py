@@ -26,15 +26,14 @@ from testproject.shop.models import Ad
 
 DASHBOARD = "admin:django_mongolock_lockdashboard_changelist"
 EVENTS = "admin:mongolock_history_lockevent_changelist"
-#: How many wait for tickets.
+#: The number of waiters for tickets.
 CROWD = 300
 STALE_SINCE = timedelta(minutes=10)
 
 
 @dataclass
 class Run:
-    """An incident that was begun: its programs, since when, the step that is next, and whether
-    the trouble is there."""
+    """An incident that was begun, with its programs, its start, its next step, and whether the trouble is there."""
 
     programs: list[subprocess.Popen[bytes]] = field(default_factory=list)
     since: datetime = field(default_factory=timezone.now)
@@ -68,7 +67,7 @@ class Run:
         self.programs.clear()
 
     def happened(self, event: str, *keys: str) -> bool:
-        """Whether the history says so."""
+        """Return whether the history has such an event."""
         found = LockEvent.objects.filter(event=event, key__in=keys, at__gte=self.since)
         return bool(found.exists())
 
@@ -243,7 +242,7 @@ def begin(name: str) -> None:
 
 
 def _start(incident: Incident, run: Run) -> None:
-    """Start its programs, and wait until they are in trouble; end them if another incident was begun meanwhile."""
+    """Start its programs, and wait until they are in trouble. If another incident was begun meanwhile, end them."""
     try:
         incident.begin(run)
     finally:

@@ -558,7 +558,7 @@ def play(calls: Generator[Any, Any, Any], **fails: BaseException | None) -> list
             outcome = fails.get(made[-1])
     except StopIteration:
         return made
-    except Exception as error:  # noqa: BLE001 - the error is checked
+    except Exception as error:  # noqa: BLE001 - it is what is looked at
         return [*made, type(error).__name__]
 
 

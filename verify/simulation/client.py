@@ -294,7 +294,7 @@ class SimStore:
         reply: bool = False,
         short: Pipeline | None = None,
     ) -> Work:
-        """Write one document; return its `Reply`, or whether it was written. short: see `Servers.apply`."""
+        """Write one document, and return its `Reply`, or whether it was written. short: see `Servers.apply`."""
         servers, chance = self._servers, self._kernel.chance
         if chance.random() < self.link.held_up:
             yield chance.uniform(0.0, self.link.held_up_by)
