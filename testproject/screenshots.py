@@ -46,10 +46,10 @@ CAST = [
 class Shot:
     """One picture.
 
-    height: the height of the shown part.
-    of: the only element to show.
-    before: actions on the page first.
-    shared: whether a second person has the page open already.
+    - height: the height of the shown part.
+    - of: the only element to show.
+    - before: actions on the page first.
+    - shared: whether a second person has the page open already.
     """
 
     name: str

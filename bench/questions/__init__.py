@@ -19,7 +19,7 @@ Ask = Callable[[Bench], Iterator[Piece]]
 class Question:
     """A question.
 
-    limit: seconds after which it is ended.
+    - limit: seconds after which it is ended.
     """
 
     ask: Ask

@@ -39,9 +39,9 @@ def mongod_path() -> Path:
 class Access:
     """The access of clients. By default there is no login, and connections are in clear text.
 
-    users: whether clients have to log in. Until there is a first user, any client on this machine may create it.
-    certificate: a PEM file. Connections are then always encrypted.
-    authority: a PEM file of the certificate's authority.
+    - users: whether clients have to log in. Until there is a first user, any client on this machine may create it.
+    - certificate: a PEM file. Connections are then always encrypted.
+    - authority: a PEM file of the certificate's authority.
     """
 
     users: bool = False
@@ -73,9 +73,9 @@ OPEN: Final = Access()
 class Mongod(Server):
     """A mongod, standalone or a member of *replica_set*. The caller initiates the set.
 
-    parameters: values for --setParameter, for instance {"enableTestCommands": 1, "ttlMonitorSleepSecs": 1}.
-    oplog_mb: the size of the oplog in MB.
-    access: the way in which clients connect.
+    - parameters: values for --setParameter, for instance {"enableTestCommands": 1, "ttlMonitorSleepSecs": 1}.
+    - oplog_mb: the size of the oplog in MB.
+    - access: the way in which clients connect.
     """
 
     title = "mongod"

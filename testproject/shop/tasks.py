@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 def ad_changed(ad_id: str, event: str, changes: dict[str, Any] | None = None) -> str | None:
     """Bring the external service up to date after an ad was created, updated or deleted (*event*).
 
-    changes: the changes still to be made, with the lock in the ad itself.
+    - changes: the changes still to be made, with the lock in the ad itself.
     """
     logger.debug("ad %s ad=%s", event, ad_id)
     if settings.SHOP_DOCUMENT_LOCKS:

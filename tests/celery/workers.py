@@ -125,8 +125,8 @@ def _sent(headers: dict[str, Any], **kwargs: Any) -> None:
 def placed(directory: Path, broker: str, mongo: str = "", **config: Any) -> Iterator[Place]:
     """Let the application of this process send to the queue of the place. The workers are killed at the end.
 
-    mongo: the MongoDB of the workers, or "" for that of the test run.
-    config: Celery's settings.
+    - mongo: the MongoDB of the workers, or "" for that of the test run.
+    - config: Celery's settings.
     """
     place = Place(directory, broker, mongo, **config)
     app = tasks.app

@@ -45,7 +45,7 @@ def section(page: str, heading: str | None = None) -> str:
 def rows(page: str, heading: str | None = None, table: str | None = None) -> dict[str, list[str]]:
     """Return the rows of the tables of a page, as the `code` at the start of a row with the other cells.
 
-    table: the title of the first column of the only table to read.
+    - table: the title of the first column of the only table to read.
     """
     found: dict[str, list[str]] = {}
     title = ""

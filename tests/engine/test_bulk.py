@@ -25,7 +25,7 @@ NUMBER, SIZE = 300, 100
 class Renewals:
     """The renewals of a session. A test counts them, and may let them fail.
 
-    stuck: keys with documents that answer nothing.
+    - stuck: keys with documents that answer nothing.
     """
 
     def __init__(self, memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:

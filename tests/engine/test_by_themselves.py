@@ -387,7 +387,7 @@ def test_where_a_server_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
 class Cursor:
     """A cursor that finds nothing.
 
-    stays: whether it is alive after that.
+    - stays: whether it is alive after that.
     """
 
     def __init__(self, stays: bool) -> None:
@@ -401,9 +401,10 @@ class Cursor:
 class Capped:
     """A collection, and its database.
 
-    code: the error code of making it.
-    there: whether it exists.
-    alive: whether a cursor stays open. None if the server refuses a cursor."""
+    - code: the error code of making it.
+    - there: whether it exists.
+    - alive: whether a cursor stays open. None if the server refuses a cursor.
+    """
 
     name = "bells"
 
@@ -545,7 +546,7 @@ def in_transaction(lock: Any, matches: bool = True) -> Any:
 def play(calls: Generator[Any, Any, Any], **fails: BaseException | None) -> list[str]:
     """Make the calls of a transaction, and return their names and the raised error.
 
-    fails: the errors of the calls that fail.
+    - fails: the errors of the calls that fail.
     """
     made, outcome = list[str](), None
     try:
@@ -755,7 +756,8 @@ async def test_a_wait_outlasts_its_cancellations() -> None:
 class NoThreads:
     """A substitute for threads that makes calls only on demand.
 
-    ended: whether the threads refuse calls."""
+    - ended: whether the threads refuse calls.
+    """
 
     def __init__(self) -> None:
         self.calls, self.ended, self.priorities = list[Callable[[], object]](), False, set[int]()
@@ -825,7 +827,8 @@ def test_how_often_an_errand_is_tried(
 class Inbox(SimpleQueue[Any]):
     """A queue in which waiting moves a clock.
 
-    more: the calls that come in meanwhile, by time."""
+    - more: the calls that come in meanwhile, by time.
+    """
 
     def __init__(self, more: dict[float, Errand]) -> None:
         self.time, self.more, self.waited = 100.0, more, list[float]()

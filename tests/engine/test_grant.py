@@ -34,8 +34,8 @@ def make(now: Clock) -> Callable[..., Grant]:
     """Return a function that makes a grant. The grant was asked for at 100, with a lease of 30 seconds and a place of
     12.
 
-    until: the end of the grant, if it is held.
-    others: options of the acquisition.
+    - until: the end of the grant, if it is held.
+    - others: options of the acquisition.
     """
 
     def make(

@@ -32,7 +32,7 @@ from tests.support.waiting import eventually
 class Silent(MemoryStore):
     """A store that answers no step while it is *down*.
 
-    tries: the number of steps that came then.
+    - tries: the number of steps that came then.
     """
 
     down = False

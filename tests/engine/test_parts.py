@@ -37,9 +37,9 @@ TTL = procedures.TOMBSTONE_TTL / 1000
 class Bare:
     """A session in which nothing happens by itself.
 
-    calls: the calls handed to its threads.
-    takes: whether its threads accept calls.
-    looks: the times at which its heartbeat is due.
+    - calls: the calls handed to its threads.
+    - takes: whether its threads accept calls.
+    - looks: the times at which its heartbeat is due.
     """
 
     pid = os.getpid()
@@ -81,7 +81,7 @@ class Bare:
     ) -> Grant:
         """Return a registered grant, with a lease of 30 seconds and a place of 12.
 
-        until: the end of the grant, if it is held.
+        - until: the end of the grant, if it is held.
         """
         acquisition = Acquisition(
             key, name or key, Terms(**{"lease": 30, "margin": 1, "waiter_lease": 12, **terms}), "s"
@@ -836,7 +836,7 @@ async def test_who_is_running(monkeypatch: pytest.MonkeyPatch) -> None:
 class Inbox:
     """The inbox of a heartbeat.
 
-    timeouts: the timeouts of its reads.
+    - timeouts: the timeouts of its reads.
     """
 
     def __init__(self, *items: Any) -> None:

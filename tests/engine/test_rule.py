@@ -129,7 +129,7 @@ class Machine(RuleBasedStateMachine):
         The server carries out the step at a moment between two reads of its clock. The results of the Python rule at
         both reads are the bounds of every date and number. Everything else must be equal.
 
-        sent: whether the step reaches the document.
+        - sent: whether the step reaches the document.
         """
         before = self.document
         earliest, clock = now_and_election(self.place.server)

@@ -667,7 +667,7 @@ def test_what_is_told_of_a_wait(caplog: pytest.LogCaptureFixture) -> None:
 class Parts:
     """The part of a session that waits and commands use.
 
-    events: the calls made to it.
+    - events: the calls made to it.
     """
 
     id = "s"

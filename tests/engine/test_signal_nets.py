@@ -51,10 +51,10 @@ class Strikes:
     """A tracer that raises Struck in this thread at an event (a call or a line in the package), and at all events after
     it.
 
-    first: the number of the event, 0 for never.
-    single: whether to raise only at that event.
-    only: the names of the functions to strike, or None for all.
-    with_: the exception to raise instead of Struck, not caught at the end.
+    - first: the number of the event, 0 for never.
+    - single: whether to raise only at that event.
+    - only: the names of the functions to strike, or None for all.
+    - with_: the exception to raise instead of Struck, not caught at the end.
     """
 
     def __init__(

@@ -410,7 +410,7 @@ def test_whom_a_command_without_an_answer_has_granted_a_key_is_rung_for(store: M
 class Tower:
     """The bells of a collection. Each look at one is recorded.
 
-    there: whether cursors stay open in them.
+    - there: whether cursors stay open in them.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:

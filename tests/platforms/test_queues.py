@@ -66,7 +66,7 @@ def test_coming_back(redis: Redis, worker: str) -> None:
 def test_django_tasks(tmp_path: Path, later: bool) -> None:
     """Two workers of the database backend count under a lock.
 
-    later: whether a task that meets a held lock is retried.
+    - later: whether a task that meets a held lock is retried.
     """
     name = key()
     more = {
