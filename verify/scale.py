@@ -54,7 +54,7 @@ class Sent(monitoring.CommandListener):
 
 
 def new_session(uri: str) -> tuple[Session, Sent]:
-    """Return a session, and what counts its commands."""
+    """Return a session and the counter of its commands."""
     sent = Sent()
     return Session(MongoStore(StoreConfig({"host": uri, "event_listeners": [sent]}, DATABASE))), sent
 
@@ -105,7 +105,7 @@ async def waiters(uri: str, number: int = 3_000) -> None:
     sent.take()
     collection.drop()
     began, longest, back = time.monotonic(), 0.0, 0
-    # Nobody holds the locks any more: each waiter that asks again is granted its key.
+    # Nobody holds the locks any more, and each waiter that asks again is granted its key.
     while back < number and time.monotonic() < began + 45:
         asked = time.monotonic()
         async with new_lock(session, f"free{random.random()}", 10):

@@ -1,4 +1,4 @@
-"""How late things may be before the checker accuses: on a machine that others use too, and under virtual time."""
+"""The tolerances of the checker, on a machine that others use too, and under virtual time."""
 
 from dataclasses import dataclass
 

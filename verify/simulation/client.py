@@ -98,7 +98,8 @@ class SimStore:
                 how: dict[str, Any] = {"majority": False, "short": RELEASE_UNCONTENDED}
                 if not (yield from self._write(key, step, given, parsed, **how)):
                     left.add(key)
-            documents = self._servers.documents  # of several keys, those that an earlier copy has released are not left
+            # for several keys, those that an earlier copy has released are not left
+            documents = self._servers.documents
             return left if len(keys) == 1 else {key for key in left if is_held(documents.get(key, NOTHING), grants)}
 
         left: set[str] = self._send(work, timeout, once=True)
@@ -205,12 +206,15 @@ class SimStore:
     def close(self) -> None:
         self._closed = True
 
-    # On the way
+    # Commands on the way
 
     def _send(
         self, work: Callable[[Parsed], Work], timeout: float, key: str | None = None, *, once: bool = False
     ) -> Any:
-        """Have the server do the work; wait for its answer, at most so long. once: no copy of it arrives."""
+        """Have the server do the work, and wait for its answer, at most *timeout* seconds.
+
+        - once: whether no copy of it arrives.
+        """
         kernel, sender = self._kernel, self._kernel.current
         if self._closed:
             raise LockBackendFailed("the session was closed", key, passing=False)
@@ -294,7 +298,10 @@ class SimStore:
         reply: bool = False,
         short: Pipeline | None = None,
     ) -> Work:
-        """Write one document, and return its `Reply`, or whether it was written. short: see `Servers.apply`."""
+        """Write one document, and return its `Reply`, or whether it was written.
+
+        - short: see `Servers.apply`.
+        """
         servers, chance = self._servers, self._kernel.chance
         if chance.random() < self.link.held_up:
             yield chance.uniform(0.0, self.link.held_up_by)
@@ -310,4 +317,4 @@ class SimStore:
 
 
 class _NotPrimary:
-    """The answer of a member that is not the primary, or not the one that was meant."""
+    """The answer of a member that is not the primary, or not the intended one."""

@@ -19,7 +19,7 @@ from verify.simulation.world import World
 #: is set back.
 SKEW: Final = 8.0
 FAR_BACK: Final = 600.0
-#: A fault acts, yields the seconds that it lasts, and heals what it did.
+#: The steps of a fault. It acts, yields the seconds that it lasts, and heals the damage.
 Steps = Generator[float, None, None]
 
 
@@ -189,7 +189,7 @@ def kill(world: World, chance: random.Random) -> Steps:
 
 
 def close(world: World, chance: random.Random) -> Steps:
-    """Close the session of a process, whatever goes on in it. Another process takes its place."""
+    """Close the session of a process, whatever it does. Another process takes its place."""
     if (worker := _one(world, chance)) is not None:
         worker.close()
         start(world, worker.process.kind)
