@@ -84,7 +84,7 @@ def test_succeeding(do: Do, key: str) -> None:
 
 
 def until_let_in(do: Do, other: EditLock) -> None:
-    """Wait until *other* is let in. The belief of the former editor may overlap for a moment, and is not checked."""
+    """Wait until *other* is let in."""
     assert eventually(lambda: do(other, "take").held, 20)
 
 

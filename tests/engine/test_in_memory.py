@@ -49,8 +49,8 @@ class Silent(MemoryStore):
 def test_what_is_given_back_after_a_wait_has_a_moment(
     memory: Memory, monkeypatch: pytest.MonkeyPatch, keys: str
 ) -> None:
-    """P8: If the last key is refused, the first keys are released after a wait. A release without an answer goes on in
-    the background."""
+    """P8: If the last key is refused, one command of at most half a second releases the first keys. Without an answer,
+    they are released in the background."""
     theirs = memory.other("last").acquire()
     limits: list[float] = []
 
