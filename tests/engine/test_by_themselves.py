@@ -902,7 +902,7 @@ def test_an_errand_that_becomes_due_meanwhile(
 
 def test_errands_of_a_process_that_ends(errands: Any, threads: NoThreads, monkeypatch: pytest.MonkeyPatch) -> None:
     """P6: Without threads, the errands of a process that ends are not waited for. With threads, the process waits until
-    each was tried once."""
+    each was tried once, within a limit."""
     moment = [10.0]
 
     def sleep(seconds: float) -> None:

@@ -440,7 +440,7 @@ def test_a_release_says_if_there_is_a_minimum_hold(memory: Memory, hold: float, 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_release_of_several_keys_without_an_answer(memory: Memory, lost: str | None, early: bool) -> None:
     """P6: If the release of several keys gets no answer, the other keys are removed in the background, with their
-    minimum holds."""
+    minimum holds. The result says whether all keys were held."""
     lock = memory.lock("a", "b", "c", terms=replace(LONG, min_hold=600.0)).acquire()
     grants = own(lock).grants
     for grant in grants:
