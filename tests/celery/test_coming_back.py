@@ -253,7 +253,7 @@ def outcome(function: Any, sent: list[Any]) -> Any:
 
 @pytest.mark.parametrize("end", ["cold shutdown", "forced", "no document"])
 def test_no_proof(sent: list[Any], key: str, end: str) -> None:
-    """F230, F231: A run that is gone without a report of its worker does not count as ended. The second delivery runs."""
+    """F230, F231: A run that is gone without a report of its worker has not ended. The second delivery runs."""
     function: Any = mongo_locked(key, on_contention="retry")(ran)
     run = OtherRun(key, task, "the-id")
     run.state = "" if end == "cold shutdown" else states.SUCCESS
